@@ -1,0 +1,239 @@
+"""The site file, ``sms.yaml``, as typed values.
+
+Every field carries the words that ``sms config schema`` hands to editors. Strings that end up in
+a daemon's configuration are held to patterns without white space or control characters, so that
+no value can add a line of its own.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+"""A name of ours: lower case letters, digits and dashes."""
+
+HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*$")]
+
+Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
+"""A Linux interface name: 15 characters at most (IFNAMSIZ less its end)."""
+
+Mac = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}$")]
+
+NodeList = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$")]
+"""A Slurm host list expression, such as ``node[001-450]``."""
+
+Peer = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")]
+"""A host name or address, with a port where it is not the usual one."""
+
+Url = Annotated[str, StringConstraints(pattern=r"^(https?|file)://[^\s\"'\\]+$")]
+
+Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,1000}$")]
+
+
+class Section(BaseModel):
+    """A part of the site file: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AdminHost(Section):
+    """A machine that can carry the services container."""
+
+    name: HostName = Field(description="Its host name, as `hostname` prints it there.")
+    address: HostName = Field(description="Where SSH reaches it: an address or a name.")
+    user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = Field(
+        "root", description="The SSH user; one that is not root needs sudo without a password."
+    )
+    port: int = Field(22, ge=1, le=65535, description="The SSH port.")
+    key: Path | None = Field(None, description="The SSH private key; without it, the agent and the usual files.")
+
+
+class Network(Section):
+    """One of the two networks that the container joins."""
+
+    bridge: Interface = Field(description="The Linux bridge on every admin host.")
+    address: IPv4Interface = Field(description="The container's address, with its prefix: 10.0.0.1/16.")
+    mac: Mac = Field(description="The container's MAC address: it stays the same on every host.")
+    port: Interface | None = Field(
+        None,
+        description="The host's interface that `sms host prepare` puts into the bridge; one bridged already needs none.",
+    )
+
+
+class PublicNetwork(Network):
+    """The network towards the outside."""
+
+    gateway: IPv4Address = Field(description="The router towards the outside.")
+    probe: IPv4Address | None = Field(
+        None, description="The address that the NAT probe pings; the gateway when not given."
+    )
+
+
+class Networks(Section):
+    """The provisioning network (compute nodes) and the public one."""
+
+    provisioning: Network = Field(description="Where the compute nodes are (HPE Cray EX: the node management network).")
+    public: PublicNetwork = Field(description="Towards the outside (HPE Cray EX: the customer access network).")
+    dns: tuple[IPv4Address, ...] = Field((), max_length=3, description="Name servers for the container.")
+
+
+class ServicesFrom(Section):
+    """Services taken from a classification, with the site's own changes."""
+
+    classification: Path = Field(
+        alias="from",
+        description="A file that `sms classify --format yaml` (or json) wrote; its time-critical services are taken.",
+    )
+    also: tuple[Name, ...] = Field((), description="Services besides those.")
+    without: tuple[Name, ...] = Field((), description="Services of the classification to leave out.")
+
+
+class Base(Section):
+    """What the image is built from."""
+
+    os: Name = Field("debian-12", description="One of the bases under definitions/bases.")
+    mirrors: dict[Name, Url] = Field(
+        {},
+        description="Package mirrors by repository name; those not named are taken from this host's own package configuration.",
+    )
+
+
+class SlurmNode(Section):
+    """A NodeName line of slurm.conf."""
+
+    name: NodeList = Field(description="The nodes, as a Slurm host list: node[001-450].")
+    address: NodeList | None = Field(None, description="NodeAddr, where the names do not resolve: 10.0.1.[1-450].")
+    cpus: int = Field(1, ge=1, description="CPUs a node.")
+    memory_mb: int = Field(1, ge=1, description="Memory a node, in MiB (RealMemory).")
+    extra: Line | None = Field(None, description="More of the line: Feature=gpu Gres=gpu:4.")
+
+
+class SlurmPartition(Section):
+    """A PartitionName line of slurm.conf."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(description="Its name.")
+    nodes: NodeList = Field("ALL", description="Its nodes, as a Slurm host list.")
+    default: bool = Field(False, description="Jobs that name no partition come here.")
+    max_time: Annotated[str, StringConstraints(pattern=r"^(INFINITE|UNLIMITED|[0-9:-]{1,20})$")] = Field(
+        "INFINITE", description="The longest a job may run: 7-00:00:00."
+    )
+    extra: Line | None = Field(None, description="More of the line.")
+
+
+class Slurm(Section):
+    """What slurm.conf says of this cluster."""
+
+    nodes: tuple[SlurmNode, ...] = Field((), description="The compute nodes.")
+    partitions: tuple[SlurmPartition, ...] = Field((), description="The partitions.")
+    max_nodes: int = Field(1024, ge=1, le=65533, description="MaxNodeCount: room for nodes that come by themselves.")
+    extra: tuple[Line, ...] = Field((), description="More lines of slurm.conf; they come last and win.")
+
+
+class Accounts(Section):
+    """Users that the scheduler must know; uid and gid below 1000 are left to the image."""
+
+    passwd: Path | None = Field(None, description="A passwd file.")
+    group: Path | None = Field(None, description="A group file.")
+
+
+class Secrets(Section):
+    """Files that reach the container through its overlay only, mode 0600, never the image."""
+
+    munge_key: Path | None = Field(
+        None, description="The cluster's munge key; one is made on first start when not given."
+    )
+    shadow: Path | None = Field(None, description="A shadow file for the accounts.")
+    tls_ca: Path | None = Field(None, description="The CA that file synchronisation trusts.")
+    tls_cert: Path | None = Field(None, description="The container's own certificate.")
+    tls_key: Path | None = Field(None, description="The key of that certificate.")
+
+
+class FileSync(Section):
+    """Files pulled from the provisioning node."""
+
+    server: Url | None = Field(None, description="Where they are; without it the client waits quietly.")
+    interval_s: int = Field(300, ge=5, le=86400, description="Seconds between two looks.")
+
+
+class Mail(Section):
+    """Where mail of nodes and jobs goes."""
+
+    relay: Peer | None = Field(None, description="The site's mail server; without it mail stays in the container.")
+    domain: HostName | None = Field(None, description="The domain that local senders get.")
+    root: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+-]+(@[A-Za-z0-9.-]+)?$")] | None = Field(
+        None, description="Who reads the mail to root."
+    )
+
+
+class Signing(Section):
+    """Keys that images are signed with and held against."""
+
+    private_key: Path = Field(
+        Path("/etc/sms/keys/sign.pem"), description="PEM key that `sms build` signs with, mode 0600."
+    )
+    public_keys: tuple[Path, ...] = Field(
+        (Path("/etc/sms/keys/sign.pub"),), min_length=1, description="PEM keys of which one must have signed an image."
+    )
+    pgp_fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f]{40}$")] | None = Field(
+        None,
+        description="Sign with this PGP key too, and demand its signature (Apptainer's execution control list knows only PGP).",
+    )
+    pgp_keyring: Path | None = Field(None, description="Folder of Apptainer's PGP keyring.")
+
+
+class Overlay(Section):
+    """The writable part of the container: one ext3 file."""
+
+    size_mb: int = Field(2048, ge=64, le=1 << 24, description="Its size in MiB; it is sparse.")
+    directory: Path | None = Field(None, description="Where it lies; the state folder's overlays/ when not given.")
+
+
+class Retention(Section):
+    """How many snapshots are kept."""
+
+    last: int = Field(3, ge=1, description="The newest ones, whatever their age.")
+    hourly: int = Field(24, ge=0)
+    daily: int = Field(7, ge=0)
+    weekly: int = Field(4, ge=0)
+    monthly: int = Field(6, ge=0)
+
+
+DEFAULT_SERVICES: tuple[str, ...] = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
+
+
+class Site(Section):
+    """One cluster: all that `sms` needs to know of it."""
+
+    cluster: Name = Field(description="The cluster's name; Slurm's ClusterName as well.")
+    hostname: HostName = Field("sms-services", description="The container's host name.")
+    admin_hosts: tuple[AdminHost, ...] = Field(min_length=1, description="The machines that can carry the container.")
+    known_hosts: Path | None = Field(
+        None, description="SSH host keys of the admin hosts; the user's own file when not given."
+    )
+    networks: Networks = Field(description="The two networks that the container joins.")
+    services: tuple[Name, ...] | ServicesFrom = Field(
+        DEFAULT_SERVICES, description="Services by name, or taken from a classification."
+    )
+    base: Base = Field(Base(), description="What the image is built from.")
+    slurm: Slurm = Field(Slurm(), description="The cluster, as slurm.conf has it.")
+    ntp: tuple[Peer, ...] = Field((), description="Time servers that the container follows.")
+    syslog_forward: Peer | None = Field(None, description="A syslog server that gets all messages as well (TCP).")
+    mail: Mail = Field(Mail(), description="Where mail goes.")
+    filesync: FileSync = Field(FileSync(), description="Files pulled from the provisioning node.")
+    accounts: Accounts = Field(Accounts(), description="Users that the scheduler must know.")
+    secrets: Secrets = Field(Secrets(), description="Files that never reach an image.")
+    signing: Signing = Field(Signing(), description="Keys that images are signed with and held against.")
+    overlay: Overlay = Field(Overlay(), description="The writable part of the container.")
+    retention: Retention = Field(Retention(), description="How many snapshots are kept.")
+    state: Path = Field(
+        Path("/var/lib/sms"), description="Images, overlays, snapshots, leases, journal: all below here."
+    )
+
+    @property
+    def provisioning_network(self) -> IPv4Network:
+        """The network the compute nodes are in."""
+        return self.networks.provisioning.address.network

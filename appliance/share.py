@@ -1,0 +1,13 @@
+"""Finds definitions/, overlays/ and playbooks/, in a checkout and in an installed wheel alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def share(*parts: str) -> Path:
+    """The path of shipped data, such as ``share("definitions", "services")``."""
+    installed = _PACKAGE / "_share"
+    return (installed if installed.is_dir() else _PACKAGE.parent).joinpath(*parts)
