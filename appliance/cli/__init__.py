@@ -1,0 +1,104 @@
+"""The command line. One file a verb; each adds its own parser and imports its work when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from appliance import __version__
+from appliance.errors import SmsError
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "the site": ("init", "config", "key", "doctor", "host"),
+    "the image": ("build", "verify", "image"),
+    "the running appliance": ("start", "stop", "status", "logs", "exec", "shell"),
+    "trying it out": ("lab", "completion"),
+}
+"""Verbs in the order of the help; each is a module of this package."""
+
+DESCRIPTION = """\
+Take an HPC cluster's management node apart: what compute nodes need at every moment runs in a
+small, signed, read-only container; the rest can be switched off at will."""
+
+EPILOG = """\
+examples:
+  sms init --profile openhpc -o /etc/sms/sms.yaml   write a commented site file
+  sms config check                                  every problem in it, with its line
+  sms build                                         build, sign and verify the image
+  sms start --host host-a                           start it there and wait until it serves
+  sms status                                        ask every service in its own protocol
+  sms lab demo                                      all of it on this one machine
+
+exit status: 0 fine, 1 the work failed, 2 usage or configuration, 3 refused before anything was
+changed, 4 done but unhealthy, 5 rolled back"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors say where help is."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"{self.prog}: {message}\n  hint: {self.prog} --help\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole parser; also what completion and the man pages are made from."""
+    parser = Parser(
+        prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"sms {__version__}")
+    parser.add_argument(
+        "--site",
+        type=Path,
+        metavar="FILE",
+        help="the site file (default: $SMS_SITE, ./sms.yaml, /etc/sms/sms.yaml)",
+    )
+    parser.add_argument("--state", type=Path, metavar="DIR", help="where images, overlays and leases lie")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, errors and results only")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
+    for names in GROUPS.values():
+        for name in names:
+            importlib.import_module(f"appliance.cli.{name}_cmd").add(verbs)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; give its exit status."""
+    # A closed pipe (`sms logs | head`) ends the program quietly, as it does every other one.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if not arguments.verb:
+        parser.print_help()
+        return 2
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        status: int = arguments.run(arguments)
+    except SmsError as error:
+        if arguments.debug:
+            raise
+        _show(error)
+        return error.status
+    except KeyboardInterrupt:
+        sys.stderr.write("\nsms: interrupted; what was begun has been undone, or the next run goes on from here\n")
+        return 130
+    except OSError as error:
+        if arguments.debug:
+            raise
+        _show(SmsError(str(error)))
+        return 1
+    return status
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(error: SmsError) -> None:
+    sys.stderr.write(f"sms: {error.message}\n")
+    if error.hint:
+        sys.stderr.write(f"  hint: {error.hint}\n")

@@ -1,0 +1,56 @@
+"""How the work tells what it is doing, without knowing who listens.
+
+The verbs take a ``Progress``; the command line shows it with rich, tests and scripts pass
+``Silent()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Step(Protocol):
+    """A step under way."""
+
+    def detail(self, text: str) -> None:
+        """Say in a few words where the step is; the last one said stays."""
+
+    def moved(self, done: int, total: int) -> None:
+        """Say how many of how many bytes are done."""
+
+
+class Progress(Protocol):
+    """Where steps are announced."""
+
+    def step(self, text: str) -> StepContext:
+        """A step that lasts as long as the context; its failure is shown as one."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+
+class StepContext(Protocol):
+    """What ``Progress.step`` gives: enter it to begin."""
+
+    def __enter__(self) -> Step: ...
+
+    def __exit__(self, *error: object) -> bool | None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def detail(self, text: str) -> None:
+        pass
+
+    def moved(self, done: int, total: int) -> None:
+        pass
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[Step]:
+        yield self
+
+    def say(self, text: str) -> None:
+        pass
