@@ -7,7 +7,7 @@ The verbs take a ``Progress``; the command line shows it with rich, tests and sc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
@@ -24,19 +24,11 @@ class Step(Protocol):
 class Progress(Protocol):
     """Where steps are announced."""
 
-    def step(self, text: str) -> StepContext:
+    def step(self, text: str) -> AbstractContextManager[Step]:
         """A step that lasts as long as the context; its failure is shown as one."""
 
     def say(self, text: str) -> None:
         """A line that stays."""
-
-
-class StepContext(Protocol):
-    """What ``Progress.step`` gives: enter it to begin."""
-
-    def __enter__(self) -> Step: ...
-
-    def __exit__(self, *error: object) -> bool | None: ...
 
 
 class Silent:

@@ -60,7 +60,7 @@ class Network(Section):
     mac: Mac = Field(description="The container's MAC address: it stays the same on every host.")
     port: Interface | None = Field(
         None,
-        description="The host's interface that `sms host prepare` puts into the bridge; one bridged already needs none.",
+        description="The host's interface that `sms host prepare` puts into the bridge.",
     )
 
 
@@ -98,7 +98,7 @@ class Base(Section):
     os: Name = Field("debian-12", description="One of the bases under definitions/bases.")
     mirrors: dict[Name, Url] = Field(
         {},
-        description="Package mirrors by repository name; those not named are taken from this host's own package configuration.",
+        description="Package mirrors by repository name; the others are those of this host.",
     )
 
 
@@ -180,7 +180,7 @@ class Signing(Section):
     )
     pgp_fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f]{40}$")] | None = Field(
         None,
-        description="Sign with this PGP key too, and demand its signature (Apptainer's execution control list knows only PGP).",
+        description="Sign with this PGP key too, and demand its signature (the execution control list knows only PGP).",
     )
     pgp_keyring: Path | None = Field(None, description="Folder of Apptainer's PGP keyring.")
 
