@@ -1,0 +1,102 @@
+"""One service, described once: what ``definitions/services/<name>.yaml`` holds.
+
+Strings of ``run``, ``setup``, ``probe`` and ``files`` are Jinja2 templates over ``site`` and
+``service``; the plan renders them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+Port = Annotated[str, StringConstraints(pattern=r"^(tcp|udp|icmp)/([0-9]{1,5}|any)$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$")]
+Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
+PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
+
+
+class Section(BaseModel):
+    """A part of a service's description: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Probe(Section):
+    """How to ask the service, in its own protocol, whether it serves. Exactly one way."""
+
+    exec: tuple[tuple[str, ...], ...] | None = Field(
+        None, description="A pipeline of commands; every one must end with status 0."
+    )
+    expect: str | None = Field(None, description="A regular expression that the output of `exec` must hold.")
+    ntp: str | None = Field(None, description="Address asked for the time (RFC 5905, client mode).")
+    smtp: str | None = Field(None, description="Address whose port 25 must greet with 220 (RFC 5321).")
+    syslog: str | None = Field(None, description="Address that a line is sent to (UDP 514); it must come up in `file`.")
+    http: str | None = Field(None, description="http+unix:/path or http://address:port/path that must answer below 500.")
+    fresh: AbsolutePath | None = Field(None, description="A JSON file {state, detail, until}: fine until that time.")
+    file: AbsolutePath | None = Field(None, description="Where `syslog` looks.")
+    timeout_s: float = Field(5, gt=0, le=60, description="Seconds until no answer is a failure.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Probe:
+        ways = [self.exec, self.ntp, self.smtp, self.syslog, self.http, self.fresh]
+        if sum(way is not None for way in ways) != 1:
+            raise ValueError("give exactly one of exec, ntp, smtp, syslog, http, fresh")
+        if (self.syslog is None) != (self.file is None):
+            raise ValueError("syslog and file go together")
+        return self
+
+
+class SeedFile(Section):
+    """A file of a fresh overlay."""
+
+    path: AbsolutePath = Field(description="Where it lies in the container.")
+    template: str | None = Field(None, description="A template below overlays/.")
+    content: str | None = Field(None, description="The template itself, where it is short.")
+    owner: str = "root"
+    group: str = "root"
+    mode: Mode = "0644"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SeedFile:
+        if (self.template is None) == (self.content is None):
+            raise ValueError("give either template or content")
+        return self
+
+
+class Outage(Section):
+    """How long compute nodes live without the service."""
+
+    seconds: float = Field(ge=0, description="Seconds until nodes notice.")
+    why: str = Field(description="What happens then, and where that is written.")
+
+
+class Service(Section):
+    """A service of the management node."""
+
+    name: Name
+    summary: str = Field(description="What it is for, in one line.")
+    critical: bool = Field(description="Whether compute nodes need it at every moment.")
+    container: bool = Field(True, description="Whether the services container can carry it.")
+    default: bool = Field(False, description="Whether a starter site file has it.")
+    packages: dict[PackageSet, tuple[str, ...]] = Field({}, description="Packages by package set of the base.")
+    run: tuple[str, ...] = Field((), description="The foreground command.")
+    user: str = Field("root", description="Who runs it.")
+    setup: str = Field("", description="Shell, run as root before every start; must be idempotent.")
+    needs: tuple[Name, ...] = Field((), description="Services whose probe must pass before this one starts.")
+    after: tuple[Name, ...] = Field((), description="Services waited for only where the site has them.")
+    ports: tuple[Port, ...] = Field((), description="Where it listens.")
+    state: tuple[AbsolutePath, ...] = Field((), description="What it writes and must keep.")
+    sync: tuple[AbsolutePath, ...] = Field((), description="Files it takes from the provisioning node.")
+    files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
+    probe: Probe | None = None
+    outage: Outage
+    stop_signal: Literal["TERM", "INT", "QUIT"] = "TERM"
+    stop_wait_s: int = Field(30, ge=1, le=600, description="Seconds it may take to end.")
+
+    @model_validator(mode="after")
+    def _runnable(self) -> Service:
+        if self.container and not (self.run and self.probe):
+            raise ValueError("a service that the container carries needs run and probe")
+        return self

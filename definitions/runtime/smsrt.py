@@ -1,0 +1,161 @@
+"""What the programs inside the container share. Runs on the Python of every base (3.6 and later)."""
+
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import time
+
+SERVICES = "/etc/sms/services.json"
+NTP_DELTA = 2208988800  # seconds from 1900 to 1970 (RFC 5905, figure 4)
+
+
+def load():
+    """The services of this container by name, in starting order."""
+    with open(SERVICES) as stream:
+        return json.load(stream)["services"]
+
+
+def probe(name, service):
+    """Ask one service in its own protocol; gives {name, ok, detail, ms}."""
+    spec = service["probe"]
+    began = time.monotonic()
+    try:
+        detail = PROBES[spec["kind"]](spec)
+        ok = True
+    except Exception as error:  # whatever goes wrong is the answer
+        detail = str(error) or error.__class__.__name__
+        ok = False
+    return {"name": name, "ok": ok, "detail": detail, "ms": round((time.monotonic() - began) * 1000, 1)}
+
+
+def probe_exec(spec):
+    """Run a pipeline; its last line of output is the detail."""
+    deadline = time.monotonic() + spec["timeout_s"]
+    said = b""
+    for argv in spec["exec"]:
+        try:
+            done = subprocess.run(
+                argv,
+                input=said,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                timeout=max(0.1, deadline - time.monotonic()),
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError("%s: no answer within %g s" % (argv[0], spec["timeout_s"]))
+        if done.returncode:
+            words = (done.stderr or done.stdout).decode(errors="replace").split("\n")
+            words = [word.strip() for word in words if word.strip()]
+            raise RuntimeError("%s: %s" % (argv[0], words[-1] if words else "status %d" % done.returncode))
+        said = done.stdout
+    text = said.decode(errors="replace")
+    if not spec.get("expect"):
+        return "ok"
+    found = re.search(spec["expect"], text)
+    if not found:
+        raise RuntimeError("%s: unexpected answer: %s" % (argv[0], text.strip()[:120]))
+    return re.sub(r"\s+", " ", found.group(0))
+
+
+def probe_ntp(spec):
+    """Ask for the time as a client (mode 3) and check the answer (mode 4) to this very question."""
+    question = bytearray(48)
+    question[0] = (4 << 3) | 3
+    cookie = os.urandom(8)
+    question[40:48] = cookie
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(spec["timeout_s"])
+        sock.connect((spec["ntp"], 123))
+        sock.send(bytes(question))
+        answer = sock.recv(512)
+    if len(answer) < 48 or answer[0] & 7 != 4 or answer[24:32] != cookie:
+        raise RuntimeError("that was no answer to the question")
+    stratum = answer[1]
+    if not 1 <= stratum <= 15:
+        raise RuntimeError("not synchronised (stratum %d)" % stratum)
+    seconds, fraction = struct.unpack("!II", answer[40:48])
+    offset = seconds + fraction / 2.0**32 - NTP_DELTA - time.time()
+    return "stratum %d, offset %+.3f s" % (stratum, offset)
+
+
+def probe_smtp(spec):
+    """Read the greeting and say goodbye."""
+    with socket.create_connection((spec["smtp"], 25), spec["timeout_s"]) as sock:
+        greeting = sock.makefile("rb").readline(1000).decode(errors="replace").strip()
+        sock.sendall(b"QUIT\r\n")
+    if not greeting.startswith("220"):
+        raise RuntimeError("unexpected greeting: " + greeting[:120])
+    return greeting[:80]
+
+
+def probe_syslog(spec):
+    """Send a line with a word of its own and wait until it is in the file."""
+    word = "sms-probe-" + os.urandom(8).hex()
+    path = spec["file"]
+    deadline = time.monotonic() + spec["timeout_s"]
+    try:
+        offset = os.stat(path).st_size
+    except OSError:
+        offset = 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((spec["syslog"], 514))
+        sock.send(("<47>sms-probe: " + word).encode())
+        while time.monotonic() < deadline:
+            try:
+                with open(path, "rb") as stream:
+                    # Rotated meanwhile: look from the beginning.
+                    stream.seek(offset if os.fstat(stream.fileno()).st_size >= offset else 0)
+                    if word.encode() in stream.read():
+                        return "a line arrived"
+            except FileNotFoundError:
+                pass
+            time.sleep(0.02)
+            sock.send(b"")  # an ICMP refusal surfaces as an error here
+    raise RuntimeError("a line that was sent did not arrive in %s" % path)
+
+
+def probe_http(spec):
+    """GET; any answer below 500 says that the service is there."""
+    target = spec["http"]
+    if target.startswith("http+unix:"):
+        address, path = target[len("http+unix:"):].split(":", 1)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(spec["timeout_s"])
+        sock.connect(address)
+        host = "localhost"
+    else:
+        host, path = target[len("http://"):].split("/", 1)
+        path = "/" + path
+        name, _, port = host.partition(":")
+        sock = socket.create_connection((name, int(port or 80)), spec["timeout_s"])
+    with sock:
+        sock.sendall(("GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" % (path, host)).encode())
+        status = sock.makefile("rb").readline(1000).decode(errors="replace").strip()
+    found = re.match(r"HTTP/1\.[01] ([0-9]{3})", status)
+    if not found or int(found.group(1)) >= 500:
+        raise RuntimeError("unexpected answer: " + status[:120])
+    return status[:80]
+
+
+def probe_fresh(spec):
+    """The service says itself how it is, and until when that holds."""
+    with open(spec["fresh"]) as stream:
+        status = json.load(stream)
+    if time.time() > status["until"]:
+        raise RuntimeError("silent for %.0f s: %s" % (time.time() - status["until"], status["detail"]))
+    if status["state"] == "failed":
+        raise RuntimeError(status["detail"])
+    return status["detail"]
+
+
+PROBES = {
+    "exec": probe_exec,
+    "ntp": probe_ntp,
+    "smtp": probe_smtp,
+    "syslog": probe_syslog,
+    "http": probe_http,
+    "fresh": probe_fresh,
+}
