@@ -1,37 +1,62 @@
 """The site file, ``sms.yaml``, as typed values.
 
-Every field carries the words that ``sms config schema`` hands to editors. Strings that end up in
-a daemon's configuration are held to patterns without white space or control characters, so that
-no value can add a line of its own.
+Every field carries the words that ``sms config schema`` hands to editors and that a problem with
+it is explained in.
 """
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from collections.abc import Mapping
+from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-"""A name of ours: lower case letters, digits and dashes."""
+from appliance.config.types import (
+    Address,
+    AddressWithPrefix,
+    File,
+    HostName,
+    Interface,
+    Line,
+    Mac,
+    Name,
+    NodeList,
+    Peer,
+    Text,
+    Url,
+)
 
-HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*$")]
+SshUser = Annotated[
+    str, Text(r"[a-z_][a-z0-9_-]{0,31}", "a user name", "use lower case letters, digits, dashes and underscores")
+]
 
-Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
-"""A Linux interface name: 15 characters at most (IFNAMSIZ less its end)."""
+PartitionName = Annotated[
+    str, Text(r"[A-Za-z0-9_-]{1,64}", "a name of a partition", "use letters, digits, dashes and underscores")
+]
 
-Mac = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}$")]
+SlurmTime = Annotated[
+    str,
+    Text(
+        r"INFINITE|UNLIMITED|[0-9]{1,9}(:[0-9]{1,2}){0,2}|[0-9]{1,5}-[0-9]{1,2}(:[0-9]{1,2}){0,2}",
+        "a time as Slurm writes it",
+        "write it as 30 (minutes), 12:00:00, 7-00:00:00 or INFINITE",
+    ),
+]
 
-NodeList = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$")]
-"""A Slurm host list expression, such as ``node[001-450]``."""
+MailAddress = Annotated[
+    str, Text(r"[A-Za-z0-9._+-]+(@[A-Za-z0-9.-]+)?", "a mail address", "write it as operators@example.org")
+]
 
-Peer = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?$")]
-"""A host name or address, with a port where it is not the usual one."""
-
-Url = Annotated[str, StringConstraints(pattern=r"^(https?|file)://[^\s\"'\\]+$")]
-
-Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,1000}$")]
+Fingerprint = Annotated[
+    str,
+    Text(
+        r"[0-9A-Fa-f]{40}",
+        "the fingerprint of a PGP key",
+        "write its 40 hexadecimal digits without spaces, as `gpg --fingerprint` shows it",
+    ),
+]
 
 
 class Section(BaseModel):
@@ -39,24 +64,31 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, data: Any) -> Any:
+        """A key with nothing behind it (all its settings commented out) is as good as absent."""
+        if not isinstance(data, Mapping):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
 
 class AdminHost(Section):
     """A machine that can carry the services container."""
 
     name: HostName = Field(description="Its host name, as `hostname` prints it there.")
     address: HostName = Field(description="Where SSH reaches it: an address or a name.")
-    user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = Field(
-        "root", description="The SSH user; one that is not root needs sudo without a password."
-    )
+    user: SshUser = Field("root", description="The SSH user; one that is not root needs sudo without a password.")
     port: int = Field(22, ge=1, le=65535, description="The SSH port.")
-    key: Path | None = Field(None, description="The SSH private key; without it, the agent and the usual files.")
+    key: File | None = Field(None, description="The SSH private key; without it, the agent and the usual files.")
 
 
 class Network(Section):
     """One of the two networks that the container joins."""
 
     bridge: Interface = Field(description="The Linux bridge on every admin host.")
-    address: IPv4Interface = Field(description="The container's address, with its prefix: 10.0.0.1/16.")
+    address: AddressWithPrefix = Field(description="The container's address, with its prefix: 10.0.0.1/16.")
     mac: Mac = Field(description="The container's MAC address: it stays the same on every host.")
     port: Interface | None = Field(
         None,
@@ -67,10 +99,8 @@ class Network(Section):
 class PublicNetwork(Network):
     """The network towards the outside."""
 
-    gateway: IPv4Address = Field(description="The router towards the outside.")
-    probe: IPv4Address | None = Field(
-        None, description="The address that the NAT probe pings; the gateway when not given."
-    )
+    gateway: Address = Field(description="The router towards the outside.")
+    probe: Address | None = Field(None, description="The address that the NAT probe pings; the gateway when not given.")
 
 
 class Networks(Section):
@@ -78,13 +108,13 @@ class Networks(Section):
 
     provisioning: Network = Field(description="Where the compute nodes are (HPE Cray EX: the node management network).")
     public: PublicNetwork = Field(description="Towards the outside (HPE Cray EX: the customer access network).")
-    dns: tuple[IPv4Address, ...] = Field((), max_length=3, description="Name servers for the container.")
+    dns: tuple[Address, ...] = Field((), max_length=3, description="Name servers for the container.")
 
 
 class ServicesFrom(Section):
     """Services taken from a classification, with the site's own changes."""
 
-    classification: Path = Field(
+    classification: File = Field(
         alias="from",
         description="A file that `sms classify --format yaml` (or json) wrote; its time-critical services are taken.",
     )
@@ -115,12 +145,10 @@ class SlurmNode(Section):
 class SlurmPartition(Section):
     """A PartitionName line of slurm.conf."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(description="Its name.")
+    name: PartitionName = Field(description="Its name.")
     nodes: NodeList = Field("ALL", description="Its nodes, as a Slurm host list.")
     default: bool = Field(False, description="Jobs that name no partition come here.")
-    max_time: Annotated[str, StringConstraints(pattern=r"^(INFINITE|UNLIMITED|[0-9:-]{1,20})$")] = Field(
-        "INFINITE", description="The longest a job may run: 7-00:00:00."
-    )
+    max_time: SlurmTime = Field("INFINITE", description="The longest a job may run: 7-00:00:00.")
     extra: Line | None = Field(None, description="More of the line.")
 
 
@@ -136,20 +164,20 @@ class Slurm(Section):
 class Accounts(Section):
     """Users that the scheduler must know; uid and gid below 1000 are left to the image."""
 
-    passwd: Path | None = Field(None, description="A passwd file.")
-    group: Path | None = Field(None, description="A group file.")
+    passwd: File | None = Field(None, description="A passwd file.")
+    group: File | None = Field(None, description="A group file.")
 
 
 class Secrets(Section):
     """Files that reach the container through its overlay only, mode 0600, never the image."""
 
-    munge_key: Path | None = Field(
+    munge_key: File | None = Field(
         None, description="The cluster's munge key; one is made on first start when not given."
     )
-    shadow: Path | None = Field(None, description="A shadow file for the accounts.")
-    tls_ca: Path | None = Field(None, description="The CA that file synchronisation trusts.")
-    tls_cert: Path | None = Field(None, description="The container's own certificate.")
-    tls_key: Path | None = Field(None, description="The key of that certificate.")
+    shadow: File | None = Field(None, description="A shadow file for the accounts.")
+    tls_ca: File | None = Field(None, description="The CA that file synchronisation trusts.")
+    tls_cert: File | None = Field(None, description="The container's own certificate.")
+    tls_key: File | None = Field(None, description="The key of that certificate.")
 
 
 class FileSync(Section):
@@ -164,42 +192,40 @@ class Mail(Section):
 
     relay: Peer | None = Field(None, description="The site's mail server; without it mail stays in the container.")
     domain: HostName | None = Field(None, description="The domain that local senders get.")
-    root: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+-]+(@[A-Za-z0-9.-]+)?$")] | None = Field(
-        None, description="Who reads the mail to root."
-    )
+    root: MailAddress | None = Field(None, description="Who reads the mail to root.")
 
 
 class Signing(Section):
     """Keys that images are signed with and held against."""
 
-    private_key: Path = Field(
+    private_key: File = Field(
         Path("/etc/sms/keys/sign.pem"), description="PEM key that `sms build` signs with, mode 0600."
     )
-    public_keys: tuple[Path, ...] = Field(
+    public_keys: tuple[File, ...] = Field(
         (Path("/etc/sms/keys/sign.pub"),), min_length=1, description="PEM keys of which one must have signed an image."
     )
-    pgp_fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f]{40}$")] | None = Field(
+    pgp_fingerprint: Fingerprint | None = Field(
         None,
         description="Sign with this PGP key too, and demand its signature (the execution control list knows only PGP).",
     )
-    pgp_keyring: Path | None = Field(None, description="Folder of Apptainer's PGP keyring.")
+    pgp_keyring: File | None = Field(None, description="Folder of Apptainer's PGP keyring.")
 
 
 class Overlay(Section):
     """The writable part of the container: one ext3 file."""
 
     size_mb: int = Field(2048, ge=64, le=1 << 24, description="Its size in MiB; it is sparse.")
-    directory: Path | None = Field(None, description="Where it lies; the state folder's overlays/ when not given.")
+    directory: File | None = Field(None, description="Where it lies; the state folder's overlays/ when not given.")
 
 
 class Retention(Section):
     """How many snapshots are kept."""
 
     last: int = Field(3, ge=1, description="The newest ones, whatever their age.")
-    hourly: int = Field(24, ge=0)
-    daily: int = Field(7, ge=0)
-    weekly: int = Field(4, ge=0)
-    monthly: int = Field(6, ge=0)
+    hourly: int = Field(24, ge=0, description="One an hour, for so many hours.")
+    daily: int = Field(7, ge=0, description="One a day, for so many days.")
+    weekly: int = Field(4, ge=0, description="One a week, for so many weeks.")
+    monthly: int = Field(6, ge=0, description="One a month, for so many months.")
 
 
 DEFAULT_SERVICES: tuple[str, ...] = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
@@ -211,7 +237,7 @@ class Site(Section):
     cluster: Name = Field(description="The cluster's name; Slurm's ClusterName as well.")
     hostname: HostName = Field("sms-services", description="The container's host name.")
     admin_hosts: tuple[AdminHost, ...] = Field(min_length=1, description="The machines that can carry the container.")
-    known_hosts: Path | None = Field(
+    known_hosts: File | None = Field(
         None, description="SSH host keys of the admin hosts; the user's own file when not given."
     )
     networks: Networks = Field(description="The two networks that the container joins.")
@@ -229,9 +255,16 @@ class Site(Section):
     signing: Signing = Field(Signing(), description="Keys that images are signed with and held against.")
     overlay: Overlay = Field(Overlay(), description="The writable part of the container.")
     retention: Retention = Field(Retention(), description="How many snapshots are kept.")
-    state: Path = Field(
+    state: File = Field(
         Path("/var/lib/sms"), description="Images, overlays, snapshots, leases, journal: all below here."
     )
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """The services wanted; `load_site` has put names in the place of a classification."""
+        if isinstance(self.services, ServicesFrom):
+            raise TypeError("the classification has not been read yet: use flow.site.load_site")
+        return self.services
 
     @property
     def provisioning_network(self) -> IPv4Network:

@@ -1,0 +1,199 @@
+"""YAML with its line numbers, and without its traps.
+
+Reads the one document of a file into plain values and remembers the line of every place in it.
+Plain words mean what they look like: only ``true``, ``false``, ``null`` and decimal numbers are
+special. YAML 1.1 would read the MAC address 52:54:00:12:34:56 as a number, the host ``no`` as
+false and the mode 0600 as 384. Whatever a file holds, the outcome is a Document or a ConfigError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from appliance.errors import ConfigError, Problem
+
+Place = tuple[str | int, ...]
+"""Where a value is: ("admin_hosts", 0, "name")."""
+
+MAX_CHARACTERS = 1 << 20
+MAX_VALUES = 100_000
+MAX_DEPTH = 24
+MAX_PROBLEMS = 100
+
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})\.[0-9]{1,18}")
+_WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
+_NULLS = ("", "~", "null", "Null", "NULL")
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = frozenset(_TAG + kind for kind in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value"))
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file says, and on which line it says it."""
+
+    file: str
+    data: Any
+    lines: Mapping[Place, int]
+
+    def line(self, place: Place) -> int:
+        """The line of a place, or of the nearest thing around it that was written; 0 when none was."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 0)
+
+    def problem(self, place: Place, message: str, hint: str = "") -> Problem:
+        """A problem with what is at ``place``."""
+        return Problem(self.file, self.line(place), dotted(place), message, hint)
+
+
+def dotted(place: Place) -> str:
+    """A place as a person writes it: ``admin_hosts[0].name``."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + printable(part)
+    return text
+
+
+def printable(text: str, limit: int = 60) -> str:
+    """A short form of what a file holds that is safe to print on a terminal."""
+    short = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
+
+
+def read_document(text: str, file: str) -> Document:
+    """Read the YAML in ``text``; ``file`` is the name that problems carry."""
+    if len(text) > MAX_CHARACTERS:
+        raise _failed(file, 0, f"the file is larger than {MAX_CHARACTERS >> 20} MiB")
+    try:
+        root = yaml.compose(text.removeprefix("\ufeff"), Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _failed(file, mark.line + 1 if mark else 0, printable(what, 200), _syntax_hint(what)) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _failed(file, line, "a character that YAML does not allow", "remove it; is this a text file?") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, IndexError):
+        raise _failed(file, 0, "this is not YAML", "check the indent and the quotes") from None
+    reader = _Reader(file)
+    data = reader.value(root, ()) if root else None
+    if reader.problems:
+        raise ConfigError(problems=reader.problems[:MAX_PROBLEMS])
+    return Document(file, data, reader.lines)
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only, and stops early in documents nested too deep."""
+
+    depth = 0
+
+    # Counted here because PyYAML recurses here: a million brackets must not reach the stack's end.
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            mark = self.get_mark()
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels inside each other", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Reader:
+    """Turns composed nodes into values, noting lines and problems."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Place, int] = {}
+        self.problems: list[Problem] = []
+        self.seen = 0
+
+    def value(self, node: yaml.Node, place: Place, line: int = 0) -> Any:
+        """The value of a node, where ``line`` is that of its key."""
+        self.lines[place] = line or node.start_mark.line + 1
+        self.seen += 1
+        # Aliases are followed, so a small file can stand for a huge one or for itself.
+        if self.seen > MAX_VALUES or len(place) > MAX_DEPTH:
+            raise _failed(self.file, self.lines[place], "aliases make this document too large", "write it out instead")
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, place)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS:
+            return self._scalar(node, place)
+        self._complain(place, f"the tag {printable(node.tag)} is not understood", "remove the word that begins with !")
+        return None
+
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode) or not _encodable(key_node.value):
+                self._complain(place, "a key must be a word", "write it as `key: value`", line)
+                continue
+            key = key_node.value
+            if key == "<<" and key_node.style is None:
+                self._complain(place, "merge keys (<<) are not understood", "write the keys out", line)
+            elif key in found:
+                first = self.lines[(*place, key)]
+                self._complain(
+                    (*place, key), "the same key again", f"it is on line {first} already; keep one of the two", line
+                )
+            else:
+                found[key] = self.value(value_node, (*place, key), line)
+        return found
+
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
+        text: str = node.value
+        if not _encodable(text):
+            self._complain(place, "half a character (a lone surrogate)", "write the character itself")
+            return ""
+        if node.style is not None:
+            return text
+        if text in _NULLS:
+            return None
+        if text in _WORDS:
+            return _WORDS[text]
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        return float(text) if _FLOAT.fullmatch(text) else text
+
+    def _complain(self, place: Place, message: str, hint: str, line: int = 0) -> None:
+        self.problems.append(Problem(self.file, line or self.lines.get(place, 0), dotted(place), message, hint))
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _failed(file: str, line: int, message: str, hint: str = "") -> ConfigError:
+    return ConfigError(problems=[Problem(file, line, "", message, hint)])
+
+
+def _syntax_hint(what: str) -> str:
+    """What to do about a message of PyYAML's."""
+    hints = {
+        "'\\t'": "indent with spaces, not tabs",
+        "single document": "keep one document: remove the line ---",
+        "undefined alias": "a word that begins with * must be in quotes",
+        "mapping values are not allowed": "a value that holds a colon and a space must be in quotes; check the indent",
+        "expected <block end>": "lines of one level must begin in the same column",
+        "could not find expected ':'": "write it as `key: value`, with a space after the colon",
+        "quoted scalar": "a quote that was opened is not closed",
+        "levels inside": "nothing here needs so many",
+    }
+    return next(
+        (hint for sign, hint in hints.items() if sign in what), "check the indent and the quotes near this line"
+    )

@@ -1,0 +1,153 @@
+"""Kinds of values in the files that administrators write, each with words for what is wrong.
+
+Text that ends up in a daemon's configuration is held to patterns without white space or control
+characters, so that no value can add a line of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+def wrong(what: str, hint: str) -> PydanticCustomError:
+    """An error of ours: ``what`` follows the value, as in "10.0.0.0/33 is not an address"."""
+    return PydanticCustomError("worded", "{what}", {"what": what, "hint": hint})
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text held to a pattern: a wrong value "is not ``what``", and ``hint`` says what is."""
+
+    pattern: str
+    what: str
+    hint: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            self._check, core_schema.str_schema(pattern=f"^({self.pattern})$")
+        )
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, str) and not re.fullmatch(self.pattern, value):
+            raise wrong(f"is not {self.what}", self.hint)
+        return value
+
+
+Name = Annotated[
+    str, Text(r"[a-z][a-z0-9-]{0,30}", "a name", "use 1 to 31 lower case letters, digits and dashes, a letter first")
+]
+"""A name of ours: lower case letters, digits and dashes."""
+
+HostName = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63}){0,16}",
+        "a host name or IPv4 address",
+        "use letters, digits, dashes and dots, such as admin-1 or 10.0.0.11",
+    ),
+]
+
+Interface = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9_.-]{1,15}",
+        "a name of a network interface",
+        "Linux allows 15 letters, digits, dashes, dots and underscores, such as br-prov",
+    ),
+]
+"""A Linux interface name: 15 characters at most (IFNAMSIZ less its end)."""
+
+Mac = Annotated[
+    str,
+    Text(
+        r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}",
+        "a MAC address",
+        "write six pairs of hexadecimal digits with colons, such as 02:00:0a:4d:00:01",
+    ),
+]
+
+NodeList = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9_.,\[\]-]{1,4000}",
+        "a Slurm host list",
+        "write names with ranges in brackets and without spaces, such as node[001-450],login1",
+    ),
+]
+"""A Slurm host list expression, such as ``node[001-450]``."""
+
+Peer = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?",
+        "a host name or address, with or without a port",
+        "write it as mail.example.org or 192.0.2.25:25",
+    ),
+]
+"""A host name or address, with a port where it is not the usual one."""
+
+Url = Annotated[
+    str,
+    Text(
+        r"(https?|file)://[^\s\"'\\]+",
+        "a URL of http, https or file",
+        "begin with http://, https:// or file:///, without spaces, quotes and backslashes",
+    ),
+]
+
+Line = Annotated[
+    str, Text(r"[^\x00-\x1f\x7f]{1,1000}", "one line of text", "use at most 1000 characters, no tabs, no line breaks")
+]
+
+
+def _address(value: Any) -> Any:
+    # IPv4Address takes a number as well; a person who writes 10 never means 0.0.0.10.
+    if not isinstance(value, IPv4Address):
+        try:
+            return IPv4Address(value if isinstance(value, str) else "")
+        except ValueError:
+            raise wrong("is not an IPv4 address", "write four numbers from 0 to 255, such as 10.0.0.1") from None
+    return value
+
+
+def _interface(value: Any) -> Any:
+    if isinstance(value, IPv4Interface):
+        return value
+    address, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
+    try:
+        found = IPv4Address(address)
+    except ValueError:
+        raise wrong("is not an address with prefix", "write it such as 10.0.0.1/16") from None
+    # Without a prefix Python takes 32, with which the container would reach nobody.
+    if not slash:
+        raise wrong("is an address without its prefix", f"add the prefix of the network, such as {found}/24")
+    if not re.fullmatch(r"0|[1-9][0-9]?", prefix) or int(prefix) > 32:
+        example = f"{found + 1 if found == IPv4Address('10.0.0.0') else found}/16"
+        raise wrong("is not an address with prefix", f"use a prefix of 32 or less, such as {example}")
+    return IPv4Interface(value)
+
+
+def _file(value: Path, info: ValidationInfo) -> Path:
+    text = str(value)
+    if text == "." or not text.isprintable():
+        raise wrong("is not a path", "write a path without control characters")
+    try:
+        value = value.expanduser()
+    except RuntimeError:
+        raise wrong("is in the home of an unknown user", "write the whole path") from None
+    folder = (info.context or {}).get("folder")
+    return Path(folder) / value if folder else value
+
+
+Address = Annotated[IPv4Address, BeforeValidator(_address)]
+AddressWithPrefix = Annotated[IPv4Interface, BeforeValidator(_interface)]
+
+File = Annotated[Path, AfterValidator(_file)]
+"""A path; a relative one starts at the folder of the file that names it."""
