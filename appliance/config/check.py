@@ -1,0 +1,151 @@
+"""Rules of the site file that concern more than one value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Interface
+
+from appliance.config.check_slurm import Finding, check_slurm
+from appliance.config.document import Document, Place
+from appliance.config.model import PublicNetwork, ServicesFrom, Site
+from appliance.config.wording import nearest
+from appliance.errors import Problem
+
+
+def check_site(site: Site, document: Document, *, services: Collection[str], bases: Collection[str]) -> list[Problem]:
+    """Every rule that the site breaks; ``services`` and ``bases`` are the names that exist."""
+    findings = [
+        *_networks(site),
+        *_gateway(site.networks.public),
+        *_macs(site),
+        *_admin_hosts(site),
+        *_services(site, services),
+        *_base(site, bases),
+        *check_slurm(site),
+    ]
+    problems = [document.problem(found.place, found.message, found.hint) for found in findings]
+    return sorted(problems, key=lambda problem: problem.line)
+
+
+def _networks(site: Site) -> Iterator[Finding]:
+    both = {"provisioning": site.networks.provisioning, "public": site.networks.public}
+    for name, network in both.items():
+        if words := _unusable(network.address):
+            yield Finding(("networks", name, "address"), *words)
+    provisioning, public = both.values()
+    if provisioning.address.network.overlaps(public.address.network):
+        yield Finding(
+            ("networks", "public", "address"),
+            f"{public.address.network} overlaps the provisioning network {provisioning.address.network}",
+            "the two networks need address ranges of their own; is a prefix too short?",
+        )
+    if provisioning.bridge == public.bridge:
+        yield Finding(
+            ("networks", "public", "bridge"),
+            f"{public.bridge} is the bridge of the provisioning network already",
+            "the container joins two bridges; give each network its own, such as br-prov and br-pub",
+        )
+    if provisioning.port and provisioning.port == public.port:
+        yield Finding(
+            ("networks", "public", "port"),
+            f"{public.port} is the port of the provisioning network already",
+            "an interface can be in one bridge only; a VLAN interface such as eth0.20 can be the second",
+        )
+
+
+def _unusable(interface: IPv4Interface) -> tuple[str, str] | None:
+    """Why a container cannot have this address."""
+    address, network = interface.ip, interface.network
+    if address.is_multicast or address.is_loopback or address.is_unspecified or int(address) >= 0xF0000000:
+        return f"{address} is not an address that a machine can have", "use one of the network's own addresses"
+    if network.prefixlen > 30:
+        return f"{network} has no room for others", "use the prefix of the whole network, 30 or less"
+    if address == network.network_address:
+        return f"{address} is the address of the network {network} itself", f"use another, such as {address + 1}"
+    if address == network.broadcast_address:
+        return f"{address} is the broadcast address of {network}", f"use another, such as {address - 1}"
+    return None
+
+
+def _gateway(public: PublicNetwork) -> Iterator[Finding]:
+    place: Place = ("networks", "public", "gateway")
+    gateway, network = public.gateway, public.address.network
+    if gateway == public.address.ip:
+        yield Finding(
+            place, f"{gateway} is the container's own address", "name the router that leads from there to the outside"
+        )
+    elif gateway not in network:
+        yield Finding(
+            place,
+            f"{gateway} is not in the public network {network}",
+            "the container must reach it directly; is the prefix of networks.public.address right?",
+        )
+    elif network.prefixlen < 31 and gateway in (network.network_address, network.broadcast_address):
+        yield Finding(
+            place, f"{gateway} is the network or broadcast address of {network}", "name the address of the router"
+        )
+    if public.probe == public.address.ip:
+        yield Finding(
+            ("networks", "public", "probe"),
+            f"{public.probe} is the container's own address",
+            "name an address outside; only an answer from there shows that NAT works",
+        )
+
+
+def _macs(site: Site) -> Iterator[Finding]:
+    both = {"provisioning": site.networks.provisioning.mac, "public": site.networks.public.mac}
+    for name, mac in both.items():
+        place: Place = ("networks", name, "mac")
+        if not int(mac.replace(":", ""), 16):
+            yield Finding(place, f"{mac} is all zeros", "use one such as 02:00:0a:4d:00:01; 02 marks it as yours")
+        elif int(mac[:2], 16) & 1:
+            first = f"{int(mac[:2], 16) & 0xFE | 2:02x}"
+            yield Finding(place, f"{mac} is a multicast address", f"the first pair must be even, such as {first}")
+    if both["provisioning"].lower() == both["public"].lower():
+        yield Finding(
+            ("networks", "public", "mac"),
+            f"{both['public']} is used twice",
+            "each network needs a MAC address of its own",
+        )
+
+
+def _admin_hosts(site: Site) -> Iterator[Finding]:
+    names: set[str] = set()
+    ends: set[tuple[str, int]] = set()
+    own = {str(network.address.ip) for network in (site.networks.provisioning, site.networks.public)}
+    for index, host in enumerate(site.admin_hosts):
+        place: Place = ("admin_hosts", index)
+        if host.name in names:
+            yield Finding((*place, "name"), f"{host.name} is there twice", "every admin host needs a name of its own")
+        if host.name == site.hostname:
+            yield Finding((*place, "name"), f"{host.name} is the container's host name too", "change `hostname`")
+        if (host.address, host.port) in ends:
+            yield Finding((*place, "address"), f"{host.address} is there twice", "every admin host needs its own")
+        if host.address in own:
+            yield Finding(
+                (*place, "address"),
+                f"{host.address} is the container's address",
+                "the container moves between hosts: it needs an address that no host has",
+            )
+        names.add(host.name)
+        ends.add((host.address, host.port))
+
+
+def _services(site: Site, known: Collection[str]) -> Iterator[Finding]:
+    place: Place = ("services",)
+    if isinstance(site.services, ServicesFrom):
+        place, names = ("services", "also"), site.services.also
+    else:
+        names = site.services
+        if not names:
+            yield Finding(place, "names no service", f"take some of: {', '.join(sorted(known))}")
+    for index, name in enumerate(names):
+        if name not in known:
+            yield Finding((*place, index), f"{name} is not in the catalogue", nearest(name, known))
+        elif name in names[:index]:
+            yield Finding((*place, index), f"{name} is there twice", "remove one of the two")
+
+
+def _base(site: Site, known: Collection[str]) -> Iterator[Finding]:
+    if site.base.os not in known:
+        yield Finding(("base", "os"), f"{site.base.os} is not a base", nearest(site.base.os, known))

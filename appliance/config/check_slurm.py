@@ -1,0 +1,176 @@
+"""Rules of the site file's ``slurm`` part."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+
+from appliance.config.document import Place
+from appliance.config.hostlist import MAX_HOSTS, HostListError, expand
+from appliance.config.model import Site, SlurmNode
+from appliance.config.wording import nearest
+
+OWNED: dict[str, str] = {
+    "ClusterName": "it is the site's `cluster`",
+    "SlurmctldHost": "it is the site's `hostname`",
+    "ControlMachine": "it is the site's `hostname`",
+    "ControlAddr": "it is the address in networks.provisioning",
+    "AuthType": "nodes and container trust each other through munge",
+    "StateSaveLocation": "the state must lie in the overlay, where migration and snapshots find it",
+}
+"""Settings of slurm.conf that the appliance writes itself, and why a site cannot."""
+
+_SETTING = re.compile(r"(?:^|\s)([A-Za-z]+)\s*=\s*(\S*)")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that is broken at a place, before its line is known."""
+
+    place: Place
+    message: str
+    hint: str
+
+
+@dataclass
+class _Nodes:
+    """The nodes of the site, gathered while they are checked."""
+
+    names: set[str] = field(default_factory=set)
+    addresses: set[str] = field(default_factory=set)
+
+
+def check_slurm(site: Site, wanted: Collection[str]) -> Iterator[Finding]:
+    """Every rule that nodes, partitions and extra lines break; ``wanted`` are the services."""
+    nodes = _Nodes()
+    for index, entry in enumerate(site.slurm.nodes):
+        yield from _node(site, entry, ("slurm", "nodes", index), nodes)
+        if len(nodes.names) > MAX_HOSTS:
+            yield Finding(("slurm", "nodes", index), f"these are more than {MAX_HOSTS} nodes", "Slurm takes no more")
+            return
+    yield from _extra(site, nodes)
+    yield from _partitions(site, nodes)
+    if len(nodes.names) > site.slurm.max_nodes:
+        yield Finding(
+            ("slurm", "max_nodes"),
+            f"{site.slurm.max_nodes} is less than the {len(nodes.names)} nodes named",
+            f"use {len(nodes.names)} or more; slurmctld does not start otherwise",
+        )
+    if "slurmctld" in wanted:
+        yield from _scheduler(site, nodes)
+
+
+def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator[Finding]:
+    try:
+        names = expand(entry.name)
+    except HostListError as error:
+        yield Finding((*place, "name"), f"{entry.name} {error}", "write it as node[001-450]")
+        return
+    if again := next((name for name in names if name in nodes.names), "") or _repeated(names):
+        yield Finding((*place, "name"), f"{again} is there twice", "name every node once")
+    nodes.names.update(names)
+    if entry.address is None:
+        return
+    try:
+        addresses = expand(entry.address)
+    except HostListError as error:
+        yield Finding((*place, "address"), f"{entry.address} {error}", "write it as 10.0.1.[1-450]")
+        return
+    if len(addresses) != len(names):
+        yield Finding(
+            (*place, "address"),
+            f"stands for {len(addresses)} addresses, but {entry.name} for {len(names)} names",
+            "names and addresses belong together one by one",
+        )
+    if again := next((each for each in addresses if each in nodes.addresses), "") or _repeated(addresses):
+        yield Finding((*place, "address"), f"{again} is there twice", "every node needs an address of its own")
+    nodes.addresses.update(addresses)
+    # One wrong range makes hundreds of wrong addresses: the first is enough to mend it.
+    if words := next(filter(None, (_unusable(site, each) for each in addresses)), None):
+        yield Finding((*place, "address"), *words)
+
+
+def _unusable(site: Site, text: str) -> tuple[str, str] | None:
+    """Why a node cannot have this address; names are taken as they are."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+){3}", text):
+        return None
+    try:
+        address = IPv4Address(text)
+    except ValueError:
+        return f"{text} is not an IPv4 address", "each of its four numbers is 255 at most, without leading zeros"
+    network = site.provisioning_network
+    if address not in network:
+        return f"{text} is not in the provisioning network {network}", "is the prefix of the network right?"
+    if address == site.networks.provisioning.address.ip:
+        return f"{text} is the container's address", "leave it out of the range"
+    if address in (network.network_address, network.broadcast_address):
+        return f"{text} is the network or broadcast address of {network}", "leave it out of the range"
+    return None
+
+
+def _partitions(site: Site, nodes: _Nodes) -> Iterator[Finding]:
+    names: set[str] = set()
+    default = ""
+    for index, partition in enumerate(site.slurm.partitions):
+        place: Place = ("slurm", "partitions", index)
+        if partition.name in names:
+            yield Finding((*place, "name"), f"{partition.name} is there twice", "name every partition once")
+        names.add(partition.name)
+        if partition.default and default:
+            yield Finding((*place, "default"), f"{default} is the default already", "one partition can be the default")
+        if partition.default:
+            default = partition.name
+        if partition.nodes == "ALL":
+            continue
+        try:
+            unknown = [name for name in expand(partition.nodes) if name not in nodes.names]
+        except HostListError as error:
+            yield Finding((*place, "nodes"), f"{partition.nodes} {error}", "write it as node[001-450], or ALL")
+            continue
+        if unknown:
+            more = f" and {len(unknown) - 1} more are" if len(unknown) > 1 else " is"
+            yield Finding((*place, "nodes"), f"{unknown[0]}{more} not among slurm.nodes", _hint(unknown[0], nodes))
+
+
+def _hint(name: str, nodes: _Nodes) -> str:
+    if len(nodes.names) > 20:
+        return "the names must be those of slurm.nodes, with the same number of digits"
+    return nearest(name, nodes.names) if nodes.names else "describe the nodes under slurm.nodes"
+
+
+def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
+    owned = {key.lower(): (key, why) for key, why in OWNED.items()}
+    for index, line in enumerate(site.slurm.extra):
+        for key, value in _SETTING.findall(line.partition("#")[0]):
+            if key.lower() in owned:
+                name, why = owned[key.lower()]
+                yield Finding(("slurm", "extra", index), f"{name} is not the site's to set", f"remove it: {why}")
+            # Partitions may name what these lines define.
+            if key.lower() in ("nodename", "nodeset"):
+                try:
+                    nodes.names.update(expand(value))
+                except HostListError as error:
+                    yield Finding(("slurm", "extra", index), f"{value[:60]} {error}", "write it as node[001-450]")
+
+
+def _scheduler(site: Site, nodes: _Nodes) -> Iterator[Finding]:
+    if not nodes.names:
+        yield Finding(
+            ("slurm", "nodes"),
+            "slurmctld is wanted, but no compute node is named",
+            "describe them, such as `nodes: [{name: 'node[001-450]', cpus: 32}]`, or take slurmctld from `services`",
+        )
+    if not site.slurm.partitions:
+        yield Finding(
+            ("slurm", "partitions"),
+            "slurmctld is wanted, but there is no partition",
+            "add one, such as `partitions: [{name: batch, default: true}]`",
+        )
+
+
+def _repeated(names: list[str]) -> str:
+    """The first name that is there more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), "")
