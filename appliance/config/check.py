@@ -12,8 +12,21 @@ from appliance.config.wording import nearest
 from appliance.errors import Problem
 
 
-def check_site(site: Site, document: Document, *, services: Collection[str], bases: Collection[str]) -> list[Problem]:
-    """Every rule that the site breaks; ``services`` and ``bases`` are the names that exist."""
+def check_site(
+    site: Site,
+    document: Document,
+    *,
+    services: Collection[str],
+    bases: Collection[str],
+    wanted: Collection[str] = (),
+) -> list[Problem]:
+    """Every rule that the site breaks.
+
+    ``services`` and ``bases`` are the names that exist; ``wanted`` are the services that the site's
+    classification stands for, where it has one.
+    """
+    if not isinstance(site.services, ServicesFrom):
+        wanted = site.services
     findings = [
         *_networks(site),
         *_gateway(site.networks.public),
@@ -21,7 +34,7 @@ def check_site(site: Site, document: Document, *, services: Collection[str], bas
         *_admin_hosts(site),
         *_services(site, services),
         *_base(site, bases),
-        *check_slurm(site),
+        *check_slurm(site, wanted),
     ]
     problems = [document.problem(found.place, found.message, found.hint) for found in findings]
     return sorted(problems, key=lambda problem: problem.line)

@@ -156,7 +156,7 @@ class Slurm(Section):
     """What slurm.conf says of this cluster."""
 
     nodes: tuple[SlurmNode, ...] = Field((), description="The compute nodes.")
-    partitions: tuple[SlurmPartition, ...] = Field((), description="The partitions.")
+    partitions: tuple[SlurmPartition, ...] = Field((), max_length=1000, description="The partitions.")
     max_nodes: int = Field(1024, ge=1, le=65533, description="MaxNodeCount: room for nodes that come by themselves.")
     extra: tuple[Line, ...] = Field((), description="More lines of slurm.conf; they come last and win.")
 
