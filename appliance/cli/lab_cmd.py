@@ -1,0 +1,95 @@
+"""`sms lab`: a cluster on this machine, to try the product on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from appliance.cli import screen
+
+
+def add(verbs: Any) -> None:
+    """Add the verb and its own verbs."""
+    lab = verbs.add_parser(
+        "lab",
+        help="a cluster on this machine, out of namespaces",
+        description="Two admin hosts, compute nodes with real daemons, and an outside world, on this one machine.",
+    )
+    parts = lab.add_subparsers(dest="part", metavar="PART", required=True)
+    _add_up(parts)
+    _add_status(parts)
+    _add_exec(parts)
+    _add_down(parts)
+
+
+def _part(parts: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text)
+    parser.add_argument("--name", default="lab", help="which lab (default: %(default)s)")
+    return parser
+
+
+def _add_up(parts: Any) -> None:
+    parser = _part(parts, "up", "make the lab; one that is up and the same stays as it is")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.set_defaults(run=_up)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from appliance.flow import lab
+
+    made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet))
+    if not arguments.quiet:
+        screen.err.print(f"lab {arguments.name} is up" if made else f"lab {arguments.name} is up already")
+    return 0
+
+
+def _add_status(parts: Any) -> None:
+    parser = _part(parts, "status", "every host of the lab and what does not answer; exit status 4 if anything")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=_status)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from appliance.flow import lab
+
+    states = lab.lab_status(arguments.name)
+    if arguments.json:
+        screen.print_json({"name": arguments.name, "hosts": [asdict(state) for state in states]})
+    else:
+        table = Table("host", "kind", "provisioning", "public", "pid", "state", box=None)
+        for state in states:
+            health = f"[red]not ready: {state.failing}[/]" if state.failing else "[green]ready[/]"
+            networks = [state.addresses.get(network, "") for network in ("provisioning", "public")]
+            table.add_row(state.name, state.kind, *networks, str(state.pid), health)
+        screen.out.print(table)
+    return 4 if any(state.failing for state in states) else 0
+
+
+def _add_exec(parts: Any) -> None:
+    parser = _part(parts, "exec", "run a command on a host; without one, a shell")
+    parser.add_argument("host", metavar="HOST")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command and its arguments")
+    parser.set_defaults(run=_exec)
+
+
+def _exec(arguments: argparse.Namespace) -> int:
+    from appliance.flow import lab
+
+    command: list[str] = arguments.command
+    return lab.lab_exec(arguments.name, arguments.host, command[1:] if command[:1] == ["--"] else command)
+
+
+def _add_down(parts: Any) -> None:
+    parser = _part(parts, "down", "remove the lab; what its admin hosts keep on disk stays")
+    parser.add_argument("--all", action="store_true", help="that too, and the cached root of the compute nodes")
+    parser.set_defaults(run=_down)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from appliance.flow import lab
+
+    lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
+    return 0

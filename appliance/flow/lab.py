@@ -1,0 +1,48 @@
+"""`sms lab`: the one-machine cluster, made, asked and removed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from appliance import lab
+from appliance.progress import Progress
+
+
+@dataclass(frozen=True)
+class HostState:
+    """A lab host as it is now; ``failing`` names the daemons that do not answer."""
+
+    name: str
+    kind: str
+    pid: int
+    addresses: dict[str, str]
+    failing: str
+
+
+def lab_up(name: str, nodes: int, progress: Progress) -> bool:
+    """Make the lab; say whether anything had to be done."""
+    return lab.up(name, nodes, progress)
+
+
+def lab_down(name: str, everything: bool, progress: Progress) -> None:
+    """Remove the lab, and with ``everything`` what it keeps on disk."""
+    with progress.step(f"Taking lab {name} down"):
+        lab.down(name, everything)
+
+
+def lab_status(name: str) -> list[HostState]:
+    """Every host of the lab."""
+    opened = lab.Lab.open(name)
+    hosts = opened.layout.hosts
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        failing = pool.map(opened.failing, [host.name for host in hosts])
+        return [
+            HostState(host.name, host.kind, opened.host(host.name).pid, host.addresses, missing)
+            for host, missing in zip(hosts, failing, strict=True)
+        ]
+
+
+def lab_exec(name: str, host: str, command: list[str]) -> int:
+    """Run a command on a host with the caller's terminal; give its exit status."""
+    return lab.Lab.open(name).host(host).interact(*(command or ["bash", "-l"]))

@@ -1,0 +1,95 @@
+"""What is known of a lab that is up or being made, and who may change it.
+
+Every name a lab uses follows from its own name and its number of nodes. So one record, written
+before the first of them is used, is enough to find all of it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from appliance.errors import Refused
+from appliance.host.base import CommandError
+from appliance.host.local import Local
+from appliance.lab.layout import LOCKS, RUNNING, Layout
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A lab: ``pids`` (each host's first process) is empty until all of it stands."""
+
+    name: str
+    nodes: int
+    digest: str = ""
+    pids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """What there is by these names."""
+        return Layout(self.name, self.nodes)
+
+    def write(self) -> None:
+        """To disk, before what it says is begun."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        Local().write(str(_path(self.name)), text.encode())
+
+
+def _path(name: str) -> Path:
+    return RUNNING / name / "journal.json"
+
+
+def read_journal(name: str) -> Journal | None:
+    """The lab's record, or None where there is no lab of this name."""
+    data = Local().read(str(_path(name)))
+    return Journal(**json.loads(data)) if data else None
+
+
+def busy(name: str) -> Local:
+    """This machine, for commands that make or end a part of the lab.
+
+    Each holds a shared lock while it runs. It outlives a killed `sms`, and `wait_idle` waits for
+    it: what such a command was about to make must not appear behind the back of `down`.
+    """
+    return Local(prefix=("flock", "--shared", "--close", str(LOCKS / f"sms-lab-{name}.busy")))
+
+
+def wait_idle(name: str) -> None:
+    """Wait until no command of an earlier run is under way."""
+    Local().run("flock", "--wait", "30", "--exclusive", str(LOCKS / f"sms-lab-{name}.busy"), "true")
+
+
+@contextmanager
+def changing(name: str) -> Iterator[None]:
+    """Be the only one who changes this lab.
+
+    Raises:
+        Refused: another run is at it.
+    """
+    try:
+        with Local().lock(str(LOCKS / f"sms-lab-{name}.lock")):
+            yield
+    except CommandError as error:
+        if error.result.status != 75:
+            raise
+        raise Refused(f"another run is changing lab {name}", hint="wait until it has ended") from None
+
+
+def alive(journal: Journal) -> bool:
+    """Whether every host's first process runs, and is that host's: it is in its namespace."""
+    layout = journal.layout
+    hosts = {host.name for host in layout.hosts}
+    return hosts == set(journal.pids) and all(
+        _same_namespace(f"/proc/{pid}/ns/net", f"/run/netns/{layout.namespace(name)}")
+        for name, pid in journal.pids.items()
+    )
+
+
+def _same_namespace(process: str, namespace: str) -> bool:
+    try:
+        return Path(process).samefile(namespace)
+    except OSError:
+        return False

@@ -1,0 +1,242 @@
+"""Every text of the lab: configurations, start scripts, the site file. Pure but for its templates."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shlex
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jinja2
+
+from appliance.lab.layout import (
+    BRIDGES,
+    CONTAINER,
+    CONTAINER_ADDRESSES,
+    GATEWAY,
+    PROVISIONING,
+    PUBLIC,
+    LabHost,
+    Layout,
+    mac,
+)
+from appliance.share import share
+
+DOMAIN = "example.test"
+ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
+ALICE_GROUP = "alice:x:2000:"
+
+Bind = tuple[str, str, bool]
+"""A folder of the machine, where a host sees it, and whether it may only read it."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to be: its bytes and its mode."""
+
+    data: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A program a host keeps running; ``probe`` is bash that succeeds once it answers."""
+
+    name: str
+    command: str
+    probe: str
+    user: str = "root"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What hosts know each other by; made once, kept on disk."""
+
+    munge: bytes
+    authorized: bytes
+    host: Mapping[str, bytes]
+
+
+def _listens(port: int) -> str:
+    return f": </dev/tcp/127.0.0.1/{port}"
+
+
+# slurmd ends when no controller answers: it is started once one listens, and that is asked quietly.
+_SLURMD = (
+    f"/bin/sh -c 'until munge -n </dev/null >/dev/null 2>&1 && nc -z -w 1 {CONTAINER_ADDRESSES[PROVISIONING]} 6817; "
+    f"do sleep 0.3; done; exec slurmd -D --conf-server {CONTAINER_ADDRESSES[PROVISIONING]}:6817'"
+)
+_SSHD = Daemon("sshd", "/usr/sbin/sshd -D -e -f /lab/sshd_config", _listens(22))
+_COMMON = (
+    Daemon("rsyslogd", "rsyslogd -n -iNONE", "[ -S /dev/log ]"),
+    Daemon("chronyd", "chronyd -d -x", "[ -S /run/chrony/chronyd.sock ]"),
+    Daemon("postfix", "/usr/sbin/postfix start-fg", "[ -S /var/spool/postfix/public/pickup ]"),
+)
+DAEMONS: dict[str, tuple[Daemon, ...]] = {
+    "admin": (),
+    "carrier": (_SSHD,),
+    "outside": (*_COMMON, Daemon("nginx", "nginx -g 'daemon off;'", _listens(80))),
+    "node": (
+        Daemon("munged", "munged --foreground", "munge -n", user="munge"),
+        Daemon("slurmd", _SLURMD, "pgrep -f 6817"),
+        _SSHD,
+        *_COMMON,
+    ),
+}
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(share("definitions", "lab")),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - shell and daemon configuration, no HTML
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(q=shlex.quote, mac=mac)
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def _render(template: str, **values: object) -> str:
+    return _ENVIRONMENT.get_template(f"{template}.j2").render(values)
+
+
+def _span(first: int, count: int) -> str:
+    """A Slurm host list's number part."""
+    return f"[{first}-{first + count - 1}]" if count > 1 else str(first)
+
+
+def site_file(layout: Layout) -> str:
+    """The site file of the appliance in this lab."""
+    return _render(
+        "sms.yaml",
+        cluster="lab",
+        container_name=CONTAINER,
+        container=CONTAINER_ADDRESSES,
+        carriers=[host for host in layout.hosts if host.kind == "carrier"],
+        bridges=BRIDGES,
+        outside=GATEWAY[PUBLIC],
+        nodes=layout.nodes,
+        span=_span(1, layout.count),
+        address_span=_span(101, layout.count),
+        domain=DOMAIN,
+    )
+
+
+def switch_batch(layout: Layout) -> str:
+    """For ``ip -batch`` in the switch: two bridges, and a cable to each host."""
+    lines = [f"link add {bridge} type bridge stp_state 0 forward_delay 0" for bridge in BRIDGES.values()]
+    lines += [f"link set {name} up" for name in ("lo", *BRIDGES.values())]
+    for host in layout.hosts:
+        for network in host.addresses:
+            port, far, space = host.port(network), host.interface(network), layout.namespace(host.name)
+            lines += [f"link add {port} type veth peer name {far} netns {space}"]
+            lines += [f"link set {port} master {BRIDGES[network]} up"]
+    return "\n".join(lines) + "\n"
+
+
+def host_batch(host: LabHost) -> str:
+    """For ``ip -batch`` in a host: its bridges where it has them, its addresses, its way out."""
+    lines = ["link set lo up"]
+    for network, address in host.addresses.items():
+        cable, holder = host.interface(network), host.interface(network)
+        if host.kind == "carrier":
+            # A given MAC stays; a bridge without one takes the lowest of its ports, as they come and go.
+            holder = BRIDGES[network]
+            lines += [f"link add {holder} address {mac(address)} type bridge stp_state 0 forward_delay 0"]
+            lines += [f"link set {cable} master {holder} up"]
+        else:
+            lines += [f"link set {cable} address {mac(address)}"]
+        lines += [f"link set {holder} up", f"addr add {address}/24 dev {holder}"]
+    if host.gateway:
+        lines += [f"route add default via {host.gateway}"]
+    return "\n".join(lines) + "\n"
+
+
+def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[str, File]:
+    """What differs in a host's root file system, by path."""
+    values = {
+        "host": host,
+        "daemons": DAEMONS[host.kind],
+        "address_lines": list(layout.address_lines(host)),
+        "names": [each.name for each in layout.hosts],
+        "container": CONTAINER_ADDRESSES[PROVISIONING],
+        "domain": DOMAIN,
+        "passwd": ALICE,
+        "group": ALICE_GROUP,
+        "sms": sms,
+    }
+    wanted = {
+        "lab/setup.sh": "setup.sh",
+        "lab/ready.sh": "ready.sh",
+        "lab/supervisord.conf": "supervisord.conf",
+        "etc/hosts": "hosts",
+    }
+    if host.own_root:
+        wanted |= {"etc/rsyslog.conf": "rsyslog.conf", "etc/chrony/chrony.conf": "chrony.conf"}
+        wanted |= {"etc/postfix/main.cf": "postfix.cf"}
+    else:
+        wanted |= {"etc/ssh/ssh_config.d/sms-lab.conf": "ssh_config"}
+    if host.kind == "outside":
+        wanted |= {"etc/nginx/nginx.conf": "nginx.conf"}
+    if _SSHD in DAEMONS[host.kind]:
+        wanted |= {"lab/sshd_config": "sshd_config"}
+    files = {path: File(_render(template, **values).encode()) for path, template in wanted.items()}
+    plain = {"etc/hostname": f"{host.name}\n", "etc/resolv.conf": "", "lab/net": host_batch(host)}
+    files |= {path: File(text.encode()) for path, text in plain.items()}
+    return files | _secret_files(host, keys)
+
+
+def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
+    files = {}
+    if host.name in keys.host:
+        files["lab/ssh_host_key"] = File(keys.host[host.name], 0o600)
+        files["lab/authorized_keys"] = File(keys.authorized, 0o600)
+    if host.kind == "node":
+        files["etc/munge/munge.key"] = File(keys.munge, 0o400)
+    return files
+
+
+def init_script(layout: Layout, host: LabHost, *, lower: str, binds: list[Bind]) -> str:
+    """What a host's first process runs to make its root file system."""
+    return _render("init.sh", host=host, folder=str(layout.running / host.name), lower=lower, binds=binds)
+
+
+def archive(files: Mapping[str, File]) -> bytes:
+    """The files as a tar archive, the same for the same files."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as tar:
+        for path in sorted(files):
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(files[path].data), files[path].mode
+            tar.addfile(entry, io.BytesIO(files[path].data))
+    return sink.getvalue()
+
+
+def digest(*parts: bytes) -> str:
+    """A short name for content."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "big") + part)
+    return whole.hexdigest()[:16]
+
+
+def ssh_hosts(layout: Layout) -> tuple[str, ...]:
+    """The hosts that run sshd."""
+    return tuple(host.name for host in layout.hosts if _SSHD in DAEMONS[host.kind])
+
+
+def known_hosts(layout: Layout, public_keys: Mapping[str, str]) -> str:
+    """The lines by which SSH knows the lab's hosts, by name and by each address."""
+    lines = []
+    for host in layout.hosts:
+        if host.name in public_keys:
+            names = ",".join([host.name, *host.addresses.values()])
+            lines.append(f"{names} {' '.join(public_keys[host.name].split()[:2])}")
+    return "\n".join(lines) + "\n"

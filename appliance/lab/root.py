@@ -1,0 +1,77 @@
+"""The root file system of the compute nodes and of the outside, built once and cached as a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from appliance.errors import SmsError
+from appliance.host.local import Local
+from appliance.lab.layout import CACHE, LOCKS
+from appliance.lab.render import digest
+from appliance.progress import Progress
+
+SUITE = "bookworm"
+PACKAGES = (
+    *("slurmd", "slurm-client", "munge", "rsyslog", "chrony", "openssh-server", "postfix", "bsd-mailx"),
+    *("nginx-light", "curl", "iproute2", "iputils-ping", "procps", "supervisor", "netcat-openbsd"),
+    *("python3-minimal", "ca-certificates", "less"),
+)
+
+# The new process tree ends with this one, however it ends, and takes its mounts along. One build
+# at a time: a second lab waits for the first one's.
+BUILD = """
+[ -d "$1" ] && exit 0
+rm -rf --one-file-system "$1.new"
+mkdir -p "$(dirname "$1")"
+sources=$(cat)
+printf '%s\\n' "$sources" | mmdebstrap --mode=root --variant=minbase --include="$2" \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' "$3" "$1.new" - 2>&1 || exit
+mv -T "$1.new" "$1"
+"""
+
+
+def root_path() -> str:
+    """Where the root with these packages lies, built or not."""
+    return str(CACHE / f"root-{digest(SUITE.encode(), BUILD.encode(), *(name.encode() for name in PACKAGES))}")
+
+
+def source_lines(targets: str) -> list[str]:
+    """sources.list lines for the suite, out of what ``apt-get indextargets`` says; Pure.
+
+    Each line of ``targets``: origin, code name, URI, component, separated by bars.
+    """
+    lines: dict[str, None] = {}
+    for target in targets.splitlines():
+        origin, codename, uri, component = target.split("|")
+        if origin == "Debian" and codename in (SUITE, f"{SUITE}-updates", f"{SUITE}-security"):
+            lines[f"deb {uri} {codename} {component}"] = None
+    return list(lines)
+
+
+def _mirrors() -> Iterable[str]:
+    shown = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(COMPONENT)"
+    lines = source_lines(Local().run("apt-get", "indextargets", "--format", shown, "Created-By: Packages").text)
+    if not lines:
+        raise SmsError(
+            f"apt on this machine knows no mirror of Debian {SUITE}", hint="run `apt-get update`, or add one to apt"
+        )
+    return lines
+
+
+def make_root(progress: Progress) -> str:
+    """Build the root where it is not there yet; give its path."""
+    path = root_path()
+    local = Local()
+    if local.works("test", "-d", path):
+        return path
+    with progress.step("Building the compute nodes' root file system") as step:
+        local.run(
+            *("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc"),
+            *("flock", str(LOCKS / "sms-lab-root.lock"), "sh", "-c", BUILD, "build"),
+            *(path, ",".join(PACKAGES), SUITE),
+            input="\n".join(_mirrors()).encode(),
+            timeout=1800,
+            on_line=step.detail,
+        )
+        step.detail("")
+    return path

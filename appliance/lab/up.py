@@ -1,0 +1,221 @@
+"""Makes a lab."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandError
+from appliance.host.local import Local
+from appliance.host.netns import Netns
+from appliance.lab import render
+from appliance.lab.down import take_down
+from appliance.lab.journal import Journal, alive, busy, changing, read_journal
+from appliance.lab.layout import LabHost, Layout
+from appliance.lab.root import make_root, root_path
+from appliance.progress import Progress, Silent
+from appliance.share import share
+
+NEEDED = {
+    "mmdebstrap": "mmdebstrap",
+    "sshd": "openssh-server",
+    "ssh-keygen": "openssh-client",
+    "ip": "iproute2",
+    "supervisord": "supervisor",
+    "setpriv": "util-linux",
+    "nsenter": "util-linux",
+    "pivot_root": "util-linux",
+    "flock": "util-linux",
+}
+"""Programs of this machine that a lab needs, and the Debian packages they are in."""
+
+# $1 the lab's folder on disk, then the hosts that get an SSH key. Makes what is missing only.
+KEYS = """
+umask 077
+disk=$1; shift
+mkdir -p "$disk/etc-sms/keys" "$disk/ssh" "$disk/host-a" "$disk/host-b" "$disk/shared" /var/lib/sms
+chmod 755 "$disk" "$disk/etc-sms" "$disk/host-a" "$disk/host-b" "$disk/shared"
+key=$disk/etc-sms/keys/munge.key
+[ -s "$key" ] || { head -c 1024 /dev/urandom >"$key.new" && mv "$key.new" "$key"; }
+for pair in admin:"$disk/etc-sms/keys/id_ed25519" $(for host; do echo "$host:$disk/ssh/$host"; done); do
+    file=${pair#*:}
+    [ -s "$file.pub" ] && continue
+    rm -f "$file" && ssh-keygen -q -t ed25519 -N "" -C "${pair%%:*}" -f "$file"
+done
+"""
+
+# $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
+# own root. That this waits matters: until then `down` must wait for it too (see journal.busy).
+SPAWN = """
+setsid nsenter --net="/run/netns/$1" unshare -m -u -i -p -f --kill-child --propagation private \
+    env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+    sh "$2/init.sh" >"$2/log" 2>&1 </dev/null &
+while kill -0 $! 2>/dev/null; do
+    grep -qx entered "$2/log" && exec cat "/proc/$!/task/$!/children"
+    sleep 0.02
+done
+cat "$2/log" >&2
+exit 1
+"""
+
+
+def up(name: str, nodes: int, progress: Progress | None = None) -> bool:
+    """Make the lab, unless it is up and the same already; say whether anything had to be done."""
+    progress = progress or Silent()
+    layout = Layout(name, nodes)
+    check_machine()
+    with changing(name):
+        before = read_journal(name)
+        if before and before.nodes == nodes and before.digest == _digest(layout) and alive(before):
+            return False
+        if before:
+            with progress.step(f"Taking down what there was of lab {name}"):
+                take_down(before)
+        make_root(progress)
+        with _undone_on_failure(layout):
+            _make(layout, progress)
+    return True
+
+
+def check_machine() -> None:
+    """Refuse where the machine lacks what every lab needs.
+
+    Raises:
+        Refused: with the command that mends it.
+    """
+    probe = 'for name; do command -v "$name" >/dev/null || echo "$name"; done; [ "$(id -u)" = 0 ] || echo root'
+    missing = Local().run("sh", "-c", probe, "probe", *NEEDED).text.split()
+    if "root" in missing:
+        raise Refused("a lab is made of namespaces, which takes root", hint="run it with sudo")
+    if missing:
+        packages = " ".join(sorted({NEEDED[program] for program in missing}))
+        raise Refused(f"the lab needs {', '.join(missing)}", hint=f"apt-get install {packages}")
+
+
+@contextmanager
+def _undone_on_failure(layout: Layout) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        journal = read_journal(layout.name)
+        if journal:
+            take_down(journal)
+        raise
+
+
+def _digest(layout: Layout) -> str:
+    """What a lab is made from: another digest, another lab."""
+    templates = sorted(share("definitions", "lab").iterdir())
+    parts = [path.read_bytes() for path in templates if path.is_file()]
+    parts += [Path(render.__file__).read_bytes(), SPAWN.encode(), repr(layout.hosts).encode()]
+    return render.digest(root_path().encode(), *parts)
+
+
+def _make(layout: Layout, progress: Progress) -> None:
+    Journal(layout.name, layout.count).write()
+    with progress.step(f"Cabling {len(layout.hosts)} hosts"):
+        keys = _make_keys(layout)
+        _write_files(layout, keys)
+        local = busy(layout.name)
+        spaces = "".join(f"netns add {space}\n" for space in layout.namespaces)
+        local.run("ip", "-batch", "-", input=spaces.encode())
+        switch = ("ip", "-n", layout.namespace("switch"))
+        local.run(*switch, "-batch", "-", input=render.switch_batch(layout).encode())
+    with progress.step("Starting them") as step, ThreadPoolExecutor(max_workers=4) as pool:
+        started = pool.map(lambda host: _start(layout, host), layout.hosts)
+        pids = {}
+        for number, (host, pid) in enumerate(zip(layout.hosts, started, strict=True), 1):
+            pids[host.name] = pid
+            step.detail(f"{number} of {len(layout.hosts)}")
+    with progress.step("Waiting for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(lambda item: wait_ready(Netns(*item)), pids.items()))
+    Journal(layout.name, layout.count, _digest(layout), pids).write()
+
+
+def _make_keys(layout: Layout) -> render.Keys:
+    """Keys on disk, the site file beside them; give what hosts are told of the keys."""
+    names = render.ssh_hosts(layout)
+    busy(layout.name).run("sh", "-c", KEYS, "keys", str(layout.disk), *names)
+    ssh = layout.disk / "ssh"
+    public = {name: (ssh / f"{name}.pub").read_text() for name in names}
+    for path, text in {
+        "sms.yaml": render.site_file(layout),
+        "known_hosts": render.known_hosts(layout, public),
+        "passwd": render.ALICE + "\n",
+        "group": render.ALICE_GROUP + "\n",
+    }.items():
+        busy(layout.name).write(str(layout.etc / path), text.encode())
+    keys = layout.etc / "keys"
+    return render.Keys(
+        munge=(keys / "munge.key").read_bytes(),
+        authorized=(keys / "id_ed25519.pub").read_bytes(),
+        host={name: (ssh / name).read_bytes() for name in names},
+    )
+
+
+def _write_files(layout: Layout, keys: render.Keys) -> None:
+    """One folder a host, as its init.sh wants it; all in one archive, since each command takes a while."""
+    files: dict[str, render.File] = {}
+    sms = str(Path(sys.prefix) / "bin" / "sms")
+    for host in layout.hosts:
+        lower = root_path() if host.own_root else "/"
+        script = render.init_script(layout, host, lower=lower, binds=_binds(layout, host))
+        files[f"{host.name}/init.sh"] = render.File(script.encode())
+        inside = render.archive(render.host_files(layout, host, keys, sms=sms))
+        files[f"{host.name}/files.tar"] = render.File(inside, 0o600)
+        files[f"{host.name}/mnt/.keep"] = render.File(b"")
+    busy(layout.name).run("tar", "-x", "-C", str(layout.running), input=render.archive(files))
+
+
+def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
+    if host.own_root:
+        return []
+    binds = [(str(layout.etc), "/etc/sms", False)]
+    if host.kind == "admin":
+        # Images that were built on the machine itself are to be seen here.
+        binds += [("/var/lib/sms", "/var/lib/sms", False)]
+    else:
+        binds += [(str(layout.disk / host.name), "/var/lib/sms", False)]
+        binds += [(str(layout.disk / "shared"), "/srv/shared", False)]
+    return binds + [(str(path), str(path), True) for path in _code()]
+
+
+def _code() -> list[Path]:
+    """Where this program lies, unless it belongs to the system.
+
+    Through the overlay's lower layer a host would miss later changes, and file systems other
+    than the root.
+    """
+    folders = {Path(sys.prefix).resolve(), share()}
+    return sorted(
+        folder for folder in folders if folder != Path("/usr") and not any(other in folder.parents for other in folders)
+    )
+
+
+def _start(layout: Layout, host: LabHost) -> int:
+    folder = str(layout.running / host.name)
+    try:
+        pid = busy(layout.name).run("sh", "-c", SPAWN, "spawn", layout.namespace(host.name), folder).text
+    except CommandError as error:
+        said = (error.result.stderr or b"").decode(errors="replace").strip()
+        raise SmsError(
+            f"lab host {host.name} does not start: {said}", hint="`sms doctor` looks at the kernel"
+        ) from None
+    return int(pid)
+
+
+def wait_ready(host: Netns, seconds: int = 30) -> None:
+    """Wait until the host's daemons answer.
+
+    Raises:
+        SmsError: some do not; with the last lines of the first one's log.
+    """
+    missing = host.run("bash", "/lab/ready.sh", str(seconds), ok=(0, 1), timeout=seconds + 30).text
+    if missing:
+        log = f"/var/log/lab/{missing.split()[0]}.log"
+        said = host.run("tail", "-n", "8", log, ok=None).text
+        raise SmsError(f"lab host {host.name}: not ready after {seconds} s: {missing}\n{said}")
