@@ -154,7 +154,9 @@ def _services(site: Site, known: Collection[str]) -> Iterator[Finding]:
             yield Finding(place, "names no service", f"take some of: {', '.join(sorted(known))}")
     for index, name in enumerate(names):
         if name not in known:
-            yield Finding((*place, index), f"{name} is not in the catalogue", nearest(name, known))
+            yield Finding(
+                (*place, index), f"{name} is not a service that the container can carry", nearest(name, known)
+            )
         elif name in names[:index]:
             yield Finding((*place, index), f"{name} is there twice", "remove one of the two")
 

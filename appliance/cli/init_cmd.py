@@ -1,0 +1,53 @@
+"""`sms init`: a commented site file to start from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from appliance.cli.screen import out
+from appliance.errors import ConfigError
+from appliance.flow.init import list_profiles, read_profile, write_site
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the parser."""
+    parser = verbs.add_parser("init", help="write a commented site file to start from", description=__doc__)
+    parser.add_argument("--profile", metavar="NAME", help="lab, openhpc or cray-ex (see --list)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="sms.yaml",
+        metavar="FILE",
+        help="the file to write (default: ./sms.yaml; -: print it)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--list", action="store_true", help="show the profiles")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the site file and say what comes next."""
+    if arguments.list:
+        for name, summary in list_profiles().items():
+            out.print(f"{name:<10}{summary}", markup=False)
+        return 0
+    if not arguments.profile:
+        raise ConfigError("which profile?", hint=f"--profile {', '.join(list_profiles())}; --list tells of each")
+    text = read_profile(arguments.profile)
+    if arguments.output == "-":
+        sys.stdout.write(text)
+        return 0
+    path = Path(arguments.output)
+    write_site(text, path, force=arguments.force)
+    option = "" if path in (Path("sms.yaml"), Path("/etc/sms/sms.yaml")) else f" --site {path}"
+    edit = "  edit it: what a site must change is marked (CHANGE)\n" if "(CHANGE)" in text else ""
+    out.print(
+        f"wrote {path}; next:\n{edit}"
+        f"  sms{option} config check    every mistake in it, with its line\n"
+        f"  sms{option} key create      the keys that sign the image\n"
+        f"  sms{option} build           build, sign and verify the image",
+        markup=False,
+    )
+    return 0

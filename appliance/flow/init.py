@@ -1,0 +1,66 @@
+"""`sms init`: writes a commented site file to start from."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from appliance.config.document import printable
+from appliance.config.wording import nearest
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.share import share
+
+
+def list_profiles() -> dict[str, str]:
+    """The profiles, each with the first line of its file, which says what it is for."""
+    profiles = {}
+    for path in sorted(share("definitions", "profiles").glob("*.yaml")):
+        with path.open(encoding="utf-8") as stream:
+            profiles[path.stem] = stream.readline().lstrip("# ").removeprefix("sms.yaml: ").strip()
+    return profiles
+
+
+def read_profile(name: str) -> str:
+    """The text of a profile's site file."""
+    profiles = list_profiles()
+    if name not in profiles:
+        raise ConfigError(f"there is no profile {printable(name)}", hint=nearest(name, profiles))
+    return share("definitions", "profiles", f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def write_site(text: str, path: Path, *, force: bool = False) -> None:
+    """Write a new site file, whole or not at all.
+
+    Raises:
+        Refused: there is a file already, and ``force`` does not say to replace it.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", hint=f"name a file, such as {path / 'sms.yaml'}")
+    if not force and os.path.lexists(path):
+        raise Refused(f"{path} is there already", hint="name another file with -o, or replace it with --force")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(text, path, force=force)
+    except FileExistsError:
+        raise Refused(f"{path} is there already", hint="name another file with -o") from None
+    except OSError as error:
+        hint = "run as root, or name another file with -o"
+        raise SmsError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=hint) from None
+
+
+def _replace(text: str, path: Path, *, force: bool) -> None:
+    """Write beside and put in place; without ``force``, never over a file that came meanwhile."""
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(beside).chmod(0o644)
+        if force:
+            Path(beside).replace(path)
+        else:
+            os.link(beside, path)
+    finally:
+        Path(beside).unlink(missing_ok=True)
