@@ -137,7 +137,7 @@ def _interface(value: Any) -> Any:
 def _file(value: Path, info: ValidationInfo) -> Path:
     text = str(value)
     if text == "." or not text.isprintable():
-        raise wrong("is not a path", "write a path without control characters")
+        raise wrong("is not a path", "name a file or a folder, without control characters")
     try:
         value = value.expanduser()
     except RuntimeError:

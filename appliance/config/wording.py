@@ -126,6 +126,10 @@ def _wrong_kind(mistake: Mistake) -> Words:
     return f"{shown(mistake.value)} is not {wanted[0]}", hint
 
 
+def _too_long(mistake: Mistake, model: type[BaseModel]) -> Words:
+    return f"{shown(mistake.value)} is too large", "no such number is of use here"
+
+
 def _pattern(mistake: Mistake, model: type[BaseModel]) -> Words:
     return f"{shown(mistake.value)} is not of the form it must have", f"it must match {mistake.context['pattern']}"
 
@@ -153,7 +157,13 @@ def _length(mistake: Mistake, model: type[BaseModel]) -> Words:
 
 
 def _bound(words: str, limit: str, key: str) -> Callable[[Mistake, type[BaseModel]], Words]:
-    return lambda mistake, model: (f"{shown(mistake.value)} {words}", f"use {limit.format(mistake.context[key])}")
+    def say(mistake: Mistake, model: type[BaseModel]) -> Words:
+        bound = mistake.context[key]
+        # A field of kind float gives its bound as 0.0, which nobody would write.
+        whole = int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+        return f"{shown(mistake.value)} {words}", f"use {limit.format(whole)}"
+
+    return say
 
 
 def _value(mistake: Mistake, model: type[BaseModel]) -> Words:
@@ -164,6 +174,7 @@ _SPECIAL: dict[str, Callable[[Mistake, type[BaseModel]], Words]] = {
     "missing": _missing,
     "extra_forbidden": _unknown,
     "worded": _ours,
+    "int_parsing_size": _too_long,
     "string_pattern_mismatch": _pattern,
     "literal_error": _choice,
     "enum": _choice,

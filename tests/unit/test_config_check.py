@@ -1,0 +1,260 @@
+"""Rules of the site file across values: one change to a good file, the exact problems it makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.config.check import check_site
+from appliance.config.read import read_site_text
+
+GOOD = """\
+cluster: lab
+hostname: sms-services
+admin_hosts:
+  - {name: host-a, address: 10.78.0.11}
+  - {name: host-b, address: 10.78.0.12}
+networks:
+  provisioning:
+    bridge: br-prov
+    address: 10.77.0.1/24
+    mac: 02:00:0a:4d:00:01
+  public:
+    bridge: br-pub
+    address: 10.78.0.2/24
+    mac: 02:00:0a:4e:00:02
+    gateway: 10.78.0.254
+services: [slurmctld, munge]
+slurm:
+  nodes:
+    - {name: "node[1-4]", address: "10.77.0.[101-104]"}
+  partitions:
+    - {name: batch, default: true}
+"""
+
+SERVICES = ("chrony", "munge", "nat", "slurmctld")
+BASES = ("debian-12", "sles-15")
+
+Case = tuple[str, str, list[str]]
+
+CASES: dict[str, Case] = {
+    "nothing": ("", "", []),
+    "network address": (
+        "10.77.0.1/24",
+        "10.77.0.0/24",
+        ["9: networks.provisioning.address: 10.77.0.0 is the address of the network 10.77.0.0/24 itself"],
+    ),
+    "broadcast address": (
+        "10.78.0.2/24",
+        "10.78.0.255/24",
+        ["13: networks.public.address: 10.78.0.255 is the broadcast address of 10.78.0.0/24"],
+    ),
+    "a network of one": (
+        "10.77.0.1/24",
+        "10.77.0.1/32",
+        [
+            "9: networks.provisioning.address: 10.77.0.1/32 has no room for others",
+            "19: slurm.nodes[0].address: 10.77.0.101 is not in the provisioning network 10.77.0.1/32",
+        ],
+    ),
+    "multicast": (
+        "10.78.0.2/24",
+        "224.0.0.5/24",
+        [
+            "13: networks.public.address: 224.0.0.5 is not an address that a machine can have",
+            "15: networks.public.gateway: 10.78.0.254 is not in the public network 224.0.0.0/24",
+        ],
+    ),
+    "overlap": (
+        "10.78.0.2/24",
+        "10.78.0.2/8",
+        ["13: networks.public.address: 10.0.0.0/8 overlaps the provisioning network 10.77.0.0/24"],
+    ),
+    "one bridge": (
+        "br-pub",
+        "br-prov",
+        ["12: networks.public.bridge: br-prov is the bridge of the provisioning network already"],
+    ),
+    "same MAC in other letters": (
+        "02:00:0a:4e:00:02",
+        "02:00:0A:4D:00:01",
+        ["14: networks.public.mac: 02:00:0A:4D:00:01 is used twice"],
+    ),
+    "multicast MAC": (
+        "02:00:0a:4d:00:01",
+        "03:00:0a:4d:00:01",
+        ["10: networks.provisioning.mac: 03:00:0a:4d:00:01 is a multicast address"],
+    ),
+    "zero MAC": (
+        "02:00:0a:4d:00:01",
+        "00:00:00:00:00:00",
+        ["10: networks.provisioning.mac: 00:00:00:00:00:00 is all zeros"],
+    ),
+    "gateway outside": (
+        "gateway: 10.78.0.254",
+        "gateway: 10.79.0.1",
+        ["15: networks.public.gateway: 10.79.0.1 is not in the public network 10.78.0.0/24"],
+    ),
+    "gateway is the container": (
+        "gateway: 10.78.0.254",
+        "gateway: 10.78.0.2",
+        ["15: networks.public.gateway: 10.78.0.2 is the container's own address"],
+    ),
+    "gateway is the broadcast address": (
+        "gateway: 10.78.0.254",
+        "gateway: 10.78.0.255",
+        ["15: networks.public.gateway: 10.78.0.255 is the network or broadcast address of 10.78.0.0/24"],
+    ),
+    "host twice": (
+        "{name: host-b, address: 10.78.0.12}",
+        "{name: host-a, address: 10.78.0.11}",
+        [
+            "5: admin_hosts[1].name: host-a is there twice",
+            "5: admin_hosts[1].address: 10.78.0.11 is there twice",
+        ],
+    ),
+    "two ports of one address": (
+        "{name: host-b, address: 10.78.0.12}",
+        "{name: host-b, address: 10.78.0.11, port: 2222}",
+        [],
+    ),
+    "host at the container's address": (
+        "10.78.0.12",
+        "10.78.0.2",
+        [
+            "5: admin_hosts[1].address: 10.78.0.2 is the container's address",
+        ],
+    ),
+    "host named like the container": (
+        "host-b",
+        "sms-services",
+        ["5: admin_hosts[1].name: sms-services is the container's host name too"],
+    ),
+    "services": (
+        "[slurmctld, munge]",
+        "[slurmctld, mange, munge, munge]",
+        [
+            "16: services[1]: mange is not a service that the container can carry",
+            "16: services[3]: munge is there twice",
+        ],
+    ),
+    "no service": ("[slurmctld, munge]", "[]", ["16: services: names no service"]),
+    "also": (
+        "[slurmctld, munge]",
+        "{from: c.yaml, also: [ntp]}",
+        ["16: services.also[0]: ntp is not a service that the container can carry"],
+    ),
+    "base": ("cluster: lab", "cluster: lab\nbase: {os: debian-13}", ["2: base.os: debian-13 is not a base"]),
+    "fewer addresses": (
+        "10.77.0.[101-104]",
+        "10.77.0.[101-103]",
+        ["19: slurm.nodes[0].address: stands for 3 addresses, but node[1-4] for 4 names"],
+    ),
+    "addresses outside": (
+        "10.77.0.[101-104]",
+        "10.76.0.[101-104]",
+        ["19: slurm.nodes[0].address: 10.76.0.101 is not in the provisioning network 10.77.0.0/24"],
+    ),
+    "the container among the nodes": (
+        "10.77.0.[101-104]",
+        "10.77.0.[1-4]",
+        ["19: slurm.nodes[0].address: 10.77.0.1 is the container's address"],
+    ),
+    "no address": (
+        "10.77.0.[101-104]",
+        "10.77.0.[253-256]",
+        ["19: slurm.nodes[0].address: 10.77.0.255 is the network or broadcast address of 10.77.0.0/24"],
+    ),
+    "names for addresses": ('"10.77.0.[101-104]"', '"n[1-4].example.org"', []),
+    "broken host lists": (
+        '{name: "node[1-4]", address: "10.77.0.[101-104]"}',
+        '{name: "node[1-4"}',
+        [
+            "18: slurm.nodes: slurmctld is wanted, but no compute node is named",
+            "19: slurm.nodes[0].name: node[1-4 has brackets that do not match",
+        ],
+    ),
+    "node twice": (
+        'address: "10.77.0.[101-104]"}',
+        'address: "10.77.0.[101-104]"}\n    - {name: "node[3-5]"}',
+        ["20: slurm.nodes[1].name: node3 is there twice"],
+    ),
+    "partition of unknown nodes": (
+        "{name: batch, default: true}",
+        '{name: batch, nodes: "node[3-6]"}',
+        ["21: slurm.partitions[0].nodes: node5 and 1 more are not among slurm.nodes"],
+    ),
+    "two defaults, one name": (
+        "{name: batch, default: true}",
+        "{name: batch, default: true}\n    - {name: batch, default: true}",
+        [
+            "22: slurm.partitions[1].name: batch is there twice",
+            "22: slurm.partitions[1].default: batch is the default already",
+        ],
+    ),
+    "no default": ("default: true", "default: false", []),
+    "no nodes, no partitions": (
+        GOOD[GOOD.index("slurm:") :],
+        "",
+        [
+            "1: slurm.nodes: slurmctld is wanted, but no compute node is named",
+            "1: slurm.partitions: slurmctld is wanted, but there is no partition",
+        ],
+    ),
+    "too few places": (
+        "slurm:\n",
+        "slurm:\n  max_nodes: 3\n",
+        ["18: slurm.max_nodes: 3 is less than the 4 nodes named"],
+    ),
+    "lines that are not the site's": (
+        "slurm:\n",
+        "slurm:\n"
+        "  extra:\n    - ReturnToService=1 clustername = mine\n    - AuthType=auth/none\n    - 'A=b # AuthType=x'\n",
+        [
+            "19: slurm.extra[0]: ClusterName is not the site's to set",
+            "20: slurm.extra[1]: AuthType is not the site's to set",
+        ],
+    ),
+    "nodes of extra lines": (
+        "  partitions:\n    - {name: batch, default: true}",
+        "  extra: ['NodeSet=fast Feature=fast']\n  partitions:\n    - {name: batch, nodes: fast}",
+        [],
+    ),
+}
+
+
+def _problems(text: str, wanted: tuple[str, ...] = ()) -> list[str]:
+    site, document = read_site_text(text, "sms.yaml")
+    problems = check_site(site, document, services=SERVICES, bases=BASES, wanted=wanted)
+    assert all(problem.hint for problem in problems)
+    assert all(problem.file == "sms.yaml" for problem in problems)
+    return [f"{problem.line}: {problem.path}: {problem.message}" for problem in problems]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_rule(case: Case) -> None:
+    old, new, problems = case
+    assert old in GOOD
+    assert _problems(GOOD.replace(old, new, 1)) == problems
+
+
+def test_probe_of_the_container_itself() -> None:
+    text = GOOD.replace("    gateway: 10.78.0.254", "    gateway: 10.78.0.254\n    probe: 10.78.0.2")
+    assert _problems(text) == ["16: networks.public.probe: 10.78.0.2 is the container's own address"]
+
+
+def test_one_port_for_two_bridges() -> None:
+    text = GOOD.replace("    bridge: br-prov", "    bridge: br-prov\n    port: eth0")
+    text = text.replace("    bridge: br-pub", "    bridge: br-pub\n    port: eth0")
+    assert _problems(text) == ["14: networks.public.port: eth0 is the port of the provisioning network already"]
+
+
+def test_services_of_a_classification_count_for_slurm() -> None:
+    text = GOOD[: GOOD.index("slurm:")].replace("[slurmctld, munge]", "{from: c.yaml}")
+    assert _problems(text) == []
+    assert len(_problems(text, wanted=("slurmctld",))) == 2
+
+
+def test_all_at_once() -> None:
+    text = GOOD.replace("10.77.0.1/24", "10.77.0.0/24").replace("02:00:0a:4d:00:01", "01:00:0a:4d:00:01")
+    text = text.replace("gateway: 10.78.0.254", "gateway: 10.9.0.1").replace("[slurmctld, munge]", "[slurm]")
+    assert [line.partition(":")[0] for line in _problems(text)] == ["9", "10", "15", "16"]
