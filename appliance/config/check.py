@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from ipaddress import IPv4Interface
 
 from appliance.config.check_slurm import Finding, check_slurm
-from appliance.config.document import Document, Place
+from appliance.config.document import Document, Place, first_problems
 from appliance.config.model import PublicNetwork, ServicesFrom, Site
 from appliance.config.wording import nearest
 from appliance.errors import Problem
@@ -36,8 +36,7 @@ def check_site(
         *_base(site, bases),
         *check_slurm(site, wanted),
     ]
-    problems = [document.problem(found.place, found.message, found.hint) for found in findings]
-    return sorted(problems, key=lambda problem: problem.line)
+    return first_problems([document.problem(found.place, found.message, found.hint) for found in findings])
 
 
 def _networks(site: Site) -> Iterator[Finding]:

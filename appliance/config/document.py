@@ -9,7 +9,7 @@ false and the mode 0600 as 384. Whatever a file holds, the outcome is a Document
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,15 @@ class Document:
         return Problem(self.file, self.line(place), dotted(place), message, hint)
 
 
+def first_problems(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems in the order of the file, cut where nobody would read on."""
+    ordered = sorted(problems, key=lambda problem: problem.line)
+    if len(ordered) <= MAX_PROBLEMS:
+        return ordered
+    more = Problem(ordered[0].file, 0, "", f"{len(ordered) - MAX_PROBLEMS} problems more", "mend those above first")
+    return [*ordered[:MAX_PROBLEMS], more]
+
+
 def dotted(place: Place) -> str:
     """A place as a person writes it: ``admin_hosts[0].name``."""
     text = ""
@@ -87,7 +96,7 @@ def read_document(text: str, file: str) -> Document:
     reader = _Reader(file)
     data = reader.value(root, ()) if root else None
     if reader.problems:
-        raise ConfigError(problems=reader.problems[:MAX_PROBLEMS])
+        raise ConfigError(problems=first_problems(reader.problems))
     return Document(file, data, reader.lines)
 
 
@@ -122,7 +131,9 @@ class _Reader:
         self.seen += 1
         # Aliases are followed, so a small file can stand for a huge one or for itself.
         if self.seen > MAX_VALUES or len(place) > MAX_DEPTH:
-            raise _failed(self.file, self.lines[place], "aliases make this document too large", "write it out instead")
+            raise _failed(
+                self.file, self.lines[place], "too much for one document, aliases counted in full", "make it shorter"
+            )
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from appliance.config.document import MAX_CHARACTERS, MAX_PROBLEMS, Document, read_document
+from appliance.config.document import MAX_CHARACTERS, Document, first_problems, read_document
 from appliance.config.model import Site
 from appliance.config.wording import Mistake, worded
 from appliance.errors import ConfigError, Problem
@@ -63,12 +63,7 @@ def validate(document: Document, model: type[Model], *, folder: Path | None = No
 def _problems(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:
     mistakes = [_located(raw, document.data) for raw in error.errors(include_url=False)]
     found = [(mistake.place, worded(mistake, model)) for mistake in _one_branch(mistakes)]
-    problems = [document.problem(place, *words) for place, words in found if words]
-    problems.sort(key=lambda problem: problem.line)
-    if len(problems) > MAX_PROBLEMS:
-        left = len(problems) - MAX_PROBLEMS
-        problems[MAX_PROBLEMS:] = [document.problem((), f"and {left} problems more", "mend those above first")]
-    return problems
+    return first_problems([document.problem(place, *words) for place, words in found if words])
 
 
 def _located(raw: Mapping[str, Any], data: Any) -> Mistake:

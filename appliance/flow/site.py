@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.classification import ClassificationError, read_classification
 from appliance.catalog import read_catalog
 from appliance.config.check import check_site
-from appliance.config.document import Document, printable
+from appliance.config.document import Document, first_problems, printable
 from appliance.config.model import ServicesFrom, Site
 from appliance.config.read import read_site, read_text
 from appliance.config.wording import nearest
@@ -88,7 +88,7 @@ def open_site(path: Path, state: Path | None = None) -> Loaded:
             problems.append(document.problem(("services", "from"), message, hint))
     problems += check_site(site, document, services=services, bases=bases, wanted=names)
     if problems:
-        raise ConfigError(problems=sorted(problems, key=lambda problem: problem.line))
+        raise ConfigError(problems=first_problems(problems))
     changes: dict[str, object] = {"services": names} if names else {}
     if state is not None:
         changes["state"] = state.absolute()

@@ -220,7 +220,7 @@ DOCUMENTS: dict[str, tuple[str, list[str]]] = {
     "a list as key": ("? [a]\n: b\n", ["f:1: a key must be a word\n  hint: write it as `key: value`"]),
     "inside itself": (
         "a: &a [*a]\n",
-        ["f:1: aliases make this document too large\n  hint: write it out instead"],
+        ["f:1: too much for one document, aliases counted in full\n  hint: make it shorter"],
     ),
     "unknown alias": (
         "a: *b\n",
@@ -253,7 +253,7 @@ def test_billion_laughs() -> None:
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     began = time.monotonic()
     (problem,) = _problems("\n".join(levels))
-    assert "aliases make this document too large" in problem
+    assert "aliases counted in full" in problem
     assert time.monotonic() - began < 5
 
 
@@ -270,7 +270,7 @@ def test_huge_number_is_text() -> None:
 def test_many_problems_are_cut() -> None:
     problems = _problems(GOOD + "ntp: [" + "' ', " * 5000 + "]\n")
     assert len(problems) == MAX_PROBLEMS + 1
-    assert problems[-1] == "f:1: and 4900 problems more\n  hint: mend those above first"
+    assert problems[-1] == "f: 4900 problems more\n  hint: mend those above first"
 
 
 def test_all_at_once_in_the_order_of_the_file() -> None:
@@ -429,7 +429,7 @@ _SIGNS = "- |  |\n|: |[|]|{|}|&a |*a|!!int |!x |? |> |'|\"|\\u|%YAML |---|...|#|
 _words = st.sampled_from([*Site.model_fields, *_SIGNS.split("|"), "| "])
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(_words, max_size=40).map("".join)))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
@@ -448,7 +448,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from([*Site.model_fields, "extra", "x"]), _values, max_size=8))
 def test_any_document_is_read_or_refused(values: dict[str, object]) -> None:
     try:

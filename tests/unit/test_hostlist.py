@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.config.hostlist import MAX_HOSTS, HostListError, expand
@@ -64,6 +64,7 @@ _literals = st.text("abz-.", min_size=1, max_size=4)
 _ranges = st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(1, 4))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(_literals, st.lists(_ranges, min_size=1, max_size=3)), min_size=1, max_size=3))
 def test_every_number_of_every_range(items: list[tuple[str, list[tuple[int, int, int]]]]) -> None:
     texts, names = [], []
@@ -74,6 +75,7 @@ def test_every_number_of_every_range(items: list[tuple[str, list[tuple[int, int,
     assert expand(",".join(texts)) == names
 
 
+@settings(deadline=None)
 @given(st.text("an[]-,019", max_size=30))
 def test_any_text_is_expanded_or_refused(text: str) -> None:
     try:
