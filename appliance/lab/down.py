@@ -7,7 +7,7 @@ import time
 
 from appliance.errors import SmsError
 from appliance.host.local import Local
-from appliance.lab.journal import Journal, busy, changing, read_journal, wait_idle
+from appliance.lab.journal import Journal, busy, changing, read_journal
 from appliance.lab.layout import CACHE, DISK, RUNNING, Layout
 
 # Every process in a network namespace of the lab is the lab's: no pid is trusted across time.
@@ -46,7 +46,6 @@ def down(name: str, everything: bool = False) -> None:
 def take_down(journal: Journal) -> None:
     """Remove what the journal speaks of. The caller holds the lab."""
     layout = journal.layout
-    wait_idle(layout.name)
     local = busy(layout.name)
     local.run("sh", "-c", KILL, "kill", *layout.namespaces)
     local.run("sh", "-c", UNNAME, "unname", *layout.namespaces)
@@ -61,7 +60,7 @@ def lab_loops(layout: Layout) -> list[str]:
     They are told by the device and inode of the file behind them: its path is one that only the
     host saw. Most go by themselves with the last mount, which the kernel ends in its own time.
     """
-    columns = ("--noheadings", "--raw", "--output", "NAME,BACK-MAJ:MIN,BACK-INO")
+    columns = ("--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO")
     rows = [line.split() for line in Local().run("losetup", "--list", *columns).text.splitlines()]
     states = [path.stat() for path in layout.disk.rglob("*") if path.is_file()]
     files = {(f"{os.major(state.st_dev)}:{os.minor(state.st_dev)}", str(state.st_ino)) for state in states}

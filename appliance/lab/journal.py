@@ -7,8 +7,9 @@ before the first of them is used, is enough to find all of it again.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Journal:
     def write(self) -> None:
         """To disk, before what it says is begun."""
         text = json.dumps(asdict(self), indent=2) + "\n"
-        Local().write(str(_path(self.name)), text.encode())
+        busy(self.name).write(str(_path(self.name)), text.encode())
 
 
 def _path(name: str) -> Path:
@@ -51,31 +52,43 @@ def read_journal(name: str) -> Journal | None:
 def busy(name: str) -> Local:
     """This machine, for commands that make or end a part of the lab.
 
-    Each holds a shared lock while it runs. It outlives a killed `sms`, and `wait_idle` waits for
+    Each holds a shared lock while it runs. It outlives a killed `sms`, and `changing` waits for
     it: what such a command was about to make must not appear behind the back of `down`.
     """
-    return Local(prefix=("flock", "--shared", "--close", str(LOCKS / f"sms-lab-{name}.busy")))
+    return Local(prefix=("flock", "--shared", "--close", _busy_path(name)))
 
 
-def wait_idle(name: str) -> None:
-    """Wait until no command of an earlier run is under way."""
-    Local().run("flock", "--wait", "30", "--exclusive", str(LOCKS / f"sms-lab-{name}.busy"), "true")
+def _busy_path(name: str) -> str:
+    return str(LOCKS / f"sms-lab-{name}.busy")
 
 
 @contextmanager
 def changing(name: str) -> Iterator[None]:
-    """Be the only one who changes this lab.
+    """Be the only one who changes this lab, and wait for what a killed run has under way.
 
     Raises:
         Refused: another run is at it.
     """
+    with ExitStack() as stack:
+        for _ in range(10):
+            # The lock of a run that was killed just now is let go a moment later.
+            if _try_lock(name, stack):
+                break
+            time.sleep(0.1)
+        else:
+            raise Refused(f"another run is changing lab {name}", hint="wait until it has ended")
+        Local().run("flock", "--wait", "30", "--exclusive", _busy_path(name), "true")
+        yield
+
+
+def _try_lock(name: str, stack: ExitStack) -> bool:
     try:
-        with Local().lock(str(LOCKS / f"sms-lab-{name}.lock")):
-            yield
+        stack.enter_context(Local().lock(str(LOCKS / f"sms-lab-{name}.lock")))
     except CommandError as error:
-        if error.result.status != 75:
+        if error.result.status != 75:  # flock's own: held by another
             raise
-        raise Refused(f"another run is changing lab {name}", hint="wait until it has ended") from None
+        return False
+    return True
 
 
 def alive(journal: Journal) -> bool:

@@ -165,7 +165,7 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
         "host": host,
         "daemons": DAEMONS[host.kind],
         "address_lines": list(layout.address_lines(host)),
-        "names": [each.name for each in layout.hosts],
+        "names": [name for each in layout.hosts for name in (each.name, *each.addresses.values())],
         "container": CONTAINER_ADDRESSES[PROVISIONING],
         "domain": DOMAIN,
         "passwd": ALICE,

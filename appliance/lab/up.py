@@ -37,8 +37,9 @@ NEEDED = {
 KEYS = """
 umask 077
 disk=$1; shift
-mkdir -p "$disk/etc-sms/keys" "$disk/ssh" "$disk/host-a" "$disk/host-b" "$disk/shared" /var/lib/sms
-chmod 755 "$disk" "$disk/etc-sms" "$disk/host-a" "$disk/host-b" "$disk/shared"
+mkdir -p "$disk/etc-sms/keys" "$disk/ssh" "$disk/host-a" "$disk/host-b" "$disk/shared" "$disk/home"
+mkdir -p -m 755 /var/lib/sms
+chmod 755 "$disk" "$disk/etc-sms" "$disk/host-a" "$disk/host-b" "$disk/shared" "$disk/home"
 key=$disk/etc-sms/keys/munge.key
 [ -s "$key" ] || { head -c 1024 /dev/urandom >"$key.new" && mv "$key.new" "$key"; }
 for pair in admin:"$disk/etc-sms/keys/id_ed25519" $(for host; do echo "$host:$disk/ssh/$host"; done); do
@@ -173,7 +174,8 @@ def _write_files(layout: Layout, keys: render.Keys) -> None:
 
 def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
     if host.own_root:
-        return []
+        # Users' homes are shared, as on any cluster: a job's output lies where it was submitted.
+        return [(str(layout.disk / "home"), "/home", False)] if host.kind == "node" else []
     binds = [(str(layout.etc), "/etc/sms", False)]
     if host.kind == "admin":
         # Images that were built on the machine itself are to be seen here.
