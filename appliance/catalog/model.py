@@ -33,7 +33,9 @@ class Probe(Section):
     ntp: str | None = Field(None, description="Address asked for the time (RFC 5905, client mode).")
     smtp: str | None = Field(None, description="Address whose port 25 must greet with 220 (RFC 5321).")
     syslog: str | None = Field(None, description="Address that a line is sent to (UDP 514); it must come up in `file`.")
-    http: str | None = Field(None, description="http+unix:/path or http://address:port/path that must answer below 500.")
+    http: str | None = Field(
+        None, description="http+unix:/path or http://address:port/path that must answer below 500."
+    )
     fresh: AbsolutePath | None = Field(None, description="A JSON file {state, detail, until}: fine until that time.")
     file: AbsolutePath | None = Field(None, description="Where `syslog` looks.")
     timeout_s: float = Field(5, gt=0, le=60, description="Seconds until no answer is a failure.")

@@ -71,9 +71,17 @@ def load_site(path: Path, state: Path | None = None, progress: Progress | None =
     return loaded.site
 
 
-def open_site(path: Path, state: Path | None = None) -> Loaded:
-    """Read and check a site file; ``state`` stands before the folder that the file names."""
+def open_site(path: Path, state: Path | None = None, classification: Path | None = None) -> Loaded:
+    """Read and check a site file.
+
+    Args:
+        state: stands before the folder that the file names.
+        classification: stands before the services that the file names.
+    """
     site, document = read_site(path)
+    if classification is not None:
+        chosen = ServicesFrom.model_validate({"from": classification.absolute()})
+        site = site.model_copy(update={"services": chosen})
     services = {name for name, service in read_catalog(share("definitions", "services")).items() if service.container}
     bases = {file.stem for file in share("definitions", "bases").glob("*.yaml")}
     names: tuple[str, ...] = ()

@@ -1,0 +1,45 @@
+"""What the verbs that act on an admin host share: their options, and the way to the host."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from appliance.flow.context import Cluster
+    from appliance.host.base import Host
+
+
+def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, description: str, examples: str) -> Any:
+    """A parser of a verb, with examples below its options."""
+    return verbs.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_host(parser: argparse.ArgumentParser) -> None:
+    """The admin host to act on."""
+    parser.add_argument("--host", metavar="NAME", help="the admin host to act on (default: this machine)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Results for scripts."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
+    """The site's cluster and the host that the verb acts on."""
+    from appliance.cli.screen import progress
+    from appliance.flow.context import find_host, need_root, open_cluster
+    from appliance.flow.site import find_site
+    from appliance.host.local import Local
+
+    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    host = find_host(cluster.site, arguments.host)
+    if isinstance(host, Local):
+        need_root()
+    return cluster, host

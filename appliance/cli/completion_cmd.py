@@ -1,0 +1,30 @@
+"""``sms completion``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from appliance.cli.common import verb
+
+EXAMPLES = """\
+  sms completion bash >/etc/bash_completion.d/sms
+  sms completion zsh  >/usr/share/zsh/site-functions/_sms"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(verbs, "completion", "print completion for a shell", "Print completion for a shell.", EXAMPLES)
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it."""
+    import shtab
+
+    from appliance.cli import make_parser
+
+    sys.stdout.write(shtab.complete(make_parser(), shell=arguments.shell))
+    return 0

@@ -1,0 +1,90 @@
+"""``sms image``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_json, verb
+
+if TYPE_CHECKING:
+    from appliance.flow.context import Cluster
+
+EXAMPLES = """\
+  sms image list                 images that builds left, the newest first
+  sms image sbom >image.cdx.json the current image's bill of materials (CycloneDX)
+  sms image manifest 3f9a        what the image with that key was made from
+  sms image prune --keep 3 -n    what would be removed"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(verbs, "image", "list images and what is in them", "List images and what is in them.", EXAMPLES)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    shown = actions.add_parser("list", help="images that builds left")
+    add_json(shown)
+    shown.set_defaults(run=run_list)
+    for name, suffix, what in (
+        ("sbom", ".cdx.json", "the bill of materials (CycloneDX)"),
+        ("manifest", ".json", "what it was made from"),
+    ):
+        action = actions.add_parser(name, help=f"print {what} of an image")
+        action.add_argument("key", nargs="?", help="the beginning of its key (default: the current image)")
+        action.set_defaults(run=run_print, suffix=suffix)
+    prune = actions.add_parser("prune", help="remove old images, never the current one")
+    prune.add_argument("--keep", type=int, default=3, metavar="N", help="how many of the newest stay (3)")
+    prune.add_argument("-n", "--dry-run", action="store_true", help="only say which")
+    prune.set_defaults(run=run_prune)
+
+
+def _cluster(arguments: argparse.Namespace) -> Cluster:
+    from appliance.cli.screen import progress
+    from appliance.flow.context import open_cluster
+    from appliance.flow.site import find_site
+
+    return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List images."""
+    from appliance.cli.screen import out, print_json
+    from appliance.flow.images import list_images
+    from appliance.flow.status import when
+
+    images = list_images(_cluster(arguments))
+    if arguments.json:
+        print_json([asdict(image) for image in images])
+        return 0
+    for image in images:
+        mark = "*" if image.current else " "
+        size = f"{image.bytes >> 20} MiB"
+        out.print(
+            f"{mark} {image.key[:12]}  {when(image.built)}  {size:>8}  {image.base}  {','.join(image.services)}",
+            markup=False,
+        )
+    if not images:
+        out.print("no images; `sms build` makes one", markup=False)
+    return 0
+
+
+def run_print(arguments: argparse.Namespace) -> int:
+    """Print a document that belongs to an image."""
+    from appliance.cli.screen import out
+    from appliance.flow.images import find_image
+
+    image = find_image(_cluster(arguments), arguments.key)
+    out.print(Path(image.path).with_suffix(arguments.suffix).read_text(), markup=False, end="")
+    return 0
+
+
+def run_prune(arguments: argparse.Namespace) -> int:
+    """Remove old images."""
+    from appliance.cli.screen import out
+    from appliance.flow.images import prune_images
+
+    word = "would remove" if arguments.dry_run else "removed"
+    for image in prune_images(_cluster(arguments), max(arguments.keep, 0), dry_run=arguments.dry_run):
+        out.print(f"{word} {image.key[:12]}, {image.bytes >> 20} MiB", markup=False)
+    return 0

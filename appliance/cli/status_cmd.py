@@ -1,0 +1,110 @@
+"""``sms status``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, open_target, verb
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from appliance.flow.status import Status
+
+EXAMPLES = """\
+  sms status              a table; exit status 4 when something does not answer
+  sms status --json       the same for scripts
+  sms status --watch      again every two seconds, until Ctrl-C"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "status",
+        "ask every service in its own protocol",
+        "Ask every service in its own protocol; show the overlay's use, the image, who signed it, the lease.",
+        EXAMPLES,
+    )
+    add_host(parser)
+    parser.add_argument("-w", "--watch", action="store_true", help="again every two seconds")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the status."""
+    from appliance.cli.screen import out, print_json
+    from appliance.flow.status import status
+
+    cluster, host = open_target(arguments)
+    if arguments.watch:
+        return watch(lambda: status(cluster, host))
+    found = status(cluster, host)
+    if arguments.json:
+        print_json(found.as_dict())
+    else:
+        out.print(view(found))
+    return 0 if found.healthy else 4
+
+
+def watch(ask: Any) -> int:
+    """Show it again and again until Ctrl-C; give the last one's exit status."""
+    from rich.live import Live
+
+    from appliance.cli.screen import out
+
+    found = ask()
+    try:
+        with Live(view(found), console=out, screen=out.is_terminal, auto_refresh=False) as live:
+            while True:
+                time.sleep(2)
+                found = ask()
+                live.update(view(found), refresh=True)
+    except KeyboardInterrupt:
+        return 0 if found.healthy else 4
+
+
+def view(found: Status) -> RenderableType:
+    """The status as a person reads it."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    from appliance.flow.status import uptime_text, when
+
+    lease = found.lease
+    held = f"held by {lease['holder']} since {when(lease['since'])}" if lease["holder"] else "free"
+    state = "[green]healthy[/]" if found.healthy else "[red]unhealthy[/]" if found.running else "[red]not running[/]"
+    facts = [("appliance", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
+    if found.running:
+        facts.append(("up for", uptime_text(found.uptime_s)))
+        facts.append(
+            (
+                "image",
+                escape(
+                    f"sha256:{found.image.get('sha256', 'unknown')[:16]} key {found.image.get('key', 'unknown')[:12]}"
+                ),
+            )
+        )
+        facts.append(("signed by", escape(found.image.get("signer", "unknown"))))
+        if found.overlay:
+            used, size = found.overlay["used"], found.overlay["size"]
+            facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
+    facts.append(("lease", f"{held}, generation {lease['generation']}"))
+    head = Table.grid(padding=(0, 2))
+    for name, text in facts:
+        head.add_row(name, text)
+    parts: list[RenderableType] = [head]
+    if found.services:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for title in ("service", "state", "answer", "ms"):
+            table.add_column(title, justify="right" if title == "ms" else "left", overflow="fold")
+        for answer in found.services:
+            mark = "[green]ok[/]" if answer.ok else "[red]FAILED[/]"
+            table.add_row(answer.name, mark, escape(answer.detail), f"{answer.ms:.0f}")
+        parts += ["", table]
+    parts += [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]
+    return Group(*parts)

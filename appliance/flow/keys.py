@@ -1,0 +1,65 @@
+"""``sms key``: the pair of keys that images are signed with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from appliance.errors import ConfigError, Refused
+
+
+def create_pair(private: Path, public: Path) -> str:
+    """Make an Ed25519 pair as PEM files; give the public key's fingerprint.
+
+    Raises:
+        Refused: one of the files is there already.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    for path in (private, public):
+        if path.exists():
+            raise Refused(
+                f"{path} is there already", hint="images signed with it would no longer start; move it away first"
+            )
+    key = Ed25519PrivateKey.generate()
+    private_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public_pem = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    private.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write_new(private, private_pem, 0o600)
+    try:
+        _write_new(public, public_pem, 0o644)
+    except OSError:
+        private.unlink()
+        raise
+    return fingerprint(public)
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def fingerprint(public: Path) -> str:
+    """SHA-256 of the public key (SubjectPublicKeyInfo, DER), in hex.
+
+    Raises:
+        ConfigError: the file holds no public key.
+    """
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        key = serialization.load_pem_public_key(public.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {public}: {error.strerror}", hint="`sms key create` makes a pair") from error
+    except ValueError as error:
+        raise ConfigError(f"{public} holds no public key in PEM") from error
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()

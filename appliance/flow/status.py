@@ -1,0 +1,121 @@
+"""``sms status``: every service asked in its own protocol, and what it all stands on."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from appliance.errors import SmsError
+from appliance.flow.context import Cluster
+from appliance.flow.lease import look_at_lease
+from appliance.flow.start import PROBE
+from appliance.host.base import Host
+from appliance.plan.machine import inside_argv, instance_name
+from appliance.tools import apptainer
+
+FULL_PERCENT = 80
+"""Use of the overlay from which on it is a warning."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one service answered; ``ms`` milliseconds."""
+
+    name: str
+    ok: bool
+    detail: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """The appliance on one host. Sizes in bytes, times in seconds."""
+
+    cluster: str
+    host: str
+    running: bool
+    healthy: bool
+    lease: dict[str, Any]
+    services: list[Answer] = field(default_factory=list)
+    image: dict[str, str] = field(default_factory=dict)
+    overlay: dict[str, int] = field(default_factory=dict)
+    uptime_s: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def status(cluster: Cluster, host: Host) -> Status:
+    """Ask everything; changes nothing but the line that the syslog probe sends."""
+    lease = look_at_lease(host, cluster)
+    running = apptainer.find_instance(host, instance_name(cluster.site))
+    if not running:
+        warnings = [f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else []
+        return Status(cluster.site.cluster, host.name, False, False, asdict(lease), warnings=warnings)
+    answers = ask(cluster, host)
+    note = json.loads(host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json") or b"{}")
+    overlay = _overlay_use(cluster, host)
+    warnings = []
+    if lease.holder != host.name:
+        warnings.append(f"it runs on {host.name}, but {lease.holder or 'nobody'} holds the lease")
+    if overlay and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]:
+        warnings.append(f"the overlay is {overlay['used'] * 100 // overlay['size']}% full")
+    if note.get("image") != running.image:
+        warnings.append("the running image is not the one that was written down at its start")
+        note = {}
+    return Status(
+        cluster.site.cluster,
+        host.name,
+        True,
+        all(answer.ok for answer in answers) and not warnings,
+        asdict(lease),
+        answers,
+        {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},
+        overlay,
+        int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0),
+        warnings,
+    )
+
+
+def ask(cluster: Cluster, host: Host) -> list[Answer]:
+    """One answer a service, in starting order."""
+    names = [service.name for service in cluster.services]
+    said = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
+    found: dict[str, Answer] = {}
+    for line in said.stdout.decode(errors="replace").splitlines():
+        answer = json.loads(line)
+        found[answer["name"]] = Answer(answer["name"], answer["ok"], answer["detail"], answer["ms"])
+    if not found:
+        raise SmsError(f"the appliance does not answer: {said.stderr.decode(errors='replace').strip()[-300:]}")
+    return [found.get(name) or Answer(name, False, "the image does not know it", 0) for name in names]
+
+
+def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
+    argv = inside_argv(cluster.site, "df", "--block-size=1", "--output=size,used", "/")
+    words = host.run(*argv, ok=None).text.splitlines()[-1:]
+    try:
+        size, used = (int(word) for word in words[0].split())
+    except (IndexError, ValueError):
+        return {}
+    return {"size": size, "used": used}
+
+
+def uptime_text(seconds: int) -> str:
+    """Seconds as a person says them: 3 d 4 h, 12 min."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
+
+
+def when(stamp: float) -> str:
+    """Unix time as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))

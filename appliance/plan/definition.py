@@ -1,0 +1,125 @@
+"""The Apptainer definition of the services container, and the key that names its image."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance import __version__
+from appliance.catalog import Base, Service
+from appliance.errors import ConfigError
+from appliance.plan.render import Templates
+
+TEMPLATE = "services.def.j2"
+SHELLS = frozenset({"sh"})
+"""Commands that are only the way to another one."""
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that an image is made from: same plan, same key, no build."""
+
+    key: str
+    definition: str
+    manifest: str
+    runtime: Mapping[str, bytes]
+
+    def context(self) -> dict[str, bytes]:
+        """Files of the build's folder by relative path."""
+        files = {f"runtime/{name}": data for name, data in self.runtime.items()}
+        return {**files, "services.def": self.definition.encode(), "manifest.json": self.manifest.encode()}
+
+
+def packages_for(base: Base, services: Sequence[Service]) -> tuple[str, ...]:
+    """The packages to ask for, without repetition, sorted.
+
+    Raises:
+        ConfigError: a service has packages, but none for this base.
+    """
+    names = set(base.packages)
+    for service in services:
+        sets = [service.packages[key] for key in base.package_sets if key in service.packages]
+        if service.packages and not sets and set(service.packages) - {"debian"}:
+            raise ConfigError(f"{service.name} has no packages for {base.name}")
+        names.update(sets[0] if sets else ())
+    return tuple(sorted(names))
+
+
+def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
+    """Lines of sources.list."""
+    return [
+        f"deb [signed-by={base.keyring}] {mirrors[name]} {suite} {' '.join(repository.components)}"
+        for name, repository in sorted(base.repositories.items())
+        for suite in repository.suites
+    ]
+
+
+def missing_mirrors(base: Base, mirrors: Mapping[str, str]) -> list[str]:
+    """Repositories whose mirror nobody named."""
+    return sorted(name for name in base.repositories if name not in mirrors)
+
+
+def plan_build(
+    base: Base,
+    services: Sequence[Service],
+    *,
+    mirrors: Mapping[str, str],
+    versions: Mapping[str, str] | None,
+    definitions: Path,
+    runtime: Mapping[str, bytes],
+) -> BuildPlan:
+    """Plan an image.
+
+    Args:
+        mirrors: address of each of the base's repositories.
+        versions: version of every package as resolved, or None where they cannot be known before
+            the build.
+        definitions: the folder of the template.
+        runtime: the programs that run inside, by name.
+    """
+    packages = packages_for(base, services)
+    wanted = [f"{name}={version}" for name, version in sorted(versions.items())] if versions else list(packages)
+    if base.manager != "apt":
+        wanted = [name.replace("=", "-", 1) for name in wanted]
+    templates = Templates(definitions)
+    values = {
+        "mirrors": dict(mirrors),
+        "sources": apt_sources(base, mirrors) if base.manager == "apt" else [],
+        "repositories": base.repositories,
+    }
+    rendered = {
+        "name": base.name,
+        "header": templates.text(base.header, **values).rstrip(),
+        "setup": templates.text(base.setup, **values).rstrip(),
+        "cleanup": base.cleanup.rstrip(),
+        "list_packages": base.list_packages,
+    }
+    inputs = {
+        "base": base.model_dump(mode="json"),
+        "mirrors": dict(sorted(mirrors.items())),
+        "packages": list(packages),
+        "versions": dict(sorted((versions or {}).items())),
+        "services": [service.name for service in services],
+        "runtime": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(runtime.items())},
+        "version": __version__,
+    }
+
+    def render(key: str) -> str:
+        return templates.file(
+            TEMPLATE,
+            base=rendered,
+            runtime=sorted(runtime),
+            install=templates.text(base.install, packages=" ".join(wanted)).rstrip(),
+            commands=sorted({service.run[0] for service in services} - SHELLS),
+            services=[service.name for service in services],
+            version=__version__,
+            key=key,
+        )
+
+    material = json.dumps(inputs, sort_keys=True) + render("")
+    key = hashlib.sha256(material.encode()).hexdigest()
+    manifest = json.dumps({"key": key, **inputs}, indent=1, sort_keys=True) + "\n"
+    return BuildPlan(key, render(key), manifest, runtime)

@@ -1,0 +1,103 @@
+"""Where things lie on an admin host, and the commands that start and stop the appliance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from appliance.config.model import Site
+from appliance.plan.network import network_arguments, network_names
+
+STOP_TIMEOUT_S = 180
+"""Seconds that the supervisor gets to end every service before it is killed."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Paths on an admin host. All but the run folder lie below the state folder."""
+
+    images: PurePosixPath
+    current: PurePosixPath
+    overlay: PurePosixPath
+    overlay_note: PurePosixPath
+    lease: PurePosixPath
+    journal: PurePosixPath
+    lock: PurePosixPath
+    public_keys: PurePosixPath
+
+
+def places(site: Site) -> Places:
+    """Where this site's things lie."""
+    state = PurePosixPath(site.state)
+    overlays = PurePosixPath(site.overlay.directory) if site.overlay.directory else state / "overlays"
+    overlay = overlays / f"{site.cluster}.img"
+    return Places(
+        images=state / "images",
+        current=state / "images" / f"{site.cluster}.sif",
+        overlay=overlay,
+        overlay_note=overlays / f"{site.cluster}.json",
+        # Beside the overlay: where hosts share the one they share the other.
+        lease=overlays / f"{site.cluster}.lease",
+        journal=state / "journal",
+        lock=PurePosixPath("/run/sms") / f"{site.cluster}.lock",
+        public_keys=state / "keys",
+    )
+
+
+def instance_name(site: Site) -> str:
+    """The name of the Apptainer instance."""
+    return f"sms-{site.cluster}"
+
+
+def container_options(site: Site) -> list[str]:
+    """Options of every run of the image: nothing of the host's but the kernel and the time zone."""
+    options = ["--no-home", "--contain", "--cleanenv", "--no-mount", "/etc/hosts"]
+    # A resolver of the host's may be out of the container's reach; an address that refuses at
+    # once beats one that never answers.
+    dns = ",".join(str(server) for server in site.networks.dns) or "127.0.0.1"
+    return [*options, "--dns", dns]
+
+
+def start_argv(site: Site, image: str) -> tuple[str, ...]:
+    """The command that starts the appliance."""
+    return (
+        "apptainer",
+        "instance",
+        "start",
+        *container_options(site),
+        "--net",
+        "--network",
+        ",".join(network_names(site)),
+        "--network-args",
+        network_arguments(site),
+        "--hostname",
+        site.hostname,
+        "--overlay",
+        str(places(site).overlay),
+        image,
+        instance_name(site),
+    )
+
+
+def seed_argv(site: Site, image: str, overlay: str) -> tuple[str, ...]:
+    """The command that reads the seed's archive and brings it into an overlay nobody uses."""
+    return ("apptainer", "exec", *container_options(site), "--overlay", overlay, image, "/opt/sms/bin/sms-seed")
+
+
+def stop_argv(site: Site) -> tuple[str, ...]:
+    """The command that stops the appliance."""
+    return (
+        "apptainer",
+        "instance",
+        "stop",
+        "--signal",
+        "SIGTERM",
+        "--timeout",
+        str(STOP_TIMEOUT_S),
+        instance_name(site),
+    )
+
+
+def inside_argv(site: Site, *argv: str) -> tuple[str, ...]:
+    """A command that runs in the running appliance."""
+    return ("apptainer", "exec", "--cleanenv", "--pwd", "/", f"instance://{instance_name(site)}", *argv)

@@ -1,0 +1,43 @@
+"""Templates: rendered in a sandbox, and strict about names that do not exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from appliance.errors import ConfigError
+
+
+class Templates:
+    """Renders texts, and templates below ``folder``, over the values given."""
+
+    def __init__(self, folder: Path, **values: object) -> None:
+        self._environment = ImmutableSandboxedEnvironment(
+            loader=FileSystemLoader(folder),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            autoescape=False,
+        )
+        self._environment.policies["json.dumps_function"] = json.dumps
+        # Not tojson's default, which writes characters as \\u0026 for the sake of HTML.
+        self._environment.filters["tojson"] = json.dumps
+        self._environment.globals.update(values)
+
+    def text(self, source: str, **values: object) -> str:
+        """Render a template that is itself a value."""
+        try:
+            return self._environment.from_string(source).render(**values)
+        except TemplateError as error:
+            raise ConfigError(f"template: {error.message}: {source[:120]!r}") from error
+
+    def file(self, name: str, **values: object) -> str:
+        """Render a template file."""
+        try:
+            return self._environment.get_template(name).render(**values)
+        except TemplateError as error:
+            raise ConfigError(f"template {name}: {error.message or error}") from error

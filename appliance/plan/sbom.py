@@ -1,0 +1,65 @@
+"""The software bill of materials of an image, as CycloneDX 1.6 JSON (ECMA-424)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from appliance import __version__
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of an image, as its own package manager names it."""
+
+    name: str
+    version: str
+    architecture: str
+    source: str
+
+
+def read_packages(text: str) -> list[Package]:
+    """Packages from lines of name, version, architecture and source, separated by tabs."""
+    rows = [line.split("\t") for line in text.splitlines() if line.count("\t") >= 2]
+    return [Package(row[0], row[1], row[2], row[3] if len(row) > 3 else row[0]) for row in rows]
+
+
+def sbom(packages: Sequence[Package], *, key: str, image: str, purl: str, distribution: str) -> str:
+    """The bill of materials; the same image gives the same text.
+
+    Args:
+        key: the image's key, which the serial number is derived from.
+        purl: type and namespace of package URLs, such as ``deb/debian``.
+    """
+    kind, _, namespace = purl.partition("/")
+    components = [
+        Component(
+            name=package.name,
+            version=package.version,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"{package.name}@{package.version}#{package.architecture}",
+            purl=PackageURL(
+                kind,
+                namespace or None,
+                package.name,
+                package.version,
+                {"arch": package.architecture, "distro": distribution},
+            ),
+        )
+        for package in packages
+    ]
+    subject = Component(name=image, version=key[:16], type=ComponentType.CONTAINER, bom_ref="image")
+    # No clock: a rebuild from the same inputs must not differ.
+    metadata = BomMetaData(component=subject, timestamp=datetime(1970, 1, 1, tzinfo=UTC))
+    metadata.tools.components.add(Component(name="sms", version=__version__, type=ComponentType.APPLICATION))
+    serial = uuid.uuid5(uuid.NAMESPACE_URL, key)
+    bom = Bom(components=components, metadata=metadata, serial_number=serial)
+    bom.register_dependency(subject, components)
+    return JsonV1Dot6(bom).output_as_string(indent=1)

@@ -1,0 +1,89 @@
+"""How services come up and stay up inside the container: supervisord, and what sms-run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from appliance.catalog import Service
+from appliance.plan.render import Templates
+
+HEADER = """\
+; Written by sms. Every program waits itself for what it needs (sms-run), so that a service that
+; is restarted waits as well.
+[supervisord]
+nodaemon=true
+user=root
+logfile=/var/log/sms/supervisord.log
+logfile_maxbytes=10MB
+logfile_backups=2
+pidfile=/run/sms/supervisord.pid
+childlogdir=/var/log/sms
+identifier=sms
+
+[unix_http_server]
+file=/run/sms/supervisor.sock
+chmod=0700
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisorctl]
+serverurl=unix:///run/sms/supervisor.sock
+"""
+
+PROGRAM = """
+[program:{name}]
+command=/opt/sms/bin/sms-run {name}
+priority={priority}
+autorestart=true
+; sms-run waits longer after each failure; the supervisor itself never gives up.
+startsecs=0
+stopsignal={stop_signal}
+stopwaitsecs={stop_wait}
+killasgroup=true
+redirect_stderr=true
+stdout_logfile=/var/log/sms/{name}.log
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=3
+"""
+
+
+def supervisor_conf(services: Sequence[Service]) -> str:
+    """supervisord.conf for services in starting order; they are stopped in the reverse one."""
+    programs = [
+        PROGRAM.format(
+            name=service.name, priority=number * 10, stop_signal=service.stop_signal, stop_wait=service.stop_wait_s
+        )
+        for number, service in enumerate(services, 1)
+    ]
+    return HEADER + "".join(programs)
+
+
+def services_json(services: Sequence[Service], templates: Templates) -> dict[str, Any]:
+    """What sms-run, sms-probe and sms-filesync read: services by name in starting order."""
+    names = {service.name for service in services}
+    return {
+        "services": {
+            service.name: {
+                "run": [templates.text(word) for word in service.run],
+                "user": service.user,
+                "setup": templates.text(service.setup),
+                "needs": [need for need in (*service.needs, *service.after) if need in names],
+                "sync": list(service.sync),
+                "probe": _probe(service, templates),
+            }
+            for service in services
+        }
+    }
+
+
+def _probe(service: Service, templates: Templates) -> dict[str, Any]:
+    assert service.probe
+    given = service.probe.model_dump(exclude_none=True)
+    kind = next(way for way in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if way in given)
+    if kind == "exec":
+        given["exec"] = [[templates.text(word) for word in argv] for argv in given["exec"]]
+    else:
+        given[kind] = templates.text(given[kind])
+    return {"kind": kind, **given}

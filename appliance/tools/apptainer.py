@@ -1,0 +1,196 @@
+"""Apptainer: build, sign, verify, instances. spython is used here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandError, Host, OnLine
+
+SBOM_DATATYPE = "9"
+"""SIF data type of a bill of materials; in group 1, what the signature covers."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A running instance."""
+
+    name: str
+    pid: int
+    image: str
+
+
+def build_image(definition: str, image: str, *, arguments: Mapping[str, str], on_line: OnLine) -> None:
+    """Build ``image`` from a definition file on this machine.
+
+    Args:
+        arguments: values for the definition's ``{{ name }}``.
+
+    Raises:
+        SmsError: the build failed; its last lines say why.
+    """
+    from spython.utils import stream_command
+
+    words = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    # Both outputs in one stream: spython's own Client.build reads one and lets the other fill up
+    # until the build hangs. The build ends when this process does, however that ends.
+    argv = ["setpriv", "--pdeathsig", "TERM", "apptainer", "build", "--force", *words, image, definition]
+    said: list[str] = []
+    try:
+        for line in stream_command(argv, no_newline_regexp="^$", output_type="both"):
+            said.append(line.rstrip())
+            on_line(said[-1])
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        tail = "\n    ".join([word for word in said if word][-15:])
+        raise SmsError(f"apptainer build failed\n    {tail or error}") from error
+
+
+def add_sbom(host: Host, image: str, sbom: str) -> None:
+    """Put the bill of materials at path ``sbom`` into the image file, before it is signed."""
+    host.run(
+        "apptainer",
+        "sif",
+        "add",
+        "--datatype",
+        SBOM_DATATYPE,
+        "--sbomformat",
+        "cyclonedx-json",
+        "--groupid",
+        "1",
+        "--filename",
+        "sbom.cdx.json",
+        image,
+        sbom,
+    )
+
+
+def sign_pem(host: Host, image: str, private_key: str) -> None:
+    """Sign with a PEM key."""
+    host.run("apptainer", "sign", "--key", private_key, image, timeout=120)
+
+
+def sign_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) -> None:
+    """Sign with the key of the keyring that has ``fingerprint``."""
+    index = _pgp_index(host, keyring, fingerprint)
+    host.run(*_with_keyring(keyring), "apptainer", "sign", "--keyidx", str(index), image, timeout=120)
+
+
+def _with_keyring(keyring: str | None) -> tuple[str, ...]:
+    return ("env", f"APPTAINER_KEYSDIR={keyring}") if keyring else ()
+
+
+def _pgp_index(host: Host, keyring: str | None, fingerprint: str) -> int:
+    listed = host.run(*_with_keyring(keyring), "apptainer", "key", "list", "--secret", ok=None).text
+    keys = re.findall(r"^(\d+)\).*?(?:F|Fingerprint): *([0-9A-Fa-f ]{40,})", listed, re.MULTILINE | re.DOTALL)
+    for number, found in keys:
+        if found.replace(" ", "").strip().upper()[:40] == fingerprint.upper():
+            return int(number)
+    raise SmsError(
+        f"no private PGP key with fingerprint {fingerprint} in the keyring",
+        hint="`apptainer key list --secret` shows what is there; `apptainer key newpair` makes one",
+    )
+
+
+def verify_pem(host: Host, image: str, public_keys: Sequence[str]) -> str:
+    """Hold the whole image against the keys; give the path of the one that signed it.
+
+    Raises:
+        Refused: unsigned, signed by somebody else, or changed since.
+    """
+    reasons: list[str] = []
+    for key in public_keys:
+        result = host.run("apptainer", "verify", "--all", "--key", key, image, ok=None, timeout=300)
+        if result.status == 0:
+            return key
+        reasons.append(_why_not(result.stdout + result.stderr))
+    raise Refused(
+        f"{image} is not to be trusted: {'; '.join(dict.fromkeys(reasons)) or 'no public key to hold it against'}",
+        hint="build it again with `sms build`, or name the signer's key in signing.public_keys if you trust it",
+    )
+
+
+def verify_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) -> None:
+    """Demand a whole signature by the PGP key with ``fingerprint``.
+
+    Raises:
+        Refused: there is none.
+    """
+    result = host.run(
+        *_with_keyring(keyring), "apptainer", "verify", "--all", "--local", "--json", image, ok=None, timeout=300
+    )
+    # What is not JSON comes before it.
+    _, brace, rest = result.text.partition("{")
+    try:
+        entries = json.loads(brace + rest).get("SignerKeys") or []
+    except ValueError:
+        entries = []
+    signers = {
+        str(entry["Signer"].get("Fingerprint", "")).upper() for entry in entries if entry["Signer"].get("KeyCheck")
+    }
+    if result.status or fingerprint.upper() not in signers:
+        raise Refused(
+            f"{image} carries no valid PGP signature of {fingerprint}",
+            hint="`apptainer verify` shows who signed it; is the public key in the keyring?",
+        )
+
+
+REASONS = {
+    "signature not found": "it is not signed",
+    "integrity compromised": "it was changed after it was signed",
+    "do not match threshold": "it was signed with another key",
+    "not associated with object group": "it holds something that no signature covers",
+    "no such file": "it is not there",
+}
+"""Words of `apptainer verify`, and what they mean to a person."""
+
+
+def _why_not(said: bytes) -> str:
+    text = said.decode(errors="replace")
+    for words, meaning in REASONS.items():
+        if words in text:
+            return meaning
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "apptainer verify failed"
+
+
+def labels(host: Host, image: str) -> dict[str, str]:
+    """Labels of an image."""
+    inspected = json.loads(host.run("apptainer", "inspect", "--json", image).stdout)
+    found: dict[str, str] = inspected["data"]["attributes"].get("labels") or {}
+    return found
+
+
+def read_inside(host: Host, image: str, path: str) -> bytes:
+    """A file of an image."""
+    return host.run("apptainer", "exec", "--no-home", "--contain", "--cleanenv", image, "cat", path).stdout
+
+
+def find_instance(host: Host, name: str) -> Instance | None:
+    """The running instance of that name."""
+    # Its own file is asked for, not a pattern: `list` takes globs.
+    listed = host.run("apptainer", "instance", "list", "--json", name)
+    for entry in json.loads(listed.stdout or b"{}").get("instances") or []:
+        if entry["instance"] == name:
+            return Instance(name, int(entry["pid"]), entry["img"])
+    return None
+
+
+def create_overlay(host: Host, path: str, size_mb: int) -> None:
+    """A sparse ext3 overlay image."""
+    host.run("apptainer", "overlay", "create", "--size", str(size_mb), "--sparse", path, timeout=300)
+
+
+@contextmanager
+def undo_start(host: Host, stop: Sequence[str]) -> Iterator[None]:
+    """Stop the instance again when the context fails."""
+    try:
+        yield
+    except BaseException:
+        with suppress(CommandError):
+            host.run(*stop, ok=None, timeout=300)
+        raise

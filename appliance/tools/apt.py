@@ -1,0 +1,97 @@
+"""apt: the mirrors this host uses, and the versions an image would get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from appliance.errors import SmsError
+from appliance.host.base import CommandError, Host
+
+TARGET = re.compile(r"^(?P<uri>\S+) (?P<origin>[^|]*)\|(?P<codename>\S+)$")
+INSTALL = re.compile(r"^Inst (?P<name>\S+) (?:\[[^\]]*\] )?\((?P<version>\S+) ")
+
+
+def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Mirrors of this host's own configuration, by repository name.
+
+    Args:
+        repositories: the suites of each repository wanted; its first is looked for.
+    """
+    if not host.works("sh", "-c", "command -v apt-get"):
+        return {}
+    listed = host.run(
+        "apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)|$(CODENAME)", "Identifier: Packages", ok=None
+    )
+    targets = [found for line in listed.text.splitlines() if (found := TARGET.match(line))]
+    mirrors: dict[str, str] = {}
+    for name, suites in repositories.items():
+        exact = [target for target in targets if target["codename"] == suites[0]]
+        # Another release of the same distribution has the same mirror, under other suites.
+        kind = suites[0].partition("-")[2]
+        alike = [t for t in targets if t["origin"] == "Debian" and t["codename"].partition("-")[2] == kind]
+        for target in (*exact, *alike):
+            mirrors.setdefault(name, target["uri"].rstrip("/"))
+    return mirrors
+
+
+class Resolver:
+    """An apt world of its own below ``folder``: the host's lists and pins do not count."""
+
+    def __init__(self, host: Host, folder: str, sources: Sequence[str]) -> None:
+        self.host = host
+        self.folder = folder
+        self.sources = sources
+
+    def resolve(self, packages: Sequence[str]) -> dict[str, str]:
+        """Name to version of every package that an image with ``packages`` would hold.
+
+        Raises:
+            SmsError: a package does not exist, or the mirror does not answer.
+        """
+        self._prepare()
+        self._apt(
+            "update",
+            "-q",
+            "-o",
+            "APT::Update::Error-Mode=any",
+            hint="is the mirror in reach? base.mirrors names others",
+        )
+        result = self._apt(
+            *("install", "-s", "-q", "--no-install-recommends", "?essential", "?priority(required)", *packages),
+            hint="a package of the catalogue does not exist on this mirror",
+        )
+        return {found["name"]: found["version"] for line in result.splitlines() if (found := INSTALL.match(line))}
+
+    def _prepare(self) -> None:
+        self.host.run(
+            *("mkdir", "-p"),
+            *(f"{self.folder}/{name}" for name in ("lists/partial", "cache/archives/partial", "etc/empty")),
+        )
+        self.host.write(f"{self.folder}/status", b"")
+        self.host.write(f"{self.folder}/etc/sources.list", "".join(f"{line}\n" for line in self.sources).encode())
+
+    def _apt(self, *argv: str, hint: str) -> str:
+        options = {
+            "Dir::Etc::sourcelist": f"{self.folder}/etc/sources.list",
+            "Dir::Etc::sourceparts": f"{self.folder}/etc/empty",
+            "Dir::Etc::preferences": "/dev/null",
+            "Dir::Etc::preferencesparts": f"{self.folder}/etc/empty",
+            "Dir::State": self.folder,
+            "Dir::State::lists": f"{self.folder}/lists",
+            "Dir::State::status": f"{self.folder}/status",
+            "Dir::State::extended_states": f"{self.folder}/extended_states",
+            "Dir::Cache": f"{self.folder}/cache",
+            "Dir::Cache::pkgcache": "pkgcache.bin",
+            "APT::Sandbox::User": "root",
+            "APT::Get::AllowUnauthenticated": "false",
+            "Debug::NoLocking": "true",
+        }
+        arguments = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+        try:
+            return self.host.run("apt-get", *arguments, *argv, timeout=300).stdout.decode(errors="replace")
+        except CommandError as error:
+            words = [
+                line for line in error.result.stderr.decode(errors="replace").splitlines() if line.startswith("E:")
+            ]
+            raise SmsError("cannot resolve packages: " + ("; ".join(words) or error.message), hint=hint) from error

@@ -1,0 +1,34 @@
+"""ext3 images: checked, looked into, asked who uses them. e2fsprogs and losetup."""
+
+from __future__ import annotations
+
+from appliance.errors import SmsError
+from appliance.host.base import Host
+
+UNCORRECTED = 4
+"""Bit of e2fsck's exit status: errors are left (e2fsck(8))."""
+
+
+def users_of(host: Host, path: str) -> list[str]:
+    """Loop devices of this host that have the file open."""
+    listed = host.run("losetup", "--noheadings", "--output", "NAME", "--associated", path, ok=None).text
+    return listed.split()
+
+
+def check(host: Host, path: str) -> None:
+    """Replay the journal and mend what can be mended without asking. Nobody may use the image.
+
+    Raises:
+        SmsError: it is damaged beyond that.
+    """
+    result = host.run("e2fsck", "-p", path, ok=None, timeout=1800)
+    if result.status >= UNCORRECTED:
+        words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+        raise SmsError(f"{path} is damaged: {words}", hint="restore a snapshot; `e2fsck -n` on a copy shows the damage")
+
+
+def read_inside(host: Host, path: str, name: str) -> bytes:
+    """A file of an image that need not be mounted; empty where it is missing."""
+    if '"' in name or "\n" in name:
+        raise SmsError(f"no such file: {name!r}")
+    return host.run("debugfs", "-R", f'cat "{name}"', path, ok=None).stdout
