@@ -8,7 +8,7 @@ import time
 from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.lab.journal import Journal, busy, changing, read_journal
-from appliance.lab.layout import CACHE, DISK, RUNNING, Layout
+from appliance.lab.layout import CACHE, DISK, LOCKS, RUNNING, Layout
 
 # Every process in a network namespace of the lab is the lab's: no pid is trusted across time.
 # The namespaces of pids and mounts end with their first processes.
@@ -79,5 +79,6 @@ def _free_loops(layout: Layout) -> None:
 
 def _remove_cache() -> None:
     if not Local().works("sh", "-c", 'ls "$1"/*/journal.json', "ls", str(RUNNING)):
-        Local().run("rm", "-rf", "--one-file-system", str(CACHE), timeout=300)
+        lock = str(LOCKS / "sms-lab-root.lock")  # not under the hands of one who builds
+        Local().run("flock", lock, "rm", "-rf", "--one-file-system", str(CACHE), timeout=900)
         Local().run("rmdir", "--ignore-fail-on-non-empty", str(DISK), ok=(0, 1))
