@@ -14,6 +14,7 @@ from appliance.host.local import Local
 from appliance.host.netns import Netns
 from appliance.lab import render
 from appliance.lab.down import take_down
+from appliance.lab.etc import make_etc
 from appliance.lab.journal import Journal, alive, busy, changing, read_journal
 from appliance.lab.layout import LabHost, Layout
 from appliance.lab.root import make_root, root_path
@@ -32,22 +33,6 @@ NEEDED = {
     "flock": "util-linux",
 }
 """Programs of this machine that a lab needs, and the Debian packages they are in."""
-
-# $1 the lab's folder on disk, then the hosts that get an SSH key. Makes what is missing only.
-KEYS = """
-umask 077
-disk=$1; shift
-mkdir -p "$disk/etc-sms/keys" "$disk/ssh" "$disk/host-a" "$disk/host-b" "$disk/shared" "$disk/home"
-mkdir -p -m 755 /var/lib/sms
-chmod 755 "$disk" "$disk/etc-sms" "$disk/host-a" "$disk/host-b" "$disk/shared" "$disk/home"
-key=$disk/etc-sms/keys/munge.key
-[ -s "$key" ] || { head -c 1024 /dev/urandom >"$key.new" && mv "$key.new" "$key"; }
-for pair in admin:"$disk/etc-sms/keys/id_ed25519" $(for host; do echo "$host:$disk/ssh/$host"; done); do
-    file=${pair#*:}
-    [ -s "$file.pub" ] && continue
-    rm -f "$file" && ssh-keygen -q -t ed25519 -N "" -C "${pair%%:*}" -f "$file"
-done
-"""
 
 # $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
 # own root. That this waits matters: until then `down` must wait for it too (see journal.busy).
@@ -119,7 +104,7 @@ def _digest(layout: Layout) -> str:
 def _make(layout: Layout, progress: Progress) -> None:
     Journal(layout.name, layout.count).write()
     with progress.step(f"Cabling {len(layout.hosts)} hosts"):
-        keys = _make_keys(layout)
+        keys = make_etc(layout)
         _write_files(layout, keys)
         local = busy(layout.name)
         spaces = "".join(f"netns add {space}\n" for space in layout.namespaces)
@@ -135,27 +120,6 @@ def _make(layout: Layout, progress: Progress) -> None:
     with progress.step("Waiting for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda item: wait_ready(Netns(*item)), pids.items()))
     Journal(layout.name, layout.count, _digest(layout), pids).write()
-
-
-def _make_keys(layout: Layout) -> render.Keys:
-    """Keys on disk, the site file beside them; give what hosts are told of the keys."""
-    names = render.ssh_hosts(layout)
-    busy(layout.name).run("sh", "-c", KEYS, "keys", str(layout.disk), *names)
-    ssh = layout.disk / "ssh"
-    public = {name: (ssh / f"{name}.pub").read_text() for name in names}
-    for path, text in {
-        "sms.yaml": render.site_file(layout),
-        "known_hosts": render.known_hosts(layout, public),
-        "passwd": render.ALICE + "\n",
-        "group": render.ALICE_GROUP + "\n",
-    }.items():
-        busy(layout.name).write(str(layout.etc / path), text.encode())
-    keys = layout.etc / "keys"
-    return render.Keys(
-        munge=(keys / "munge.key").read_bytes(),
-        authorized=(keys / "id_ed25519.pub").read_bytes(),
-        host={name: (ssh / name).read_bytes() for name in names},
-    )
 
 
 def _write_files(layout: Layout, keys: render.Keys) -> None:
@@ -205,7 +169,7 @@ def _start(layout: Layout, host: LabHost) -> int:
     except CommandError as error:
         said = (error.result.stderr or b"").decode(errors="replace").strip()
         raise SmsError(
-            f"lab host {host.name} does not start: {said}", hint="`sms doctor` looks at the kernel"
+            f"lab host {host.name} does not start: {said}", hint="these are the words of its start script"
         ) from None
     return int(pid)
 

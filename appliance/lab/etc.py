@@ -1,0 +1,44 @@
+"""What a lab keeps on disk: its keys, and the folder that is /etc/sms on the admin hosts."""
+
+from __future__ import annotations
+
+from appliance.lab import render
+from appliance.lab.journal import busy
+from appliance.lab.layout import Layout
+
+# $1 the lab's folder on disk, then the hosts that get an SSH key. Makes what is missing only.
+KEYS = """
+umask 077
+disk=$1; shift
+mkdir -p "$disk/etc-sms/keys" "$disk/ssh" "$disk/host-a" "$disk/host-b" "$disk/shared" "$disk/home"
+mkdir -p -m 755 /var/lib/sms
+chmod 755 "$disk" "$disk/etc-sms" "$disk/host-a" "$disk/host-b" "$disk/shared" "$disk/home"
+key=$disk/etc-sms/keys/munge.key
+[ -s "$key" ] || { head -c 1024 /dev/urandom >"$key.new" && mv "$key.new" "$key"; }
+for pair in admin:"$disk/etc-sms/keys/id_ed25519" $(for host; do echo "$host:$disk/ssh/$host"; done); do
+    file=${pair#*:}
+    [ -s "$file.pub" ] && continue
+    rm -f "$file" && ssh-keygen -q -t ed25519 -N "" -C "${pair%%:*}" -f "$file"
+done
+"""
+
+
+def make_etc(layout: Layout) -> render.Keys:
+    """Keys on disk, the site file beside them; give what hosts are told of the keys."""
+    names = render.ssh_hosts(layout)
+    busy(layout.name).run("sh", "-c", KEYS, "keys", str(layout.disk), *names)
+    ssh = layout.disk / "ssh"
+    public = {name: (ssh / f"{name}.pub").read_text() for name in names}
+    for path, text in {
+        "sms.yaml": render.site_file(layout),
+        "known_hosts": render.known_hosts(layout, public),
+        "passwd": render.ALICE + "\n",
+        "group": render.ALICE_GROUP + "\n",
+    }.items():
+        busy(layout.name).write(str(layout.etc / path), text.encode())
+    keys = layout.etc / "keys"
+    return render.Keys(
+        munge=(keys / "munge.key").read_bytes(),
+        authorized=(keys / "id_ed25519.pub").read_bytes(),
+        host={name: (ssh / name).read_bytes() for name in names},
+    )
