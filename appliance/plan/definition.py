@@ -114,6 +114,7 @@ def plan_build(
             runtime=sorted(runtime),
             install=templates.text(base.install, packages=" ".join(wanted)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),
+            users=sorted({service.user for service in services} - {"root"}),
             services=[service.name for service in services],
             version=__version__,
             key=key,

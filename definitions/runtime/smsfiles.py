@@ -2,8 +2,9 @@
 
 import os
 
-SYSTEM_BELOW = 1000  # ids that belong to the image (login.defs: SYS_UID_MAX)
-NOBODY = 65534
+IMAGE_ACCOUNTS = "/opt/sms/accounts"
+"""passwd and group as the image was built with: these names and ids are its own."""
+SITE_FROM = 1000  # ids below belong to the image's distribution (login.defs: UID_MIN)
 ACCOUNTS = {"/etc/passwd": 2, "/etc/group": 2, "/etc/shadow": None}
 """Account files and the field of their numeric id; shadow has none and goes by name."""
 
@@ -33,35 +34,34 @@ def replace(path, data, mode, uid, gid):
 
 
 def merge_accounts(path, current, site):
-    """The image's own accounts, then the site's; a site's line never takes over a system name or id.
+    """The image's own accounts, then the site's; a site's line never takes over a name or id of the image.
 
     ``current`` and ``site`` are the texts of two files of the kind that ``path`` names.
     """
     field = ACCOUNTS[path]
-    kept = [line for line in _lines(current) if _is_system(line, field)]
-    names = {line.split(":")[0] for line in kept}
+    own = _own_accounts("/etc/passwd" if field is None else path)
+    merged = [line for line in _lines(current) if line.split(":")[0] in own]
+    taken = set(own.values())
+    names = set(own)
     for line in _lines(site):
         parts = line.split(":")
-        if parts[0] in names or _is_system(line, field):
+        if parts[0] in names:
             continue
-        if field is not None and len(parts) <= field:
-            continue
+        if field is not None:
+            if len(parts) <= field or not parts[field].isdigit():
+                continue
+            if int(parts[field]) < SITE_FROM or parts[field] in taken:
+                continue
         names.add(parts[0])
-        kept.append(line)
-    return "\n".join(kept) + "\n"
+        merged.append(line)
+    return "\n".join(merged) + "\n"
 
 
 def _lines(text):
-    return [line for line in text.split("\n") if line and not line.startswith(("#", "+", "-")) and ":" in line]
+    return [line for line in text.split("\n") if line and not line.startswith(("#", "+", "-", ":")) and ":" in line]
 
 
-def _is_system(line, field):
-    if field is None:
-        return line.split(":")[0] in _system_names()
-    parts = line.split(":")
-    return len(parts) <= field or not parts[field].isdigit() or int(parts[field]) < SYSTEM_BELOW or int(parts[field]) == NOBODY
-
-
-def _system_names():
-    with open("/etc/passwd") as stream:
-        return {line.split(":")[0] for line in _lines(stream.read()) if _is_system(line, 2)}
+def _own_accounts(path):
+    """Name to numeric id of the image's own accounts."""
+    with open(os.path.join(IMAGE_ACCOUNTS, os.path.basename(path))) as stream:
+        return {line.split(":")[0]: line.split(":")[2] for line in _lines(stream.read())}
