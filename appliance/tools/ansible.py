@@ -1,0 +1,216 @@
+"""Ansible: one playbook against one host. ansible_runner is used here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import SmsError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A host for Ansible, and the Python its modules run with; ``address`` None is this machine."""
+
+    name: str
+    python: str
+    address: str | None = None
+    user: str = "root"
+    port: int = 22
+    key: Path | None = None
+    known_hosts: Path | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task that failed, and its own words."""
+
+    role: str
+    task: str
+    message: str
+
+
+@dataclass
+class Play:
+    """What a playbook did: the tasks that changed something, those that failed, and what it says to the user."""
+
+    changed: list[str] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    diffs: list[str] = field(default_factory=list)
+
+
+OnTask = Callable[[str], None]
+
+
+def run_playbook(
+    playbook: Path, target: Target, variables: Mapping[str, Any], *, on_task: OnTask, dry_run: bool = False
+) -> Play:
+    """Run a playbook against one host and wait for its end. Nothing reaches the terminal.
+
+    Args:
+        on_task: called with the name of each task as it begins.
+        dry_run: change nothing; the play tells what would change.
+
+    Raises:
+        SmsError: Ansible itself could not run.
+    """
+    import ansible_runner
+
+    play = Play()
+    said: list[str] = []
+
+    def on_event(event: dict[str, Any]) -> bool:
+        said.extend(str(event.get("stdout") or "").splitlines())
+        _note(play, event, on_task)
+        return False
+
+    with _private_folder() as folder:
+        runner = ansible_runner.interface.init_runner(
+            private_data_dir=str(folder),
+            project_dir=str(playbook.parent),
+            playbook=str(playbook),
+            inventory={"all": {"hosts": {target.name: {**_connection(target, folder), **variables}}}},
+            cmdline="--check --diff" if dry_run else "--diff",
+            ident="run",
+            envvars=_environment(folder),
+            quiet=True,
+            event_handler=on_event,
+            # Without one it would take over this process's signals.
+            cancel_callback=lambda: False,
+        )
+        config = runner.config
+        # The settings of a user's shell are none of this play's.
+        config.env = {
+            key: value
+            for key, value in config.env.items()
+            if not key.startswith("ANSIBLE_") or value != os.environ.get(key)
+        }
+        # By module, since the scripts beside it are not on the search path; it ends when this process does.
+        config.command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playbook"] + (
+            config.command[1:]
+        )
+        config.pexpect_timeout = 1
+        runner.run()
+    if runner.rc and not play.failed:
+        tail = "\n    ".join(line for line in said[-12:] if line.strip())
+        raise SmsError(f"ansible-playbook ended with status {runner.rc}\n    {tail}")
+    return play
+
+
+def _connection(target: Target, folder: Path) -> dict[str, Any]:
+    """Inventory variables: the way to the host."""
+    python = {"ansible_python_interpreter": target.python}
+    if target.address is None:
+        return {**python, "ansible_connection": "local"}
+    options = ["StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=10"]
+    if target.known_hosts:
+        options += [f'UserKnownHostsFile="{target.known_hosts}"', "GlobalKnownHostsFile=/dev/null"]
+    if target.key:
+        options.append("IdentitiesOnly=yes")
+    # One connection for all tasks; its socket lies in the private folder and is closed at the end.
+    options += ["ControlMaster=auto", "ControlPersist=30", f"ControlPath={folder}/%C"]
+    return {
+        **python,
+        "ansible_connection": "ssh",
+        "ansible_host": target.address,
+        "ansible_port": target.port,
+        "ansible_user": target.user,
+        "ansible_become": target.user != "root",
+        "ansible_ssh_common_args": " ".join(f"-o {shlex.quote(option)}" for option in options),
+        **({"ansible_ssh_private_key_file": str(target.key)} if target.key else {}),
+    }
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+        "ANSIBLE_HOME": str(folder / "home"),
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_SSH_ARGS": "",
+        "ANSIBLE_NOCOLOR": "True",
+        "ANSIBLE_FORKS": "1",
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",
+    }
+
+
+def _note(play: Play, event: Mapping[str, Any], on_task: OnTask) -> None:
+    """Take one event of the play down."""
+    kind, data = event["event"], event.get("event_data") or {}
+    task, result = str(data.get("task", "")), data.get("res") or {}
+    if kind == "playbook_on_task_start":
+        on_task(task)
+    elif kind in ("runner_on_failed", "runner_on_unreachable") and not data.get("ignore_errors"):
+        play.failed.append(Failure(str(data.get("role", "")), task, _words(result)))
+    elif kind == "runner_on_ok":
+        if result.get("changed"):
+            play.changed.append(task)
+        if data.get("task_action") in ("debug", "ansible.builtin.debug"):
+            play.notes.append(str(result.get("msg", "")))
+    elif kind == "runner_on_skipped" and "check mode" in str(result.get("msg")):
+        play.changed.append(task)
+    elif kind == "runner_on_file_diff":
+        play.diffs += [text] if (text := str(event.get("stdout") or "").replace("\r", "").strip()) else []
+
+
+def _words(result: Mapping[str, Any]) -> str:
+    """Why a task failed; of a loop, why its items did."""
+    items = [item for item in result.get("results") or [] if item.get("failed")]
+    items += (result.get("failed_modules") or {}).values()
+    if items:
+        return "\n".join(dict.fromkeys(_words(item) for item in items))
+    parts = [str(result.get(name) or "").strip() for name in ("msg", "stderr")]
+    return "\n".join(dict.fromkeys(part for part in parts if part)) or json.dumps(result)[:300]
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder for what Ansible writes; processes that were given it end before it goes."""
+    # Short: the path of a socket has 100 characters at most.
+    with tempfile.TemporaryDirectory(prefix="sms-ansible-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        # Empty, but there: no other ansible.cfg is looked for.
+        (folder / "ansible.cfg").touch()
+        try:
+            yield folder
+        finally:
+            _end_processes(str(folder))
+
+
+def _end_processes(folder: str) -> None:
+    """End what still runs with the folder in its environment: workers have sessions of their own."""
+    for signum, grace in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+        deadline = time.monotonic() + grace
+        found = _users_of(folder)
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
+        while found and time.monotonic() < deadline:
+            time.sleep(0.05)
+            found = _users_of(folder)
+        if not found:
+            return
+
+
+def _users_of(folder: str) -> list[int]:
+    """Processes that were given the folder; ssh's master writes its title over its environment."""
+    token = f"{folder}/".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if token in (process / "environ").read_bytes() + (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
