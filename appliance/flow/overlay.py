@@ -7,6 +7,7 @@ import json
 from appliance.catalog import read_extra_files
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, read_given
+from appliance.flow.image import Image
 from appliance.host.base import Host
 from appliance.plan.machine import seed_argv
 from appliance.plan.overlay import SECRET_PLACES, seed_archive, seed_digest, seed_files
@@ -25,7 +26,7 @@ def archive_for(cluster: Cluster) -> bytes:
     return seed_archive(seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given))
 
 
-def ready_overlay(cluster: Cluster, host: Host, image: str, progress: Progress) -> None:
+def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress) -> None:
     """An overlay that is whole and holds what the site file says; made where there is none.
 
     Raises:
@@ -34,6 +35,8 @@ def ready_overlay(cluster: Cluster, host: Host, image: str, progress: Progress) 
     """
     path = str(cluster.places.overlay)
     archive = archive_for(cluster)
+    # Accounts are merged with those of the image: another image, another seed.
+    wanted = f"{seed_digest(archive)} {image.key}"
     exists = host.works("test", "-e", path)
     if exists:
         users = ext3.users_of(host, path)
@@ -44,11 +47,11 @@ def ready_overlay(cluster: Cluster, host: Host, image: str, progress: Progress) 
             )
         with progress.step("check the overlay"):
             ext3.check(host, path)
-    if exists and _seeded_with(cluster, host) == seed_digest(archive):
+    if exists and _seeded_with(cluster, host) == wanted:
         return
     with progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:
-            report = _seed(cluster, host, image, path, archive)
+            report = _seed(cluster, host, image.path, path, archive)
         else:
             # Made beside its name: an overlay that carries the name has a key and its files.
             beside = f"{path}.new"
@@ -57,12 +60,12 @@ def ready_overlay(cluster: Cluster, host: Host, image: str, progress: Progress) 
             _check_room(cluster, host)
             try:
                 apptainer.create_overlay(host, beside, cluster.site.overlay.size_mb)
-                report = _seed(cluster, host, image, beside, archive)
+                report = _seed(cluster, host, image.path, beside, archive)
                 host.run("sh", "-c", 'sync "$1" && mv -nT "$1" "$2" && sync "$(dirname "$2")"', "place", beside, path)
             except BaseException:
                 host.remove(beside)
                 raise
-        note = {"seed": seed_digest(archive)}
+        note = {"seed": wanted}
         host.write(str(cluster.places.overlay_note), json.dumps(note).encode(), mode=0o600)
         step.detail(f"{len(report['changed'])} files")
     for kept in report["kept"]:
@@ -76,7 +79,7 @@ def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes
 
 
 def _seeded_with(cluster: Cluster, host: Host) -> str:
-    """Digest of the seed that the overlay got last."""
+    """Digest of the seed that the overlay got last, and the key of the image it was seeded with."""
     note = host.read(str(cluster.places.overlay_note))
     try:
         return str(json.loads(note or b"{}").get("seed", ""))

@@ -131,7 +131,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
         undo.callback(_let_go, host, cluster)
         started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
         try:
-            ready_overlay(cluster, host, image.path, progress)
+            ready_overlay(cluster, host, image, progress)
             clock.lap("overlay")
             _run(cluster, host, progress, image, undo)
             clock.lap("instance")

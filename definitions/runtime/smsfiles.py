@@ -40,8 +40,11 @@ def merge_accounts(path, current, site):
     """
     field = ACCOUNTS[path]
     own = _own_accounts("/etc/passwd" if field is None else path)
-    merged = [line for line in _lines(current) if line.split(":")[0] in own]
-    taken = set(own.values())
+    kept = {line.split(":")[0]: line for line in _lines(current)}
+    merged = [kept[name] for name in own if name in kept]
+    if field is not None:  # an overlay of an older image knows fewer
+        merged = [kept.get(name, line) for name, line in own.items()]
+    taken = {line.split(":")[2] for line in own.values()}
     names = set(own)
     for line in _lines(site):
         parts = line.split(":")
@@ -62,6 +65,6 @@ def _lines(text):
 
 
 def _own_accounts(path):
-    """Name to numeric id of the image's own accounts."""
+    """Name to line of the image's own accounts."""
     with open(os.path.join(IMAGE_ACCOUNTS, os.path.basename(path))) as stream:
-        return {line.split(":")[0]: line.split(":")[2] for line in _lines(stream.read())}
+        return {line.split(":")[0]: line for line in _lines(stream.read())}
