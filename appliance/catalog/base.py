@@ -14,8 +14,12 @@ class Repository(Section):
 
     suites: tuple[str, ...] = Field((), description="Suites (apt) below the mirror.")
     components: tuple[str, ...] = Field((), description="Components (apt).")
-    path: str = Field("", description="Folder below the mirror (dnf, zypper).")
-    gpg_key: str = Field("", description="Where the key that signs it lies, below the mirror or on the build host.")
+    mirror: str = Field("", description="The mirror it is a part of, where the site names a whole one.")
+    path: str = Field("", description="Its folder below that mirror.")
+    ids: tuple[str, ...] = Field((), description="What dnf or zypper of the build host call it; * matches anything.")
+    keys: str = Field(
+        "", description="The keys that sign its packages, on the build host; * matches anything. No mirror is asked."
+    )
 
 
 class Base(Section):

@@ -14,14 +14,22 @@ from pathlib import Path
 from appliance.catalog import Base
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster, need_root, runtime_files
-from appliance.host.base import CommandError
+from appliance.host.base import CommandError, Host
 from appliance.host.local import Local
-from appliance.plan.definition import BuildPlan, apt_sources, missing_mirrors, packages_for, plan_build
+from appliance.plan.definition import (
+    BuildPlan,
+    apt_sources,
+    has_credentials,
+    missing_mirrors,
+    packages_for,
+    plan_build,
+    repository_urls,
+)
 from appliance.plan.sbom import read_packages, sbom
 from appliance.progress import Progress
 from appliance.share import share
-from appliance.tools import apptainer
-from appliance.tools.apt import Resolver, find_mirrors
+from appliance.tools import apptainer, apt, rpm
+from appliance.tools.apt import Resolver
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,7 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     """
     base = cluster.base
     host = Local()
-    mirrors = {**find_mirrors(host, {name: r.suites for name, r in base.repositories.items() if r.suites})}
-    mirrors = {name: uri for name, uri in mirrors.items() if name in base.repositories} | {
-        name: uri.rstrip("/") for name, uri in cluster.site.base.mirrors.items()
-    }
+    mirrors = {**_host_mirrors(host, base), **repository_urls(base, cluster.site.base.mirrors)}
     missing = missing_mirrors(base, mirrors)
     if missing:
         raise ConfigError(
@@ -64,6 +69,11 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
             step.detail(f"{len(versions)} packages")
         if locked:
             hold_against_lock(lock, base, versions)
+    elif locked:
+        raise Refused(
+            f"the versions that {base.name} would get are known only after a build",
+            hint="build without --locked; the image's manifest and bill of materials name every version",
+        )
     return plan_build(
         base,
         cluster.services,
@@ -71,7 +81,37 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
         versions=versions,
         definitions=share("definitions"),
         runtime=runtime_files(),
+        keys=_repository_keys(base),
     )
+
+
+def _host_mirrors(host: Host, base: Base) -> dict[str, str]:
+    """The base's repositories as this host's own package manager has them."""
+    if base.manager == "apt":
+        return apt.find_mirrors(host, {name: each.suites for name, each in base.repositories.items()})
+    found = rpm.find_mirrors(host, base.manager, {name: each.ids for name, each in base.repositories.items()})
+    # A token of this host's registration must not come into the image.
+    return {name: url for name, url in found.items() if not has_credentials(url)}
+
+
+def _repository_keys(base: Base) -> dict[str, bytes]:
+    """The keys of this host that packages are held against. A mirror's own word for its key is worth nothing.
+
+    Raises:
+        Refused: this host has no key for a repository.
+    """
+    keys: dict[str, bytes] = {}
+    for name, repository in base.repositories.items():
+        if not repository.keys:
+            continue
+        files = sorted(Path("/").glob(repository.keys.lstrip("/")))
+        if not files:
+            raise Refused(
+                f"there is no key for repository {name}: {repository.keys}",
+                hint="take it from the distribution's release package, compare its fingerprint, and put it there",
+            )
+        keys[name] = b"\n".join(file.read_bytes() for file in files)
+    return keys
 
 
 def hold_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> None:

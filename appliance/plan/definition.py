@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from appliance import __version__
 from appliance.catalog import Base, Service
@@ -26,10 +27,12 @@ class BuildPlan:
     definition: str
     manifest: str
     runtime: Mapping[str, bytes]
+    keys: Mapping[str, bytes] = field(default_factory=dict)
 
     def context(self) -> dict[str, bytes]:
         """Files of the build's folder by relative path."""
         files = {f"runtime/{name}": data for name, data in self.runtime.items()}
+        files |= {f"keys/{name}.asc": data for name, data in self.keys.items()}
         return {**files, "services.def": self.definition.encode(), "manifest.json": self.manifest.encode()}
 
 
@@ -57,6 +60,36 @@ def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
     ]
 
 
+def repository_urls(base: Base, mirrors: Mapping[str, str]) -> dict[str, str]:
+    """Address of each repository that ``mirrors`` names, by itself or as a part of a whole mirror.
+
+    Raises:
+        ConfigError: a name is none of the base's, or an address holds a password or a token.
+    """
+    known = {*base.repositories, *(repository.mirror for repository in base.repositories.values())} - {""}
+    for name, url in mirrors.items():
+        if name not in known:
+            raise ConfigError(f"{base.name} has no mirror {name}", hint=f"known: {', '.join(sorted(known))}")
+        if has_credentials(url):
+            raise ConfigError(
+                f"the address of mirror {name} has a user or a token in it, which would come into the image",
+                hint="name a mirror that needs none, such as one on the provisioning network",
+            )
+    urls: dict[str, str] = {}
+    for name, repository in base.repositories.items():
+        if name in mirrors:
+            urls[name] = mirrors[name].rstrip("/")
+        elif repository.mirror in mirrors:
+            urls[name] = f"{mirrors[repository.mirror].rstrip('/')}/{repository.path}".rstrip("/")
+    return urls
+
+
+def has_credentials(url: str) -> bool:
+    """Whether an address carries a user, a password or a token."""
+    parts = urlsplit(url)
+    return "@" in parts.netloc or bool(parts.query)
+
+
 def missing_mirrors(base: Base, mirrors: Mapping[str, str]) -> list[str]:
     """Repositories whose mirror nobody named."""
     return sorted(name for name in base.repositories if name not in mirrors)
@@ -70,6 +103,7 @@ def plan_build(
     versions: Mapping[str, str] | None,
     definitions: Path,
     runtime: Mapping[str, bytes],
+    keys: Mapping[str, bytes] | None = None,
 ) -> BuildPlan:
     """Plan an image.
 
@@ -79,6 +113,7 @@ def plan_build(
             the build.
         definitions: the folder of the template.
         runtime: the programs that run inside, by name.
+        keys: the keys that packages are held against, by repository (dnf, zypper).
     """
     packages = packages_for(base, services)
     wanted = [f"{name}={version}" for name, version in sorted(versions.items())] if versions else list(packages)
@@ -97,7 +132,7 @@ def plan_build(
         "cleanup": base.cleanup.rstrip(),
         "list_packages": base.list_packages,
     }
-    inputs = {
+    inputs: dict[str, object] = {
         "base": base.model_dump(mode="json"),
         "mirrors": dict(sorted(mirrors.items())),
         "packages": list(packages),
@@ -106,12 +141,15 @@ def plan_build(
         "runtime": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(runtime.items())},
         "version": __version__,
     }
+    if keys:
+        inputs["keys"] = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(keys.items())}
 
     def render(key: str) -> str:
         return templates.file(
             TEMPLATE,
             base=rendered,
             runtime=sorted(runtime),
+            keys=sorted(keys or {}),
             install=templates.text(base.install, packages=" ".join(wanted)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),
             users=sorted({service.user for service in services} - {"root"}),
@@ -123,4 +161,4 @@ def plan_build(
     material = json.dumps(inputs, sort_keys=True) + render("")
     key = hashlib.sha256(material.encode()).hexdigest()
     manifest = json.dumps({"key": key, **inputs}, indent=1, sort_keys=True) + "\n"
-    return BuildPlan(key, render(key), manifest, runtime)
+    return BuildPlan(key, render(key), manifest, runtime, keys or {})

@@ -1,0 +1,61 @@
+"""dnf and zypper: the mirrors that this host uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from xml.etree import ElementTree
+
+from appliance.host.base import Host
+
+# dnf 4 writes "Repo-id            : baseos", dnf 5 "Repo ID : baseos".
+LINE = re.compile(r"^\s*(?P<key>Repo-id|Repo ID|Repo-baseurl|Base URL)\s*: (?P<value>\S+)")
+URL = re.compile(r"(https?|file)://[^\s\"'\\$]+")
+
+
+def find_mirrors(host: Host, manager: str, repositories: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Addresses of this host's own repositories, by the names of ours.
+
+    Args:
+        manager: ``dnf`` or ``zypper``; a host without it has none.
+        repositories: what the host may call each repository, as patterns; the first that matches is taken.
+    """
+    if not host.works("sh", "-c", f"command -v {manager}"):
+        return {}
+    own = _dnf(host) if manager == "dnf" else _zypper(host)
+    found: dict[str, str] = {}
+    for name, patterns in repositories.items():
+        for pattern in patterns:
+            for identity, url in own.items():
+                if fnmatchcase(identity.lower(), pattern.lower()) and URL.fullmatch(url):
+                    found.setdefault(name, url.rstrip("/"))
+    return found
+
+
+def _dnf(host: Host) -> dict[str, str]:
+    """Repository to address; dnf itself picks one where its configuration names a list of mirrors."""
+    said = host.run("env", "LC_ALL=C", "dnf", "-q", "repoinfo", "--enabled", ok=None, timeout=300).text
+    repositories: dict[str, str] = {}
+    identity = ""
+    for line in filter(None, map(LINE.match, said.splitlines())):
+        if line["key"].lower().endswith("id"):
+            identity = line["value"]
+        else:
+            # "https://a/, https://b/" and "https://a/ (30 more)": the first is the one in use.
+            repositories.setdefault(identity, line["value"].rstrip(","))
+    return repositories
+
+
+def _zypper(host: Host) -> dict[str, str]:
+    """Alias to address of every repository that is on."""
+    said = host.run("zypper", "--non-interactive", "--no-refresh", "--xmlout", "repos", ok=None).stdout
+    try:
+        stream = ElementTree.fromstring(said)  # noqa: S314 - of this host's own package manager
+    except ElementTree.ParseError:
+        return {}
+    return {
+        repository.get("alias", ""): (repository.findtext("url") or "").strip()
+        for repository in stream.iter("repo")
+        if repository.get("enabled") == "1"
+    }
