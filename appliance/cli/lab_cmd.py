@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from appliance.cli import screen
@@ -23,6 +24,7 @@ def add(verbs: Any) -> None:
     _add_status(parts)
     _add_exec(parts)
     _add_down(parts)
+    _add_demo(parts)
 
 
 def _part(parts: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -92,4 +94,34 @@ def _down(arguments: argparse.Namespace) -> int:
     from appliance.flow import lab
 
     lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
+    return 0
+
+
+def _add_demo(parts: Any) -> None:
+    parser = _part(parts, "demo", "the main job: build, start, a job from a node, the outside through NAT")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from appliance.flow.demo import demo
+
+    shown = demo(arguments.name, arguments.nodes, screen.progress(arguments.quiet), quiet=arguments.quiet)
+    if arguments.json:
+        screen.print_json(asdict(shown))
+        return 0
+    table = Table("what", "how it was seen", "s", box=None, header_style="bold", pad_edge=False)
+    for check in shown.checks:
+        table.add_row(escape(check.what), escape(check.seen), f"{check.seconds:.1f}")
+    screen.out.print("", table, "", sep="\n")
+    flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
+    screen.out.print(
+        f"All of it works. The lab stays up:\n"
+        f"  sms lab exec{flag} admin -- sms status --host host-a   ask every service\n"
+        f"  sms lab exec{flag} node1 -- sinfo                      the cluster, from a compute node\n"
+        f"  sms lab exec{flag} host-a                              a shell on the admin host\n"
+        f"  sms lab down{flag}                                     remove it",
+        markup=False,
+    )
     return 0

@@ -6,6 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance import lab
+from appliance.flow.keys import create_pair
+from appliance.host.local import Local
+from appliance.lab.layout import DISK
 from appliance.progress import Progress
 
 
@@ -20,9 +23,19 @@ class HostState:
     failing: str
 
 
+SIGNING = DISK / ".signing"
+"""One pair of keys for all labs of this machine, so that they share the image that it signs."""
+
+
 def lab_up(name: str, nodes: int, progress: Progress) -> bool:
     """Make the lab; say whether anything had to be done."""
-    return lab.up(name, nodes, progress)
+    made = lab.up(name, nodes, progress)
+    private, public = SIGNING / "sign.pem", SIGNING / "sign.pub"
+    if not private.exists():
+        create_pair(private, public)
+    for key, mode in ((private, 0o600), (public, 0o644)):
+        Local().write(str(lab.Lab.open(name).etc / "keys" / key.name), key.read_bytes(), mode=mode)
+    return made
 
 
 def lab_down(name: str, everything: bool, progress: Progress) -> None:

@@ -1,0 +1,168 @@
+"""The main job in the one-machine lab, every part of it with the real programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from appliance.errors import SmsError
+from appliance.flow.build import build
+from appliance.flow.context import open_cluster
+from appliance.flow.lab import lab_up
+from appliance.host.base import Host
+from appliance.lab import Lab
+from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC
+from appliance.progress import Progress
+
+OUTSIDE = GATEWAY[PUBLIC]
+CARRIER = "host-a"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was tried; ``seen`` is the evidence."""
+
+    what: str
+    seen: str
+    seconds: float
+
+
+@dataclass
+class Shown:
+    """What the demo has seen."""
+
+    lab: str
+    checks: list[Check] = field(default_factory=list)
+
+
+def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> Shown:
+    """Build, start, and use the appliance. What is done already is not done again.
+
+    Raises:
+        SmsError: something does not work; nothing is hidden by going on.
+    """
+    shown = Shown(name)
+
+    def check(what: str, work: Callable[[], str], *, own_progress: bool = False) -> None:
+        began = time.monotonic()
+        with nullcontext() if own_progress else progress.step(what) as step:
+            seen = work()
+            if step:
+                step.detail(seen)
+        shown.checks.append(Check(what, seen, round(time.monotonic() - began, 2)))
+
+    def build_image() -> str:
+        cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
+        built = build(cluster, progress, lock=lab.etc / "sms.lock")
+        how = "built" if built.fresh else "unchanged"
+        return f"{how}, {built.packages} packages, {built.bytes >> 20} MiB, key {built.key[:12]}"
+
+    began = time.monotonic()
+    lab_up(name, nodes, progress)
+    lab = Lab.open(name)
+    hosts = f"{len(lab.nodes)} compute nodes, host-a, host-b, admin, outside"
+    shown.checks.append(Check("a cluster on this machine", hosts, round(time.monotonic() - began, 2)))
+    node, other = lab.host(lab.nodes[0]), lab.host(lab.nodes[-1])
+    check("a signed services container", build_image, own_progress=True)
+    check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
+    check("every compute node is idle", lambda: wait_idle(node, len(lab.nodes)))
+    check("a Slurm job from a compute node", lambda: run_job(node))
+    check("its mail arrives outside", lambda: mail_arrives(lab.host("outside")))
+    check("the outside, through the container's NAT", lambda: fetch_outside(node))
+    check("a node's syslog arrives in the container", lambda: syslog_arrives(lab, other))
+    check("a node's clock follows the container", lambda: clock_follows(node))
+    return shown
+
+
+def start(lab: Lab, quiet: bool) -> str:
+    """Start the appliance as an administrator would: from their own machine, over SSH."""
+    words = ("sms", *(("-q",) if quiet else ()), "start", "--host", CARRIER)
+    status = lab.host("admin").interact(*words)
+    if status:
+        raise SmsError(f"`sms start` ended with status {status}", hint="its own words are above")
+    return "verified, leased, seeded, started; every service answers"
+
+
+def wait_for(what: str, work: Callable[[], str], timeout_s: float = 60) -> str:
+    """Call ``work`` until it gives a text; it gives an empty one while it has to be waited for.
+
+    Raises:
+        SmsError: it did not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (seen := work()):
+        if time.monotonic() > deadline:
+            raise SmsError(f"{what} did not happen within {timeout_s:g} s")
+        time.sleep(0.1)
+    return seen
+
+
+def wait_idle(node: Host, count: int) -> str:
+    """Every node has registered with the container's controller."""
+
+    def idle() -> str:
+        states = node.run("sinfo", "--noheader", "--Node", "--format=%N %T", ok=None).text.splitlines()
+        return f"{count} nodes" if sum(line.endswith(" idle") for line in states) == count else ""
+
+    return wait_for("registration of every node", idle)
+
+
+def as_alice(node: Host, *argv: str, timeout: float = 90) -> str:
+    """Run a command as the lab's user; give what it prints."""
+    return node.run(
+        "runuser", "-u", "alice", "--", "env", "-C", "/home/alice", "HOME=/home/alice", *argv, timeout=timeout
+    ).text
+
+
+def run_job(node: Host) -> str:
+    """A batch job, submitted and waited for on a compute node."""
+    submitted = as_alice(
+        node, "sbatch", "--parsable", "--wait", "--mail-type=END", "--mail-user=alice@example.test", "--wrap=hostname"
+    )
+    job = submitted.splitlines()[0]
+    output = wait_for("the job's output", lambda: node.run("cat", f"/home/alice/slurm-{job}.out", ok=None).text)
+    return f"job {job} ran on {output.splitlines()[-1]}"
+
+
+def mail_arrives(outside: Host) -> str:
+    """Slurm's mail about the job left through the container."""
+
+    def subject() -> str:
+        lines = outside.run("sh", "-c", "grep '^Subject: Slurm' /var/mail/all", ok=None).text.splitlines()
+        return lines[-1].removeprefix("Subject: ") if lines else ""
+
+    return wait_for("the job's mail", subject)
+
+
+def fetch_outside(node: Host) -> str:
+    """A page from beyond the public network; it says which address it was fetched by."""
+    page = node.run("curl", "--silent", "--fail", "--max-time", "10", f"http://{OUTSIDE}/").text
+    if CONTAINER_ADDRESSES[PUBLIC] not in page:
+        raise SmsError(f"the outside saw somebody else than the container: {page}")
+    return page
+
+
+def syslog_arrives(lab: Lab, node: Host) -> str:
+    """A line logged on a node is in the container's messages."""
+    word = f"sms-demo-{time.time_ns()}"
+    node.run("logger", "--tag", "demo", word)
+
+    def line() -> str:
+        messages = lab.host("admin").run(
+            "sms", "exec", "--host", CARRIER, "--", "grep", "-h", word, "/var/log/messages", ok=None
+        )
+        return next((found for found in messages.text.splitlines() if word in found and "demo" in found), "")
+
+    return wait_for("the line", line, 20)
+
+
+def clock_follows(node: Host) -> str:
+    """The node's chronyd has chosen the container as its source."""
+
+    def source() -> str:
+        lines = node.run("chronyc", "-n", "sources", ok=None).text.splitlines()
+        return next((" ".join(line.split()[:4]) for line in lines if line.startswith("^*")), "")
+
+    return wait_for("the node's clock", source, 60)
