@@ -17,6 +17,9 @@ from typing import Any
 
 from appliance.errors import SmsError
 
+RUN = ("setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playbook")
+"""ansible-playbook that ends when this process does; by module, since it need not be on the search path."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -96,10 +99,7 @@ def run_playbook(
             for key, value in config.env.items()
             if not key.startswith("ANSIBLE_") or value != os.environ.get(key)
         }
-        # By module, since the scripts beside it are not on the search path; it ends when this process does.
-        config.command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playbook"] + (
-            config.command[1:]
-        )
+        config.command = [*RUN, *config.command[1:]]
         config.pexpect_timeout = 1
         runner.run()
     if runner.rc and not play.failed:
@@ -160,8 +160,6 @@ def _note(play: Play, event: Mapping[str, Any], on_task: OnTask) -> None:
             play.changed.append(task)
         if data.get("task_action") in ("debug", "ansible.builtin.debug"):
             play.notes.append(str(result.get("msg", "")))
-    elif kind == "runner_on_skipped" and "check mode" in str(result.get("msg")):
-        play.changed.append(task)
     elif kind == "runner_on_file_diff":
         play.diffs += [text] if (text := str(event.get("stdout") or "").replace("\r", "").strip()) else []
 
@@ -172,8 +170,10 @@ def _words(result: Mapping[str, Any]) -> str:
     items += (result.get("failed_modules") or {}).values()
     if items:
         return "\n".join(dict.fromkeys(_words(item) for item in items))
-    parts = [str(result.get(name) or "").strip() for name in ("msg", "stderr")]
-    return "\n".join(dict.fromkeys(part for part in parts if part)) or json.dumps(result)[:300]
+    said = [str(result.get(name) or "") for name in ("msg", "stderr", "stdout")]
+    lines = [line.strip() for text in said for line in text.splitlines()[-6:]]
+    telling = [line for line in lines if line and not line.startswith(("non-zero return code", "Shared connection to"))]
+    return "\n    ".join(dict.fromkeys(telling)) or json.dumps(result)[:300]
 
 
 @contextmanager

@@ -1,0 +1,62 @@
+"""What the distributions call things: which package a program is in, and how it is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+FAMILIES = {
+    "debian": "debian",
+    "ubuntu": "debian",
+    "rhel": "redhat",
+    "fedora": "redhat",
+    "centos": "redhat",
+    "suse": "suse",
+    "sles": "suse",
+    "opensuse": "suse",
+}
+"""Words of ID and ID_LIKE in /etc/os-release, and the family that they stand for."""
+
+INSTALL = {"debian": "apt-get install", "redhat": "dnf install", "suse": "zypper install"}
+
+# Debian, Enterprise Linux, SUSE.
+_PACKAGES: dict[str, tuple[str, str, str]] = {
+    "mksquashfs": ("squashfs-tools", "squashfs-tools", "squashfs"),
+    "unsquashfs": ("squashfs-tools", "squashfs-tools", "squashfs"),
+    "e2fsck": ("e2fsprogs", "e2fsprogs", "e2fsprogs"),
+    "debugfs": ("e2fsprogs", "e2fsprogs", "e2fsprogs"),
+    "arping": ("iputils-arping", "iputils", "iputils"),
+    "losetup": ("mount", "util-linux", "util-linux"),
+    "flock": ("util-linux", "util-linux-core", "util-linux"),
+    "setpriv": ("util-linux", "util-linux", "util-linux"),
+    "fsfreeze": ("util-linux", "util-linux", "util-linux"),
+    "ip": ("iproute2", "iproute", "iproute2"),
+    "ps": ("procps", "procps-ng", "procps"),
+    "nft": ("nftables", "nftables", "nftables"),
+    "iptables": ("iptables", "iptables-nft", "iptables"),
+    "cron": ("cron", "cronie", "cronie"),
+    "cni": ("containernetworking-plugins", "containernetworking-plugins", "cni-plugins"),
+    "debootstrap": ("debootstrap", "debootstrap", "debootstrap"),
+    "dnf": ("dnf", "dnf", "dnf"),
+    "zypper": ("zypper", "zypper", "zypper"),
+    "chrony": ("chrony", "chrony", "chrony"),
+    "ssh": ("openssh-client", "openssh-clients", "openssh-clients"),
+}
+
+
+def family(os_release: str) -> str:
+    """debian, redhat or suse, of the text of /etc/os-release; empty for any other."""
+    words = re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)"?$', os_release, re.MULTILINE)
+    for word in " ".join(words).replace("-", " ").split():
+        if word in FAMILIES:
+            return FAMILIES[word]
+    return ""
+
+
+def install_command(programs: Iterable[str], of: str) -> str:
+    """The command that installs what the programs are in, on a distribution of that family."""
+    names = sorted(programs)
+    if of not in INSTALL:
+        return f"install {', '.join(names)} from your distribution"
+    column = list(INSTALL).index(of)
+    return f"{INSTALL[of]} {' '.join(sorted({_PACKAGES[name][column] for name in names}))}"
