@@ -13,7 +13,7 @@ from appliance import __version__
 from appliance.errors import SmsError
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "the site": ("init", "config", "key", "host"),
+    "the site": ("init", "config", "key", "host", "doctor"),
     "the image": ("build", "verify", "image"),
     "the running appliance": ("start", "stop", "status", "logs", "exec", "shell"),
     "trying it out": ("lab", "completion"),
