@@ -45,13 +45,14 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
     """
     shown = Shown(name)
 
-    def check(what: str, work: Callable[[], str], *, own_progress: bool = False) -> None:
+    def check(what: str, work: Callable[[], str], *, own_progress: bool = False) -> str:
         began = time.monotonic()
         with nullcontext() if own_progress else progress.step(what) as step:
             seen = work()
             if step:
                 step.detail(seen)
         shown.checks.append(Check(what, seen, round(time.monotonic() - began, 2)))
+        return seen
 
     def build_image() -> str:
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
@@ -68,8 +69,8 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
     check("a signed services container", build_image, own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
     check("every compute node is idle", lambda: wait_idle(node, len(lab.nodes)))
-    check("a Slurm job from a compute node", lambda: run_job(node))
-    check("its mail arrives outside", lambda: mail_arrives(lab.host("outside")))
+    job = check("a Slurm job from a compute node", lambda: run_job(node)).split()[1]
+    check("its mail arrives outside", lambda: mail_arrives(lab.host("outside"), job))
     check("the outside, through the container's NAT", lambda: fetch_outside(node))
     check("a node's syslog arrives in the container", lambda: syslog_arrives(lab, other))
     check("a node's clock follows the container", lambda: clock_follows(node))
@@ -118,19 +119,26 @@ def as_alice(node: Host, *argv: str, timeout: float = 90) -> str:
 
 def run_job(node: Host) -> str:
     """A batch job, submitted and waited for on a compute node."""
-    submitted = as_alice(
-        node, "sbatch", "--parsable", "--wait", "--mail-type=END", "--mail-user=alice@example.test", "--wrap=hostname"
-    )
-    job = submitted.splitlines()[0]
-    output = wait_for("the job's output", lambda: node.run("cat", f"/home/alice/slurm-{job}.out", ok=None).text)
-    return f"job {job} ran on {output.splitlines()[-1]}"
+    mail = ("--mail-type=END", "--mail-user=alice@example.test")
+    job = as_alice(node, "sbatch", "--parsable", *mail, "--wrap=hostname")
+
+    def ended() -> str:
+        told = dict(word.partition("=")[::2] for word in node.run("scontrol", "-o", "show", "job", job).text.split())
+        return told["JobState"] if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else ""
+
+    state = wait_for("the end of the job", ended)
+    if state != "COMPLETED":
+        raise SmsError(f"job {job} ended as {state}")
+    return f"job {job} {state}, on {node.run('cat', f'/home/alice/slurm-{job}.out').text}"
 
 
-def mail_arrives(outside: Host) -> str:
+def mail_arrives(outside: Host, job: str) -> str:
     """Slurm's mail about the job left through the container."""
 
     def subject() -> str:
-        lines = outside.run("sh", "-c", "grep '^Subject: Slurm' /var/mail/all", ok=None).text.splitlines()
+        lines = outside.run(
+            "sh", "-c", 'grep "^Subject: Slurm Job_id=$1 " /var/mail/all', "find", job, ok=None
+        ).text.splitlines()
         return lines[-1].removeprefix("Subject: ") if lines else ""
 
     return wait_for("the job's mail", subject)

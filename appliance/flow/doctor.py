@@ -13,8 +13,10 @@ from appliance.flow.context import Cluster, find_host
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.plan.distro import family, install_command
-from appliance.plan.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, examine_files
+from appliance.plan.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, examine_files, worst
 from appliance.plan.facts import Facts, read_bridges, read_said
+
+__all__ = ["Finding", "ask", "diagnose", "worst"]
 
 # $1 the state folder, $2 the overlays' folder, $3 the overlay, $4 file systems, then programs.
 # Prints name=value lines; what cannot be asked is left out.

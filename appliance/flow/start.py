@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     """
     with progress.step("check the host"):
         preflight(cluster, host)
+        refuse_taken(cluster, host)
     trusted = trust(cluster, host, deliver(cluster, host, image, progress))
     take(look_at_lease(host, cluster), host.name, now=time.time())
     archive_for(cluster)
@@ -118,11 +120,15 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
     with progress.step("check the host"):
         preflight(cluster, host)
     clock.lap("preflight")
-    path = deliver(cluster, host, chosen, progress)
-    clock.lap("deliver")
-    with progress.step("verify the signature") as step:
-        image = trust(cluster, host, path)
-        step.detail(image.signer)
+    with ThreadPoolExecutor(1) as pool:
+        # An address that nobody has takes a second to ask for: the image is verified meanwhile.
+        asked = pool.submit(refuse_taken, cluster, host)
+        path = deliver(cluster, host, chosen, progress)
+        clock.lap("deliver")
+        with progress.step("verify the signature; ask for the addresses") as step:
+            image = trust(cluster, host, path)
+            asked.result()
+            step.detail(image.signer)
     clock.lap("verify")
     with ExitStack() as undo:
         with progress.step("take the lease") as step:
@@ -185,15 +191,24 @@ def preflight(cluster: Cluster, host: Host) -> None:
             problems.append(f"there is no bridge {network.bridge}")
         elif not ports:
             problems.append(f"bridge {network.bridge} has no port that is up: the container would stand alone")
-        elif "arping is not installed" not in problems:
-            holder = bridge.answers_to(host, network.bridge, str(network.address.ip))
-            if holder:
-                problems.append(f"{network.address.ip} is taken on {network.bridge}, by {holder}")
     if problems:
         raise Refused(
             f"{host.name} cannot carry the appliance: " + "; ".join(problems),
             hint=f"`sms doctor --host {host.name}` tells what mends it; `sms host prepare {host.name}` does most of it",
         )
+
+
+def refuse_taken(cluster: Cluster, host: Host) -> None:
+    """Whether both addresses of the container are free on their networks.
+
+    Raises:
+        Refused: a machine answers for one of them.
+    """
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    taken = bridge.taken(host, {network.bridge: str(network.address.ip) for network in networks})
+    if taken:
+        who = "; ".join(f"{address} is taken, by {mac}" for address, mac in taken.items())
+        raise Refused(who, hint="does the appliance, or the old management node, still run somewhere?")
 
 
 def _run(cluster: Cluster, host: Host, progress: Progress, image: Image, undo: ExitStack) -> None:

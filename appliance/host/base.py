@@ -65,7 +65,7 @@ class Unreachable(SmsError):
 class Host(ABC):
     """A machine that commands run on. Everything outside this process happens through one.
 
-    A host may be used by one thread at a time, except that what ``hold`` started goes on.
+    Once its first command has run, ``run`` may be called from several threads.
     """
 
     name: str
