@@ -11,7 +11,7 @@ from appliance.cli.common import add_host, add_json, verb
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from appliance.plan.doctor import Finding
+    from appliance.flow.doctor import Finding
 
 EXAMPLES = """\
   sms doctor                  this machine
@@ -39,9 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Look."""
     from appliance.cli.screen import out, print_json, progress
     from appliance.flow.context import open_cluster
-    from appliance.flow.doctor import diagnose
+    from appliance.flow.doctor import diagnose, worst
     from appliance.flow.site import find_site
-    from appliance.plan.doctor import worst
 
     cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
     findings = diagnose(cluster, arguments.host)

@@ -1,0 +1,211 @@
+"""What a machine says of itself, and what `sms doctor` makes of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.flow.context import Cluster, open_cluster
+from appliance.flow.doctor import ask, diagnose
+from appliance.host.base import Unreachable
+from appliance.host.fake import Fake
+from appliance.plan.distro import family, install_command
+from appliance.plan.doctor import CHECKS, PROGRAMS, Finding, examine, examine_files, worst
+from appliance.plan.facts import Bridge, Facts, read_bridges
+from appliance.progress import Silent
+from appliance.share import share
+
+DEBIAN = 'NAME="Debian GNU/Linux"\nID=debian\n'
+ROCKY = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\n'
+LEAP = 'NAME="openSUSE Leap"\nID="opensuse-leap"\nID_LIKE="suse opensuse"\n'
+SLES = 'NAME="SLES"\nID="sles"\nID_LIKE="suse"\n'
+
+FULL = (1 << 41) - 1
+FINE = {
+    "uid": "0",
+    "kernel": "6.1",
+    "caps": f"{FULL:x}",
+    "last_cap": "40",
+    "loop": "yes",
+    "netns": "yes",
+    "bridge": "yes",
+    "nft": "yes",
+    "programs": " ".join([*PROGRAMS, "singularity", "cron"]),
+    "apptainer": "apptainer version 1.4.5",
+    "cni": "bridge static tuning",
+    "cni_folder": "/usr/lib/cni",
+    "bridge_nf": "0",
+    "clock": "yes",
+    "modes": "700:/var/lib/sms/images",
+    "systemd": "yes",
+    "cron": "yes",
+    "images_free": str(50 << 30),
+    "overlay_free": str(50 << 30),
+}
+BRIDGES = {"br-prov": Bridge(("eth0",)), "br-pub": Bridge(("eth1",))}
+
+
+def facts(os_release: str = DEBIAN, bridges: dict[str, Bridge] | None = None, **said: str | None) -> Facts:
+    lines = {name: value for name, value in {**FINE, **said}.items() if value is not None}
+    kinds = frozenset({"overlay", "squashfs", "ext3", "ext4"})
+    return Facts("host-a", os_release, kinds, lines, BRIDGES if bridges is None else bridges)
+
+
+def unwell(of: Facts) -> list[Finding]:
+    found = examine(of, bridges=("br-prov", "br-pub"), overlay_bytes=2 << 30)
+    return [finding for finding in found if finding.state != "ok"]
+
+
+@pytest.mark.parametrize("os_release", [DEBIAN, ROCKY, LEAP, SLES])
+def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
+    assert unwell(facts(os_release)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "state", "mend"),
+    [
+        ({"uid": "1000"}, "root", "missing", "sudo"),
+        ({"loop": "no"}, "kernel", "missing", "modprobe -a loop"),
+        ({"nft": "no"}, "nftables in the kernel", "missing", "modprobe nf_tables"),
+        ({"apptainer": "sh: 1: apptainer: not found"}, "apptainer", "missing", "sms host prepare host-a"),
+        ({"apptainer": "apptainer version 1.0.3-1.el9"}, "apptainer", "missing", "sms host prepare host-a"),
+        ({"programs": " ".join([*PROGRAMS, "cron"])}, "the name singularity", "missing", "ln -s apptainer"),
+        ({"cni": None}, "CNI plugins", "missing", "apt-get install containernetworking-plugins"),
+        ({"cni": None, "cni_elsewhere": "/opt/cni/bin"}, "CNI plugins", "missing", "cni plugin path = /opt/cni/bin"),
+        ({"cni": "bridge"}, "CNI plugins", "missing", "containernetworking-plugins"),
+        ({"caps": f"{FULL & ~(1 << 24):x}"}, "capabilities", "missing", "--drop-caps CAP_SYS_RESOURCE"),
+        ({"caps": None}, "capabilities", "warning", "CapPrm"),
+        ({"bridge_nf": "1"}, "firewall and bridges", "warning", "sysctl -w net.bridge"),
+        ({"clock": "no"}, "clock", "warning", "chrony"),
+        ({"clock": None}, "clock", "warning", "chrony"),
+        ({"modes": "755:/a/images 700:/a/b"}, "state folders", "warning", "chmod 700 /a/images"),
+        ({"systemd": "no"}, "after a reboot", "warning", "@reboot"),
+        ({"cron": "no"}, "cron", "warning", "systemctl enable --now cron"),
+        ({"images_free": str(100 << 20)}, "room for images", "missing", "make room"),
+        ({"overlay_free": str(1 << 30)}, "room for the overlay", "warning", "make room"),
+        ({"overlay_free": None}, "room for the overlay", "warning", "df -h"),
+    ],
+)
+def test_one_thing_wrong_is_one_finding(said: dict[str, str | None], what: str, state: str, mend: str) -> None:
+    (finding,) = unwell(facts(**said))
+    assert (finding.what, finding.state) == (what, state)
+    assert mend in finding.mend
+    assert finding.detail
+
+
+def test_kernel_modules_that_can_be_loaded_count() -> None:
+    bare = replace(facts(), filesystems=frozenset({"ext3"}))
+    (finding,) = unwell(bare)
+    assert finding.detail == "without overlay, squashfs"
+    assert finding.mend == "modprobe -a overlay squashfs"
+    assert unwell(replace(bare, said={**bare.said, "loadable": "overlay squashfs"})) == []
+
+
+def test_a_wrapper_that_drops_what_root_lacks_cures_it() -> None:
+    lacking = f"{FULL & ~(1 << 24) & ~(1 << 38):x}"
+    assert unwell(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE,CAP_PERFMON")) == []
+    (finding,) = unwell(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE"))
+    assert "CAP_PERFMON" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("bridge", "state", "detail"),
+    [
+        (None, "missing", "there is none"),
+        (Bridge(), "missing", "no port that is up: the container would stand alone"),
+        (Bridge(("eth0",), stp=True), "warning", "STP is on, it drops the first announcements of the addresses"),
+    ],
+)
+def test_bridges(bridge: Bridge | None, state: str, detail: str) -> None:
+    bridges = {"br-pub": BRIDGES["br-pub"], **({"br-prov": bridge} if bridge else {})}
+    (finding,) = unwell(facts(bridges=bridges))
+    assert (finding.what, finding.state, finding.detail) == ("bridge br-prov", state, detail)
+    assert finding.mend
+
+
+def test_an_overlay_that_is_there_needs_no_room() -> None:
+    assert unwell(facts(overlay_free="0", overlay_there="yes")) == []
+
+
+@pytest.mark.parametrize(
+    ("os_release", "command"),
+    [
+        (DEBIAN, "apt-get install e2fsprogs iputils-arping"),
+        (ROCKY, "dnf install e2fsprogs iputils"),
+        (LEAP, "zypper install e2fsprogs iputils"),
+        (SLES, "zypper install e2fsprogs iputils"),
+        ("ID=arch\n", "install arping, debugfs, e2fsck from your distribution"),
+    ],
+)
+def test_each_distribution_has_its_own_cure(os_release: str, command: str) -> None:
+    lacking = {"arping", "debugfs", "e2fsck"}
+    programs = " ".join([*(name for name in PROGRAMS if name not in lacking), "singularity", "cron"])
+    (finding,) = unwell(facts(os_release, programs=programs))
+    assert finding.mend == command
+
+
+def test_every_program_has_a_package_everywhere() -> None:
+    for of in map(family, (DEBIAN, ROCKY, LEAP, SLES)):
+        assert len(install_command(PROGRAMS, of).split()) > 3
+
+
+def test_a_machine_that_says_nothing_ends_in_findings_not_in_a_crash() -> None:
+    found = examine(Facts("mute", "", frozenset(), {}), bridges=("br-prov",), overlay_bytes=1)
+    assert len(found) == len(CHECKS) + 3
+    assert worst(found) == "missing"
+    assert all(finding.mend for finding in found if finding.state != "ok")
+
+
+def test_files_that_are_missing_or_open_to_others() -> None:
+    found = examine_files(
+        [
+            ("key", "/k", 0o600, True, "make"),
+            ("open", "/o", 0o644, True, "make"),
+            ("public", "/p", 0o644, False, "make"),
+            ("gone", "/g", None, True, "make it"),
+        ]
+    )
+    assert [finding.state for finding in found] == ["ok", "missing", "ok", "missing"]
+    assert [found[1].mend, found[3].mend] == ["chmod 600 /o", "make it"]
+
+
+LINKS = [
+    {"ifname": "br-prov", "flags": ["UP"], "linkinfo": {"info_kind": "bridge", "info_data": {"stp_state": 1}}},
+    {"ifname": "eth0", "flags": ["UP"], "master": "br-prov"},
+    {"ifname": "eth1", "flags": [], "master": "br-prov"},
+    {"ifname": "bond0", "flags": ["UP"], "linkinfo": {"info_kind": "bond"}},
+]
+
+
+def test_bridges_are_read_from_ip() -> None:
+    assert dict(read_bridges(LINKS)) == {"br-prov": Bridge(("eth0",), stp=True)}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    path = tmp_path / "sms.yaml"
+    path.write_text(share("definitions", "profiles", "lab.yaml").read_text())
+    return open_cluster(path, tmp_path / "state", Silent())
+
+
+def test_a_host_is_asked_once_and_nothing_is_changed(cluster: Cluster) -> None:
+    said = "".join(f"{name}={value}\n" for name, value in FINE.items())
+    host = Fake({("sh", "-c"): (0, said), ("ip", "-json"): (0, json.dumps(LINKS))}, name="host-a")
+    host.files = {"/proc/filesystems": b"nodev\toverlay\n\text3\n\tsquashfs\n", "/etc/os-release": DEBIAN.encode()}
+    found = ask(cluster, host)
+    assert found.said == FINE
+    assert found.bridges == {"br-prov": Bridge(("eth0",), stp=True)}
+    assert found.family == "debian"
+    assert [argv[0] for argv in host.asked] == ["sh", "ip"]
+
+
+def test_a_host_that_is_out_of_reach_is_one_finding(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Facts:
+        raise Unreachable("host-a: no route to host", hint="is the host up?")
+
+    monkeypatch.setattr("appliance.flow.doctor.ask", refuse)
+    name = cluster.site.admin_hosts[0].name
+    assert diagnose(cluster, name) == [Finding("SSH", "missing", "host-a: no route to host", "is the host up?")]
