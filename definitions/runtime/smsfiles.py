@@ -1,16 +1,35 @@
 """Files of the site inside the container: replaced whole, accounts merged. Python 3.6 and later."""
 
 import os
+import re
 
+ROOT = os.environ.get("SMS_ROOT", "")
+"""Stands before every path of the container, so that its programs can be tried elsewhere."""
 IMAGE_ACCOUNTS = "/opt/sms/accounts"
 """passwd and group as the image was built with: these names and ids are its own."""
 SITE_FROM = 1000  # ids below belong to the image's distribution (login.defs: UID_MIN)
+NO_ID = 2**32 - 1  # stands for no id in system calls; more wraps around to root
 ACCOUNTS = {"/etc/passwd": 2, "/etc/group": 2, "/etc/shadow": None}
 """Account files and the field of their numeric id; shadow has none and goes by name."""
 
 
+def at(path):
+    """Where a path of the container is."""
+    return ROOT + path
+
+
+def read(path):
+    """The bytes of a file of the container, or None where there is none."""
+    try:
+        with open(at(path), "rb") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
 def replace(path, data, mode, uid, gid):
     """Make ``path`` hold ``data``: written beside it, flushed, renamed. Says whether it changed."""
+    path = at(path)
     try:
         with open(path, "rb") as stream:
             state = os.fstat(stream.fileno())
@@ -44,20 +63,24 @@ def merge_accounts(path, current, site):
     merged = [kept[name] for name in own if name in kept]
     if field is not None:  # an overlay of an older image knows fewer
         merged = [kept.get(name, line) for name, line in own.items()]
-    taken = {line.split(":")[2] for line in own.values()}
+    taken = {_number(line.split(":")[2]) for line in own.values()}
     names = set(own)
     for line in _lines(site):
         parts = line.split(":")
         if parts[0] in names:
             continue
         if field is not None:
-            if len(parts) <= field or not parts[field].isdigit():
-                continue
-            if int(parts[field]) < SITE_FROM or parts[field] in taken:
+            number = _number(parts[field]) if len(parts) > field else None
+            if number is None or not SITE_FROM <= number < NO_ID or number in taken:
                 continue
         names.add(parts[0])
         merged.append(line)
     return "\n".join(merged) + "\n"
+
+
+def _number(text):
+    """The number that a C library reads, or None. isdigit() takes digits of other scripts, too."""
+    return int(text) if re.match(r"[0-9]{1,10}\Z", text) else None
 
 
 def _lines(text):
@@ -66,5 +89,5 @@ def _lines(text):
 
 def _own_accounts(path):
     """Name to line of the image's own accounts."""
-    with open(os.path.join(IMAGE_ACCOUNTS, os.path.basename(path))) as stream:
+    with open(at(os.path.join(IMAGE_ACCOUNTS, os.path.basename(path))), errors="surrogateescape") as stream:
         return {line.split(":")[0]: line for line in _lines(stream.read())}

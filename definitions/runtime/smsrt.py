@@ -3,18 +3,22 @@
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
 import time
 
+import smsfiles
+
 SERVICES = "/etc/sms/services.json"
+NTP_PORT, SMTP_PORT, SYSLOG_PORT = 123, 25, 514
 NTP_DELTA = 2208988800  # seconds from 1900 to 1970 (RFC 5905, figure 4)
 
 
 def load():
     """The services of this container by name, in starting order."""
-    with open(SERVICES) as stream:
+    with open(smsfiles.at(SERVICES)) as stream:
         return json.load(stream)["services"]
 
 
@@ -36,21 +40,21 @@ def probe_exec(spec):
     deadline = time.monotonic() + spec["timeout_s"]
     said = b""
     for argv in spec["exec"]:
+        # A session of its own: what a command started ends with it, and holds no pipe open.
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                argv,
-                input=said,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                timeout=max(0.1, deadline - time.monotonic()),
-            )
+            output, errors = process.communicate(said, timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
             raise RuntimeError("%s: no answer within %g s" % (argv[0], spec["timeout_s"]))
-        if done.returncode:
-            words = (done.stderr or done.stdout).decode(errors="replace").split("\n")
+        if process.returncode:
+            words = (errors or output).decode(errors="replace").split("\n")
             words = [word.strip() for word in words if word.strip()]
-            raise RuntimeError("%s: %s" % (argv[0], words[-1] if words else "status %d" % done.returncode))
-        said = done.stdout
+            raise RuntimeError("%s: %s" % (argv[0], words[-1] if words else "status %d" % process.returncode))
+        said = output
     text = said.decode(errors="replace")
     if not spec.get("expect"):
         return "ok"
@@ -68,7 +72,7 @@ def probe_ntp(spec):
     question[40:48] = cookie
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.settimeout(spec["timeout_s"])
-        sock.connect((spec["ntp"], 123))
+        sock.connect((spec["ntp"], NTP_PORT))
         sock.send(bytes(question))
         answer = sock.recv(512)
     if len(answer) < 48 or answer[0] & 7 != 4 or answer[24:32] != cookie:
@@ -83,7 +87,7 @@ def probe_ntp(spec):
 
 def probe_smtp(spec):
     """Read the greeting and say goodbye."""
-    with socket.create_connection((spec["smtp"], 25), spec["timeout_s"]) as sock:
+    with socket.create_connection((spec["smtp"], SMTP_PORT), spec["timeout_s"]) as sock:
         greeting = sock.makefile("rb").readline(1000).decode(errors="replace").strip()
         sock.sendall(b"QUIT\r\n")
     if not greeting.startswith("220"):
@@ -94,14 +98,14 @@ def probe_smtp(spec):
 def probe_syslog(spec):
     """Send a line with a word of its own and wait until it is in the file."""
     word = "sms-probe-" + os.urandom(8).hex()
-    path = spec["file"]
+    path = smsfiles.at(spec["file"])
     deadline = time.monotonic() + spec["timeout_s"]
     try:
         offset = os.stat(path).st_size
     except OSError:
         offset = 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect((spec["syslog"], 514))
+        sock.connect((spec["syslog"], SYSLOG_PORT))
         sock.send(("<47>sms-probe: " + word).encode())
         while time.monotonic() < deadline:
             try:
@@ -121,13 +125,13 @@ def probe_http(spec):
     """GET; any answer below 500 says that the service is there."""
     target = spec["http"]
     if target.startswith("http+unix:"):
-        address, path = target[len("http+unix:"):].split(":", 1)
+        address, path = target[len("http+unix:") :].split(":", 1)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(spec["timeout_s"])
         sock.connect(address)
         host = "localhost"
     else:
-        host, path = target[len("http://"):].split("/", 1)
+        host, path = target[len("http://") :].split("/", 1)
         path = "/" + path
         name, _, port = host.partition(":")
         sock = socket.create_connection((name, int(port or 80)), spec["timeout_s"])
@@ -142,7 +146,7 @@ def probe_http(spec):
 
 def probe_fresh(spec):
     """The service says itself how it is, and until when that holds."""
-    with open(spec["fresh"]) as stream:
+    with open(smsfiles.at(spec["fresh"])) as stream:
         status = json.load(stream)
     if time.time() > status["until"]:
         raise RuntimeError("silent for %.0f s: %s" % (time.time() - status["until"], status["detail"]))

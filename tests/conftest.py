@@ -1,0 +1,32 @@
+"""What several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, str]], None]:
+    """Holds texts by relative path against the files of a folder; with --update-golden it writes them."""
+
+    def compare(folder: Path, texts: dict[str, str]) -> None:
+        if request.config.getoption("--update-golden"):
+            for left in sorted(folder.rglob("*")) if folder.is_dir() else []:
+                if left.is_file() and str(left.relative_to(folder)) not in texts:
+                    left.unlink()
+            for name, text in texts.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(text)
+        held = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        assert sorted(texts) == sorted(held), "other files than the golden ones: pytest --update-golden writes them"
+        for name, text in texts.items():
+            assert text == held[name], f"{name} differs from its golden file: pytest --update-golden writes it"
+
+    return compare

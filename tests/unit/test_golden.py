@@ -1,0 +1,131 @@
+"""All that is rendered from a sample site, held against files that a person can read."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.catalog import Base, Service, read_bases, read_catalog, read_extra_files, select
+from appliance.config.model import Site
+from appliance.flow.context import read_given, runtime_files
+from appliance.flow.site import open_site
+from appliance.plan.definition import BuildPlan, missing_mirrors, packages_for, plan_build, repository_urls
+from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv
+from appliance.plan.network import conflists
+from appliance.plan.overlay import SECRET_PLACES, Seed, seed_files
+from appliance.plan.unit import unit_name, unit_text
+from appliance.share import share
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = sorted(path.stem for path in (GOLDEN / "sites").glob("*.yaml"))
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def site(case: str) -> Site:
+    return open_site(GOLDEN / "sites" / f"{case}.yaml").site
+
+
+@pytest.fixture
+def services(site: Site) -> tuple[Service, ...]:
+    return select(read_catalog(share("definitions", "services")), site.service_names)
+
+
+@pytest.fixture
+def base(site: Site) -> Base:
+    return read_bases(share("definitions", "bases"))[site.base.os]
+
+
+def build_plan(site: Site, base: Base, services: tuple[Service, ...]) -> BuildPlan:
+    mirrors = repository_urls(base, site.base.mirrors)
+    assert not missing_mirrors(base, mirrors)
+    versions = dict.fromkeys(packages_for(base, services), "1.0-1") if base.manager == "apt" else None
+    return plan_build(
+        base,
+        services,
+        mirrors=mirrors,
+        versions=versions,
+        definitions=share("definitions"),
+        # Their names only: a change of a program should change no golden file.
+        runtime=dict.fromkeys(runtime_files(), b"a program\n"),
+        keys={name: b"a key\n" for name, repository in base.repositories.items() if repository.keys},
+    )
+
+
+def seeds_of(site: Site, services: tuple[Service, ...]) -> tuple[Seed, ...]:
+    sources = {**dict(site.secrets), **dict(site.accounts)}
+    overlays = share("overlays")
+    return seed_files(
+        site,
+        services,
+        overlays=overlays,
+        extra=read_extra_files(overlays / "base" / "overlay.yaml").files,
+        given=read_given(site, [(name, sources[name]) for name in SECRET_PLACES]),
+    )
+
+
+def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str, str]:
+    """Everything by the name of its golden file."""
+    image = str(places(site).current)
+    commands = (
+        start_argv(site, image),
+        stop_argv(site),
+        seed_argv(site, image, str(places(site).overlay)),
+        inside_argv(site, "true"),
+    )
+    seeds = seeds_of(site, services)
+    plan = build_plan(site, base, services)
+    texts = {
+        "services.def": plan.definition,
+        "manifest.json": plan.manifest,
+        "commands": "".join(f"{shlex.join(argv)}\n" for argv in commands),
+        unit_name(site.cluster): unit_text(
+            site.cluster, sms="/usr/bin/sms", site="/etc/sms/sms.yaml", overlays=str(places(site).overlay.parent)
+        ),
+        "seed.list": "".join(f"{seed.owner}:{seed.group} {seed.mode:04o} {seed.path}\n" for seed in seeds),
+    }
+    texts |= {f"cni/{Path(path).name}": text for path, text in conflists(site).items()}
+    return texts | {f"seed{seed.path}": seed.data.decode() for seed in seeds}
+
+
+def test_what_is_rendered(
+    case: str,
+    site: Site,
+    base: Base,
+    services: tuple[Service, ...],
+    golden: Callable[[Path, dict[str, str]], None],
+) -> None:
+    golden(GOLDEN / case, rendered(site, base, services))
+
+
+def test_every_base_has_a_sample() -> None:
+    assert set(CASES) == {path.stem for path in share("definitions", "bases").glob("*.yaml")}
+
+
+def test_nothing_tells_where_it_was_rendered(site: Site, base: Base, services: tuple[Service, ...]) -> None:
+    checkout = str(Path(__file__).parents[2])
+    assert not [name for name, text in rendered(site, base, services).items() if checkout in text]
+
+
+def test_packages_are_held_against_keys_of_the_build_host(
+    site: Site, base: Base, services: tuple[Service, ...]
+) -> None:
+    text = build_plan(site, base, services).definition
+    assert "gpgcheck=0" not in text
+    assert "--no-gpg-checks" not in text
+    assert "--gpg-auto-import-keys" not in text
+    assert "--nogpgcheck" not in text
+    if base.manager == "apt":
+        assert base.keyring
+        return
+    assert all(repository.keys.startswith("/") for repository in base.repositories.values())
+    # dnf takes the header's options, zypper a root that knows the keys already.
+    assert "--setopt=base.gpgcheck=1" in text or 'rpmkeys --root "$root" --import' in text
