@@ -1,0 +1,149 @@
+"""`sms host prepare` and `sms doctor` from the lab's admin host, over SSH, against host-a."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance import lab
+from appliance.errors import Refused
+from appliance.host.base import Result
+from appliance.lab.up import check_machine
+from appliance.progress import Silent
+
+pytestmark = pytest.mark.real
+
+NAME = "t-prep"
+SMS = str(Path(sys.prefix) / "bin" / "sms")
+BRIDGE = "br-new"
+PORT = "spare0"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[lab.Lab]:
+    """A lab whose host-a has an interface to spare, and site files that want it in a bridge."""
+    try:
+        check_machine()
+    except Refused as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(error.message)
+    lab.down(NAME, everything=True)
+    lab.up(NAME, 1, Silent())
+    try:
+        opened = lab.Lab.open(NAME)
+        opened.host("host-a").run("ip", "link", "add", PORT, "type", "veth", "peer", "name", "spare1")
+        opened.host("host-a").run("ip", "link", "set", "spare1", "up")
+        write_site(opened, "new.yaml", BRIDGE, PORT)
+        opened.host("admin").run(SMS, "--site", "/etc/sms/new.yaml", "key", "create")
+        yield opened
+    finally:
+        lab.down(NAME, everything=True)
+
+
+def write_site(cluster: lab.Lab, name: str, bridge: str, port: str, known_hosts: str = "known_hosts") -> None:
+    """A site file that has another bridge for the provisioning network."""
+    text = (cluster.etc / "sms.yaml").read_text()
+    text = text.replace("bridge: br-prov\n", f"bridge: {bridge}\n    port: {port}\n")
+    (cluster.etc / name).write_text(text.replace("known_hosts: known_hosts", f"known_hosts: {known_hosts}"))
+
+
+def sms(cluster: lab.Lab, site: str, *argv: str, on: str = "admin") -> Result:
+    return cluster.host(on).run(SMS, "--site", f"/etc/sms/{site}", *argv, ok=None, timeout=240)
+
+
+def prepare(cluster: lab.Lab, *options: str) -> dict[str, Any]:
+    result = sms(cluster, "new.yaml", "host", "prepare", "host-a", "--json", *options)
+    assert result.status == 0, result.stderr.decode()
+    play: dict[str, Any] = json.loads(result.stdout)
+    return play
+
+
+def missing(cluster: lab.Lab, *, on: str = "admin") -> tuple[int, dict[str, dict[str, str]]]:
+    """The status of `sms doctor` for host-a, and what it finds missing."""
+    result = sms(cluster, "new.yaml", "doctor", "--host", "host-a", "--json", on=on)
+    checks = json.loads(result.stdout)["checks"]
+    return result.status, {check["what"]: check for check in checks if check["state"] == "missing"}
+
+
+def test_prepare_makes_what_doctor_misses_and_then_changes_nothing(cluster: lab.Lab) -> None:
+    host = cluster.host("host-a")
+    host.run("rm", "-rf", "/etc/apptainer/network", "/usr/bin/singularity")
+    host.run("sysctl", "-w", "net.bridge.bridge-nf-call-iptables=1", ok=None)
+    status, found = missing(cluster)
+    assert status == 4
+    assert set(found) == {f"bridge {BRIDGE}", "the name singularity"}
+    assert found[f"bridge {BRIDGE}"]["mend"] == "sms host prepare host-a"
+
+    rehearsed = prepare(cluster, "--dry-run")
+    assert "Make the bridge" in rehearsed["changed"]
+    assert any("/usr/bin/singularity" in diff for diff in rehearsed["diffs"])
+    assert missing(cluster) == (status, found)
+
+    first = prepare(cluster)
+    assert {"Make the bridge", "Give Apptainer its old name too"} <= set(first["changed"])
+    assert "Make the folder of the container networks" in first["changed"]
+    assert missing(cluster) == (0, {})
+    assert missing(cluster, on="host-a") == (0, {})
+    shown = json.loads(host.run("ip", "-json", "-details", "link", "show", "dev", BRIDGE).stdout)[0]
+    assert shown["linkinfo"]["info_data"]["stp_state"] == 0
+    assert (
+        f"pre-up ip link set dev {PORT} master {BRIDGE} up"
+        in host.run("cat", f"/etc/network/interfaces.d/sms-{BRIDGE}").text
+    )
+    assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays").text == "700"
+
+    second = prepare(cluster)
+    assert (second["changed"], second["failed"]) == ([], [])
+    # On the host itself, without SSH: the same.
+    here = sms(cluster, "new.yaml", "host", "prepare", "host-a", "--json", on="host-a")
+    assert json.loads(here.stdout)["changed"] == []
+
+
+def test_a_port_that_the_host_needs_is_refused_and_the_bridge_not_made(cluster: lab.Lab) -> None:
+    write_site(cluster, "cut.yaml", "br-cut", "br-pub")
+    result = sms(cluster, "cut.yaml", "host", "prepare", "host-a")
+    assert result.status == 1
+    said = result.stderr.decode()
+    assert "this SSH connection comes in over br-pub: making it a port of br-cut would cut the host off" in said
+    assert "hint: name another interface" in said
+    assert not cluster.host("host-a").works("ip", "link", "show", "br-cut")
+
+
+def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
+    known = (cluster.etc / "known_hosts").read_text().splitlines()
+    other = next(line for line in known if "host-b" in line).split(" ", 1)[1]
+    for name, text, words in (
+        ("none", "", "not found in known_hosts"),
+        ("wrong", f"host-a,10.78.0.11 {other}\n", "shows another host key than the known one"),
+    ):
+        (cluster.etc / f"known-{name}").write_text(text)
+        write_site(cluster, f"{name}.yaml", BRIDGE, PORT, known_hosts=f"known-{name}")
+        result = sms(cluster, f"{name}.yaml", "host", "prepare", "host-a")
+        assert result.status == 1
+        assert words in result.stderr.decode()
+
+
+def test_an_interrupted_run_leaves_no_process_and_no_folder(cluster: lab.Lab) -> None:
+    admin = cluster.host("admin")
+    run = f"{SMS} --site /etc/sms/new.yaml host prepare host-a & pid=$!; sleep 4; kill -TERM $pid; wait $pid"
+    began = time.monotonic()
+    result = admin.run("sh", "-c", run, ok=None)
+    assert result.status == 130, result.stderr.decode()
+    assert time.monotonic() - began < 15
+    assert "sms-ansible-" not in admin.run("sh", "-c", "ps -eo args; ls /tmp").text
+
+
+def test_hosts_are_listed(cluster: lab.Lab) -> None:
+    lines = json.loads(sms(cluster, "new.yaml", "host", "list", "--json").stdout)
+    assert [(line["name"], line["reachable"], line["running"]) for line in lines] == [
+        ("host-a", True, False),
+        ("host-b", True, False),
+    ]
