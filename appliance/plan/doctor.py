@@ -109,7 +109,9 @@ def _apptainer(facts: Facts) -> Finding:
         facts.family, f"sms host prepare {facts.host}"
     )
     if not found:
-        return Finding("apptainer", "missing", said or "not installed", mend)
+        return Finding(
+            "apptainer", "missing", "not installed" if "not found" in said else said or "not installed", mend
+        )
     version = (int(found[1]), int(found[2]))
     if version < OLDEST_APPTAINER:
         wanted = ".".join(map(str, OLDEST_APPTAINER))
@@ -145,6 +147,8 @@ def _capabilities(facts: Facts) -> Finding:
     if set(lacking) <= set(facts.said.get("wrapper", "").split(",")):
         return Finding("capabilities", "ok", f"root lacks {names}; Apptainer's wrapper drops it")
     mend = f"give root all of them, or put a wrapper at /usr/bin/apptainer that adds --drop-caps {names}"
+    if facts.family == "debian" and "version" not in facts.said.get("apptainer", ""):
+        mend = f"sms host prepare {facts.host}"  # puts it there together with Apptainer
     return Finding("capabilities", "missing", f"root lacks {names}, and Apptainer asks for all", mend)
 
 

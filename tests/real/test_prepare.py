@@ -117,6 +117,16 @@ def test_a_port_that_the_host_needs_is_refused_and_the_bridge_not_made(cluster: 
     assert not cluster.host("host-a").works("ip", "link", "show", "br-cut")
 
 
+def test_a_bridge_that_cannot_be_made_whole_is_not_left_half(cluster: lab.Lab) -> None:
+    write_site(cluster, "half.yaml", "br-half", "lo")
+    result = sms(cluster, "half.yaml", "host", "prepare", "host-a")
+    assert result.status == 1
+    assert "bridge br-half could not be made: " in result.stderr.decode()
+    host = cluster.host("host-a")
+    assert not host.works("ip", "link", "show", "br-half")
+    assert not host.works("test", "-e", "/etc/network/interfaces.d/sms-br-half")
+
+
 def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
     known = (cluster.etc / "known_hosts").read_text().splitlines()
     other = next(line for line in known if "host-b" in line).split(" ", 1)[1]

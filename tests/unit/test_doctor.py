@@ -96,6 +96,14 @@ def test_one_thing_wrong_is_one_finding(said: dict[str, str | None], what: str, 
     assert finding.detail
 
 
+def test_where_apptainer_comes_with_the_wrapper_one_command_brings_both() -> None:
+    lacking = facts(caps=f"{FULL & ~(1 << 24):x}", apptainer="sh: 1: apptainer: not found")
+    assert [(finding.detail, finding.mend) for finding in unwell(lacking)] == [
+        ("not installed", "sms host prepare host-a"),
+        ("root lacks CAP_SYS_RESOURCE, and Apptainer asks for all", "sms host prepare host-a"),
+    ]
+
+
 def test_kernel_modules_that_can_be_loaded_count() -> None:
     bare = replace(facts(), filesystems=frozenset({"ext3"}))
     (finding,) = unwell(bare)
