@@ -14,6 +14,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 Port = Annotated[str, StringConstraints(pattern=r"^(tcp|udp|icmp)/([0-9]{1,5}|any)$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
+AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
 
 
@@ -74,6 +75,17 @@ class Outage(Section):
     why: str = Field(description="What happens then, and where that is written.")
 
 
+class Accounts(Section):
+    """System users and groups whose ids must be the same in every image: an overlay outlives its image.
+
+    Packages number their users as they come; the ids here, below 1000 and above what a package
+    would take, are given out before any package is installed.
+    """
+
+    users: dict[AccountName, int] = Field({}, description="User, and group of the same name and id.")
+    groups: dict[AccountName, int] = Field({}, description="Group alone.")
+
+
 class Service(Section):
     """A service of the management node."""
 
@@ -83,6 +95,7 @@ class Service(Section):
     container: bool = Field(True, description="Whether the services container can carry it.")
     default: bool = Field(False, description="Whether a starter site file has it.")
     packages: dict[PackageSet, tuple[str, ...]] = Field({}, description="Packages by package set of the base.")
+    accounts: dict[PackageSet, Accounts] = Field({}, description="Accounts by package set of the base.")
     run: tuple[str, ...] = Field((), description="The foreground command.")
     user: str = Field("root", description="Who runs it.")
     setup: str = Field("", description="Shell, run as root before every start; must be idempotent.")

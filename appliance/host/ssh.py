@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -233,7 +234,9 @@ class Ssh(Host):
         if self.key:
             options += ["-i", str(self.key)]
         sudo = [] if self.user == "root" else ["sudo", "-n", "--"]
-        command = ["ssh", "-t", *options, f"{self.user}@{self.address}", shlex.join([*sudo, *argv])]
+        # A terminal there only where there is one here: it would turn line ends and swallow stderr.
+        terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else ["-T"]
+        command = ["ssh", *terminal, *options, f"{self.user}@{self.address}", shlex.join([*sudo, *argv])]
         return subprocess.run(command, check=False).returncode
 
     def close(self) -> None:

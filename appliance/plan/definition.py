@@ -51,6 +51,24 @@ def packages_for(base: Base, services: Sequence[Service]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def fixed_accounts(base: Base, services: Sequence[Service]) -> list[tuple[int, str, bool]]:
+    """(id, name, whether a user and not a group alone) of accounts that every image numbers alike.
+
+    Raises:
+        ConfigError: two accounts have one id.
+    """
+    found: dict[int, tuple[int, str, bool]] = {}
+    for service in services:
+        sets = [service.accounts[key] for key in base.package_sets if key in service.accounts]
+        for accounts in sets[:1]:
+            pairs = [(name, number, True) for name, number in accounts.users.items()]
+            pairs += [(name, number, False) for name, number in accounts.groups.items()]
+            for name, number, is_user in pairs:
+                if found.setdefault(number, (number, name, is_user))[1] != name:
+                    raise ConfigError(f"{service.name}: id {number} of {name} is that of {found[number][1]}")
+    return sorted(found.values())
+
+
 def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
     """Lines of sources.list."""
     return [
@@ -152,6 +170,7 @@ def plan_build(
             keys=sorted(keys or {}),
             install=templates.text(base.install, packages=" ".join(wanted)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),
+            accounts=fixed_accounts(base, services),
             users=sorted({service.user for service in services} - {"root"}),
             services=[service.name for service in services],
             version=__version__,

@@ -52,8 +52,10 @@ def probe_exec(spec):
             raise RuntimeError("%s: no answer within %g s" % (argv[0], spec["timeout_s"]))
         if process.returncode:
             words = (errors or output).decode(errors="replace").split("\n")
-            words = [word.strip() for word in words if word.strip()]
-            raise RuntimeError("%s: %s" % (argv[0], words[-1] if words else "status %d" % process.returncode))
+            # Not the rules of stars that some draw around their words.
+            words = [word.strip() for word in words if re.search(r"\w", word)]
+            words = words[-1:] if errors else words[:1]
+            raise RuntimeError("%s: %s" % (argv[0], words[0] if words else "status %d" % process.returncode))
         said = output
     text = said.decode(errors="replace")
     if not spec.get("expect"):
