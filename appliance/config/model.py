@@ -24,6 +24,7 @@ from appliance.config.types import (
     Name,
     NodeList,
     Peer,
+    SafeUrl,
     Text,
     Url,
 )
@@ -183,7 +184,7 @@ class Secrets(Section):
 class FileSync(Section):
     """Files pulled from the provisioning node."""
 
-    server: Url | None = Field(None, description="Where they are; without it the client waits quietly.")
+    server: SafeUrl | None = Field(None, description="Where they are; without it the client waits quietly.")
     interval_s: int = Field(300, ge=5, le=86400, description="Seconds between two looks.")
 
 

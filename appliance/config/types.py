@@ -96,9 +96,18 @@ Peer = Annotated[
 Url = Annotated[
     str,
     Text(
-        r"(https?|file)://[^\s\"'\\]+",
-        "a URL of http, https or file",
-        "begin with http://, https:// or file:///, without spaces, quotes and backslashes",
+        r"https?://[^\s\"'\\]+",
+        "a URL of http or https",
+        "begin with http:// or https://, without spaces, quotes and backslashes",
+    ),
+]
+
+SafeUrl = Annotated[
+    str,
+    Text(
+        r"https://[^\s\"'\\]+",
+        "a URL of https",
+        "begin with https://, without spaces, quotes and backslashes: shadow must not travel in the clear",
     ),
 ]
 

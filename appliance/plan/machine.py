@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from appliance.config.model import Site
-from appliance.plan.network import network_arguments, network_names
+from appliance.plan.network import network_options
 
 STOP_TIMEOUT_S = 180
 """Seconds that the supervisor gets to end every service before it is killed."""
@@ -65,11 +65,7 @@ def start_argv(site: Site, image: str) -> tuple[str, ...]:
         "instance",
         "start",
         *container_options(site),
-        "--net",
-        "--network",
-        ",".join(network_names(site)),
-        "--network-args",
-        network_arguments(site),
+        *network_options(site),
         "--hostname",
         site.hostname,
         "--overlay",

@@ -33,8 +33,11 @@ def _conflist(name: str, network: Network) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": [bridge]}, indent=2) + "\n"
 
 
-def network_arguments(site: Site) -> str:
-    """The value of --network-args: the MAC addresses stay the same on every host."""
+def network_options(site: Site) -> list[str]:
+    """Options of `instance start`; the MAC addresses stay the same on every host."""
     names = network_names(site)
     macs = (site.networks.provisioning.mac, site.networks.public.mac)
-    return ";".join(f"{name}:MAC={mac}" for name, mac in zip(names, macs, strict=True))
+    options = ["--net", "--network", ",".join(names)]
+    for name, mac in zip(names, macs, strict=True):  # one option each: a `;` would still be the first network's
+        options += ["--network-args", f"{name}:MAC={mac}"]
+    return options

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.flow.site import open_site
 from appliance.plan.machine import instance_name, places, seed_argv, start_argv, stop_argv
-from appliance.plan.network import CNI_FOLDER, conflists, network_arguments, network_names
+from appliance.plan.network import CNI_FOLDER, conflists, network_names, network_options
 
 SITE = open_site(Path(__file__).parents[1] / "golden" / "sites" / "debian-12.yaml").site
 
@@ -45,7 +45,11 @@ def test_addresses_are_fixed_and_only_the_public_network_leads_out(lists: dict[s
 
 
 def test_macs_go_with_their_networks() -> None:
-    assert network_arguments(SITE) == ("sms-sample-prov:MAC=02:00:0a:14:00:01;sms-sample-pub:MAC=02:00:c0:00:02:0a")
+    assert network_options(SITE) == [
+        *("--net", "--network", "sms-sample-prov,sms-sample-pub"),
+        *("--network-args", "sms-sample-prov:MAC=02:00:0a:14:00:01"),
+        *("--network-args", "sms-sample-pub:MAC=02:00:c0:00:02:0a"),
+    ]
 
 
 def test_two_clusters_share_a_host() -> None:

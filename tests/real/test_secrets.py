@@ -1,0 +1,64 @@
+"""Secrets reach the container through its overlay only."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from appliance.flow.build import Built
+from tests.real.conftest import Playground
+
+pytestmark = pytest.mark.real
+
+
+def test_the_munge_key_is_in_the_overlay_with_mode_0600(running: Playground) -> None:
+    told = running.sms("exec", "--", "stat", "-c", "%a %U %G %s", "/etc/munge/munge.key").text
+    assert told == "600 munge munge 1024"
+    host = running.host("host-a")
+    assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays/lab.img").text == "600"
+    assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays").text == "700"
+
+
+def test_no_secret_is_in_the_image_or_in_what_lies_beside_it(running: Playground, built: Built, tmp_path: Path) -> None:
+    key = (running.lab.etc / "keys" / "munge.key").read_bytes()
+    private = (running.lab.etc / "keys" / "sign.pem").read_bytes().splitlines()[1]
+    root = tmp_path / "root"
+    number = next(
+        line.split("|")[0]
+        for line in subprocess.run(
+            ["apptainer", "sif", "list", built.image], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        if "Squashfs" in line
+    )
+    with (tmp_path / "squash").open("wb") as stream:
+        subprocess.run(["apptainer", "sif", "dump", number.strip(), built.image], stdout=stream, check=True)
+    subprocess.run(["unsquashfs", "-q", "-n", "-d", str(root), str(tmp_path / "squash")], check=True)
+    assert not (root / "etc/munge/munge.key").exists()
+    beside = [path for path in Path(built.image).parent.glob("*") if path.is_file() and path.suffix != ".sif"]
+    for path in [*root.rglob("*"), *beside]:
+        if path.is_file() and not path.is_symlink() and path.stat().st_size >= 64:
+            data = path.read_bytes()
+            assert key[:64] not in data and private not in data, path
+
+
+def test_no_secret_is_in_an_argv_a_log_or_a_readable_file_of_the_host(running: Playground) -> None:
+    key = (running.lab.etc / "keys" / "munge.key").read_bytes()[:32]
+    host = running.host("host-a")
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert key not in process.read_bytes()
+        except OSError:
+            continue
+    listed = host.run(
+        "find", "/var/lib/sms", "/run/sms", "/etc/apptainer", "-type", "f", "-size", "-2M", "-print0"
+    ).stdout
+    for name in listed.decode().split("\0")[:-1]:
+        data = host.read(name) or b""
+        assert key not in data, name
+
+
+def test_another_users_eyes_find_the_state_folder_closed(running: Playground) -> None:
+    host = running.host("host-a")
+    assert not host.works("setpriv", "--reuid=65534", "--clear-groups", "ls", "/var/lib/sms/overlays")
