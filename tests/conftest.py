@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,3 +33,19 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, str]], N
             assert text == held[name], f"{name} differs from its golden file: pytest --update-golden writes it"
 
     return compare
+
+
+def find_tool(tool: str) -> str:
+    """Path of a program, the virtual environment's first. Without it the test skips, and fails in CI."""
+    beside = Path(sys.executable).with_name(tool)
+    found = str(beside) if beside.exists() else shutil.which(tool)
+    if not found:
+        missing = pytest.fail if os.environ.get("CI", "").lower() in ("1", "true", "yes") else pytest.skip
+        missing(f"{tool} is not installed")
+    return str(found)
+
+
+@pytest.fixture
+def need() -> Callable[[str], str]:
+    """``need("shellcheck")`` gives its path; a missing tool skips on a laptop and fails in CI."""
+    return find_tool

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -41,7 +43,14 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors say where help is."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f"{self.prog}: {message}\n  hint: {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {message}\n  hint: {self._nearest(message) or f'{self.prog} --help'}\n")
+
+    @staticmethod
+    def _nearest(message: str) -> str:
+        """The choice that was meant, where a word is none of them."""
+        found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found[1], re.findall(r"'([^']+)'", found[2]), 1) if found else []
+        return f"did you mean {near[0]}?" if near else ""
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -34,12 +34,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
     """The site's cluster and the host that the verb acts on."""
     from appliance.cli.screen import progress
-    from appliance.flow.context import find_host, need_root, open_cluster
+    from appliance.flow.context import find_target, open_cluster
     from appliance.flow.site import find_site
-    from appliance.host.local import Local
 
     cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
-    host = find_host(cluster.site, arguments.host)
-    if isinstance(host, Local):
-        need_root()
-    return cluster, host
+    return cluster, find_target(cluster.site, arguments.host)

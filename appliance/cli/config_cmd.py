@@ -6,19 +6,21 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import yaml
+from appliance.cli.common import verb
 
-from appliance.cli.screen import err, out, print_json
-from appliance.config.schema import schema_text
-from appliance.errors import ConfigError
-from appliance.flow.config import check_config, show_config
-from appliance.flow.site import find_site, load_site
+EXAMPLES = """\
+  sms config check                    every problem in the site file, with its line
+  sms config check other.yaml         in another one
+  sms config show                     every setting with its value, defaults included
+  sms config schema >sms.schema.json  for completion in an editor"""
 
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb to the parser."""
-    parser = verbs.add_parser("config", help="check, show and describe the site file", description=__doc__)
+    description = "Check the site file, show its values, print its JSON Schema."
+    parser = verb(verbs, "config", "check, show and describe the site file", description, EXAMPLES)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="every problem at once, with line and hint")
     check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the site file (default: as for --site)")
@@ -33,6 +35,11 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Report every problem; status 2 when there is one."""
+    from appliance.cli.screen import err, out, print_json
+    from appliance.errors import ConfigError
+    from appliance.flow.config import check_config
+    from appliance.flow.site import find_site
+
     path = find_site(arguments.file or arguments.site)
     try:
         loaded = check_config(path, arguments.state)
@@ -58,6 +65,12 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Print every setting."""
+    import yaml
+
+    from appliance.cli.screen import print_json
+    from appliance.flow.config import show_config
+    from appliance.flow.site import find_site, load_site
+
     values = show_config(load_site(find_site(arguments.site), arguments.state))
     if arguments.json:
         print_json(values)
@@ -68,5 +81,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 def run_schema(arguments: argparse.Namespace) -> int:
     """Print the JSON Schema."""
+    from appliance.config.schema import schema_text
+
     sys.stdout.write(schema_text())
     return 0

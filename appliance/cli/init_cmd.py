@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from appliance.cli.screen import out
-from appliance.errors import ConfigError
-from appliance.flow.init import list_profiles, read_profile, write_site
+from appliance.cli.common import verb
+
+EXAMPLES = """\
+  sms init --list                                   the profiles
+  sms init --profile openhpc -o /etc/sms/sms.yaml   for a cluster that OpenHPC's recipe installed
+  sms init --profile lab -o -                       print one"""
 
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb to the parser."""
-    parser = verbs.add_parser("init", help="write a commented site file to start from", description=__doc__)
+    text = "write a commented site file to start from"
+    parser = verb(verbs, "init", text, "Write a commented site file to start from.", EXAMPLES)
     parser.add_argument("--profile", metavar="NAME", help="lab, openhpc or cray-ex (see --list)")
     parser.add_argument(
         "-o",
@@ -29,6 +34,10 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the site file and say what comes next."""
+    from appliance.cli.screen import out
+    from appliance.errors import ConfigError
+    from appliance.flow.init import list_profiles, read_profile, write_site
+
     if arguments.list:
         for name, summary in list_profiles().items():
             out.print(f"{name:<10}{summary}", markup=False)

@@ -6,18 +6,24 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
+from appliance.cli.common import verb
 
-from appliance.cli import screen
+EXAMPLES = """\
+  sms lab demo                                     build, start and use the appliance
+  sms lab up --nodes 2                             only the cluster
+  sms lab exec admin -- sms status --host host-a   a command on a host
+  sms lab exec node1                               a shell on a host
+  sms lab down                                     remove it"""
 
 
 def add(verbs: Any) -> None:
     """Add the verb and its own verbs."""
-    lab = verbs.add_parser(
+    lab = verb(
+        verbs,
         "lab",
-        help="a cluster on this machine, out of namespaces",
-        description="Two admin hosts, compute nodes with real daemons, and an outside world, on this one machine.",
+        "a cluster on this machine, out of namespaces",
+        "Two admin hosts, compute nodes with real daemons, and an outside world, on this one machine.",
+        EXAMPLES,
     )
     parts = lab.add_subparsers(dest="part", metavar="PART", required=True)
     _add_up(parts)
@@ -40,6 +46,7 @@ def _add_up(parts: Any) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
     from appliance.flow import lab
 
     made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet))
@@ -55,6 +62,9 @@ def _add_status(parts: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from appliance.cli import screen
     from appliance.flow import lab
 
     states = lab.lab_status(arguments.name)
@@ -91,6 +101,7 @@ def _add_down(parts: Any) -> None:
 
 
 def _down(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
     from appliance.flow import lab
 
     lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
@@ -105,6 +116,10 @@ def _add_demo(parts: Any) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from appliance.cli import screen
     from appliance.flow.demo import demo
 
     shown = demo(arguments.name, arguments.nodes, screen.progress(arguments.quiet), quiet=arguments.quiet)

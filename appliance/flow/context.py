@@ -70,6 +70,14 @@ def find_host(site: Site, wanted: str | None) -> Host:
     return Local(here) if wanted == here else _over_ssh(site, by_name[wanted])
 
 
+def find_target(site: Site, wanted: str | None) -> Host:
+    """The admin host to act on, as ``find_host`` gives it; on this one, acting takes root."""
+    host = find_host(site, wanted)
+    if isinstance(host, Local):
+        need_root()
+    return host
+
+
 def _over_ssh(site: Site, host: AdminHost) -> Ssh:
     return Ssh(host.name, host.address, user=host.user, port=host.port, key=host.key, known_hosts=site.known_hosts)
 

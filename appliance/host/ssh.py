@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,9 @@ from appliance.host.base import (
     Result,
     Unreachable,
 )
+
+# It writes tracebacks of its threads to standard error where nobody has set up logging.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 TIMED_OUT = 124
 """Exit status of timeout(1) when it ended the command."""

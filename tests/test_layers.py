@@ -1,0 +1,213 @@
+"""The import rule: who may know whom. HACKING.md says why."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LEAVES = {"errors", "progress", "share", "__version__"}
+"""Small modules that know nothing of the rest; anybody may import them."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "progress": set(),
+    "share": set(),
+    "config": set(),
+    # A catalogue file is read, and its mistakes are told, as those of a site file are.
+    "catalog": {"config"},
+    "plan": {"config", "catalog"},
+    "export": {"plan", "config", "catalog"},
+    "host": set(),
+    "tools": {"host", "plan"},
+    "lab": {"host", "tools", "plan"},
+    "provision": {"host", "tools", "plan"},
+    "flow": {"config", "catalog", "plan", "export", "host", "tools", "lab", "provision", "analysis"},
+    "cli": {"flow", "config"},
+    # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.
+    "analysis": set(),
+}
+"""Room, and the rooms it may import besides the leaves and itself."""
+
+PURE = {"config", "catalog", "plan", "export", "errors", "progress", "share"}
+"""Rooms that only think: text and values in, text and values out."""
+
+EFFECTS = {"subprocess", "socket", "paramiko", "spython", "ansible_runner", "rich"}
+
+ONLY_IN = {
+    "spython": {"appliance/tools/apptainer.py"},
+    "ansible_runner": {"appliance/tools/ansible.py"},
+    "paramiko": {"appliance/host/ssh.py"},
+}
+"""Outside modules that one file hides from all others."""
+
+ONLY_BELOW = {"rich": "appliance/cli/", "scapy": "analysis/protocols/", "shtab": "appliance/cli/"}
+
+LONGEST = 600
+"""Lines of a file; a longer one is two files."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, where it stands, and whether only the type checker sees it."""
+
+    module: str
+    line: int
+    for_types: bool
+
+
+def sources() -> list[Path]:
+    return sorted(path for top in ("appliance", "analysis") for path in (ROOT / top).rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[1] if parts[0] == "appliance" and len(parts) > 1 else parts[0]
+
+
+def imports_of(path: Path) -> list[Import]:
+    """Every import of a file, those inside of functions too."""
+    tree = ast.parse(path.read_text(), str(path))
+    return list(_imports(tree, path, for_types=False))
+
+
+def _imports(node: ast.AST, path: Path, *, for_types: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, child.lineno, for_types)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, f"{path}:{child.lineno}: write the whole name, not a relative import"
+            for alias in child.names:
+                yield Import(f"{child.module}.{alias.name}", child.lineno, for_types)
+        elif isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            yield from _imports(child, path, for_types=True)
+        else:
+            yield from _imports(child, path, for_types=for_types)
+
+
+def target_room(module: str) -> str | None:
+    """The room of ours that a module is in; None for one that is not ours."""
+    parts = module.split(".")
+    if parts[0] == "appliance":
+        return parts[1] if len(parts) > 1 else "appliance"
+    return "analysis" if parts[0] == "analysis" else None
+
+
+def breaks(path: Path) -> list[str]:
+    """What in a file is against the rule."""
+    name, room = str(path.relative_to(ROOT)), room_of(path)
+    if room == "__init__":
+        room = "errors"  # appliance/__init__.py: the version and nothing else
+    allowed = {room, *LEAVES, *MAY_IMPORT[room]} if room != "analysis" else {"analysis"}
+    found = []
+    for one in imports_of(path):
+        where, target, top = f"{name}:{one.line}", target_room(one.module), one.module.split(".")[0]
+        # An annotation binds nobody at run time; the command line may name the types it is handed.
+        if target and target not in allowed and not (one.for_types and room == "cli"):
+            found.append(f"{where}: {room} must not import {one.module}")
+        if top in EFFECTS and room in PURE:
+            found.append(f"{where}: {room} is pure and must not import {top}")
+        if top in ONLY_IN and name not in ONLY_IN[top]:
+            found.append(f"{where}: {top} is imported in {', '.join(ONLY_IN[top])} only")
+        if top in ONLY_BELOW and not name.startswith(ONLY_BELOW[top]):
+            found.append(f"{where}: {top} is imported below {ONLY_BELOW[top]} only")
+    return found
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {room_of(path) for path in sources()} - {"__init__", "__main__"}
+    assert rooms <= set(MAY_IMPORT), "a new room: say in MAY_IMPORT whom it may know, and in HACKING.md why"
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_imports(room: str) -> None:
+    assert [line for path in sources() if room_of(path) in (room, "__init__") for line in breaks(path)] == []
+
+
+FORBIDDEN_CALLS = {
+    "os.system": "use host.run with an argv",
+    "os.popen": "use host.run with an argv",
+    "yaml.load": "use yaml.safe_load, or a loader derived from SafeLoader with config.read",
+    "yaml.unsafe_load": "use yaml.safe_load",
+    "pickle.loads": "use JSON",
+    "pickle.load": "use JSON",
+}
+
+
+def bad_calls(path: Path) -> Iterator[str]:
+    """Calls that let text become code."""
+    name = path.relative_to(ROOT)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        safe = called == "yaml.load" and any("Safe" in ast.unparse(word) for word in [*node.args[1:], *_values(node)])
+        if called in FORBIDDEN_CALLS and not safe:
+            yield f"{name}:{node.lineno}: {called}: {FORBIDDEN_CALLS[called]}"
+        for keyword in node.keywords:
+            # shtab's `shell` is the name of one, and runs none.
+            if keyword.arg == "shell" and called != "shtab.complete" and ast.unparse(keyword.value) != "False":
+                yield f"{name}:{node.lineno}: shell=True: give an argv"
+
+
+def _values(node: ast.Call) -> list[ast.expr]:
+    return [keyword.value for keyword in node.keywords]
+
+
+def inside_programs() -> list[Path]:
+    """Programs of the container, which have no .py at their end."""
+    folder = ROOT / "definitions" / "runtime"
+    return sorted(path for path in folder.iterdir() if path.is_file() and "python" in path.read_text().split("\n")[0])
+
+
+def test_no_text_becomes_code() -> None:
+    files = [*sources(), *inside_programs(), *(ROOT / "definitions" / "runtime").glob("*.py")]
+    assert [line for path in files for line in bad_calls(path)] == []
+
+
+def test_files_are_short() -> None:
+    files = [*sources(), *inside_programs()]
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {name: lines for name, lines in long.items() if lines > LONGEST} == {}
+
+
+def test_the_map_names_every_room() -> None:
+    text = (ROOT / "HACKING.md").read_text()
+    there = {room_of(path) for path in sources()} - {"__init__", "__main__"}
+    assert sorted(room for room in there if not re.search(rf"`{room}[`/.]", text)) == []
+
+
+BAD = {
+    "import appliance.flow.start": "appliance/plan/x.py",
+    "from appliance.host.local import Local": "appliance/cli/x.py",
+    "import subprocess": "appliance/config/x.py",
+    "def f():\n    import paramiko": "appliance/tools/x.py",
+    "from appliance import errors": "analysis/x.py",
+    "from rich.table import Table": "appliance/flow/x.py",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_the_rule_bites(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / BAD[text]
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert len(breaks(path)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["os.system('x')", "run('x', shell=True)", "yaml.load(x)", "yaml.load(x, Loader=Loader)"]
+)
+def test_the_calls_are_found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(text)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert len(list(bad_calls(path))) == 1
