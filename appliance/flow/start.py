@@ -120,6 +120,15 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
     with progress.step("check the host"):
         preflight(cluster, host)
     clock.lap("preflight")
+    where = cluster.places
+    # Made only where missing: a shared folder keeps the mode its owner gave it.
+    host.run(
+        "mkdir",
+        "-p",
+        "-m",
+        "0700",
+        *(str(p) for p in (where.images, where.overlay.parent, where.journal, where.public_keys)),
+    )
     with ThreadPoolExecutor(1) as pool:
         # An address that nobody has takes a second to ask for: the image is verified meanwhile.
         asked = pool.submit(refuse_taken, cluster, host)
@@ -286,3 +295,7 @@ def _record(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
         "started": time.time(),
     }
     host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", json.dumps(note, indent=1).encode())
+    current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
+    if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
+        # What runs is what this host starts again, after a reboot above all.
+        host.run("sh", "-c", 'ln -sfn "$1" "$2.new" && mv -fT "$2.new" "$2"', "current", name, current)

@@ -1,0 +1,101 @@
+"""kill -9 at the worst moment, two runs at once, a host that goes down: the next run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import Playground
+
+pytestmark = pytest.mark.real
+
+MOMENTS_S = (0.6, 1.2, 1.8, 2.2, 2.6, 3.0, 3.6, 4.4)
+"""When `sms start` is killed, in seconds after it began; together they meet every step."""
+
+
+def begin(playground: Playground, *words: str, on: str = "host-a") -> subprocess.Popen[bytes]:
+    """`sms` in a lab host, not waited for. The process is nsenter's child of this one."""
+    host = playground.lab.host(on)
+    return subprocess.Popen([*host.prefix, "sms", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def sms_pids(parent: int) -> list[int]:
+    """The sms process below nsenter, by pid."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+@pytest.mark.parametrize("moment", MOMENTS_S)
+def test_a_start_that_is_killed_is_finished_by_the_next(stopped: Playground, moment: float) -> None:
+    process = begin(stopped, "start")
+    time.sleep(moment)
+    for pid in [*sms_pids(process.pid), process.pid]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.communicate()
+    # Whatever it had come to, the next run makes it whole.
+    started = json.loads(stopped.sms("start", "--json").stdout)
+    assert len(started["services"]) == 8
+    assert stopped.instances() == ["sms-lab"]
+    assert len(stopped.loops()) == 1
+    assert stopped.lease()["holder"] == "host-a"
+    assert stopped.status()["healthy"]
+
+
+def test_a_start_that_is_ended_politely_undoes_what_it_did(stopped: Playground) -> None:
+    process = begin(stopped, "start")
+    time.sleep(3.0)
+    for pid in sms_pids(process.pid):
+        os.kill(pid, signal.SIGTERM)
+    _, said = process.communicate()
+    if process.returncode == 0:
+        pytest.fail("it had ended before it was asked to")
+    assert process.returncode == 130, said
+    stopped.assert_nothing_runs()
+
+
+def test_two_starts_at_once_give_one_appliance(stopped: Playground) -> None:
+    runs = [begin(stopped, "start") for _ in range(4)]
+    ended = [(process.communicate()[1], process.returncode) for process in runs]
+    assert [status for _, status in ended].count(0) == 1
+    assert all(status in (0, 3) for _, status in ended)
+    assert all(b"another sms is at work" in said for said, status in ended if status == 3)
+    assert stopped.instances() == ["sms-lab"]
+    assert len(stopped.loops()) == 1
+
+
+def test_a_reboot_of_the_host_brings_it_back_where_it_ran(running: Playground) -> None:
+    """The unit's own commands, on a host whose instance was lost without a word."""
+    host = running.host("host-a")
+    generation = running.lease()["generation"]
+    pid = json.loads(host.run("apptainer", "instance", "list", "--json", "sms-lab").stdout)["instances"][0]["pid"]
+    host.run("kill", "-KILL", str(pid))
+    deadline = time.monotonic() + 20
+    while running.loops() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    status = running.status()
+    assert not status["running"] and "host-a holds the lease, but runs nothing" in status["warnings"]
+    running.sms("--quiet", "start", "--boot")
+    assert running.status()["healthy"]
+    assert running.lease()["generation"] == generation + 1
+    # Stopped by an administrator, it stays stopped at the next boot.
+    running.sms("--quiet", "stop")
+    assert b"nothing ran on host-a" in running.sms("start", "--boot").stderr
+    running.assert_nothing_runs()
+
+
+def test_a_host_that_goes_down_in_order_keeps_the_lease(running: Playground) -> None:
+    running.sms("--quiet", "stop", "--keep-lease")
+    assert running.instances() == [] and running.lease()["holder"] == "host-a"
+    assert (
+        "host-a holds the lease" in running.sms("-q", "start", "--boot", ok=(0,)).stderr.decode()
+        or running.status()["healthy"]
+    )
