@@ -1,0 +1,24 @@
+"""How long `sms --help` takes: what every call of the program costs at least."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.rig import Rig, interleave, result, wall
+
+SMS = str(Path(sys.prefix) / "bin" / "sms")
+
+
+def measure(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Against the bare interpreter, and against the help of Apptainer."""
+    ways = {"sms": lambda: wall(SMS, "--help"), "python": lambda: wall(sys.executable, "-c", "pass")}
+    if shutil.which("apptainer"):
+        ways["apptainer"] = lambda: wall("apptainer", "--help")
+    samples = interleave(ways, max(rig.runs, 11))
+    yield result("cli/python", samples["sms"], "python -c pass", samples["python"], below=0.2)
+    if "apptainer" in samples:
+        yield result("cli/apptainer", samples["sms"], "apptainer --help", samples["apptainer"], below=0.2)

@@ -1,0 +1,97 @@
+"""The lab that benchmarks use, and the appliance on its host-a."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from appliance.flow.build import Built, build
+from appliance.flow.context import Cluster, open_cluster
+from appliance.flow.lab import lab_down, lab_up
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.lab import Lab
+from appliance.progress import Progress, Silent
+
+LAB = "bench"
+CARRIER = "host-a"
+
+
+class Bed:
+    """A lab of one compute node; the appliance's image is in place on host-a."""
+
+    def __init__(self, lab: Lab, cluster: Cluster, built: Built) -> None:
+        self.lab = lab
+        self.cluster = cluster
+        self.built = built
+        self.carrier = lab.host(CARRIER)
+        self.admin = lab.host("admin")
+
+    @property
+    def site_file(self) -> Path:
+        """The lab's sms.yaml."""
+        return self.lab.etc / "sms.yaml"
+
+    def start(self) -> tuple[float, dict[str, Any]]:
+        """``sms start`` on host-a: seconds of the whole command, and what it says of itself."""
+        return self.timed(self.carrier, "start", "--json")
+
+    def stop(self) -> tuple[float, dict[str, Any]]:
+        """``sms stop`` on host-a, likewise."""
+        return self.timed(self.carrier, "stop", "--json")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The appliance runs."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def timed(self, host: Host, *verb: str) -> tuple[float, dict[str, Any]]:
+        """A verb on a host of the lab: seconds of the whole command, and its JSON."""
+        began = time.monotonic()
+        said = host.run("sms", "--quiet", *verb, timeout=300)
+        return time.monotonic() - began, json.loads(said.stdout)
+
+
+@contextmanager
+def open_bed(progress: Progress | None = None) -> Iterator[Bed]:
+    """Make the lab, build the image if it is not there, start once so that the overlay is seeded.
+
+    The lab goes down at the end. What it keeps on disk stays, and makes the next run quick.
+    """
+    progress = progress or Silent()
+    try:
+        lab_up(LAB, 1, progress)
+        lab = Lab.open(LAB)
+        cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
+        bed = Bed(lab, cluster, build(cluster, progress, lock=lab.etc / "sms.lock"))
+        bed.stop()
+        _place_image(bed)
+        with bed.running():
+            pass
+        yield bed
+    finally:
+        lab_down(LAB, False, progress)
+
+
+def _place_image(bed: Bed) -> None:
+    """The image lies in host-a's own store, as after a delivery, and is the current one there."""
+    store = bed.lab.layout.disk / CARRIER / "images"
+    source = Path(bed.built.image)
+    target = store / source.name
+    if not target.is_file():
+        store.mkdir(mode=0o700, exist_ok=True)
+        for old in store.glob("*.sif"):  # of earlier runs: 100 MB each
+            old.unlink()
+        Local().run("cp", str(source), f"{target}.new")
+        Path(f"{target}.new").rename(target)
+    current = store / Path(bed.cluster.places.current).name
+    current.unlink(missing_ok=True)
+    current.symlink_to(target.name)

@@ -1,0 +1,42 @@
+"""The image as a folder, seeded like the overlay: the same daemons without a container."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from appliance.flow.overlay import archive_for
+from appliance.host.local import Local
+from appliance.lab.layout import CACHE
+from appliance.plan.overlay import seed_digest
+from bench.rig.bed import Bed
+
+# In a mount namespace of its own; chroot(2) is refused on some machines.
+SEED = """
+set -eu
+mount --bind "$1" "$1"
+cd "$1"
+mount -t proc proc proc
+pivot_root . mnt
+exec /opt/sms/bin/sms-seed
+"""
+
+
+def unpack(bed: Bed) -> Path:
+    """Unpack the image and seed it, unless that is done; give the folder."""
+    archive = archive_for(bed.cluster)
+    root = CACHE / f"bench-{bed.built.key[:16]}-{seed_digest(archive)[:16]}"
+    if root.is_dir():
+        return root
+    for old in CACHE.glob("bench-*"):
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    beside = root.with_name(root.name + ".new")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    local = Local()
+    local.run("apptainer", "build", "--sandbox", str(beside), bed.built.image, timeout=300)
+    # What Apptainer's --dns gives the container.
+    (beside / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
+    seed = ("unshare", "-m", "--propagation", "private", "sh", "-c", SEED, "seed", str(beside))
+    local.run(*seed, input=archive)
+    beside.rename(root)
+    return root

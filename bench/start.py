@@ -1,0 +1,51 @@
+"""How long `sms start` takes until every service answers, and what that is made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench.rig import Rig, Samples, Skip, interleave, result
+from bench.rig.bare import bare_host
+from bench.rig.vm import boot, make_files, need_qemu
+
+
+def measure(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Against the daemons bare on a host, and against the same services in a VM that boots."""
+    bed = rig.bed
+    parts: dict[str, Samples] = defaultdict(Samples)
+
+    def appliance() -> float:
+        took, said = bed.start()
+        bed.stop()
+        for part, seconds in said["parts"].items():
+            parts[part].append(seconds)
+        # The interpreter, the site file, the catalogue, and the way back.
+        parts["program"].append(took - sum(said["parts"].values()))
+        return took
+
+    def bare() -> float:
+        with bare_host(bed, rig.root) as host:
+            took = host.start()
+            host.stop()
+        return took
+
+    ways: dict[str, Callable[[], float]] = {"sms": appliance, "bare": bare}
+    skipped = ""
+    try:
+        need_qemu(rig.install)
+        files = make_files(rig.root)
+        ways["vm"] = lambda: boot(bed, files)
+        boot(bed, files)  # once before, so that no run reads the disk image cold
+    except Skip as reason:
+        skipped = str(reason)
+    samples = interleave(ways, rig.runs)
+    made_of = {part: values.median for part, values in parts.items()}
+    peer = "the same supervisord, gates and daemons, bare on a host"
+    yield result("start/bare", samples["sms"], peer, samples["bare"], below=5, parts=made_of)
+    if skipped:
+        yield {"name": "start/vm", "skipped": skipped}
+        return
+    peer = "the same root and services in a VM without systemd (QEMU TCG: no KVM here)"
+    yield result("start/vm", samples["sms"], peer, samples["vm"], ratio_below=1)

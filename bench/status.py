@@ -1,0 +1,59 @@
+"""How long `sms status` takes, on the host itself and over SSH."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from appliance.host.base import Host
+from appliance.plan.machine import inside_argv
+from bench.rig import Rig, interleave, result
+from bench.rig.bed import CARRIER, Bed
+
+
+def by_hand(bed: Bed) -> list[tuple[str, ...]]:
+    """The commands an administrator would type, one a service; the image's own program where none speaks it."""
+    argvs = []
+    for name, service in _services(bed).items():
+        probe = service["probe"]
+        if probe["kind"] == "exec":
+            line = " | ".join(shlex.join(argv) for argv in probe["exec"])
+            argvs.append(inside_argv(bed.cluster.site, "sh", "-c", line))
+        else:
+            argvs.append(inside_argv(bed.cluster.site, "/opt/sms/bin/sms-probe", name))
+    return argvs
+
+
+def _services(bed: Bed) -> dict[str, Any]:
+    text = bed.carrier.run(*inside_argv(bed.cluster.site, "cat", "/etc/sms/services.json")).stdout
+    services: dict[str, Any] = json.loads(text)["services"]
+    return services
+
+
+def one_by_one(host: Host, argvs: list[tuple[str, ...]]) -> float:
+    """Seconds of the commands, one after the other."""
+    began = time.monotonic()
+    for argv in argvs:
+        host.run(*argv)
+    return time.monotonic() - began
+
+
+def measure(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Against every probe run by hand with `apptainer exec`, one after the other."""
+    bed = rig.bed
+    with bed.running():
+        argvs = by_hand(bed)
+        over_ssh: list[tuple[str, ...]] = [("ssh", CARRIER, shlex.join(argv)) for argv in argvs]
+        ways = {
+            "here": lambda: bed.timed(bed.carrier, "status", "--json")[0],
+            "here by hand": lambda: one_by_one(bed.carrier, argvs),
+            "ssh": lambda: bed.timed(bed.admin, "status", "--host", CARRIER, "--json")[0],
+            "ssh by hand": lambda: one_by_one(bed.admin, over_ssh),
+        }
+        samples = interleave(ways, rig.runs)
+    peer = f"{len(argvs)} probes by hand"
+    yield result("status/host", samples["here"], f"{peer}: apptainer exec", samples["here by hand"], ratio_below=1)
+    yield result("status/ssh", samples["ssh"], f"{peer}: ssh, apptainer exec", samples["ssh by hand"], ratio_below=1)
