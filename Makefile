@@ -1,6 +1,9 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
 .PHONY: help setup demo test fast lint format bench wheel lock schema man clean
 
+PYTHON = .venv/bin/python
+MAN = docs/man/sms.1
+
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
 	@echo "make test    set up, then run every test, the real-root ones included"
@@ -8,6 +11,7 @@ help:
 	@echo "make lint    mypy, ruff, shellcheck"
 	@echo "make bench   every benchmark: one JSON line each, and a table"
 	@echo "make wheel   build the wheel into dist/"
+	@echo "make man     write docs/man/sms.1 from the parsers"
 	@echo "make clean   take every lab down and remove what was built here"
 
 setup:
@@ -42,6 +46,15 @@ lock: setup
 schema: setup
 	.venv/bin/sms config schema >docs/sms.schema.json
 
+# Lines are broken as on a terminal of 100 columns; no date, or the page would change every day.
+man: setup
+	@COLUMNS=100 $(PYTHON) -c "from argparse_manpage.cli import main; main()" --module appliance.cli --function make_parser --prog sms \
+	    --project-name sms --manual-title "System Management Software" \
+	    --version "$$($(PYTHON) -c 'import appliance; print(appliance.__version__)')" \
+	    --description "an HPC cluster's management node, taken apart" | \
+	    sed -E '1s/"[0-9]{4}[^"]*"/""/' >$(MAN).new && mv $(MAN).new $(MAN)
+
 clean:
-	[ ! -x .venv/bin/sms ] || .venv/bin/sms lab down --all --every
+	[ ! -x .venv/bin/sms ] || for lab in /run/sms-lab/*/ /var/lib/sms-lab/*/; do \
+	    [ ! -d "$$lab" ] || .venv/bin/sms lab down --all --name "$$(basename "$$lab")"; done
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

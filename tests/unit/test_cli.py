@@ -1,0 +1,259 @@
+"""The command line as a person meets it: what a wrong one says, its help, its completion, its man page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.cli import GROUPS, main, make_parser
+
+ROOT = Path(__file__).parents[2]
+VERBS = [name for names in GROUPS.values() for name in names]
+
+Case = tuple[list[str], int, str, str]
+
+CASES: dict[str, Case] = {
+    "no verb": ([], 2, "", ""),
+    "a verb nearly right": (["staus"], 2, "sms: argument VERB: invalid choice: 'staus'", "did you mean status?"),
+    "a verb that is none": (["frobnicate"], 2, "sms: argument VERB: invalid choice: 'frobnicate'", "sms --help"),
+    "an unknown option": (["status", "--jsn"], 2, "sms: unrecognized arguments: --jsn", "sms --help"),
+    "an option without its value": (["start", "--host"], 2, "sms start: argument --host: expected one", "sms start --"),
+    "not a number": (["start", "--wait", "soon"], 2, "sms start: argument --wait: invalid float value: 'soon'", ""),
+    "no action": (["config"], 2, "sms config: the following arguments are required: ACTION", "sms config --help"),
+    "no such shell": (["completion", "fish"], 2, "sms completion: argument shell: invalid choice: 'fish'", ""),
+    "no site file": (
+        ["status"],
+        2,
+        "sms: no site file: --site and $SMS_SITE are not given",
+        "`sms init --profile lab`",
+    ),
+    "a site file that is not there": (
+        ["--site", "nope.yaml", "status"],
+        2,
+        "sms: nope.yaml: cannot be read: no such file or directory",
+        "check the path",
+    ),
+    "a site file with a slip": (
+        ["--site", "slip.yaml", "config", "check"],
+        2,
+        "sms: slip.yaml:7: clustr: this key is not known",
+        "did you mean cluster?",
+    ),
+    "a site file that is no YAML": (["--site", "torn.yaml", "build"], 2, "sms: torn.yaml:2: while parsing", ""),
+    "init without a profile": (["init"], 2, "sms: which profile?", "--profile cray-ex, lab, openhpc"),
+    "a profile nearly right": (["init", "--profile", "openhpcc"], 2, "sms: there is no profile openhpcc", "openhpc?"),
+    "init over a file": (
+        ["init", "--profile", "lab", "-o", "sms.lab.yaml"],
+        3,
+        "sms: sms.lab.yaml is there already",
+        "--force",
+    ),
+    "a key where one is": (
+        ["--site", "sms.lab.yaml", "key", "create"],
+        3,
+        "/keys/sign.pem is there already",
+        "would no longer start",
+    ),
+    "an unknown host": (
+        ["--site", "sms.lab.yaml", "status", "--host", "host-c"],
+        2,
+        "sms: no admin host named host-c",
+        "the site has: host-a, host-b",
+    ),
+    "not an admin host": (
+        ["--site", "sms.lab.yaml", "status"],
+        3,
+        "is not an admin host of the site",
+        "--host host-a, host-b",
+    ),
+    "nothing to run": (["--site", "sms.lab.yaml", "exec", "--host", "host-a"], 2, "sms: no command", "sms exec -- sq"),
+    "no image": (["--site", "sms.lab.yaml", "image", "sbom"], 3, "sms: there is no current image", "`sms build` makes"),
+    "no image with that key": (
+        ["--site", "sms.lab.yaml", "image", "manifest", "ab"],
+        3,
+        "sms: 0 images have a key",
+        "",
+    ),
+    "no lab": (["lab", "exec", "--name", "t-none", "node1", "true"], 1, "sms: there is no lab t-none", "sms lab up"),
+    "no name of a lab": (["lab", "up", "--name", "A/B"], 2, "sms: 'A/B' is no name for a lab", "use up to 20"),
+    "too many nodes": (["lab", "up", "--name", "t-none", "--nodes", "1000"], 2, "sms: a lab of 1000 nodes", "0 to 100"),
+}
+"""Command line, exit status, what the message begins with or holds, what the hint holds."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with site files; no site file of this machine's counts."""
+    if Path("/etc/sms/sms.yaml").exists():
+        pytest.skip("this machine has a site file of its own")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SMS_SITE", raising=False)
+    text = (ROOT / "definitions" / "profiles" / "lab.yaml").read_text()
+    text += f"state: {tmp_path / 'state'}\n"
+    (tmp_path / "sms.lab.yaml").write_text(text)
+    (tmp_path / "slip.yaml").write_text(text.replace("cluster: lab", "clustr: lab"))
+    (tmp_path / "torn.yaml").write_text("cluster: [lab\n")
+    assert main(["-q", "--site", "sms.lab.yaml", "key", "create"]) == 0
+    yield tmp_path
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit status and standard error."""
+    capsys.readouterr()
+    try:
+        status = main(words)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mistakes(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, status, message, hint = CASES[name]
+    found, said = run(words, capsys)
+    lines = said.splitlines() or [""]
+    if "slip" in name:
+        # Three problems: what is missing comes first, and this one is among them.
+        said = "sms: " + said.removeprefix("sms: ")
+        assert "clustr: this key is not known" in said
+        assert "cluster: is missing" in said
+    else:
+        assert message in lines[0]
+    assert hint in said
+    assert found == status
+    assert "Traceback" not in said
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"sms.lab.yaml", "slip.yaml", "torn.yaml", "keys"}, "a mistake leaves nothing behind"
+
+
+@pytest.mark.parametrize("words", [["build"], ["start", "--host", "here"], ["stop", "--host", "here"]])
+def test_needs_root(words: list[str], need: Callable[[str], str]) -> None:
+    setpriv = need("setpriv")
+    if os.geteuid():
+        pytest.skip("another user can be tried by root only")
+    # A folder that nobody can read: pytest's own is closed.
+    work = Path("/var/tmp/sms-test-cli")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o755)
+    try:
+        text = (ROOT / "definitions" / "profiles" / "lab.yaml").read_text()
+        here = os.uname().nodename
+        (work / "sms.yaml").write_text(text.replace("host-a", here).replace("keys/sign", f"{work}/sign"))
+        words = [here if word == "here" else word for word in words]
+        nobody = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups"]
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from appliance.cli import main; sys.exit(main())"
+        if subprocess.run([*nobody, sys.executable, "-c", "import yaml"], capture_output=True).returncode:
+            pytest.skip("another user cannot read this virtual environment")
+        done = subprocess.run(
+            [*nobody, sys.executable, "-c", code, *words], cwd=work, capture_output=True, text=True, timeout=60
+        )
+    finally:
+        shutil.rmtree(work)
+    assert "sms: this needs root\n  hint: run it with sudo\n" in done.stderr
+    assert done.returncode == 3
+
+
+def parsers(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every parser's words and its help."""
+    yield words, parser.format_help()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, part in action.choices.items():
+                yield from parsers(part, (*words, name))
+
+
+def test_every_verb_shows_an_example() -> None:
+    texts = dict(parsers(make_parser()))
+    assert [name for name in VERBS if f"sms {name}" not in texts[(name,)].partition("examples:")[2]] == []
+
+
+@pytest.mark.parametrize("words", [words for words, _ in parsers(make_parser())], ids=" ".join)
+def test_help_ends_well(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert not end.value.code
+    assert capsys.readouterr().out.startswith(f"usage: {' '.join(('sms', *words))}")
+
+
+def test_examples_can_be_parsed() -> None:
+    """What the help says one can type is taken by the parser."""
+    wrong = []
+    for words, text in parsers(make_parser()):
+        for line in text.partition("examples:")[2].splitlines():
+            found = re.match(r"  sms (.*?)(?:  +.*| >.*)?$", line)
+            if not found:
+                continue
+            try:
+                make_parser().parse_args(found[1].split())
+            except SystemExit:
+                wrong.append(f"{words}: {line}")
+    assert wrong == []
+
+
+def test_help_is_quick() -> None:
+    """No library that takes long to load is loaded to show help."""
+    heavy = ["pydantic", "rich", "paramiko", "ansible_runner", "yaml", "jinja2", "scapy", "cryptography", "cyclonedx"]
+    code = (
+        "import sys; from appliance.cli import make_parser; make_parser().format_help();"
+        f"print(*(name for name in {heavy} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == []
+
+
+COMPLETIONS = {
+    "sms st": ["start", "status", "stop"],
+    "sms --sit": ["--site"],
+    "sms config ": ["check", "schema", "show"],
+    "sms start --ho": ["--host"],
+    "sms lab d": ["demo", "down"],
+}
+
+
+@pytest.mark.parametrize("line", COMPLETIONS)
+def test_bash_completes(
+    line: str, need: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "sms.bash").write_text(capsys.readouterr().out)
+    script = """
+        . "$1"
+        read -r _ _ <<<"" ; set -f
+        COMP_LINE=$2 COMP_POINT=${#2}
+        read -ra COMP_WORDS <<<"$2"
+        case $2 in *' ') COMP_WORDS+=('') ;; esac
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        function=$(complete -p sms | sed -n 's/.*-F \\([^ ]*\\) .*/\\1/p')
+        "$function" sms "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    bash = [need("bash"), "--norc", "-c", script, "complete", str(tmp_path / "sms.bash"), line]
+    done = subprocess.run(bash, capture_output=True, text=True, timeout=60)
+    assert sorted(done.stdout.split()) == COMPLETIONS[line], done.stderr
+
+
+def test_zsh_completion_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#compdef sms")
+    if shutil.which("zsh"):
+        subprocess.run(["zsh", "-n"], input=text, text=True, check=True)
+
+
+def test_man_page_is_up_to_date(tmp_path: Path) -> None:
+    """`make man` writes it from the parsers."""
+    target = tmp_path / "sms.1"
+    subprocess.run(
+        ["make", "-s", "-o", "setup", "man", f"MAN={target}", f"PYTHON={sys.executable}"], cwd=ROOT, check=True
+    )
+    assert target.read_text() == (ROOT / "docs" / "man" / "sms.1").read_text(), "`make man` writes it anew"
+    for name in VERBS:
+        assert f"COMMAND \\fI\\,'sms {name}'" in target.read_text()
