@@ -26,13 +26,13 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Verify."""
     from appliance.cli.screen import out, print_json, progress
-    from appliance.flow.build import verify
     from appliance.flow.context import open_cluster
+    from appliance.flow.image import verify_here
     from appliance.flow.site import find_site
 
     cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
     image = arguments.image or Path(cluster.places.current)
-    signer = verify(cluster, str(image))
+    signer = verify_here(cluster, image)
     if arguments.json:
         print_json({"image": str(image), "signer": signer})
     else:

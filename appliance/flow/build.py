@@ -14,6 +14,7 @@ from pathlib import Path
 from appliance.catalog import Base
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster, need_root, runtime_files
+from appliance.flow.image import check_signature
 from appliance.host.base import CommandError, Host
 from appliance.host.local import Local
 from appliance.plan.definition import (
@@ -169,7 +170,7 @@ def build(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool = Fa
             fresh = force or not _is_whole(image)
             if fresh:
                 _build_image(cluster, made, image, progress)
-            signer = _sign_and_verify(cluster, image, progress)
+            signer = _verify(cluster, image, progress)
             _make_current(cluster, image)
     except CommandError as error:
         if error.result.status == 75:
@@ -192,6 +193,8 @@ def build(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool = Fa
 
 def _check_keys(cluster: Cluster) -> None:
     signing = cluster.site.signing
+    if signing.pgp_fingerprint:
+        return
     for key in (signing.private_key, *signing.public_keys):
         if not key.is_file():
             raise Refused(f"there is no signing key {key}", hint="`sms key create` makes a pair")
@@ -266,40 +269,25 @@ def _check_versions(made: BuildPlan, packages: str) -> None:
 
 
 def _sign(cluster: Cluster, image: str) -> None:
+    """Sign with PGP where the site says so, else with PEM: Apptainer verifies no image that carries both."""
     signing = cluster.site.signing
-    host = Local()
-    apptainer.sign_pem(host, image, str(signing.private_key))
     if signing.pgp_fingerprint:
         keyring = str(signing.pgp_keyring) if signing.pgp_keyring else None
-        apptainer.sign_pgp(host, image, keyring, signing.pgp_fingerprint)
+        apptainer.sign_pgp(Local(), image, keyring, signing.pgp_fingerprint)
+    else:
+        apptainer.sign_pem(Local(), image, str(signing.private_key))
 
 
-def _sign_and_verify(cluster: Cluster, image: Path, progress: Progress) -> str:
+def _verify(cluster: Cluster, image: Path, progress: Progress) -> str:
     """The key that signed the image; an image signed with an older key of the site's is signed again."""
     with progress.step("verify the signature") as step:
         try:
-            signer = verify(cluster, str(image))
+            signer = check_signature(cluster, Local(), str(image))
         except Refused:
             raise Refused(
                 f"{image} does not carry this site's signature", hint="`sms build --force` builds and signs it anew"
             ) from None
         step.detail(signer)
-    return signer
-
-
-def verify(cluster: Cluster, image: str) -> str:
-    """Hold an image on this machine against the site's keys; give the signer.
-
-    Raises:
-        Refused: it is not signed by one of them, whole.
-    """
-    signing = cluster.site.signing
-    host = Local()
-    signer = apptainer.verify_pem(host, image, [str(key) for key in signing.public_keys])
-    if signing.pgp_fingerprint:
-        keyring = str(signing.pgp_keyring) if signing.pgp_keyring else None
-        apptainer.verify_pgp(host, image, keyring, signing.pgp_fingerprint)
-        signer += f", PGP {signing.pgp_fingerprint}"
     return signer
 
 

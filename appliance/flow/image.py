@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.errors import Refused
 from appliance.flow.context import Cluster
+from appliance.flow.keys import fingerprint
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.progress import Progress
@@ -51,24 +54,9 @@ def trust(cluster: Cluster, host: Host, path: str) -> Image:
     """Verify the image on the host with the site's keys; tell what it is.
 
     Raises:
-        Refused: it is not to be trusted, or is not an image of ours.
+        Refused: it is not to be trusted, is not an image of ours, or lacks a service.
     """
-    signing = cluster.site.signing
-    keys: list[str] = []
-    for public in signing.public_keys:
-        try:
-            data = public.read_bytes()
-        except OSError as error:
-            raise Refused(f"cannot read {public}: {error.strerror}", hint="`sms key create` makes a pair") from error
-        # The host verifies with the keys that the one who gives the order trusts.
-        there = f"{cluster.places.public_keys}/{public.name}"
-        host.write(there, data)
-        keys.append(there)
-    signer = apptainer.verify_pem(host, path, keys)
-    if signing.pgp_fingerprint:
-        keyring = str(signing.pgp_keyring) if signing.pgp_keyring else None
-        apptainer.verify_pgp(host, path, keyring, signing.pgp_fingerprint)
-        signer += f", PGP {signing.pgp_fingerprint}"
+    signer = check_signature(cluster, host, path)
     labels = apptainer.labels(host, path)
     try:
         key, services = labels["sms.key"], set(labels["sms.services"].split(","))
@@ -81,3 +69,58 @@ def trust(cluster: Cluster, host: Host, path: str) -> Image:
         )
     digest = host.run("sha256sum", path, timeout=600).text.split()[0]
     return Image(path, key, digest, signer)
+
+
+def check_signature(cluster: Cluster, host: Host, image: str) -> str:
+    """Hold an image on a host against the keys that the one who gives the order trusts; give the signer.
+
+    Raises:
+        Refused: none of them has signed it, whole.
+    """
+    signing = cluster.site.signing
+    if signing.pgp_fingerprint:
+        apptainer.verify_pgp(host, image, _keyring(cluster, host), signing.pgp_fingerprint)
+        return f"PGP {signing.pgp_fingerprint.upper()}"
+    names = {_key_on(cluster, host, key): key for key in signing.public_keys}
+    key = names[apptainer.verify_pem(host, image, list(names))]
+    return f"{key.name} sha256:{fingerprint(key)[:16]}"
+
+
+def verify_here(cluster: Cluster, image: Path) -> str:
+    """Hold an image of this machine against the site's keys; give the signer.
+
+    Raises:
+        Refused: none of them has signed it, whole.
+    """
+    if not image.is_file():
+        raise Refused(f"there is no image {image}", hint="`sms build` makes one")
+    return check_signature(cluster, Local(), str(image))
+
+
+def _key_on(cluster: Cluster, host: Host, key: Path) -> str:
+    """Where a public key lies on the host."""
+    try:
+        data = key.read_bytes()
+    except OSError as error:
+        raise Refused(f"cannot read {key}: {error.strerror}", hint="`sms key create` makes a pair") from error
+    if isinstance(host, Local):
+        return str(key)
+    there = f"{cluster.places.public_keys}/{hashlib.sha256(data).hexdigest()[:16]}.pub"
+    host.write(there, data)
+    return there
+
+
+def _keyring(cluster: Cluster, host: Host) -> str | None:
+    """A keyring on the host that has the site's PGP key."""
+    signing = cluster.site.signing
+    own = str(signing.pgp_keyring) if signing.pgp_keyring else None
+    if isinstance(host, Local):
+        return own
+    assert signing.pgp_fingerprint
+    there = f"{cluster.places.public_keys}/{signing.pgp_fingerprint.upper()}"
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder, "key.asc")
+        apptainer.export_pgp(Local(), own, signing.pgp_fingerprint, str(exported))
+        if host.write(f"{there}.asc", exported.read_bytes()) or not host.works("test", "-d", there):
+            apptainer.import_pgp(host, there, f"{there}.asc")
+    return there

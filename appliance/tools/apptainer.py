@@ -115,31 +115,57 @@ def verify_pem(host: Host, image: str, public_keys: Sequence[str]) -> str:
 
 
 def verify_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) -> None:
-    """Demand a whole signature by the PGP key with ``fingerprint``.
+    """Demand that the PGP key with ``fingerprint`` has signed every part of the image.
 
     Raises:
-        Refused: there is none.
+        Refused: it has not.
     """
     result = host.run(
         *_with_keyring(keyring), "apptainer", "verify", "--all", "--local", "--json", image, ok=None, timeout=300
     )
     # What is not JSON comes before it.
-    _, brace, rest = result.text.partition("{")
+    _, brace, rest = result.stdout.decode(errors="replace").partition("{")
     try:
-        entries = json.loads(brace + rest).get("SignerKeys") or []
-    except ValueError:
-        entries = []
-    signers = {
-        str(entry["Signer"].get("Fingerprint", "")).upper() for entry in entries if entry["Signer"].get("KeyCheck")
-    }
-    if result.status or fingerprint.upper() not in signers:
+        signers = [entry["Signer"] for entry in json.loads(brace + rest)["SignerKeys"] or []]
+    except (ValueError, KeyError, TypeError):
+        signers = []
+    good = [
+        signer["KeyCheck"] and signer["DataCheck"] and signer["Fingerprint"].upper() == fingerprint.upper()
+        for signer in signers
+    ]
+    if result.status or not good or not all(good):
         raise Refused(
-            f"{image} carries no valid PGP signature of {fingerprint}",
-            hint="`apptainer verify` shows who signed it; is the public key in the keyring?",
+            f"{image} is not to be trusted: {_why_not(result.stdout + result.stderr)}",
+            hint=f"it must be signed by the PGP key {fingerprint}, and by no other kind of key",
         )
 
 
+def export_pgp(host: Host, keyring: str | None, fingerprint: str, path: str) -> None:
+    """Write the public key with ``fingerprint`` to ``path``, in ASCII armour.
+
+    Raises:
+        SmsError: the keyring has no such key.
+    """
+    host.remove(path)
+    result = host.run(*_with_keyring(keyring), "apptainer", "key", "export", "--ascii", path, fingerprint, ok=None)
+    if result.status:
+        raise SmsError(
+            f"no PGP key with fingerprint {fingerprint} in the keyring",
+            hint="`apptainer key list` shows what is there; signing.pgp_keyring names another keyring",
+        )
+
+
+def import_pgp(host: Host, keyring: str, path: str) -> None:
+    """Make a keyring that holds the public key of a file."""
+    host.run("mkdir", "-p", "-m", "0700", keyring)
+    host.run(*_with_keyring(keyring), "apptainer", "key", "import", path)
+
+
 REASONS = {
+    "not provided for DSSE": "it was signed with a PEM key",
+    "not provided for PGP": "it was signed with a PGP key",
+    "unknown entity": "it was signed with another key",
+    "signature made by unknown": "it was signed with another key",
     "signature not found": "it is not signed",
     "integrity compromised": "it was changed after it was signed",
     "do not match threshold": "it was signed with another key",

@@ -19,6 +19,7 @@ from appliance.flow.lab import lab_down, lab_up
 from appliance.host.base import Host, Result
 from appliance.lab import Lab
 from appliance.progress import Silent
+from appliance.tools import ext3
 
 NODES = 4
 HERE = Path(__file__).parent
@@ -59,8 +60,7 @@ class Playground:
 
     def loops(self, on: str = "host-a") -> list[str]:
         """Loop devices on the overlay."""
-        listed = self.host(on).run("losetup", "-n", "-O", "NAME", "-j", "/var/lib/sms/overlays/lab.img", ok=None)
-        return listed.text.split()
+        return ext3.users_of(self.host(on), "/var/lib/sms/overlays/lab.img")
 
     def lease(self, on: str = "host-a") -> dict[str, Any]:
         """The lease as it lies on a host."""
