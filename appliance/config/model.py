@@ -207,7 +207,7 @@ class Signing(Section):
     )
     pgp_fingerprint: Fingerprint | None = Field(
         None,
-        description="Sign and verify with this PGP key in place of PEM: Apptainer's execution control list knows only PGP.",
+        description="Sign and verify with this PGP key, not with PEM: the execution control list knows only PGP.",
     )
     pgp_keyring: File | None = Field(None, description="Folder of Apptainer's PGP keyring.")
 

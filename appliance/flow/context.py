@@ -56,22 +56,18 @@ def find_host(site: Site, wanted: str | None) -> Host:
 
     Raises:
         ConfigError: no admin host has that name.
-        Refused: none was named, and this machine is not an admin host; or it is, and this is not root.
+        Refused: none was named, and this machine is not an admin host.
     """
     here = socket.gethostname()
     by_name = {host.name: host for host in site.admin_hosts}
     if wanted is None:
         if here in by_name:
-            need_root()
             return Local(here)
         names = ", ".join(by_name)
         raise Refused(f"this machine ({here}) is not an admin host of the site", hint=f"name one: --host {names}")
     if wanted not in by_name:
         raise ConfigError(f"no admin host named {wanted}", hint=f"the site has: {', '.join(by_name)}")
-    if wanted == here:
-        need_root()
-        return Local(here)
-    return _over_ssh(site, by_name[wanted])
+    return Local(here) if wanted == here else _over_ssh(site, by_name[wanted])
 
 
 def find_target(site: Site, wanted: str | None) -> Host:

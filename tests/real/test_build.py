@@ -90,7 +90,7 @@ def test_what_has_not_changed_is_not_built_again(adopted: Site, built: Built) ->
     after = Path(first["image"]).stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
     current = adopted.images / "lab.sif"
-    assert os.readlink(current) == f"{built.key}.sif"
+    assert current.readlink() == Path(f"{built.key}.sif")
 
 
 def test_locked_refuses_other_versions_and_takes_the_same(adopted: Site) -> None:
