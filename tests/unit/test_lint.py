@@ -126,33 +126,3 @@ def test_readme_shows_both_commands() -> None:
     assert re.search(r"^ *make demo\b", first_screen, re.MULTILINE)
     assert re.search(r"^ *make test\b", first_screen, re.MULTILINE)
     assert "docs/architecture.svg" in first_screen
-
-
-def test_links_lead_somewhere(need: Need) -> None:
-    """Links between the documents, and to headings of theirs."""
-    broken = []
-    for page in [path for path in tracked(need) if path.suffix == ".md"]:
-        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-            name, _, anchor = target.partition("#")
-            if "://" in target or target.startswith("mailto:"):
-                continue
-            other = (page.parent / name) if name else page
-            if not other.exists() or (anchor and anchor not in headings(other)):
-                broken.append(f"{page.relative_to(ROOT)}: {target}")
-    assert broken == []
-
-
-def headings(page: Path) -> set[str]:
-    """Anchors of a page's headings, as Git hosts make them."""
-    lines = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
-
-
-def test_documents_name_verbs_that_exist(need: Need) -> None:
-    """`sms migrate` and the like are documented when they are there."""
-    from appliance.cli import GROUPS
-
-    verbs = {name for names in GROUPS.values() for name in names}
-    said = re.compile(r"(?:`|^ *(?:[$#] )?)sms (?:(?:-q|--\w+(?: [^-\s]+)?) )*([a-z]+)\b", re.MULTILINE)
-    pages = {path: set(said.findall(path.read_text())) for path in tracked(need) if path.suffix == ".md"}
-    assert {str(page.relative_to(ROOT)): found - verbs for page, found in pages.items() if found - verbs} == {}

@@ -1,0 +1,107 @@
+"""The documents: links lead somewhere, verbs exist, examples are right, messages are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from appliance.catalog import Service
+from appliance.cli import GROUPS
+from appliance.config.check import check_site
+from appliance.config.read import read_site_text
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_links_lead_somewhere() -> None:
+    """Links between the documents, and to headings of theirs."""
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            other = (page.parent / name) if name else page
+            if not other.exists() or (anchor and anchor not in headings(other)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as Git hosts make them."""
+    lines = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def test_documents_name_verbs_that_exist() -> None:
+    """`sms migrate` and the like are documented when they are there."""
+    verbs = {name for names in GROUPS.values() for name in names}
+    said = re.compile(r"(?:`|^ *(?:[$#] )?)sms (?:(?:-q|--\w+(?: [^-\s]+)?) )*([a-z]+)\b", re.MULTILINE)
+    pages = {path: set(said.findall(path.read_text())) for path in PAGES}
+    assert {str(page.relative_to(ROOT)): found - verbs for page, found in pages.items() if found - verbs} == {}
+
+
+def shell(block: str) -> bool:
+    """Whether a block shows a terminal, not a part of a site file."""
+    return re.match(r" *(#|sms\b)", block) is not None
+
+
+def test_examples_of_the_site_file_are_right(tmp_path: Path) -> None:
+    """The blocks of docs/site-file.md, put together, are a site file without a mistake."""
+    text = (ROOT / "docs" / "site-file.md").read_text()
+    blocks = re.findall(r"^    \w.*\n(?:^(?:    .*)?\n)*", text, re.MULTILINE)
+    parts = [yaml.safe_load(block) for block in blocks if not shell(block)]
+    document = {key: value for part in parts for key, value in part.items()}
+    assert {"cluster", "admin_hosts", "networks", "slurm", "secrets", "signing", "overlay"} <= set(document)
+    document["services"] = ["munge", "slurmctld"]
+    site, lines = read_site_text(yaml.safe_dump(document), "docs/site-file.md", folder=tmp_path)
+    problems = check_site(site, lines, services={"munge", "slurmctld"}, bases={site.base.os})
+    assert [str(problem) for problem in problems] == []
+
+
+def test_the_example_of_a_service_is_one() -> None:
+    found = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "services.md").read_text(), re.DOTALL)
+    assert found
+    Service.model_validate(yaml.safe_load(found[1]))
+
+
+def test_every_service_and_base_is_described() -> None:
+    names = {path.stem for path in (ROOT / "definitions" / "services").glob("*.yaml")}
+    text = (ROOT / "docs" / "services.md").read_text()
+    assert {name for name in names if f"| `{name}` |" not in text} == set()
+    bases = {path.stem for path in (ROOT / "definitions" / "bases").glob("*.yaml")}
+    text = (ROOT / "docs" / "build.md").read_text()
+    assert {name for name in bases if f"| `{name}` |" not in text} == set()
+
+
+def test_messages_are_those_of_the_code() -> None:
+    """What docs/troubleshooting.md says that `sms` says is in the code, but for what is put in."""
+    folders = ("appliance", "definitions", "playbooks", "analysis")
+    files = [path for name in folders for path in (ROOT / name).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    code = re.sub(r"\{[^{}\n]*\}", "\0", "\n".join(path.read_text() for path in files))
+    pieces = []
+    for row in re.findall(r"^\| (.*?) \| ", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE):
+        for message in re.findall(r"`([^`]+)`", row):
+            if "FAILED" in message or "*" in message or " ok " in message or message in OTHERS:
+                continue
+            parts = [
+                part.strip()
+                for part in re.split(r"\b[A-Z]\b|\.\.\.|[;:(]|MAC$|CLUSTER|sms\.lock|sign\.pem|30|bookworm", message)
+            ]
+            pieces += [part for part in parts if len(part) > 4]
+    assert len(pieces) > 40
+    missing = [piece for piece in pieces if piece not in code]
+    assert missing == []
+
+
+OTHERS = {
+    "Requesting capability set ... while permitted",
+    "CLUSTER NAME MISMATCH",
+    "Invalid user id",
+    "slurmctld",
+    "the image holds secrets",
+}
+"""Words of Apptainer and Slurm, and of the definition's %test."""
