@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json({"key": made.key, "definition": made.definition})
         else:
-            out.print(made.definition, markup=False)
+            out.print(f"# key: {made.key}\n{made.definition}", markup=False)
         return 0
     built = build(cluster, shown, lock=lock, locked=arguments.locked, force=arguments.force)
     if arguments.json:

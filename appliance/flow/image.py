@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +27,13 @@ class Image:
     signer: str
 
 
-def deliver(cluster: Cluster, host: Host, chosen: Path | None, progress: Progress) -> str:
+def deliver(
+    cluster: Cluster, host: Host, chosen: Path | None, progress: Progress, *, before_sending: Callable[[], object]
+) -> str:
     """The path of the image on ``host``; sent there when it has not got it.
+
+    Args:
+        before_sending: called before many bytes go over; what it raises keeps them here.
 
     Raises:
         Refused: there is no image.
@@ -45,6 +51,7 @@ def deliver(cluster: Cluster, host: Host, chosen: Path | None, progress: Progres
     there = host.run("stat", "-c", "%s", target, ok=(0, 1))
     if there.status == 0 and there.text == str(size):
         return target
+    before_sending()
     with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
         host.send(stream, target, mode=0o600, progress=lambda done: step.moved(done, size))
     return target

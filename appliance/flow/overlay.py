@@ -68,6 +68,10 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
         note = {"seed": wanted}
         host.write(str(cluster.places.overlay_note), json.dumps(note).encode(), mode=0o600)
         step.detail(f"{len(report['changed'])} files")
+    if not exists:
+        progress.say(
+            f"note: {host.name} had no overlay {path}: this one is new, with no jobs and no accounting of before"
+        )
     for kept in report["kept"]:
         progress.say(f"note: a file was changed inside the container; its old text is kept as {kept}")
 

@@ -91,7 +91,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
         try:
             names, notices = resolve(site.services, services)
         except ClassificationError as error:
-            hint = "write it with `sms classify --format yaml -o FILE CAPTURE`"
+            hint = "it should hold `services:` with a list of {name, verdict: time-critical or deferrable}"
             message = f"{printable(str(site.services.classification), 200)}: {error}"
             problems.append(document.problem(("services", "from"), message, hint))
     problems += check_site(site, document, services=services, bases=bases, wanted=names)

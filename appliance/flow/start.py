@@ -84,7 +84,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     with progress.step("check the host"):
         preflight(cluster, host)
         refuse_taken(cluster, host)
-    trusted = trust(cluster, host, deliver(cluster, host, image, progress))
+    trusted = trust(cluster, host, deliver(cluster, host, image, progress, before_sending=lambda: None))
     take(look_at_lease(host, cluster), host.name, now=time.time())
     archive_for(cluster)
     overlay = str(cluster.places.overlay)
@@ -132,7 +132,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
     with ThreadPoolExecutor(1) as pool:
         # An address that nobody has takes a second to ask for: the image is verified meanwhile.
         asked = pool.submit(refuse_taken, cluster, host)
-        path = deliver(cluster, host, chosen, progress)
+        path = deliver(cluster, host, chosen, progress, before_sending=asked.result)
         clock.lap("deliver")
         with progress.step("verify the signature; ask for the addresses") as step:
             image = trust(cluster, host, path)
@@ -215,9 +215,14 @@ def refuse_taken(cluster: Cluster, host: Host) -> None:
     """
     networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
     taken = bridge.taken(host, {network.bridge: str(network.address.ip) for network in networks})
+    if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
+        raise Refused(
+            "the appliance runs already, on another host: its own MAC address answers",
+            hint="`sms host list` shows where",
+        )
     if taken:
         who = "; ".join(f"{address} is taken, by {mac}" for address, mac in taken.items())
-        raise Refused(who, hint="does the appliance, or the old management node, still run somewhere?")
+        raise Refused(who, hint="does the old management node still have it?")
 
 
 def _run(cluster: Cluster, host: Host, progress: Progress, image: Image, undo: ExitStack) -> None:

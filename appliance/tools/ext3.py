@@ -25,7 +25,10 @@ def check(host: Host, path: str) -> None:
     result = host.run("e2fsck", "-p", path, ok=None, timeout=1800)
     if result.status >= UNCORRECTED:
         words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
-        raise SmsError(f"{path} is damaged: {words}", hint="restore a snapshot; `e2fsck -n` on a copy shows the damage")
+        raise SmsError(
+            f"{path} is damaged: {words}",
+            hint="put a backup of it in its place; `e2fsck -n` on a copy shows the damage",
+        )
 
 
 def read_inside(host: Host, path: str, name: str) -> bytes:

@@ -204,6 +204,7 @@ def test_all_optional_services_are_real_when_turned_on(playground: Playground) -
 
     def change(document: dict[str, Any]) -> None:
         names = ["slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync"]
+        document["cluster"] = "full"  # an image, an overlay and a lease of its own
         document["services"] = [*names, "slurmdbd", "slurmrestd"]
         document["overlay"] = {"size_mb": 1024, "directory": "/var/lib/sms/full"}
 
