@@ -10,11 +10,11 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import bench
+from appliance.cli import screen
 from appliance.errors import SmsError
 from bench.rig import Rig, Skip
 
@@ -26,7 +26,7 @@ def benchmarks() -> dict[str, str]:
     return {name: (module.__doc__ or "").partition("\n")[0] for name, module in modules.items()}
 
 
-def run_one(name: str, rig: Rig, console: Console) -> list[dict[str, Any]]:
+def run_one(name: str, rig: Rig) -> list[dict[str, Any]]:
     """Run a benchmark and print its results as they come; one that cannot run here says so."""
     results: list[dict[str, Any]] = []
 
@@ -34,7 +34,7 @@ def run_one(name: str, rig: Rig, console: Console) -> list[dict[str, Any]]:
         results.append(result)
         print(json.dumps(result), flush=True)
 
-    console.print(f"{name} ...", highlight=False)
+    screen.err.print(f"[bold]{name}[/]", highlight=False)
     try:
         for result in importlib.import_module(f"bench.{name}").measure(rig):
             tell(result)
@@ -49,7 +49,8 @@ def table(results: list[dict[str, Any]]) -> Table:
     """The results as a person reads them."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("result", "value", "peer", "its value", "ratio", "goal", ""):
-        shown.add_column(title, justify="right" if title in ("value", "its value", "ratio") else "left")
+        number = title in ("value", "its value", "ratio")
+        shown.add_column(title, justify="right" if number else "left", no_wrap=title != "peer")
     for one in results:
         if "value" not in one:
             shown.add_row(one["name"], "", escape(one.get("skipped") or one["failed"]), style="yellow")
@@ -74,13 +75,12 @@ def main() -> int:
     if arguments.list:
         print("\n".join(f"{name:18} {text}" for name, text in known.items()))
         return 0
-    console = Console(stderr=True)
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        rig = Rig(max(1, arguments.runs), install=arguments.install, stack=stack)
+        rig = Rig(max(1, arguments.runs), install=arguments.install, stack=stack, progress=screen.progress(False))
         for name in arguments.names or known:
-            results += run_one(name, rig, console)
-    console.print(table(results))
+            results += run_one(name, rig)
+    screen.err.print(table(results))
     return 1 if any("failed" in result for result in results) else 0
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from appliance.flow.build import plan
 from appliance.progress import Silent
-from bench.rig import Rig, Samples, interleave, result, wall
+from bench.rig import Rig, Samples, result, wall
 from bench.rig.bed import Bed
 
 SMS = str(Path(sys.prefix) / "bin" / "sms")
@@ -40,11 +37,7 @@ class Builds:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_bytes(data)
         words = ("--force", "--build-arg", f"files={work}", str(work / "image.sif"), str(work / "services.def"))
-        began = time.monotonic()
-        subprocess.run(
-            ("apptainer", "build", *words), check=True, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
-        )
-        return time.monotonic() - began
+        return wall("apptainer", "build", *words)
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
@@ -55,7 +48,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="sms-bench-", dir="/var/tmp") as folder:
         builds = Builds(rig.bed, Path(folder))
         ways = {"plain": builds.plain, "full": lambda: builds.sms("--force")}
-        samples = interleave(ways, max(1, rig.runs // 5))
+        samples = rig.interleave(ways, max(1, rig.runs // 5))
         unchanged = Samples(builds.sms() for _ in range(rig.runs))
     yield result("build/full", samples["full"], "apptainer build, by hand", samples["plain"], ratio_below=1.15)
     yield result("build/unchanged", unchanged, "sms build --force", samples["full"], below=5)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.rig import Rig, interleave, result, wall
+from bench.rig import Rig, result, wall
 
 SMS = str(Path(sys.prefix) / "bin" / "sms")
 
@@ -18,7 +18,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     ways = {"sms": lambda: wall(SMS, "--help"), "python": lambda: wall(sys.executable, "-c", "pass")}
     if shutil.which("apptainer"):
         ways["apptainer"] = lambda: wall("apptainer", "--help")
-    samples = interleave(ways, max(rig.runs, 11))
+    samples = rig.interleave(ways, max(rig.runs, 11))
     yield result("cli/python", samples["sms"], "python -c pass", samples["python"], below=0.2)
     if "apptainer" in samples:
         yield result("cli/apptainer", samples["sms"], "apptainer --help", samples["apptainer"], below=0.2)

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.rig import Rig, Samples, Skip, interleave, result
+from bench.rig import Rig, Samples, Skip, result
 from bench.rig.bare import bare_host
-from bench.rig.vm import boot, make_files, need_qemu
+from bench.rig.kernel import make_files
+from bench.rig.vm import boot, need_qemu
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
@@ -40,12 +41,12 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         boot(bed, files)  # once before, so that no run reads the disk image cold
     except Skip as reason:
         skipped = str(reason)
-    samples = interleave(ways, rig.runs)
+    samples = rig.interleave(ways)
     made_of = {part: values.median for part, values in parts.items()}
     peer = "the same supervisord, gates and daemons, bare on a host"
     yield result("start/bare", samples["sms"], peer, samples["bare"], below=5, parts=made_of)
     if skipped:
         yield {"name": "start/vm", "skipped": skipped}
         return
-    peer = "the same root and services in a VM without systemd (QEMU TCG: no KVM here)"
+    peer = "the same root and services in a VM without systemd (QEMU, TCG without KVM)"
     yield result("start/vm", samples["sms"], peer, samples["vm"], ratio_below=1)

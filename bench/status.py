@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.host.base import Host
 from appliance.plan.machine import inside_argv
-from bench.rig import Rig, interleave, result
+from bench.rig import Rig, result
 from bench.rig.bed import CARRIER, Bed
 
 
@@ -53,7 +53,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
             "ssh": lambda: bed.timed(bed.admin, "status", "--host", CARRIER, "--json")[0],
             "ssh by hand": lambda: one_by_one(bed.admin, over_ssh),
         }
-        samples = interleave(ways, rig.runs)
+        samples = rig.interleave(ways)
     peer = f"{len(argvs)} probes by hand"
     yield result("status/host", samples["here"], f"{peer}: apptainer exec", samples["here by hand"], ratio_below=1)
     yield result("status/ssh", samples["ssh"], f"{peer}: ssh, apptainer exec", samples["ssh by hand"], ratio_below=1)

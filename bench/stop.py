@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.rig import Rig, Samples, interleave, result
+from bench.rig import Rig, Samples, result
 from bench.rig.bare import bare_host
 
 
@@ -24,7 +24,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
             host.start()
             return host.stop()
 
-    samples = interleave({"sms": appliance, "bare": bare}, rig.runs)
+    samples = rig.interleave({"sms": appliance, "bare": bare})
     peer = "the same supervisord and daemons, bare on a host"
     parts = {"daemons and overlay": inside.median, "the rest of the command": samples["sms"].median - inside.median}
     yield result("stop", samples["sms"], peer, samples["bare"], ratio_below=1.5, parts=parts)

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
+from appliance.progress import Progress
 from bench.rig.bed import Bed, open_bed
 from bench.rig.measure import Samples, Skip, interleave, result, wall
 from bench.rig.root import unpack
 
-__all__ = ["Rig", "Samples", "Skip", "interleave", "result", "wall"]
+__all__ = ["Rig", "Samples", "Skip", "result", "wall"]
 
 
 class Rig:
     """One run of the benchmarks. What it makes goes when ``stack`` is closed."""
 
-    def __init__(self, runs: int, *, install: bool, stack: ExitStack) -> None:
+    def __init__(self, runs: int, *, install: bool, stack: ExitStack, progress: Progress) -> None:
         self.runs = runs
         self.install = install
         self.stack = stack
+        self.progress = progress
 
     @cached_property
     def bed(self) -> Bed:
         """The lab with the image on host-a, the appliance stopped, its overlay seeded."""
-        return self.stack.enter_context(open_bed())
+        return self.stack.enter_context(open_bed(self.progress))
 
     @cached_property
     def root(self) -> Path:
         """The image, unpacked and seeded: the root of the peers that are no container."""
-        return unpack(self.bed)
+        with self.progress.step("unpack the image for the peers"):
+            return unpack(self.bed)
+
+    def interleave(self, ways: Mapping[str, Callable[[], float]], runs: int = 0) -> dict[str, Samples]:
+        """Seconds of each way, one of each a round; as many rounds as were asked for, unless ``runs`` says."""
+        with self.progress.step("measure") as step:
+            return interleave(ways, runs or self.runs, step.detail)

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from appliance.errors import Refused
 from appliance.flow.build import Built, build
 from appliance.flow.context import Cluster, open_cluster
 from appliance.flow.lab import lab_down, lab_up
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.lab import Lab
-from appliance.progress import Progress, Silent
+from appliance.progress import Progress
 
 LAB = "bench"
 CARRIER = "host-a"
@@ -61,17 +62,16 @@ class Bed:
 
 
 @contextmanager
-def open_bed(progress: Progress | None = None) -> Iterator[Bed]:
+def open_bed(progress: Progress) -> Iterator[Bed]:
     """Make the lab, build the image if it is not there, start once so that the overlay is seeded.
 
     The lab goes down at the end. What it keeps on disk stays, and makes the next run quick.
     """
-    progress = progress or Silent()
     try:
         lab_up(LAB, 1, progress)
         lab = Lab.open(LAB)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
-        bed = Bed(lab, cluster, build(cluster, progress, lock=lab.etc / "sms.lock"))
+        bed = Bed(lab, cluster, _build(cluster, lab.etc / "sms.lock", progress))
         bed.stop()
         _place_image(bed)
         with bed.running():
@@ -79,6 +79,18 @@ def open_bed(progress: Progress | None = None) -> Iterator[Bed]:
         yield bed
     finally:
         lab_down(LAB, False, progress)
+
+
+def _build(cluster: Cluster, lock: Path, progress: Progress, patience_s: float = 300) -> Built:
+    """The image of the machine's store; another lab may be building it just now."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return build(cluster, progress, lock=lock)
+        except Refused as error:
+            if "another build" not in error.message or time.monotonic() > deadline:
+                raise
+        time.sleep(2)
 
 
 def _place_image(bed: Bed) -> None:

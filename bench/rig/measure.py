@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
+
+from appliance.host.local import Local
 
 
 class Skip(Exception):
@@ -22,7 +23,9 @@ class Samples(list[float]):
         return round(median(self), 4)
 
 
-def interleave(ways: Mapping[str, Callable[[], float]], runs: int) -> dict[str, Samples]:
+def interleave(
+    ways: Mapping[str, Callable[[], float]], runs: int, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Samples]:
     """Run every way ``runs`` times, all of them in each round: what disturbs one disturbs the others.
 
     Each round begins with another way, so that none always pays for a cold cache.
@@ -32,6 +35,7 @@ def interleave(ways: Mapping[str, Callable[[], float]], runs: int) -> dict[str, 
     for number in range(runs):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            say(f"round {number + 1} of {runs}: {name}")
             samples[name].append(ways[name]())
     return samples
 
@@ -71,7 +75,11 @@ def result(
 
 
 def wall(*argv: str) -> float:
-    """Seconds that a command of this machine takes; it must succeed."""
+    """Seconds that a command of this machine takes.
+
+    Raises:
+        CommandError: it failed.
+    """
     began = time.monotonic()
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    Local().run(*argv, timeout=1800)
     return time.monotonic() - began
