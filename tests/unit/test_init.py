@@ -266,7 +266,7 @@ def test_no_classification_is_a_problem_of_the_site_file(folder: Path) -> None:
     (problem,) = caught.value.problems
     assert problem.path == "services.from"
     assert problem.message == f"{folder}/none.yaml: no such file or directory"
-    assert "sms classify" in problem.hint
+    assert "verdict" in problem.hint
 
 
 def test_a_classification_of_nothing_we_carry(folder: Path) -> None:
