@@ -53,7 +53,9 @@ def table(results: list[dict[str, Any]]) -> Table:
         shown.add_column(title, justify="right" if number else "left", no_wrap=title != "peer")
     for one in results:
         if "value" not in one:
-            shown.add_row(one["name"], "", escape(one.get("skipped") or one["failed"]), style="yellow")
+            why, words = next((key, one[key]) for key in ("skipped", "failed") if key in one)
+            # The first line of it; all of it is in the JSON.
+            shown.add_row(one["name"], "", escape(f"{why}: {words.splitlines()[0]}"), style="yellow")
             continue
         value, peer_value = (f"{one[key]:.3g} {one['unit']}" for key in ("value", "peer_value"))
         mark = "[green]holds[/]" if one["holds"] else "[red]missed[/]"

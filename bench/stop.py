@@ -26,5 +26,6 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
 
     samples = rig.interleave({"sms": appliance, "bare": bare})
     peer = "the same supervisord and daemons, bare on a host"
-    parts = {"daemons and overlay": inside.median, "the rest of the command": samples["sms"].median - inside.median}
+    rest = round(samples["sms"].median - inside.median, 4)
+    parts = {"daemons and overlay": inside.median, "the rest of the command": rest}
     yield result("stop", samples["sms"], peer, samples["bare"], ratio_below=1.5, parts=parts)

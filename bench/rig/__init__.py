@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
+from appliance.errors import SmsError
 from appliance.progress import Progress
 from bench.rig.bed import Bed, open_bed
 from bench.rig.measure import Samples, Skip, interleave, result, wall
@@ -23,11 +24,18 @@ class Rig:
         self.install = install
         self.stack = stack
         self.progress = progress
+        self.broken: SmsError | None = None
 
     @cached_property
     def bed(self) -> Bed:
         """The lab with the image on host-a, the appliance stopped, its overlay seeded."""
-        return self.stack.enter_context(open_bed(self.progress))
+        if self.broken:  # what did not work a moment ago is not tried for every benchmark
+            raise self.broken
+        try:
+            return self.stack.enter_context(open_bed(self.progress))
+        except SmsError as error:
+            self.broken = error
+            raise
 
     @cached_property
     def root(self) -> Path:

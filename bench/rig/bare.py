@@ -101,6 +101,7 @@ def bare_host(bed: Bed, root: Path) -> Iterator[Bare]:
         words = {"root": shlex.quote(str(root)), "name": CONTAINER, "network": network_commands()}
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / "init.sh").write_text(INIT % words)
+        (FOLDER / "log").unlink(missing_ok=True)  # SPAWN looks in it for the host's word
         pid = int(local.run("sh", "-c", SPAWN, "spawn", SPACE, str(FOLDER)).text)
         yield Bare(Netns("bare", pid))
 
