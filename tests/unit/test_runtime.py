@@ -654,8 +654,7 @@ CONF = "/etc/slurm/slurm.conf"
 
 
 def pull(filesync: ModuleType, provisioning: Provisioning) -> list[str]:
-    changed: list[str] = filesync.pull(provisioning.url, filesync.allowed_paths())
-    return changed
+    return list(filesync.pull(provisioning.url, filesync.allowed_paths()))
 
 
 @needs_root
@@ -683,6 +682,22 @@ def test_filesync_merges_anew_after_an_image_changed(
     (root / "opt/sms/accounts/passwd").write_text(newer)
     assert pull(filesync, provisioning) == ["/etc/passwd"]
     assert (root / "etc/passwd").read_text() == newer + ALICE + "\n"
+
+
+@needs_root
+def test_filesync_puts_back_what_a_start_seeded_over(
+    filesync: ModuleType, provisioning: Provisioning, root: Path
+) -> None:
+    provisioning.serve({CONF: b"ClusterName=x\n", "/etc/group": b"team:x:2002:alice\n"})
+    pull(filesync, provisioning)
+    (root / "etc/slurm/slurm.conf").write_bytes(b"of the site file")
+    (root / "etc/group").write_text(OWN_GROUP)
+    provisioning.handler.asked.clear()
+    assert pull(filesync, provisioning) == ["/etc/group", CONF]
+    assert (root / "etc/slurm/slurm.conf").read_bytes() == b"ClusterName=x\n"
+    assert (root / "etc/group").read_text() == OWN_GROUP + "team:x:2002:alice\n"
+    assert provisioning.handler.asked == ["/manifest.json"]
+    assert pull(filesync, provisioning) == []
 
 
 @needs_root
@@ -827,3 +842,31 @@ def test_filesync_looks_at_once_when_told(filesync: ModuleType, provisioning: Pr
         first = wait_state(root, "synced")
         process.send_signal(signal.SIGHUP)
         wait_state(root, "synced", since=first["at"])
+
+
+@needs_root
+def test_filesync_tells_slurmctld_until_it_listens(
+    filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file of two came, and slurmctld is not up yet: it hears of that file later all the same."""
+    other = "/etc/slurm/topology.conf"
+    write_services(root, slurmctld={"sync": [CONF, other]})
+    scontrol = root / "bin/scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\necho $1 >>{root}/told\n[ -e {root}/up ] || {{ echo away >&2; exit 1; }}\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    files = {CONF: b"ClusterName=x\n", other: b"x"}
+    provisioning.serve(files, digests={other: "0" * 64})
+    with running_filesync(root, provisioning.url):
+        wait_state(root, "failed")
+        assert (root / "told").read_text().startswith("reconfigure\n")
+        provisioning.serve({CONF: files[CONF]})
+        assert wait_state(root, "waiting")["detail"] == "slurmctld has not taken its new files: away"
+        (root / "up").touch()
+        told = (root / "told").stat().st_size
+        first = wait_state(root, "synced")
+        assert (root / "told").stat().st_size > told
+        told = (root / "told").stat().st_size
+        wait_state(root, "synced", since=first["at"] + 0.3)
+        assert (root / "told").stat().st_size == told, "once it has listened, it is left alone"
