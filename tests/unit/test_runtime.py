@@ -435,25 +435,54 @@ def test_sms_probe_waits_and_tells(root: Path) -> None:
     assert run_program("sms-probe", root, "quick").returncode == 0
 
 
+def test_sms_probe_knows_that_a_restart_is_due(root: Path) -> None:
+    """The site file names a service that this container was not started with."""
+    write_services(root, quick={"probe": probe_of("true")})
+    done = run_program("sms-probe", root, "--wait", "10", "quick", "new")
+    answers = {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+    assert answers["quick"]["ok"]
+    assert not answers["new"]["ok"]
+    assert answers["new"]["detail"] == "not started here: restart to apply the site file"
+    assert answers["new"].keys() == answers["quick"].keys()
+    assert answers["new"]["after_s"] < 5, "waiting does not bring it"
+    assert (done.returncode, done.stderr) == (4, b"")
+
+
 # sms-run
 
 
 def test_back_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sms_run = load("sms-run", monkeypatch)
+    clock = 1e9
     slept: list[float] = []
-    monkeypatch.setattr(sms_run.time, "sleep", slept.append)
-    for _ in range(12):
-        sms_run.back_off("it")
-    assert slept[:7] == [0.5, 1, 2, 4, 8, 16, 30.0], "the first start waits for nothing"
-    assert set(slept[7:]) == {30.0}
-    state = root / "run/sms/it.starts"
-    state.write_text(json.dumps({"at": time.time() - 3600, "failures": 9}))
-    slept.clear()
-    sms_run.back_off("it")
-    assert slept == [], "one that ran for long starts at once"
-    state.write_text('{"at"')
-    sms_run.back_off("it")
-    assert slept == [], "a note that is broken is none"
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+        slept.append(seconds)
+
+    def run(lasts_s: float, *, waits_s: float = 0, prepares_s: float = 0) -> list[float]:
+        """One run of the service; gives what it was delayed by."""
+        nonlocal clock
+        slept.clear()
+        failures = sms_run.count_failures("it")
+        clock += waits_s
+        sms_run.back_off("it", failures)
+        clock += prepares_s
+        sms_run.note_start("it", failures)
+        clock += lasts_s
+        return list(slept)
+
+    monkeypatch.setattr(sms_run.time, "sleep", sleep)
+    monkeypatch.setattr(sms_run.time, "time", lambda: clock)
+    assert [run(1) for _ in range(9)] == [[], [0.5], [1], [2], [4], [8], [16], [30.0], [30.0]]
+    assert run(9.9) == [30.0]
+    assert run(10) == [30.0], "ran for 9.9 s"
+    assert run(1, waits_s=60, prepares_s=60) == [], "ran for 10 s"
+    assert run(1, waits_s=60, prepares_s=60) == [0.5], "what it waited for is not what it ran"
+    assert run(1, waits_s=60, prepares_s=60) == [1]
+    (root / "run/sms/it.starts").write_text('{"at"')
+    assert run(1) == [], "a note that is broken is none"
 
 
 def test_sms_run_waits_prepares_and_becomes(root: Path) -> None:
@@ -480,6 +509,7 @@ def test_sms_run_does_not_start_what_it_could_not_prepare(root: Path) -> None:
     assert done.returncode == 1
     assert b"the preparation of it ended with status 1" in done.stdout
     assert not (root / "ran").exists()
+    assert b"next try in 0.5 s" in run_program("sms-run", root, "it").stdout
 
 
 @needs_root
