@@ -535,7 +535,7 @@ def archive(*files: tuple[str, bytes, str, int]) -> bytes:
 
 
 def seed(root: Path, *files: tuple[str, bytes, str, int]) -> dict[str, list[str]]:
-    done = run_program("sms-seed", root, input=archive(*files))
+    done = run_program("sms-seed", root, "mark", input=archive(*files))
     assert not done.returncode, done.stderr.decode()
     report: dict[str, list[str]] = json.loads(done.stdout)
     report["changed"] = [path for path in report["changed"] if path != "/etc/munge/munge.key"]
@@ -574,7 +574,7 @@ def test_seed_merges_accounts(root: Path) -> None:
 
 @needs_root
 def test_seed_names_an_owner_that_is_unknown(root: Path) -> None:
-    done = run_program("sms-seed", root, input=archive(("etc/x", b"", "no-such-user", 0o600)))
+    done = run_program("sms-seed", root, "mark", input=archive(("etc/x", b"", "no-such-user", 0o600)))
     assert done.returncode
     assert done.stderr.decode().strip() == "sms-seed: /etc/x is for no-such-user:root, whom the image does not know"
     assert not (root / "etc/x").exists()
@@ -900,3 +900,54 @@ def test_filesync_tells_slurmctld_until_it_listens(
         told = (root / "told").stat().st_size
         wait_state(root, "synced", since=first["at"] + 0.3)
         assert (root / "told").stat().st_size == told, "once it has listened, it is left alone"
+
+
+# What comes in over the public network
+
+TRAFFIC = r"""
+set -eu
+mount -t tmpfs tmpfs /run
+mkdir /run/netns
+ip link set lo up
+for n in 0 1; do
+    ip netns add p$n
+    ip link add eth$n type veth peer name peer netns p$n
+    ip addr add 10.7$((7 + n)).0.1/24 dev eth$n
+    ip link set eth$n up
+    ip -n p$n addr add 10.7$((7 + n)).0.9/24 dev peer
+    ip -n p$n link set peer up
+done
+for twice in 1 2; do nft -f "$1"; done
+cat >/run/serve.py <<'END'
+import socket, sys
+server = socket.create_server((sys.argv[1], 8000))
+open(sys.argv[2], "w").close()
+while True:
+    server.accept()[0].close()
+END
+python3 /run/serve.py 0.0.0.0 /run/up & first=$!
+ip netns exec p1 python3 /run/serve.py 10.78.0.9 /run/up1 & second=$!
+trap 'kill $first $second' EXIT
+while [ ! -e /run/up ] || [ ! -e /run/up1 ]; do sleep 0.05; done
+try() {
+    name=$1; shift
+    "$@" python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 8000), 0.7)' "$address" 2>/dev/null &&
+        echo "$name=yes" || echo "$name=no"
+}
+address=10.77.0.1 try node ip netns exec p0
+address=10.78.0.1 try public ip netns exec p1
+address=127.0.0.1 try itself env
+address=10.78.0.9 try out env
+ip netns exec p1 ping -qc 1 -W 1 10.78.0.1 >/dev/null && echo ping=yes || echo ping=no
+"""
+
+
+@needs_root
+def test_the_public_network_reaches_no_daemon(need: Callable[[str], None]) -> None:
+    for program in ("nft", "unshare", "ip", "ping"):
+        need(program)
+    (rules,) = (Path(__file__).parents[1] / "golden" / "debian-12").rglob("nat.nft")
+    argv = ["unshare", "--net", "--mount", "sh", "-c", TRAFFIC, "traffic", str(rules)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    answers = dict(line.split("=") for line in done.stdout.splitlines())
+    assert answers == {"node": "yes", "public": "no", "itself": "yes", "out": "yes", "ping": "yes"}, done.stderr
