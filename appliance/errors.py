@@ -56,12 +56,6 @@ class Refused(SmsError):
     status = 3
 
 
-class Unhealthy(SmsError):
-    """What was asked is done, but something does not answer as it should."""
-
-    status = 4
-
-
 class RolledBack(SmsError):
     """A step failed, and what had been changed was put back as it was."""
 

@@ -6,9 +6,13 @@ import os
 import shutil
 import sys
 
+import yaml
+
+from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.host.base import Host
 from appliance.host.local import Local
+from appliance.plan.machine import stop_timeout
 from appliance.plan.unit import unit_name, unit_text
 from appliance.progress import Progress
 
@@ -17,27 +21,56 @@ SITE_FILE = "/etc/sms/sms.yaml"
 
 
 def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
-    """Install and enable the unit; say whether the host has one now. Says so when it cannot."""
+    """Install, enable and start the unit; say whether the host has one now. Says so when it cannot.
+
+    The unit is started although the appliance runs: only a started one stops it when the host goes down.
+    """
+    why = _why_not(cluster, host)
+    try:
+        if not why:
+            _install(cluster, host)
+    except SmsError as error:
+        why = error.message
+    if why:
+        progress.say(f"note: nothing starts the appliance after a reboot of {host.name}: {why}")
+    return not why
+
+
+def _why_not(cluster: Cluster, host: Host) -> str:
+    """Why the host cannot have a unit; empty when it can."""
     if not host.works("test", "-d", "/run/systemd/system"):
-        progress.say(f"note: {host.name} does not run systemd; nothing starts the appliance after a reboot")
-        return False
-    sms = _find_sms(host)
-    if not sms or not host.works("test", "-f", SITE_FILE):
-        progress.say(
-            f"note: no {'sms' if not sms else SITE_FILE} on {host.name}; nothing starts the appliance after a reboot"
-        )
-        return False
+        return "it does not run systemd"
+    if not _find_sms(host):
+        return "there is no sms"
+    try:
+        site = yaml.safe_load(host.read(SITE_FILE) or b"")
+    except yaml.YAMLError:
+        site = None
+    if not isinstance(site, dict) or site.get("cluster") != cluster.site.cluster:
+        return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
+    return ""
+
+
+def _install(cluster: Cluster, host: Host) -> None:
     name = unit_name(cluster.site.cluster)
-    text = unit_text(cluster.site.cluster, sms=sms, site=SITE_FILE, overlays=str(cluster.places.overlay.parent))
+    text = unit_text(
+        cluster.site.cluster,
+        sms=_find_sms(host),
+        site=SITE_FILE,
+        state=str(cluster.site.state),
+        overlays=str(cluster.places.overlay.parent),
+        stop_timeout=stop_timeout(cluster.services),
+    )
     if host.write(f"/etc/systemd/system/{name}", text.encode()):
         host.run("systemctl", "daemon-reload")
     if not host.works("systemctl", "is-enabled", "--quiet", name):
         host.run("systemctl", "enable", "--quiet", name)
-    return True
+    if not host.works("systemctl", "is-active", "--quiet", name) and "SMS_UNIT" not in os.environ:
+        host.run("systemctl", "start", name, timeout=120)
 
 
 def _find_sms(host: Host) -> str:
     """Where sms is on the host."""
     if isinstance(host, Local):
-        return os.path.abspath(shutil.which(sys.argv[0]) or sys.argv[0])  # noqa: PTH100 - a link may be what stays
+        return shutil.which("sms") or shutil.which(sys.argv[0]) or ""
     return host.run("sh", "-c", "command -v sms", ok=None).text

@@ -15,7 +15,8 @@ from appliance.catalog import Base
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster, need_root, runtime_files
 from appliance.flow.image import check_signature
-from appliance.host.base import CommandError, Host
+from appliance.flow.preflight import only_one
+from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.plan.definition import (
     BuildPlan,
@@ -60,7 +61,8 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     if missing:
         raise ConfigError(
             f"no mirror is known for {', '.join(missing)}, which {base.name} is built from",
-            hint=f"name it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}",
+            hint=f"name it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}; "
+            "this host's own mirrors are taken, but none whose address holds a password or a token",
         )
     versions: dict[str, str] | None = None
     if base.manager == "apt":
@@ -165,17 +167,12 @@ def build(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool = Fa
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     image = images / f"{made.key}.sif"
     host = Local()
-    try:
-        with host.lock(str(images / ".build.lock")):
-            fresh = force or not _is_whole(image)
-            if fresh:
-                _build_image(cluster, made, image, progress)
-            signer = _verify(cluster, image, progress)
-            _make_current(cluster, image)
-    except CommandError as error:
-        if error.result.status == 75:
-            raise Refused("another build is running", hint="wait for it, then run this again") from error
-        raise
+    with only_one(host, str(images / ".build.lock"), "another build is running"):
+        fresh = force or not _is_whole(image)
+        if fresh:
+            _build_image(cluster, made, image, progress)
+        signer = _verify(cluster, image, progress)
+        _make_current(cluster, image)
     if cluster.base.manager == "apt" and not locked:
         _write_lock(lock, cluster.base, made)
     rows = read_packages(image.with_suffix(".packages").read_text())

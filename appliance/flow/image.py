@@ -16,6 +16,9 @@ from appliance.host.local import Local
 from appliance.progress import Progress
 from appliance.tools import apptainer
 
+FOREIGN = r'find "$1" "$(dirname "$1")" -maxdepth 0 \( ! -user root -o -perm /022 ! -perm -1000 \)'
+"""Shell: what of an image and its folder somebody else than root may change; in a sticky folder they may not."""
+
 
 @dataclass(frozen=True)
 class Image:
@@ -48,8 +51,10 @@ def deliver(
         return str(source)
     target = f"{cluster.places.images}/{source.name}"
     size = source.stat().st_size
-    there = host.run("stat", "-c", "%s", target, ok=(0, 1))
-    if there.status == 0 and there.text == str(size):
+    with source.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    # By digest, not by size: a spoilt copy, or one signed with an older key, is sent again.
+    if host.run("sha256sum", "--", target, ok=None, timeout=600).text.startswith(f"{digest} "):
         return target
     before_sending()
     with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
@@ -63,6 +68,11 @@ def trust(cluster: Cluster, host: Host, path: str) -> Image:
     Raises:
         Refused: it is not to be trusted, is not an image of ours, or lacks a service.
     """
+    if host.run("sh", "-c", FOREIGN, "foreign", path).text:
+        raise Refused(
+            f"others can write {path}: it could be changed after it is verified",
+            hint="put it where only root can write",
+        )
     signer = check_signature(cluster, host, path)
     labels = apptainer.labels(host, path)
     try:

@@ -6,19 +6,23 @@ import time
 
 from appliance.errors import Refused
 from appliance.flow.context import Cluster
-from appliance.host.base import CommandError, Host
+from appliance.host.base import SHORT, CommandError, Host
 from appliance.plan.lease import Lease, digest, read_lease, release, take
 
 LOST_RACE = 76
-SWAP = """\
+SWAP = f"""\
 mkdir -p "$(dirname "$1")" && exec 9>"$1.lock" && flock -w 10 9 || exit 75
 now=none
-[ ! -e "$1" ] || { now=$(sha256sum <"$1") && now=${now%% *}; } || exit 1
-[ "$now" = "$2" ] || exit 76
+[ ! -e "$1" ] || {{ now=$(sha256sum <"$1") && now=${{now%% *}}; }} || exit 1
+[ "$now" = "$2" ] || exit {LOST_RACE}
+trap 'rm -f "$1.new"' EXIT
+trap 'exit 143' HUP INT TERM
 umask 077
-cat >"$1.new" && sync "$1.new" && mv -fT "$1.new" "$1" && sync "$(dirname "$1")"
+cat >"$1.new" || exit
+[ "$(stat -c %s "$1.new")" = "$3" ] || exit {SHORT}
+sync "$1.new" && mv -fT "$1.new" "$1" && sync "$(dirname "$1")"
 """
-"""Shell: standard input to lease file $1, if its digest is still $2."""
+"""Shell: $3 bytes of standard input to lease file $1, if its digest is still $2."""
 
 
 def look_at_lease(host: Host, cluster: Cluster) -> Lease:
@@ -46,10 +50,19 @@ def release_lease(host: Host, cluster: Cluster) -> None:
         _swap(host, cluster, before, release(lease, host.name, now=time.time()))
 
 
+def put_lease_back(host: Host, cluster: Cluster, before: Lease) -> None:
+    """Give the lease to whom it belonged before it was taken; its generation stays grown."""
+    now = host.read(str(cluster.places.lease))
+    lease = read_lease(now, cluster.site.cluster)
+    if lease.holder == host.name and before.holder != host.name:
+        _swap(host, cluster, now, release(lease, host.name, now=time.time()))
+
+
 def _swap(host: Host, cluster: Cluster, before: bytes | None, lease: Lease) -> None:
     path = str(cluster.places.lease)
     try:
-        host.run("sh", "-c", SWAP, "swap", path, digest(before), input=lease.text())
+        text = lease.text()
+        host.run("sh", "-c", SWAP, "swap", path, digest(before), str(len(text)), input=text)
     except CommandError as error:
         if error.result.status == LOST_RACE:
             raise Refused(

@@ -9,11 +9,14 @@ from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, read_given
 from appliance.flow.image import Image
 from appliance.host.base import Host
-from appliance.plan.machine import seed_argv
+from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import apptainer, ext3
+
+MARK = "/etc/sms/seed.mark"
+"""Inside the overlay, so that a copy of it that is put back says what it was seeded with."""
 
 
 def archive_for(cluster: Cluster) -> bytes:
@@ -26,47 +29,56 @@ def archive_for(cluster: Cluster) -> bytes:
     return seed_archive(seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given))
 
 
+def overlay_mark(archive: bytes, image: Image) -> str:
+    """Tells what an overlay was seeded with. Accounts are merged with the image's: another image, another mark."""
+    return f"{seed_digest(archive)} {image.key}"
+
+
+def running_mark(cluster: Cluster, host: Host) -> str:
+    """The mark of the overlay that the running appliance has."""
+    return host.run(*inside_argv(cluster.site, "cat", MARK), ok=None).text
+
+
+def check_overlay(cluster: Cluster, host: Host) -> bool:
+    """Whether there is an overlay; it must be free, or there must be room for one.
+
+    Raises:
+        Refused: something on this host has it open, or there is no room.
+    """
+    path = str(cluster.places.overlay)
+    if not host.works("test", "-e", path):
+        _check_room(cluster, host)
+        return False
+    users = ext3.users_of(host, path)
+    if users:
+        raise Refused(
+            f"{path} is in use on {host.name} ({', '.join(users)})",
+            hint="is an instance or a mount of it left? `losetup -l` shows who has it",
+        )
+    return True
+
+
 def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress) -> None:
     """An overlay that is whole and holds what the site file says; made where there is none.
 
     Raises:
-        Refused: something on this host has it open.
+        Refused: something on this host has it open, or there is no room for a new one.
         SmsError: it is damaged, or cannot be seeded.
     """
     path = str(cluster.places.overlay)
     archive = archive_for(cluster)
-    # Accounts are merged with those of the image: another image, another seed.
-    wanted = f"{seed_digest(archive)} {image.key}"
-    exists = host.works("test", "-e", path)
+    mark = overlay_mark(archive, image)
+    exists = check_overlay(cluster, host)
     if exists:
-        users = ext3.users_of(host, path)
-        if users:
-            raise Refused(
-                f"{path} is in use on {host.name} ({', '.join(users)})",
-                hint="is an instance or a mount of it left? `losetup -l` shows who has it",
-            )
         with progress.step("check the overlay"):
             ext3.check(host, path)
-    if exists and _seeded_with(cluster, host) == wanted:
-        return
+        if ext3.read_inside(host, path, f"/upper{MARK}").decode(errors="replace").strip() == mark:
+            return
     with progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:
-            report = _seed(cluster, host, image.path, path, archive)
+            report = _seed(cluster, host, image.path, path, archive, mark)
         else:
-            # Made beside its name: an overlay that carries the name has a key and its files.
-            beside = f"{path}.new"
-            host.run("mkdir", "-p", "-m", "0700", str(cluster.places.overlay.parent))
-            host.remove(beside)
-            _check_room(cluster, host)
-            try:
-                apptainer.create_overlay(host, beside, cluster.site.overlay.size_mb)
-                report = _seed(cluster, host, image.path, beside, archive)
-                host.run("sh", "-c", 'sync "$1" && mv -nT "$1" "$2" && sync "$(dirname "$2")"', "place", beside, path)
-            except BaseException:
-                host.remove(beside)
-                raise
-        note = {"seed": wanted}
-        host.write(str(cluster.places.overlay_note), json.dumps(note).encode(), mode=0o600)
+            report = _create(cluster, host, image.path, path, archive, mark)
         step.detail(f"{len(report['changed'])} files")
     if not exists:
         progress.say(
@@ -76,25 +88,32 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
         progress.say(f"note: a file was changed inside the container; its old text is kept as {kept}")
 
 
-def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes) -> dict[str, list[str]]:
-    said = host.run(*seed_argv(cluster.site, image, overlay), input=archive, timeout=120)
-    report: dict[str, list[str]] = json.loads(said.text.splitlines()[-1])
+def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes, mark: str) -> dict[str, list[str]]:
+    """Make it beside its name: an overlay that carries the name has a key and its files."""
+    beside = f"{path}.new"
+    host.remove(beside)
+    try:
+        apptainer.create_overlay(host, beside, cluster.site.overlay.size_mb)
+        report = _seed(cluster, host, image, beside, archive, mark)
+        host.run("sh", "-c", 'sync "$1" && mv -nT "$1" "$2" && sync "$(dirname "$2")"', "place", beside, path)
+    except BaseException:
+        host.remove(beside)
+        raise
     return report
 
 
-def _seeded_with(cluster: Cluster, host: Host) -> str:
-    """Digest of the seed that the overlay got last, and the key of the image it was seeded with."""
-    note = host.read(str(cluster.places.overlay_note))
-    try:
-        return str(json.loads(note or b"{}").get("seed", ""))
-    except ValueError:
-        return ""
+def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
+    said = host.run(*seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
+    report: dict[str, list[str]] = json.loads(said.text.splitlines()[-1])
+    return report
 
 
 def _check_room(cluster: Cluster, host: Host) -> None:
     """The file system must be able to take the overlay when it is full: it is sparse at first."""
     folder = str(cluster.places.overlay.parent)
-    free = int(host.run("df", "--block-size=1M", "--output=avail", folder).text.splitlines()[-1])
+    # The folder may not be there yet: the nearest one that is has the same file system.
+    script = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1M --output=avail "$d"'
+    free = int(host.run("sh", "-c", script, "room", folder).text.splitlines()[-1])
     if free < cluster.site.overlay.size_mb:
         raise Refused(
             f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,22 +13,33 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.flow.boot import install_unit
 from appliance.flow.context import Cluster
 from appliance.flow.image import Image, deliver, trust
-from appliance.flow.lease import look_at_lease, release_lease, take_lease
-from appliance.flow.overlay import archive_for, prove_writable, ready_overlay
-from appliance.host.base import CommandError, Host
+from appliance.flow.lease import look_at_lease, put_lease_back, take_lease
+from appliance.flow.overlay import (
+    archive_for,
+    check_overlay,
+    overlay_mark,
+    prove_writable,
+    ready_overlay,
+    running_mark,
+)
+from appliance.flow.preflight import check_bridges, check_programs, only_one, refuse_taken
+from appliance.flow.stop import take_down
+from appliance.host.base import Host
 from appliance.plan.lease import Lease, take
-from appliance.plan.machine import inside_argv, instance_name, seed_argv, start_argv, stop_argv
+from appliance.plan.machine import inside_argv, instance_name, seed_argv, start_argv
 from appliance.plan.network import conflists
 from appliance.progress import Progress
-from appliance.tools import apptainer, bridge
+from appliance.tools import apptainer
 
-PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup")
 PROBE = "/opt/sms/bin/sms-probe"
 
 
 @dataclass
 class Started:
-    """What a start did, and how long each part took, in seconds."""
+    """What a start did, and how long each part took, in seconds.
+
+    ``stale``: it ran already, and the site file or the image has changed since it was started.
+    """
 
     host: str
     image: str
@@ -38,8 +47,23 @@ class Started:
     signer: str
     generation: int
     already: bool = False
+    stale: bool = False
     parts: dict[str, float] = field(default_factory=dict)
     services: dict[str, float] = field(default_factory=dict)
+
+
+class Clock:
+    """Measures the parts of a start."""
+
+    def __init__(self, parts: dict[str, float]) -> None:
+        self.parts = parts
+        self.last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """The part that ends now."""
+        now = time.monotonic()
+        self.parts[name] = round(now - self.last, 3)
+        self.last = now
 
 
 def start(
@@ -63,16 +87,20 @@ def start(
     Raises:
         Refused: something is missing or in the way; nothing was changed.
         RolledBack: a step failed, and all before it was undone.
+        SmsError: a step failed, and what it had started could not be stopped; the lease is kept.
     """
+    check_programs(host)
     if boot and look_at_lease(host, cluster).holder != host.name:
         return None
-    try:
-        with host.lock(str(cluster.places.lock)):
-            return _start(cluster, host, progress, image, wait_s, keep)
-    except CommandError as error:
-        if error.result.status == 75:
-            raise Refused(f"another sms is at work on {host.name}", hint="wait for it, then run this again") from error
-        raise
+    with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
+        running = apptainer.find_instance(host, instance_name(cluster.site))
+        if running:
+            started = _already(cluster, host, progress, running.image, wait_s)
+        else:
+            started = _start(cluster, host, progress, image, wait_s, keep)
+    # After the lock: starting the unit runs `sms start --boot`, which takes it.
+    install_unit(cluster, host, progress)
+    return started
 
 
 def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: Path | None = None) -> list[str]:
@@ -81,56 +109,93 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     Raises:
         Refused: as a start would.
     """
+    check_programs(host)
     with progress.step("check the host"):
-        preflight(cluster, host)
+        check_bridges(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, deliver(cluster, host, image, progress, before_sending=lambda: None))
     take(look_at_lease(host, cluster), host.name, now=time.time())
-    archive_for(cluster)
+    exists = check_overlay(cluster, host)
     overlay = str(cluster.places.overlay)
-    seed = shlex.join(seed_argv(cluster.site, trusted.path, overlay))
-    make = (
-        []
-        if host.works("test", "-e", overlay)
-        else [f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"]
+    seed = shlex.join(seed_argv(cluster.site, trusted.path, overlay, overlay_mark(archive_for(cluster), trusted)))
+    create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
+    return [
+        *([] if exists else [create]),
+        f"{seed} <the site's files>",
+        shlex.join(start_argv(cluster.site, trusted.path)),
+    ]
+
+
+def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s: float) -> Started:
+    """It runs on this host: wait until it serves, and say whether it is what the site file says now."""
+    lease = look_at_lease(host, cluster)
+    if lease.holder != host.name:
+        raise Refused(
+            f"the appliance runs on {host.name}, but {lease.holder or 'nobody'} holds the lease",
+            hint=f"two hosts must never run it: sms stop --host {host.name}",
+        )
+    note = read_note(cluster, host)
+    services = _wait(cluster, host, progress, wait_s, True)
+    image = Image(path, note.get("key", ""), note.get("sha256", ""), note.get("signer", ""))
+    stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
+    if stale:
+        progress.say("note: the site file has changed since it was started; `sms stop` and `sms start` apply it")
+    return Started(
+        host.name, path, image.key, image.signer, lease.generation, already=True, stale=stale, services=services
     )
-    return [*make, f"{seed} <the site's files>", shlex.join(start_argv(cluster.site, trusted.path))]
-
-
-class Clock:
-    """Measures the parts of a start."""
-
-    def __init__(self, parts: dict[str, float]) -> None:
-        self.parts = parts
-        self.last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """The part that ends now."""
-        now = time.monotonic()
-        self.parts[name] = round(now - self.last, 3)
-        self.last = now
 
 
 def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None, wait_s: float, keep: bool) -> Started:
     parts: dict[str, float] = {}
     clock = Clock(parts)
-    running = apptainer.find_instance(host, instance_name(cluster.site))
-    if running:
-        return _already(cluster, host, progress, running.image, wait_s)
     with progress.step("check the host"):
-        preflight(cluster, host)
+        check_bridges(cluster, host)
+        check_overlay(cluster, host)
     clock.lap("preflight")
+    image = _verified(cluster, host, progress, chosen, clock)
+    before = look_at_lease(host, cluster)
+    began = False
+    try:
+        with progress.step("take the lease") as step:
+            take(before, host.name, now=time.time())  # refuses before anything is changed
+            began = True  # before the swap, whose answer may be lost
+            try:
+                lease = take_lease(host, cluster)
+            except Refused:
+                began = False  # somebody else was faster; it is theirs
+                raise
+            step.detail(f"generation {lease.generation}")
+        started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
+        ready_overlay(cluster, host, image, progress)
+        clock.lap("overlay")
+        for path, text in conflists(cluster.site).items():
+            host.write(path, text.encode())
+        with progress.step("start the instance"):
+            host.run(*start_argv(cluster.site, image.path), timeout=60)
+            # A read-only overlay only warns and goes on; services would fail one by one.
+            prove_writable(host, inside_argv(cluster.site))
+        clock.lap("instance")
+        started.services = _wait(cluster, host, progress, wait_s, keep)
+        clock.lap("probes")
+        _record(cluster, host, image, lease)
+        clock.lap("record")
+    except BaseException as error:
+        if began:
+            _undo(cluster, host, before, error)
+        if isinstance(error, Refused) or not isinstance(error, SmsError):
+            raise
+        raise RolledBack(f"{error.message}\n  what had been started is stopped again", hint=error.hint) from error
+    return started
+
+
+def _verified(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None, clock: Clock) -> Image:
+    """The image on the host, trusted; the addresses are asked for meanwhile."""
     where = cluster.places
+    folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     # Made only where missing: a shared folder keeps the mode its owner gave it.
-    host.run(
-        "mkdir",
-        "-p",
-        "-m",
-        "0700",
-        *(str(p) for p in (where.images, where.overlay.parent, where.journal, where.public_keys)),
-    )
+    host.run("mkdir", "-p", "-m", "0700", *(str(path) for path in folders))
     with ThreadPoolExecutor(1) as pool:
-        # An address that nobody has takes a second to ask for: the image is verified meanwhile.
+        # An address that nobody has takes a second to ask for.
         asked = pool.submit(refuse_taken, cluster, host)
         path = deliver(cluster, host, chosen, progress, before_sending=asked.result)
         clock.lap("deliver")
@@ -139,106 +204,23 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
             asked.result()
             step.detail(image.signer)
     clock.lap("verify")
-    with ExitStack() as undo:
-        with progress.step("take the lease") as step:
-            lease = take_lease(host, cluster)
-            step.detail(f"generation {lease.generation}")
-        undo.callback(_let_go, host, cluster)
-        started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
-        try:
-            ready_overlay(cluster, host, image, progress)
-            clock.lap("overlay")
-            _run(cluster, host, progress, image, undo)
-            clock.lap("instance")
-            started.services = _wait(cluster, host, progress, wait_s, keep)
-            clock.lap("probes")
-            with progress.step("prove that the overlay can be written"):
-                prove_writable(host, inside_argv(cluster.site))
-            clock.lap("write")
-            _record(cluster, host, image, lease)
-        except Refused:
-            raise
-        except SmsError as error:
-            raise RolledBack(f"{error.message}\n  what had been started is stopped again", hint=error.hint) from error
-        undo.pop_all()
-    install_unit(cluster, host, progress)
-    clock.lap("record")
-    return started
+    return image
 
 
-def _let_go(host: Host, cluster: Cluster) -> None:
-    with suppress(SmsError):
-        release_lease(host, cluster)
-
-
-def _already(cluster: Cluster, host: Host, progress: Progress, image: str, wait_s: float) -> Started:
-    lease = look_at_lease(host, cluster)
-    if lease.holder != host.name:
-        raise Refused(
-            f"the appliance runs on {host.name}, but {lease.holder or 'nobody'} holds the lease",
-            hint=f"two hosts must never run it: sms stop --host {host.name}",
-        )
-    services = _wait(cluster, host, progress, wait_s, True)
-    note = json.loads(host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json") or b"{}")
-    return Started(
-        host.name, image, note.get("key", ""), note.get("signer", ""), lease.generation, already=True, services=services
-    )
-
-
-def preflight(cluster: Cluster, host: Host) -> None:
-    """Whether the host can carry the appliance.
+def _undo(cluster: Cluster, host: Host, before: Lease, cause: BaseException) -> None:
+    """Stop what was started and put the lease back; keep it unless the overlay is surely free.
 
     Raises:
-        Refused: with everything that is missing or in the way.
+        SmsError: it could not be stopped.
     """
-    site = cluster.site
-    found = host.run("sh", "-c", 'for p; do command -v "$p" >/dev/null && echo "$p"; done', "find", *PROGRAMS, ok=None)
-    problems = [f"{program} is not installed" for program in PROGRAMS if program not in found.text.split()]
-    for network in (site.networks.provisioning, site.networks.public):
-        ports = bridge.bridge_ports(host, network.bridge)
-        if ports is None:
-            problems.append(f"there is no bridge {network.bridge}")
-        elif not ports:
-            problems.append(f"bridge {network.bridge} has no port that is up: the container would stand alone")
-    if problems:
-        raise Refused(
-            f"{host.name} cannot carry the appliance: " + "; ".join(problems),
-            hint=f"`sms doctor --host {host.name}` tells what mends it; `sms host prepare {host.name}` does most of it",
-        )
-
-
-def refuse_taken(cluster: Cluster, host: Host) -> None:
-    """Whether both addresses of the container are free on their networks.
-
-    Raises:
-        Refused: a machine answers for one of them.
-    """
-    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
-    taken = bridge.taken(host, {network.bridge: str(network.address.ip) for network in networks})
-    if any(mac.lower() in {network.mac.lower() for network in networks} for mac in taken.values()):
-        raise Refused(
-            "the appliance runs already, on another host: its own MAC address answers",
-            hint="`sms host list` shows where",
-        )
-    if taken:
-        who = "; ".join(f"{address} is taken, by {mac}" for address, mac in taken.items())
-        raise Refused(who, hint="does the old management node still have it?")
-
-
-def _run(cluster: Cluster, host: Host, progress: Progress, image: Image, undo: ExitStack) -> None:
-    """Write the networks and start the instance."""
-    for path, text in conflists(cluster.site).items():
-        host.write(path, text.encode())
-    with progress.step("start the instance"):
-        # Before the command: killed in its middle, it may have started all the same.
-        undo.callback(_stop_again, host, cluster)
-        host.run(*start_argv(cluster.site, image.path), timeout=60)
-
-
-def _stop_again(host: Host, cluster: Cluster) -> None:
-    with suppress(SmsError):
-        if apptainer.find_instance(host, instance_name(cluster.site)):
-            host.run(*stop_argv(cluster.site), ok=None, timeout=300)
+    try:
+        take_down(cluster, host)
+        put_lease_back(host, cluster, before)
+    except SmsError as error:
+        raise SmsError(
+            f"{cause}\n  and what had been started could not be stopped: {error.message}",
+            hint=f"{host.name} keeps the lease; `sms stop --host {host.name}` finishes it",
+        ) from cause
 
 
 def _wait(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool) -> dict[str, float]:
@@ -259,23 +241,16 @@ def _wait(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep:
             else:
                 failed[answer["name"]] = answer["detail"]
             missing = [name for name in names if name not in took]
-            step.detail(
-                f"{len(took)} of {len(names)} answer" + (f"; waiting for {', '.join(missing)}" if missing else "")
-            )
+            waiting = f"; waiting for {', '.join(missing)}" if missing else ""
+            step.detail(f"{len(took)} of {len(names)} answer{waiting}")
 
-        _inside_lines(cluster, host, wait_s, names, on_line)
+        argv = inside_argv(cluster.site, PROBE, "--wait", f"{wait_s:g}", *names)
+        host.run(*argv, ok=(0, 4), timeout=wait_s + 30, on_line=on_line)
         if failed and not keep:
             raise SmsError(_story(cluster, host, failed), hint="`sms start --keep` leaves it running to look at")
     if failed:
         progress.say(_story(cluster, host, failed))
     return took
-
-
-def _inside_lines(
-    cluster: Cluster, host: Host, wait_s: float, names: list[str], on_line: Callable[[str], None]
-) -> None:
-    argv = inside_argv(cluster.site, PROBE, "--wait", f"{wait_s:g}", *names)
-    host.run(*argv, ok=(0, 4), timeout=wait_s + 30, on_line=on_line)
 
 
 def _story(cluster: Cluster, host: Host, failed: dict[str, str]) -> str:
@@ -286,6 +261,16 @@ def _story(cluster: Cluster, host: Host, failed: dict[str, str]) -> str:
         log = host.run(*inside_argv(cluster.site, "tail", "-n", "8", f"/var/log/sms/{name}.log"), ok=None).text
         lines += [f"    {line}" for line in log.splitlines()]
     return "\n".join(lines)
+
+
+def read_note(cluster: Cluster, host: Host) -> dict[str, str]:
+    """What was written down at the last start; empty where nothing readable is."""
+    data = host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json")
+    try:
+        note = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def _record(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:

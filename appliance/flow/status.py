@@ -10,7 +10,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease
-from appliance.flow.start import PROBE
+from appliance.flow.start import PROBE, read_note
 from appliance.host.base import Host
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.tools import apptainer
@@ -57,7 +57,7 @@ def status(cluster: Cluster, host: Host) -> Status:
         warnings = [f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else []
         return Status(cluster.site.cluster, host.name, False, False, asdict(lease), warnings=warnings)
     answers = ask(cluster, host)
-    note = json.loads(host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json") or b"{}")
+    note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
     warnings = []
     if lease.holder != host.name:
@@ -87,7 +87,10 @@ def ask(cluster: Cluster, host: Host) -> list[Answer]:
     said = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
     found: dict[str, Answer] = {}
     for line in said.stdout.decode(errors="replace").splitlines():
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue  # a word of somebody else's on the way
         found[answer["name"]] = Answer(answer["name"], answer["ok"], answer["detail"], answer["ms"])
     if not found:
         raise SmsError(f"the appliance does not answer: {said.stderr.decode(errors='replace').strip()[-300:]}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease, release_lease
-from appliance.host.base import CommandError, Host
-from appliance.plan.machine import STOP_TIMEOUT_S, instance_name, stop_argv
+from appliance.flow.preflight import check_programs, only_one
+from appliance.host.base import Host
+from appliance.plan.machine import instance_name, stop_argv, stop_timeout
 from appliance.progress import Progress
 from appliance.tools import apptainer, ext3
 
@@ -32,29 +33,39 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
 
     Raises:
         Refused: another sms is at work there.
-        SmsError: it would not end.
+        SmsError: it would not end, or had to be killed; the lease is kept where its overlay is in use.
     """
-    try:
-        with host.lock(str(cluster.places.lock)):
-            return _stop(cluster, host, progress, keep_lease)
-    except CommandError as error:
-        if error.result.status == 75:
-            raise Refused(f"another sms is at work on {host.name}", hint="wait for it, then run this again") from error
-        raise
+    check_programs(host)
+    with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
+        began = time.monotonic()
+        with progress.step("stop the services") as step:
+            ran = take_down(cluster, host)
+            step.detail("" if ran else "nothing runs")
+        took = time.monotonic() - began
+        held = look_at_lease(host, cluster).holder == host.name
+        if held and not keep_lease:
+            release_lease(host, cluster)
+    limit = stop_timeout(cluster.services)
+    if took >= limit:
+        raise SmsError(
+            f"the services did not end within {limit} s and were killed",
+            hint="`sms logs` tells which; the next start checks the overlay",
+        )
+    return Stopped(host.name, ran, round(took, 3), held and not keep_lease)
 
 
-def _stop(cluster: Cluster, host: Host, progress: Progress, keep_lease: bool) -> Stopped:
-    began = time.monotonic()
+def take_down(cluster: Cluster, host: Host) -> bool:
+    """End the instance, if one runs, and see that nothing has the overlay open; say whether one ran.
+
+    Raises:
+        SmsError: the overlay is still in use.
+    """
     running = apptainer.find_instance(host, instance_name(cluster.site))
+    limit = stop_timeout(cluster.services)
     if running:
-        with progress.step("stop the services"):
-            host.run(*stop_argv(cluster.site), timeout=STOP_TIMEOUT_S + 30)
-        _wait_for_overlay(cluster, host)
-    took = time.monotonic() - began
-    held = look_at_lease(host, cluster).holder == host.name
-    if held and not keep_lease:
-        release_lease(host, cluster)
-    return Stopped(host.name, running is not None, round(took, 3), held and not keep_lease)
+        host.run(*stop_argv(cluster.site, limit), timeout=limit + 30)
+    _wait_for_overlay(cluster, host)
+    return running is not None
 
 
 def _wait_for_overlay(cluster: Cluster, host: Host, timeout_s: float = 20) -> None:
@@ -63,7 +74,7 @@ def _wait_for_overlay(cluster: Cluster, host: Host, timeout_s: float = 20) -> No
     while users := ext3.users_of(host, str(cluster.places.overlay)):
         if time.monotonic() > deadline:
             raise SmsError(
-                f"the appliance ended, but {', '.join(users)} still holds its overlay",
+                f"the appliance has ended, but {', '.join(users)} still holds its overlay",
                 hint="the lease is kept; find who uses it (`losetup -l`, `fuser`), then run this again",
             )
         time.sleep(0.1)

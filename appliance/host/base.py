@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
@@ -14,11 +15,20 @@ from appliance.errors import SmsError
 BLOCK = 1 << 18
 """Bytes moved at a time by ``send`` and ``fetch``."""
 
-WRITE_BESIDE = (
-    'umask 077; mkdir -p "$(dirname "$1")" && { cat >"$1.new" && chmod "$2" "$1.new" && sync "$1.new" '
-    '&& mv -fT "$1.new" "$1"; } || { status=$?; rm -f "$1.new"; exit $status; }'
-)
-"""Shell: standard input to file $1 with mode $2, so that a reader sees the old file or the new one."""
+SHORT = 77
+"""Exit status where other than the promised number of bytes arrived."""
+WRITE_BESIDE = f"""\
+trap 'rm -f "$1.new"' EXIT
+trap 'exit 143' HUP INT TERM
+umask 077
+mkdir -p "$(dirname "$1")" && cat >"$1.new" || exit
+[ "$(stat -c %s "$1.new")" = "$3" ] || exit {SHORT}
+chmod "$2" "$1.new" && sync "$1.new" && mv -fT "$1.new" "$1"
+"""
+"""Shell: $3 bytes of standard input to file $1 with mode $2, so that a reader sees the old file or the new one.
+
+A connection that breaks looks like the end of the input from there: hence the number.
+"""
 
 OnLine = Callable[[str], None]
 Progress = Callable[[int], None]
@@ -62,6 +72,31 @@ class Unreachable(SmsError):
     """The host cannot be reached, or is not the one it should be."""
 
 
+def count_bytes(source: BinaryIO) -> int:
+    """Bytes from where ``source`` stands to its end.
+
+    Raises:
+        SmsError: it is no file that can be measured.
+    """
+    try:
+        here = source.tell()
+        end = source.seek(0, os.SEEK_END)
+        source.seek(here)
+    except OSError as error:
+        raise SmsError(
+            f"{getattr(source, 'name', 'a stream')} cannot be sent: its size is not known",
+            hint="write it into a file first",
+        ) from error
+    return end - here
+
+
+def check_written(host: str, path: str, status: int, stderr: bytes) -> None:
+    """Raise what ``WRITE_BESIDE`` ended with."""
+    if status:
+        hint = "other than all its bytes arrived, the file is as it was: run it again" if status == SHORT else ""
+        raise CommandError(Result(host, ("write", path), status, b"", stderr), hint=hint)
+
+
 class Host(ABC):
     """A machine that commands run on. Everything outside this process happens through one.
 
@@ -95,7 +130,13 @@ class Host(ABC):
 
     @abstractmethod
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        """Copy ``source`` to ``path`` on the host: written beside it, flushed to disk, renamed."""
+        """Copy ``source`` to ``path`` on the host: written beside it, flushed to disk, renamed.
+
+        Raises:
+            SmsError: the size of ``source`` cannot be known.
+            CommandError: it could not be written, or not all of it arrived; ``path`` is as it was.
+            Unreachable: the connection broke.
+        """
 
     @abstractmethod
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
@@ -110,6 +151,8 @@ class Host(ABC):
 
         Raises:
             CommandError: it ended before it printed a line.
+            CommandTimeout: it did not print one in time.
+            Unreachable: the host did not answer.
         """
 
     @abstractmethod
@@ -133,7 +176,9 @@ class Host(ABC):
         state = self.run("sh", "-c", '[ -f "$1" ] && stat -c %a "$1" && exec cat -- "$1"', "state", path, ok=None)
         if state.status == 0 and state.stdout == f"{mode:o}\n".encode() + data:
             return False
-        self.run("sh", "-c", WRITE_BESIDE, "write", path, f"{mode:o}", input=data)
+        argv = ("sh", "-c", WRITE_BESIDE, "write", path, f"{mode:o}", str(len(data)))
+        result = self.run(*argv, input=data, ok=None)
+        check_written(self.name, path, result.status, result.stderr)
         return True
 
     def remove(self, path: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from appliance.host.base import CommandError, Host, OnLine, Progress, Result
+from appliance.host.base import SHORT, CommandError, Host, OnLine, Progress, Result, check_written, count_bytes
 
 Answer = tuple[int, str] | Callable[[tuple[str, ...], bytes | None], tuple[int, str]]
 
@@ -54,7 +54,10 @@ class Fake(Host):
         return changed
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        self.files[path] = source.read()
+        size = count_bytes(source)
+        data = source.read()
+        check_written(self.name, path, 0 if len(data) == size else SHORT, b"")
+        self.files[path] = data
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
         sink.write(self.files[path])

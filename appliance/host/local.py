@@ -13,10 +13,29 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from appliance.errors import SmsError
-from appliance.host.base import BLOCK, WRITE_BESIDE, CommandError, CommandTimeout, Host, OnLine, Progress, Result
+from appliance.host.base import (
+    BLOCK,
+    WRITE_BESIDE,
+    CommandError,
+    CommandTimeout,
+    Host,
+    OnLine,
+    Progress,
+    Result,
+    check_written,
+    count_bytes,
+)
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """What commands see besides the caller's own environment: messages that can be read back."""
+
+CONTAINER_TOOLS = ("APPTAINER_", "SINGULARITY_")
+KEPT = {tool + what for tool in CONTAINER_TOOLS for what in ("TMPDIR", "CACHEDIR")}
+
+
+def inherited() -> dict[str, str]:
+    """The caller's environment without what sites export for their users' containers, such as APPTAINER_BIND."""
+    return {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(CONTAINER_TOOLS)}
 
 
 class Local(Host):
@@ -34,7 +53,7 @@ class Local(Host):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                env={**os.environ, **ENVIRONMENT},
+                env={**inherited(), **ENVIRONMENT},
             )
         except FileNotFoundError as error:
             raise SmsError(
@@ -68,23 +87,24 @@ class Local(Host):
         return result
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        process = self._spawn(("sh", "-c", WRITE_BESIDE, "send", path, f"{mode:o}"), subprocess.PIPE)
+        size = count_bytes(source)
+        process = self._spawn(("sh", "-c", WRITE_BESIDE, "send", path, f"{mode:o}", str(size)), subprocess.PIPE)
         assert process.stdin
         done = 0
         try:
             while block := source.read(BLOCK):
-                process.stdin.write(block)
+                try:
+                    process.stdin.write(block)
+                except BrokenPipeError:
+                    break  # its own words are below
                 done += len(block)
                 if progress:
                     progress(done)
-        except BrokenPipeError:
-            pass  # its own words are below
+            _, stderr = process.communicate()
         except BaseException:
             _end_group(process)
             raise
-        _, stderr = process.communicate()
-        if process.returncode:
-            raise CommandError(Result(self.name, ("write", path), process.returncode, b"", stderr))
+        check_written(self.name, path, process.returncode, stderr)
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
         process = self._spawn(("cat", "--", path), subprocess.DEVNULL)
@@ -96,10 +116,10 @@ class Local(Host):
                 done += len(block)
                 if progress:
                     progress(done)
+            _, stderr = process.communicate()
         except BaseException:
             _end_group(process)
             raise
-        _, stderr = process.communicate()
         if process.returncode:
             raise CommandError(Result(self.name, ("cat", path), process.returncode, b"", stderr))
 
@@ -107,14 +127,18 @@ class Local(Host):
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
         process = self._spawn(argv, subprocess.PIPE)
         assert process.stdout and process.stdin
-        watchdog = threading.Timer(timeout, _end_group, (process,))
+        expired = threading.Event()
+        watchdog = threading.Timer(timeout, _expire, (process, expired))
         watchdog.start()
         try:
             line = process.stdout.readline()
-            watchdog.cancel()
             if not line:
                 _, stderr = process.communicate()
+                if expired.is_set():
+                    result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
+                    raise CommandTimeout(result, hint=f"it was not ready within {timeout:g} s and was ended")
                 raise CommandError(Result(self.name, argv, process.returncode, b"", stderr))
+            watchdog.cancel()
             yield line.decode(errors="replace").rstrip("\n")
         finally:
             watchdog.cancel()
@@ -129,7 +153,7 @@ class Local(Host):
             process.stderr.close()
 
     def interact(self, *argv: str) -> int:
-        return subprocess.run([*self.prefix, *argv], check=False).returncode
+        return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode
 
 
 def _communicate_lines(
@@ -155,13 +179,7 @@ def _communicate_lines(
     for thread in threads:
         thread.start()
     expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    watchdog = threading.Timer(timeout, expire) if timeout else None
+    watchdog = threading.Timer(timeout, _expire, (process, expired)) if timeout else None
     if watchdog:
         watchdog.start()
     try:
@@ -170,14 +188,20 @@ def _communicate_lines(
             lines.append(line)
             on_line(line.decode(errors="replace").rstrip("\n"))
         process.wait()
+        for thread in threads:
+            thread.join()
     finally:
         if watchdog:
             watchdog.cancel()
     if expired.is_set():
         raise subprocess.TimeoutExpired(process.args, timeout or 0)
-    for thread in threads:
-        thread.join()
     return b"".join(lines), b"".join(errors)
+
+
+def _expire(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
+    expired.set()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> bytes:
@@ -186,11 +210,22 @@ def _end_group(process: subprocess.Popen[bytes]) -> bytes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signum)
         deadline = time.monotonic() + grace
-        while process.poll() is None and time.monotonic() < deadline:
+        while time.monotonic() < deadline and _lives(process, with_group=signum == signal.SIGTERM):
             time.sleep(0.02)
-        if process.returncode is not None:
-            break
     try:
         return process.communicate(timeout=1)[1] or b""
     except (subprocess.TimeoutExpired, ValueError, OSError):
         return b""
+
+
+def _lives(process: subprocess.Popen[bytes], *, with_group: bool) -> bool:
+    """Whether the process, or any of its group, has not ended."""
+    if process.poll() is None:
+        return True
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return with_group

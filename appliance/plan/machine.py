@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from appliance.catalog import Service
 from appliance.config.model import Site
 from appliance.plan.network import network_options
-
-STOP_TIMEOUT_S = 180
-"""Seconds that the supervisor gets to end every service before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,6 @@ class Places:
     images: PurePosixPath
     current: PurePosixPath
     overlay: PurePosixPath
-    overlay_note: PurePosixPath
     lease: PurePosixPath
     journal: PurePosixPath
     lock: PurePosixPath
@@ -35,7 +33,6 @@ def places(site: Site) -> Places:
         images=state / "images",
         current=state / "images" / f"{site.cluster}.sif",
         overlay=overlay,
-        overlay_note=overlays / f"{site.cluster}.json",
         # Beside the overlay: where hosts share the one they share the other.
         lease=overlays / f"{site.cluster}.lease",
         journal=state / "journal",
@@ -75,23 +72,23 @@ def start_argv(site: Site, image: str) -> tuple[str, ...]:
     )
 
 
-def seed_argv(site: Site, image: str, overlay: str) -> tuple[str, ...]:
-    """The command that reads the seed's archive and brings it into an overlay nobody uses."""
-    return ("apptainer", "exec", *container_options(site), "--overlay", overlay, image, "/opt/sms/bin/sms-seed")
+def seed_argv(site: Site, image: str, overlay: str, mark: str) -> tuple[str, ...]:
+    """The command that reads the seed's archive and brings it into an overlay nobody uses.
+
+    ``mark`` is written last; it tells what the overlay was seeded with.
+    """
+    options = container_options(site)
+    return ("apptainer", "exec", *options, "--overlay", overlay, image, "/opt/sms/bin/sms-seed", mark)
 
 
-def stop_argv(site: Site) -> tuple[str, ...]:
+def stop_timeout(services: Sequence[Service]) -> int:
+    """Seconds that the supervisor gets: it ends the services one after the other."""
+    return sum(service.stop_wait_s for service in services) + 30
+
+
+def stop_argv(site: Site, timeout_s: int) -> tuple[str, ...]:
     """The command that stops the appliance."""
-    return (
-        "apptainer",
-        "instance",
-        "stop",
-        "--signal",
-        "SIGTERM",
-        "--timeout",
-        str(STOP_TIMEOUT_S),
-        instance_name(site),
-    )
+    return ("apptainer", "instance", "stop", "--signal", "SIGTERM", "--timeout", str(timeout_s), instance_name(site))
 
 
 def inside_argv(site: Site, *argv: str) -> tuple[str, ...]:

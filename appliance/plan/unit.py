@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from appliance.plan.machine import STOP_TIMEOUT_S
-
 TEMPLATE = """\
 # Written by `sms start`.
 [Unit]
@@ -16,9 +14,13 @@ RequiresMountsFor={overlays}
 [Service]
 Type=oneshot
 RemainAfterExit=yes
+# Tells sms that it is this unit that runs it.
+Environment=SMS_UNIT={cluster}
 # Starts only what ran here when the host went down: the lease says so.
-ExecStart={sms} --quiet --site {site} start --boot
-ExecStop={sms} --quiet --site {site} stop --keep-lease
+ExecStart={sms} --quiet --site {site} --state {state} start --boot
+ExecStop={sms} --quiet --site {site} --state {state} stop --keep-lease
+Restart=on-failure
+RestartSec=30
 TimeoutStartSec=600
 TimeoutStopSec={stop_timeout}
 KillMode=none
@@ -33,6 +35,8 @@ def unit_name(cluster: str) -> str:
     return f"sms-{cluster}.service"
 
 
-def unit_text(cluster: str, *, sms: str, site: str, overlays: str) -> str:
-    """The unit's text; ``sms`` and ``site`` are paths on the host."""
-    return TEMPLATE.format(cluster=cluster, sms=sms, site=site, overlays=overlays, stop_timeout=STOP_TIMEOUT_S + 30)
+def unit_text(cluster: str, *, sms: str, site: str, state: str, overlays: str, stop_timeout: int) -> str:
+    """The unit's text; paths are those of the host, ``stop_timeout`` is in seconds."""
+    return TEMPLATE.format(
+        cluster=cluster, sms=sms, site=site, state=state, overlays=overlays, stop_timeout=stop_timeout + 60
+    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import CommandError, Host, OnLine
+from appliance.host.base import Host, OnLine
 
 SBOM_DATATYPE = "9"
 """SIF data type of a bill of materials; in group 1, what the signature covers."""
@@ -209,14 +208,3 @@ def find_instance(host: Host, name: str) -> Instance | None:
 def create_overlay(host: Host, path: str, size_mb: int) -> None:
     """A sparse ext3 overlay image."""
     host.run("apptainer", "overlay", "create", "--size", str(size_mb), "--sparse", path, timeout=300)
-
-
-@contextmanager
-def undo_start(host: Host, stop: Sequence[str]) -> Iterator[None]:
-    """Stop the instance again when the context fails."""
-    try:
-        yield
-    except BaseException:
-        with suppress(CommandError):
-            host.run(*stop, ok=None, timeout=300)
-        raise

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
+from appliance.plan.definition import has_credentials
 
 TARGET = re.compile(r"^(?P<uri>\S+) (?P<origin>[^|]*)\|(?P<codename>\S+)$")
 INSTALL = re.compile(r"^Inst (?P<name>\S+) (?:\[[^\]]*\] )?\((?P<version>\S+) ")
 
 
 def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Mirrors of this host's own configuration, by repository name.
+    """Mirrors of this host's own configuration, by repository name; none that takes a password.
 
     Args:
         repositories: the suites of each repository wanted; its first is looked for.
@@ -23,7 +24,9 @@ def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[
     listed = host.run(
         "apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)|$(CODENAME)", "Identifier: Packages", ok=None
     )
-    targets = [found for line in listed.text.splitlines() if (found := TARGET.match(line))]
+    found = filter(None, map(TARGET.match, listed.text.splitlines()))
+    # What is named in a definition comes into the image.
+    targets = [target for target in found if not has_credentials(target["uri"])]
     mirrors: dict[str, str] = {}
     for name, suites in repositories.items():
         exact = [target for target in targets if target["codename"] == suites[0]]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 
+from appliance.errors import SmsError
 from appliance.host.base import Host
 
 
 def bridge_ports(host: Host, bridge: str) -> list[str] | None:
-    """Ports of a bridge that are up; None where there is no such bridge."""
+    """Ports of a bridge that are up; None where there is no such bridge, or it is down."""
     shown = host.run("ip", "-json", "-details", "link", "show", "dev", bridge, ok=None)
     if shown.status:
         return None
     links = json.loads(shown.stdout)
     if not links or links[0].get("linkinfo", {}).get("info_kind") != "bridge":
+        return None
+    if "UP" not in links[0].get("flags", []):
         return None
     ports = json.loads(host.run("ip", "-json", "link", "show", "master", bridge).stdout or b"[]")
     return [port["ifname"] for port in ports if "UP" in port.get("flags", [])]
@@ -22,7 +25,15 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
 TAKEN = """\
 # Both networks at once: each question takes its full second when nobody answers.
 while [ $# -gt 0 ]; do
-    (arping -D -c 2 -w 1 -I "$1" "$2" 2>&1 | sed -n "s/^Unicast reply from .*\\[\\(.*\\)\\].*/$2 \\1/p" | head -n 1) &
+    (
+        said=$(arping -D -c 2 -w 1 -I "$1" "$2" 2>&1)
+        case $? in
+            0) ;;
+            1) mac=$(echo "$said" | sed -n 's/^Unicast reply from .*\\[\\(.*\\)\\].*/\\1/p' | head -n 1)
+               echo "taken $2 ${mac:-unknown}" ;;
+            *) echo "failed $1 $(echo "$said" | tail -n 1)" ;;
+        esac
+    ) &
     shift 2
 done
 wait
@@ -34,7 +45,15 @@ def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
 
     Args:
         addresses: the address to ask for, by bridge.
+
+    Raises:
+        SmsError: it could not be asked.
     """
     words = [word for pair in addresses.items() for word in pair]
-    said = host.run("sh", "-c", TAKEN, "taken", *words)
-    return dict(line.split() for line in said.text.splitlines())
+    found: dict[str, str] = {}
+    for line in host.run("sh", "-c", TAKEN, "taken", *words).text.splitlines():
+        verdict, what, rest = line.split(" ", 2)
+        if verdict == "failed":
+            raise SmsError(f"arping cannot ask on {what} of {host.name}: {rest}", hint="is the bridge up? `sms doctor`")
+        found[what] = rest
+    return found

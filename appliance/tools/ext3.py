@@ -13,7 +13,7 @@ def users_of(host: Host, path: str) -> list[str]:
     """Loop devices of this host that have the file open."""
     # losetup goes by device and inode, but by the mere name where there is no such file.
     script = '[ ! -e "$1" ] || exec losetup --noheadings --output NAME --associated "$1"'
-    return host.run("sh", "-c", script, "users", path, ok=None).text.split()
+    return host.run("sh", "-c", script, "users", path).text.split()
 
 
 def check(host: Host, path: str) -> None:

@@ -122,9 +122,10 @@ def running(playground: Playground, built: Built) -> Playground:
     return playground
 
 
-def give_image(playground: Playground, built: Built) -> None:
-    """Put the image into host-a's own store, as a delivery does."""
-    host = playground.host("host-a")
+def give_image(playground: Playground, built: Built, name: str = "host-a") -> None:
+    """Put the image into an admin host's own store, as a delivery does."""
+    host = playground.host(name)
+    host.run("mkdir", "-p", "-m", "0700", "/var/lib/sms/images")
     target = f"/var/lib/sms/images/{built.key}.sif"
     if not host.works("test", "-f", target):
         with Path(built.image).open("rb") as stream:

@@ -33,7 +33,7 @@ def test_status_tells_which_image_runs_and_who_signed_it(running: Playground, bu
     assert image["key"] == built.key
     there = running.host("host-a").run("sha256sum", image["path"]).text.split()[0]
     assert image["sha256"] == there
-    assert image["signer"].endswith("sign.pub")
+    assert image["signer"].startswith("sign.pub sha256:")
 
 
 def test_a_job_submitted_from_a_node_completes_and_its_mail_arrives(running: Playground) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from appliance.flow.build import Built
 from appliance.flow.keys import create_pair
-from tests.real.conftest import Playground
+from tests.real.conftest import Playground, give_image
 
 pytestmark = pytest.mark.real
 
@@ -253,3 +254,31 @@ def test_a_host_whose_key_is_not_known_is_refused(stopped: Playground) -> None:
     finally:
         known.write_bytes(before)
     stopped.assert_nothing_runs()
+
+
+def test_two_hosts_that_share_the_overlay_are_never_both_its_holder(stopped: Playground, built: Built) -> None:
+    """Started on both at once, again and again: the lease is on the shared folder and decides."""
+    give_image(stopped, built, "host-b")
+
+    def change(document: dict[str, Any]) -> None:
+        document["overlay"] = {"size_mb": 128, "directory": "/srv/shared/overlays"}
+
+    site = stopped.variant("shared.yaml", change)
+    for _ in range(3):
+        runs = [
+            subprocess.Popen(
+                [*stopped.lab.host(name).prefix, "sms", "-q", "--site", site, "start"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for name in ("host-a", "host-b")
+        ]
+        said = [run.communicate(timeout=240)[1] for run in runs]
+        assert sorted(run.returncode for run in runs)[0] == 0, said
+        up = [name for name in ("host-a", "host-b") if stopped.instances(name)]
+        assert len(up) == 1, said
+        holder = json.loads(stopped.host("host-a").read("/srv/shared/overlays/lab.lease") or b"{}")["holder"]
+        assert holder == up[0]
+        stopped.sms("-q", "--site", site, "stop", on=up[0])
+    lease = json.loads(stopped.host("host-b").read("/srv/shared/overlays/lab.lease") or b"{}")
+    assert lease["holder"] is None and lease["generation"] >= 3

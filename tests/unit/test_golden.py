@@ -13,7 +13,7 @@ from appliance.config.model import Site
 from appliance.flow.context import read_given, runtime_files
 from appliance.flow.site import open_site
 from appliance.plan.definition import BuildPlan, missing_mirrors, packages_for, plan_build, repository_urls
-from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv
+from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv, stop_timeout
 from appliance.plan.network import conflists
 from appliance.plan.overlay import SECRET_PLACES, Seed, seed_files
 from appliance.plan.unit import unit_name, unit_text
@@ -77,8 +77,8 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
     image = str(places(site).current)
     commands = (
         start_argv(site, image),
-        stop_argv(site),
-        seed_argv(site, image, str(places(site).overlay)),
+        stop_argv(site, stop_timeout(services)),
+        seed_argv(site, image, str(places(site).overlay), "MARK"),
         inside_argv(site, "true"),
     )
     seeds = seeds_of(site, services)
@@ -88,7 +88,12 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
         "manifest.json": plan.manifest,
         "commands": "".join(f"{shlex.join(argv)}\n" for argv in commands),
         unit_name(site.cluster): unit_text(
-            site.cluster, sms="/usr/bin/sms", site="/etc/sms/sms.yaml", overlays=str(places(site).overlay.parent)
+            site.cluster,
+            sms="/usr/bin/sms",
+            site="/etc/sms/sms.yaml",
+            state=str(site.state),
+            overlays=str(places(site).overlay.parent),
+            stop_timeout=stop_timeout(services),
         ),
         "seed.list": "".join(f"{seed.owner}:{seed.group} {seed.mode:04o} {seed.path}\n" for seed in seeds),
     }

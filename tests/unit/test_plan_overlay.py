@@ -62,8 +62,13 @@ def everything_but_the_seed(site: Site) -> str:
         runtime={},
     )
     image = str(places(site).current)
-    commands = [start_argv(site, image), stop_argv(site), seed_argv(site, image, "o.img"), inside_argv(site, "true")]
-    unit = unit_text(site.cluster, sms="sms", site="sms.yaml", overlays="/")
+    commands = [
+        start_argv(site, image),
+        stop_argv(site, 99),
+        seed_argv(site, image, "o.img", "mark"),
+        inside_argv(site, "true"),
+    ]
+    unit = unit_text(site.cluster, sms="sms", site="sms.yaml", state="/s", overlays="/", stop_timeout=9)
     texts = [plan.definition, plan.manifest, repr(plan), unit, *conflists(site).values()]
     texts += [data.decode(errors="replace") for data in plan.context().values()]
     return "\n".join([*texts, *(shlex.join(argv) for argv in commands)])
