@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import BinaryIO
 
 import paramiko
 
+from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
     WRITE_BESIDE,
@@ -25,6 +29,8 @@ from appliance.host.base import (
     Progress,
     Result,
     Unreachable,
+    check_written,
+    count_bytes,
 )
 
 # It writes tracebacks of its threads to standard error where nobody has set up logging.
@@ -32,6 +38,19 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 TIMED_OUT = 124
 """Exit status of timeout(1) when it ended the command."""
+SIGNALLED = -1
+"""Status of a command that a signal ended: paramiko does not tell which one."""
+KILLED = (TIMED_OUT, SIGNALLED, 128 + signal.SIGKILL)
+"""What a command can end with once its time is over: the last resort of timeout(1) ends itself, too."""
+KILL_AFTER_S = 5
+GRACE_S = 15
+"""How much later than the far side this one gives up."""
+STALLED_S = 120
+"""Seconds without one byte moved until a copy is given up."""
+GONE_MS = 60_000
+"""How long the far side's kernel may leave what was sent unacknowledged, the keepalives included."""
+BROKEN = (OSError, EOFError, paramiko.SSHException)
+AGAIN = "run the command again"
 
 
 class Ssh(Host):
@@ -64,6 +83,21 @@ class Ssh(Host):
             self._client.close()
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        try:
+            self._connect(client)
+            transport = client.get_transport()
+            assert transport
+        except BaseException:
+            client.close()
+            raise
+        transport.set_keepalive(5)
+        # Keepalives wait for no answer; without this a host that lost its power is noticed after a quarter of an hour.
+        if isinstance(transport.sock, socket.socket):
+            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
+        self._client = client
+        return transport
+
+    def _connect(self, client: paramiko.SSHClient) -> None:
         where = f"{self.user}@{self.address}:{self.port}"
         try:
             if self.known_hosts:
@@ -88,7 +122,7 @@ class Ssh(Host):
             raise Unreachable(
                 f"{self.name}: {where} refuses the login: {error}", hint="check the user and the key"
             ) from error
-        except (paramiko.SSHException, OSError) as error:
+        except BROKEN as error:
             unknown = "not found in known_hosts" in str(error)
             hint = (
                 f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address}"
@@ -96,20 +130,59 @@ class Ssh(Host):
                 else "is the host up, and sshd running?"
             )
             raise Unreachable(f"{self.name}: {where}: {error}", hint=hint) from error
-        self._client = client
-        transport = client.get_transport()
-        assert transport
-        transport.set_keepalive(5)
-        return transport
 
-    def _start(self, argv: tuple[str, ...]) -> paramiko.Channel:
+    @contextmanager
+    def _start(self, argv: tuple[str, ...]) -> Iterator[paramiko.Channel]:
+        """A channel that ``argv`` runs behind, closed in the end however that comes."""
         sudo = () if self.user == "root" else ("sudo", "-n", "--")
+        transport = self._transport()
         try:
-            channel = self._transport().open_session(timeout=10)
-            channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise Unreachable(f"{self.name}: the connection broke: {error}", hint="run the command again") from error
-        return channel
+            channel = transport.open_session(timeout=10)
+        except paramiko.ChannelException as error:
+            raise Unreachable(f"{self.name}: it takes no further session: {error}", hint=AGAIN) from error
+        except BROKEN as error:
+            transport.close()
+            raise self._broken(argv) from error
+        try:
+            try:
+                channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
+            except BROKEN as error:
+                raise self._broken(argv) from error
+            yield channel
+        finally:
+            with contextlib.suppress(*BROKEN):
+                channel.close()
+
+    def _broken(self, argv: tuple[str, ...]) -> Unreachable:
+        return Unreachable(f"{self.name}: the connection broke during `{shlex.join(argv)[:200]}`", hint=AGAIN)
+
+    def _silent(self, channel: paramiko.Channel, argv: tuple[str, ...], waited: float) -> SmsError:
+        """What to raise when nothing came in time: the command hangs, or the host does not answer."""
+        transport = channel.get_transport()
+        try:
+            transport.open_session(timeout=5).close()
+        except paramiko.ChannelException:
+            pass  # even a refusal is an answer
+        except BROKEN:
+            transport.close()
+            return Unreachable(f"{self.name} does not answer", hint="is it up? Then run the command again")
+        hint = f"nothing came from it within {waited:g} s"
+        return CommandTimeout(Result(self.name, argv, TIMED_OUT, b"", b""), hint=hint)
+
+    def _blocks(
+        self, channel: paramiko.Channel, argv: tuple[str, ...], recv: Callable[[int], bytes]
+    ) -> Iterator[bytes]:
+        """What comes from one output of the command until its end, or the connection's."""
+        while True:
+            try:
+                block = recv(BLOCK)
+            except TimeoutError as error:
+                raise self._silent(channel, argv, channel.gettimeout() or 0) from error
+            except BROKEN as error:
+                raise self._broken(argv) from error
+            if not block:
+                return
+            yield block
 
     def run(
         self,
@@ -120,40 +193,33 @@ class Ssh(Host):
         on_line: OnLine | None = None,
     ) -> Result:
         # Closing a channel does not end what runs behind it: the far side keeps the time itself.
-        timed = ("timeout", "--kill-after=5", f"{timeout:g}", *argv) if timeout else argv
-        channel = self._start(timed)
-        lines: list[bytes] = []
-
-        def take(line: bytes) -> None:
-            lines.append(line)
-            if on_line:
-                on_line(line.decode(errors="replace").rstrip("\n"))
-
-        stderr = self._drain(channel, input, channel.makefile("rb"), take)
-        status = self._status(channel, argv)
-        result = Result(self.name, argv, status, b"".join(lines), stderr)
-        if timeout and status == TIMED_OUT:
+        timed = ("timeout", f"--kill-after={KILL_AFTER_S}", f"{timeout:g}", *argv) if timeout else argv
+        began = time.monotonic()
+        with self._start(timed) as channel:
+            channel.settimeout(timeout + KILL_AFTER_S + GRACE_S if timeout else None)
+            stdout, stderr = self._read(channel, argv, input, on_line)
+            status = self._status(channel, argv)
+        result = Result(self.name, argv, status, stdout, stderr)
+        if timeout and status in KILLED and time.monotonic() - began >= timeout:
             raise CommandTimeout(result, hint=f"it did not end within {timeout:g} s and was ended")
         if ok is not None and status not in ok:
             raise CommandError(result)
         return result
 
-    def _drain(
-        self,
-        channel: paramiko.Channel,
-        input: bytes | None,
-        stdout: paramiko.ChannelFile,
-        take: Callable[[bytes], None],
-    ) -> bytes:
+    def _read(
+        self, channel: paramiko.Channel, argv: tuple[str, ...], input: bytes | None, on_line: OnLine | None
+    ) -> tuple[bytes, bytes]:
         """Read both outputs together: one after the other hangs once the other's window is full."""
+        outputs: list[bytes] = []
         errors: list[bytes] = []
 
         def read_errors() -> None:
-            while block := channel.recv_stderr(BLOCK):
-                errors.append(block)
+            with contextlib.suppress(*BROKEN):
+                while block := channel.recv_stderr(BLOCK):
+                    errors.append(block)
 
         def feed() -> None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*BROKEN):
                 if input:
                     channel.sendall(input)
                 channel.shutdown_write()
@@ -161,75 +227,95 @@ class Ssh(Host):
         threads = [threading.Thread(target=work, daemon=True) for work in (read_errors, feed)]
         for thread in threads:
             thread.start()
-        for line in stdout:
-            take(line if isinstance(line, bytes) else line.encode())
+        rest = b""
+        for block in self._blocks(channel, argv, channel.recv):
+            outputs.append(block)
+            if on_line:
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    on_line(line.decode(errors="replace"))
+        if on_line and rest:
+            on_line(rest.decode(errors="replace"))
         for thread in threads:
             thread.join()
-        return b"".join(errors)
+        return b"".join(outputs), b"".join(errors)
 
     def _status(self, channel: paramiko.Channel, argv: tuple[str, ...]) -> int:
+        """Exit status of the command, or ``SIGNALLED``.
+
+        Raises:
+            Unreachable: the connection broke, and nobody knows.
+        """
+        timeout = channel.gettimeout()
+        if not channel.status_event.wait(timeout):
+            raise self._silent(channel, argv, timeout or 0)
         status = channel.recv_exit_status()
-        channel.close()
-        if status == -1:
-            raise Unreachable(
-                f"{self.name}: the connection broke during `{shlex.join(argv)[:200]}`", hint="run the command again"
-            )
+        if status == SIGNALLED or not channel.eof_received:
+            # A dying transport closes its channels just before it says that it is dead.
+            transport = channel.get_transport()
+            transport.join(0.2)
+            if not transport.is_active():
+                raise self._broken(argv)
         return status
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        argv = ("sh", "-c", WRITE_BESIDE, "send", path, f"{mode:o}")
-        channel = self._start(argv)
+        size = count_bytes(source)
+        argv = ("write", path)
         done = 0
-        try:
+        # Left early, the channel is closed, and the far side refuses what it has by its size.
+        with self._start(("sh", "-c", WRITE_BESIDE, "send", path, f"{mode:o}", str(size))) as channel:
+            channel.settimeout(STALLED_S)
             while block := source.read(BLOCK):
-                channel.sendall(block)
+                try:
+                    channel.sendall(block)
+                except TimeoutError as error:
+                    raise self._silent(channel, argv, STALLED_S) from error
+                except BROKEN:
+                    break  # it ended, or the connection did: its status tells
                 done += len(block)
                 if progress:
                     progress(done)
-            channel.shutdown_write()
-        except OSError as error:
-            if not channel.exit_status_ready():
-                # No end of input was sent: the far side must not take half a file for a whole one.
-                channel.close()
-                raise Unreachable(
-                    f"{self.name}: the connection broke while sending {path}", hint="run it again"
-                ) from error
-        stderr = channel.makefile_stderr("rb").read()
-        status = self._status(channel, argv)
-        if status:
-            raise CommandError(Result(self.name, ("write", path), status, b"", stderr))
+            channel.settimeout(None)  # flushing to a slow disk takes as long as it takes
+            with contextlib.suppress(*BROKEN):
+                channel.shutdown_write()
+            stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
+            status = self._status(channel, argv)
+        check_written(self.name, path, status, stderr)
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
         argv = ("cat", "--", path)
-        channel = self._start(argv)
         done = 0
-        while block := channel.recv(BLOCK):
-            sink.write(block)
-            done += len(block)
-            if progress:
-                progress(done)
-        stderr = channel.makefile_stderr("rb").read()
-        status = self._status(channel, argv)
+        with self._start(argv) as channel:
+            channel.settimeout(STALLED_S)
+            for block in self._blocks(channel, argv, channel.recv):
+                sink.write(block)
+                done += len(block)
+                if progress:
+                    progress(done)
+            stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
+            status = self._status(channel, argv)
         if status:
             raise CommandError(Result(self.name, argv, status, b"", stderr))
 
     @contextmanager
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
-        channel = self._start(argv)
-        channel.settimeout(timeout)
-        try:
+        with self._start(argv) as channel:
+            channel.settimeout(timeout)
+            said = b""
+            for block in self._blocks(channel, argv, channel.recv):
+                said += block
+                if b"\n" in said:
+                    break
+            if not said:
+                stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
+                raise CommandError(Result(self.name, argv, self._status(channel, argv), b"", stderr))
+            channel.settimeout(None)
             try:
-                line = channel.makefile("rb").readline()
-            except TimeoutError:
-                raise CommandTimeout(Result(self.name, argv, TIMED_OUT, b"", b"")) from None
-            if not line:
-                stderr = channel.makefile_stderr("rb").read()
-                raise CommandError(Result(self.name, argv, channel.recv_exit_status(), b"", stderr))
-            yield (line.decode(errors="replace") if isinstance(line, bytes) else line).rstrip("\n")
-        finally:
-            with contextlib.suppress(OSError, EOFError):
-                channel.shutdown_write()
-            channel.close()
+                yield said.partition(b"\n")[0].decode(errors="replace")
+            finally:
+                with contextlib.suppress(*BROKEN):
+                    channel.shutdown_write()
+                channel.status_event.wait(5)
 
     def interact(self, *argv: str) -> int:
         options = ["-o", "StrictHostKeyChecking=yes", "-p", str(self.port)]
