@@ -14,7 +14,6 @@ from appliance.errors import ConfigError, Refused
 from appliance.flow.site import open_site
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.host.ssh import Ssh
 from appliance.plan.machine import Places, places
 from appliance.progress import Progress
 from appliance.share import share
@@ -78,7 +77,9 @@ def find_target(site: Site, wanted: str | None) -> Host:
     return host
 
 
-def _over_ssh(site: Site, host: AdminHost) -> Ssh:
+def _over_ssh(site: Site, host: AdminHost) -> Host:
+    from appliance.host.ssh import Ssh  # paramiko takes a tenth of a second, and most verbs act here
+
     return Ssh(host.name, host.address, user=host.user, port=host.port, key=host.key, known_hosts=site.known_hosts)
 
 

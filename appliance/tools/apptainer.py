@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, OnLine
+from appliance.plan.definition import SQUASHFS
 
 SBOM_DATATYPE = "9"
 """SIF data type of a bill of materials; in group 1, what the signature covers."""
@@ -35,10 +36,11 @@ def build_image(definition: str, image: str, *, arguments: Mapping[str, str], on
     """
     from spython.utils import stream_command
 
+    squash = ("--mksquashfs-args", SQUASHFS)
     words = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     # Both outputs in one stream: spython's own Client.build reads one and lets the other fill up
     # until the build hangs. The build ends when this process does, however that ends.
-    argv = ["setpriv", "--pdeathsig", "TERM", "apptainer", "build", "--force", *words, image, definition]
+    argv = ["setpriv", "--pdeathsig", "TERM", "apptainer", "build", "--force", *squash, *words, image, definition]
     said: list[str] = []
     try:
         for line in stream_command(argv, no_newline_regexp="^$", output_type="both"):

@@ -34,7 +34,7 @@ for number in $(seq 0 31); do [ -e /dev/loop$number ] || mknod -m 660 /dev/loop$
 """
 # nspawn mounts the cgroups read-only; a machine of its own has them writable.
 OPEN_CGROUPS = """\
-awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts | while read -r point; do mount -o remount,rw "$point"; done
+awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts | while read -r point; do mount -o remount,rw,bind "$point"; done
 """
 
 

@@ -1,0 +1,241 @@
+"""This machine as a host: what comes back, what is ended, what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from appliance.errors import SmsError
+from appliance.flow.lease import LOST_RACE, SWAP
+from appliance.host.base import SHORT, WRITE_BESIDE, CommandError, CommandTimeout
+from appliance.host.fake import Fake
+from appliance.host.local import Local
+from appliance.plan.lease import digest
+
+BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
+
+
+@pytest.fixture
+def host() -> Local:
+    return Local()
+
+
+class Shrinks(io.BytesIO):
+    """A file that is cut off while it is read."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = super().read(size)
+        self.truncate(self.tell())
+        return block
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
+@pytest.mark.parametrize(
+    ("script", "given", "out", "errors"),
+    [
+        ("cat", b"a\nb", b"a\nb", b""),
+        ("cat", None, b"", b""),
+        ("cat; echo oops >&2", b"\xff\n", b"\xff\n", b"oops\n"),
+        ("true", b"x" * 1_000_000, b"", b""),
+        (BOTH, None, bytes(5_000_000), bytes(5_000_000)),
+        ("cat | tr a b", b"a" * 3_000_000, b"b" * 3_000_000, b""),
+    ],
+    ids=["input", "empty input", "bytes", "input nobody reads", "much on both", "much through"],
+)
+def test_a_command_gives_both_its_outputs(
+    host: Local, on_line: bool, script: str, given: bytes | None, out: bytes, errors: bytes
+) -> None:
+    lines: list[str] = []
+    result = host.run("sh", "-c", script, input=given, on_line=lines.append if on_line else None)
+    assert (result.status, result.stdout == out, result.stderr == errors) == (0, True, True)
+    if on_line:
+        assert lines == out.decode(errors="replace").splitlines()
+
+
+def test_lines_come_while_the_command_runs(host: Local) -> None:
+    seen: list[tuple[str, float]] = []
+    host.run("sh", "-c", "echo a; sleep 0.5; printf b", on_line=lambda line: seen.append((line, time.monotonic())))
+    assert [line for line, _ in seen] == ["a", "b"]
+    assert seen[1][1] - seen[0][1] > 0.3
+
+
+def test_a_status_is_fine_or_an_error(host: Local) -> None:
+    assert host.run("sh", "-c", "exit 3", ok=(0, 3)).status == 3
+    assert host.run("sh", "-c", "exit 4", ok=None).status == 4
+    with pytest.raises(CommandError, match=r"(?s)status 5.*what went wrong"):
+        host.run("sh", "-c", "echo what went wrong >&2; exit 5")
+
+
+def test_a_program_that_is_missing_has_a_hint(host: Local) -> None:
+    with pytest.raises(SmsError, match="no such program: no-such-thing") as caught:
+        host.run("no-such-thing")
+    assert "sms doctor" in caught.value.hint
+
+
+@pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
+@pytest.mark.parametrize("stubborn", [False, True], ids=["ends", "ignores TERM"])
+def test_a_timeout_ends_all_that_was_started(host: Local, tmp_path: Path, on_line: bool, stubborn: bool) -> None:
+    trap = "trap '' TERM; " if stubborn else ""
+    script = f"({trap}sh -c 'echo $$ >{tmp_path}/grandchild; sleep 60; :') & echo $! >{tmp_path}/child; wait"
+    began = time.monotonic()
+    with pytest.raises(CommandTimeout) as caught:
+        host.run("sh", "-c", script, timeout=1, on_line=print if on_line else None)
+    assert "within 1 s" in caught.value.hint
+    assert time.monotonic() - began < 6
+    assert not any(alive(int((tmp_path / name).read_text())) for name in ("child", "grandchild"))
+
+
+def test_what_holds_stderr_open_does_not_outlast_the_timeout(host: Local) -> None:
+    with pytest.raises(CommandTimeout):
+        host.run("sh", "-c", "sleep 60 >/dev/null &", timeout=1, on_line=print)
+
+
+def test_hold_gives_the_first_line_and_ends_with_its_input(host: Local, tmp_path: Path) -> None:
+    with host.hold("sh", "-c", f"echo ready; cat; touch {tmp_path}/ended") as line:
+        assert line == "ready"
+        assert not (tmp_path / "ended").exists()
+    assert (tmp_path / "ended").exists()
+
+
+def test_hold_lasts_longer_than_its_timeout(host: Local, tmp_path: Path) -> None:
+    with host.hold("sh", "-c", f"echo ready; cat; touch {tmp_path}/ended", timeout=0.5):
+        time.sleep(1)
+    assert (tmp_path / "ended").exists()
+
+
+def test_hold_tells_an_early_end(host: Local) -> None:
+    with (
+        pytest.raises(CommandError, match=r"(?s)status 3.*busy") as caught,
+        host.hold("sh", "-c", "echo busy >&2; exit 3"),
+    ):
+        pass
+    assert not isinstance(caught.value, CommandTimeout)
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "exec >&-; sleep 60"], ids=["says nothing", "closes its output"])
+def test_hold_does_not_wait_for_ever(host: Local, script: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(CommandTimeout), host.hold("sh", "-c", script, timeout=0.5):
+        pass
+    assert time.monotonic() - began < 5
+
+
+def test_a_lock_is_held_by_one(host: Local, tmp_path: Path) -> None:
+    path = str(tmp_path / "deep" / "lock")
+    for _ in range(2):
+        with host.lock(path):
+            with pytest.raises(CommandError, match="status 75"), Local().lock(path):
+                pass
+
+
+def test_write_says_whether_anything_changed(host: Local, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    steps = [(b"a", 0o644, True), (b"a", 0o644, False), (b"a", 0o600, True), (b"b", 0o600, True), (b"", 0o600, True)]
+    for data, mode, changed in steps:
+        assert host.write(str(path), data, mode=mode) is changed
+        assert (path.read_bytes(), path.stat().st_mode & 0o777) == (data, mode)
+    assert os.listdir(path.parent) == ["file"]
+    assert host.read(str(path)) == b""
+    host.remove(str(path))
+    assert host.read(str(path)) is None
+
+
+def test_send_and_fetch_keep_every_byte(host: Local, tmp_path: Path) -> None:
+    data, moved = os.urandom(3_000_000), list[int]()
+    source, sink = io.BytesIO(data), io.BytesIO()
+    source.seek(7)
+    host.send(source, str(tmp_path / "deep" / "file"), mode=0o640, progress=moved.append)
+    host.fetch(str(tmp_path / "deep" / "file"), sink)
+    assert sink.getvalue() == data[7:]
+    assert moved[-1] == len(data) - 7
+    assert (tmp_path / "deep" / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_half_a_file_never_gets_its_name(host: Local, tmp_path: Path, before: bytes | None) -> None:
+    path = tmp_path / "file"
+    if before is not None:
+        path.write_bytes(before)
+    with pytest.raises(CommandError, match="status 77") as caught:
+        host.send(Shrinks(bytes(1_000_000)), str(path))
+    assert "run it again" in caught.value.hint
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert os.listdir(tmp_path) == (["file"] if before is not None else [])
+
+
+def test_a_send_that_is_cancelled_leaves_nothing(host: Local, tmp_path: Path) -> None:
+    def cancel(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        host.send(io.BytesIO(bytes(1_000_000)), str(tmp_path / "file"), progress=cancel)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("host", [Local(), Fake({})], ids=["local", "fake"])
+def test_what_cannot_be_measured_is_not_sent(host: Local | Fake, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    stream: BinaryIO
+    with os.fdopen(reader, "rb") as stream, pytest.raises(SmsError, match="size is not known"):
+        host.send(stream, str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("length", "before", "status", "after"),
+    [
+        (3, "none", 0, b"new"),
+        (4, "none", SHORT, None),
+        (2, "none", SHORT, None),
+        (3, digest(b"old"), LOST_RACE, None),
+    ],
+)
+def test_a_lease_is_swapped_whole_or_not(
+    tmp_path: Path, length: int, before: str, status: int, after: bytes | None
+) -> None:
+    path = tmp_path / "lease"
+    argv = ["sh", "-c", SWAP, "swap", str(path), before, str(length)]
+    assert subprocess.run(argv, input=b"new", check=False).returncode == status
+    assert (path.read_bytes() if path.exists() else None) == after
+    assert not (tmp_path / "lease.new").exists()
+
+
+def test_a_signal_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+    argv = ["sh", "-c", WRITE_BESIDE, "write", str(tmp_path / "file"), "644", "3"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
+        while not (tmp_path / "file.new").exists():
+            time.sleep(0.02)
+        os.killpg(process.pid, 15)
+        process.wait(5)
+    assert os.listdir(tmp_path) == []
+
+
+def test_commands_do_not_see_what_a_site_exports_for_containers(
+    host: Local, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("BIND", "TMPDIR", "CACHEDIR", "KEYSDIR"):
+        monkeypatch.setenv(f"APPTAINER_{name}", "x")
+        monkeypatch.setenv(f"SINGULARITY_{name}", "x")
+    seen = {"APPTAINER_TMPDIR=x", "APPTAINER_CACHEDIR=x", "SINGULARITY_TMPDIR=x", "SINGULARITY_CACHEDIR=x"}
+
+    def tools(text: str) -> set[str]:
+        return {line for line in text.splitlines() if line.startswith(("APPTAINER_", "SINGULARITY_"))}
+
+    assert tools(host.run("env").text) == seen
+    assert tools(host.run("env", "APPTAINER_KEYSDIR=y", "env").text) == {*seen, "APPTAINER_KEYSDIR=y"}
+    host.interact("env")
+    assert tools(capfd.readouterr().out) == seen
