@@ -1,4 +1,7 @@
-"""This machine as a host: what comes back, what is ended, what is refused."""
+"""This machine as a host: what comes back, what is ended, what is refused.
+
+tests/real/test_ssh.py runs most of these over SSH.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.flow.lease import LOST_RACE, SWAP
-from appliance.host.base import SHORT, WRITE_BESIDE, CommandError, CommandTimeout
+from appliance.host.base import SHORT, WRITE_BESIDE, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.plan.lease import digest
@@ -22,7 +25,7 @@ BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
 
 
 @pytest.fixture
-def host() -> Local:
+def host() -> Host:
     return Local()
 
 
@@ -43,6 +46,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
 @pytest.mark.parametrize(
     ("script", "given", "out", "errors"),
@@ -57,7 +64,7 @@ def alive(pid: int) -> bool:
     ids=["input", "empty input", "bytes", "input nobody reads", "much on both", "much through"],
 )
 def test_a_command_gives_both_its_outputs(
-    host: Local, on_line: bool, script: str, given: bytes | None, out: bytes, errors: bytes
+    host: Host, on_line: bool, script: str, given: bytes | None, out: bytes, errors: bytes
 ) -> None:
     lines: list[str] = []
     result = host.run("sh", "-c", script, input=given, on_line=lines.append if on_line else None)
@@ -66,21 +73,21 @@ def test_a_command_gives_both_its_outputs(
         assert lines == out.decode(errors="replace").splitlines()
 
 
-def test_lines_come_while_the_command_runs(host: Local) -> None:
+def test_lines_come_while_the_command_runs(host: Host) -> None:
     seen: list[tuple[str, float]] = []
     host.run("sh", "-c", "echo a; sleep 0.5; printf b", on_line=lambda line: seen.append((line, time.monotonic())))
     assert [line for line, _ in seen] == ["a", "b"]
     assert seen[1][1] - seen[0][1] > 0.3
 
 
-def test_a_status_is_fine_or_an_error(host: Local) -> None:
+def test_a_status_is_fine_or_an_error(host: Host) -> None:
     assert host.run("sh", "-c", "exit 3", ok=(0, 3)).status == 3
     assert host.run("sh", "-c", "exit 4", ok=None).status == 4
     with pytest.raises(CommandError, match=r"(?s)status 5.*what went wrong"):
         host.run("sh", "-c", "echo what went wrong >&2; exit 5")
 
 
-def test_a_program_that_is_missing_has_a_hint(host: Local) -> None:
+def test_a_program_that_is_missing_has_a_hint(host: Host) -> None:
     with pytest.raises(SmsError, match="no such program: no-such-thing") as caught:
         host.run("no-such-thing")
     assert "sms doctor" in caught.value.hint
@@ -88,7 +95,7 @@ def test_a_program_that_is_missing_has_a_hint(host: Local) -> None:
 
 @pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
 @pytest.mark.parametrize("stubborn", [False, True], ids=["ends", "ignores TERM"])
-def test_a_timeout_ends_all_that_was_started(host: Local, tmp_path: Path, on_line: bool, stubborn: bool) -> None:
+def test_a_timeout_ends_all_that_was_started(host: Host, tmp_path: Path, on_line: bool, stubborn: bool) -> None:
     trap = "trap '' TERM; " if stubborn else ""
     script = f"({trap}sh -c 'echo $$ >{tmp_path}/grandchild; sleep 60; :') & echo $! >{tmp_path}/child; wait"
     began = time.monotonic()
@@ -99,25 +106,25 @@ def test_a_timeout_ends_all_that_was_started(host: Local, tmp_path: Path, on_lin
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("child", "grandchild"))
 
 
-def test_what_holds_stderr_open_does_not_outlast_the_timeout(host: Local) -> None:
+def test_what_holds_stderr_open_does_not_outlast_the_timeout(host: Host) -> None:
     with pytest.raises(CommandTimeout):
         host.run("sh", "-c", "sleep 60 >/dev/null &", timeout=1, on_line=print)
 
 
-def test_hold_gives_the_first_line_and_ends_with_its_input(host: Local, tmp_path: Path) -> None:
+def test_hold_gives_the_first_line_and_ends_with_its_input(host: Host, tmp_path: Path) -> None:
     with host.hold("sh", "-c", f"echo ready; cat; touch {tmp_path}/ended") as line:
         assert line == "ready"
         assert not (tmp_path / "ended").exists()
     assert (tmp_path / "ended").exists()
 
 
-def test_hold_lasts_longer_than_its_timeout(host: Local, tmp_path: Path) -> None:
+def test_hold_lasts_longer_than_its_timeout(host: Host, tmp_path: Path) -> None:
     with host.hold("sh", "-c", f"echo ready; cat; touch {tmp_path}/ended", timeout=0.5):
         time.sleep(1)
     assert (tmp_path / "ended").exists()
 
 
-def test_hold_tells_an_early_end(host: Local) -> None:
+def test_hold_tells_an_early_end(host: Host) -> None:
     with (
         pytest.raises(CommandError, match=r"(?s)status 3.*busy") as caught,
         host.hold("sh", "-c", "echo busy >&2; exit 3"),
@@ -127,34 +134,33 @@ def test_hold_tells_an_early_end(host: Local) -> None:
 
 
 @pytest.mark.parametrize("script", ["sleep 60", "exec >&-; sleep 60"], ids=["says nothing", "closes its output"])
-def test_hold_does_not_wait_for_ever(host: Local, script: str) -> None:
+def test_hold_does_not_wait_for_ever(host: Host, script: str) -> None:
     began = time.monotonic()
     with pytest.raises(CommandTimeout), host.hold("sh", "-c", script, timeout=0.5):
         pass
     assert time.monotonic() - began < 5
 
 
-def test_a_lock_is_held_by_one(host: Local, tmp_path: Path) -> None:
+def test_a_lock_is_held_by_one(host: Host, tmp_path: Path) -> None:
     path = str(tmp_path / "deep" / "lock")
     for _ in range(2):
-        with host.lock(path):
-            with pytest.raises(CommandError, match="status 75"), Local().lock(path):
-                pass
+        with host.lock(path), pytest.raises(CommandError, match="status 75"), Local().lock(path):
+            pass
 
 
-def test_write_says_whether_anything_changed(host: Local, tmp_path: Path) -> None:
+def test_write_says_whether_anything_changed(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     steps = [(b"a", 0o644, True), (b"a", 0o644, False), (b"a", 0o600, True), (b"b", 0o600, True), (b"", 0o600, True)]
     for data, mode, changed in steps:
         assert host.write(str(path), data, mode=mode) is changed
         assert (path.read_bytes(), path.stat().st_mode & 0o777) == (data, mode)
-    assert os.listdir(path.parent) == ["file"]
+    assert names(path.parent) == ["file"]
     assert host.read(str(path)) == b""
     host.remove(str(path))
     assert host.read(str(path)) is None
 
 
-def test_send_and_fetch_keep_every_byte(host: Local, tmp_path: Path) -> None:
+def test_send_and_fetch_keep_every_byte(host: Host, tmp_path: Path) -> None:
     data, moved = os.urandom(3_000_000), list[int]()
     source, sink = io.BytesIO(data), io.BytesIO()
     source.seek(7)
@@ -166,7 +172,7 @@ def test_send_and_fetch_keep_every_byte(host: Local, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, b"old"])
-def test_half_a_file_never_gets_its_name(host: Local, tmp_path: Path, before: bytes | None) -> None:
+def test_half_a_file_never_gets_its_name(host: Host, tmp_path: Path, before: bytes | None) -> None:
     path = tmp_path / "file"
     if before is not None:
         path.write_bytes(before)
@@ -174,20 +180,20 @@ def test_half_a_file_never_gets_its_name(host: Local, tmp_path: Path, before: by
         host.send(Shrinks(bytes(1_000_000)), str(path))
     assert "run it again" in caught.value.hint
     assert (path.read_bytes() if path.exists() else None) == before
-    assert os.listdir(tmp_path) == (["file"] if before is not None else [])
+    assert names(tmp_path) == (["file"] if before is not None else [])
 
 
-def test_a_send_that_is_cancelled_leaves_nothing(host: Local, tmp_path: Path) -> None:
+def test_a_send_that_is_cancelled_leaves_nothing(host: Host, tmp_path: Path) -> None:
     def cancel(done: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         host.send(io.BytesIO(bytes(1_000_000)), str(tmp_path / "file"), progress=cancel)
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("host", [Local(), Fake({})], ids=["local", "fake"])
-def test_what_cannot_be_measured_is_not_sent(host: Local | Fake, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_not_sent(host: Host, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(writer)
     stream: BinaryIO
@@ -221,11 +227,11 @@ def test_a_signal_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
             time.sleep(0.02)
         os.killpg(process.pid, 15)
         process.wait(5)
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def test_commands_do_not_see_what_a_site_exports_for_containers(
-    host: Local, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    host: Host, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("BIND", "TMPDIR", "CACHEDIR", "KEYSDIR"):
         monkeypatch.setenv(f"APPTAINER_{name}", "x")
