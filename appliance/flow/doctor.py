@@ -7,13 +7,15 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from appliance.config.document import Document, Place, dotted
 from appliance.config.model import AdminHost, Site
 from appliance.errors import SmsError
+from appliance.flow.config import check_files
 from appliance.flow.context import Cluster, find_host
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
-from appliance.plan.distro import family, install_command
-from appliance.plan.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, examine_files, worst
+from appliance.plan.distro import INSTALL, family, install_command
+from appliance.plan.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
 from appliance.plan.facts import Facts, read_bridges, read_said
 
 __all__ = ["Finding", "ask", "diagnose", "worst"]
@@ -22,7 +24,7 @@ __all__ = ["Finding", "ask", "diagnose", "worst"]
 # Prints name=value lines; what cannot be asked is left out.
 ASK = r"""
 state=$1 overlays=$2 overlay=$3 systems=$4; shift 4
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin
 yes() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "$name=yes" || echo "$name=no"; }
 there() { while [ ! -d "$1" ]; do set -- "$(dirname "$1")"; done; echo "$1"; }
 echo "uid=$(id -u)"
@@ -36,6 +38,7 @@ yes bridge sh -c '[ -d /sys/module/bridge ] || [ -d /proc/sys/net/bridge ] || mo
     ip link show type bridge | grep -q .'
 yes nft nft list tables
 echo "programs=$(for name; do command -v "$name" >/dev/null && printf '%s ' "$name"; done)"
+echo "sms=$(command -v sms)"
 echo "apptainer=$(apptainer --version 2>&1 | head -n 1)"
 head -c 4096 "$(command -v apptainer)" 2>/dev/null | sed -n 's/.*--drop-caps "\([A-Z_,]*\)".*/wrapper=\1/p'
 own=$(sed -n 's/^cni plugin path *= *//p' /etc/apptainer/apptainer.conf 2>/dev/null | tail -n 1)
@@ -75,14 +78,14 @@ def diagnose(cluster: Cluster, wanted: str | None) -> list[Finding]:
     try:
         facts = ask(cluster, host)
     except Unreachable as error:
-        return [Finding("SSH", "missing", error.message, error.hint)]
+        return [Finding("SSH", "missing", "; ".join(filter(None, [error.message, error.hint])))]
     findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
     networks = cluster.site.networks
     # A machine that only builds needs no bridge.
-    bridges = (networks.provisioning.bridge, networks.public.bridge) if admin else ()
+    bridges = {net.bridge: net.port for net in (networks.provisioning, networks.public)} if admin else {}
     findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
     if isinstance(host, Local):
-        findings += examine_files(_files(cluster.site))
+        findings += _files(cluster.site)
         findings += _known_hosts(cluster.site, host)
         findings.append(_bootstrap(cluster, host))
     return findings
@@ -105,18 +108,30 @@ def ask(cluster: Cluster, host: Host) -> Facts:
     )
 
 
-def _files(site: Site) -> Iterator[tuple[str, str, int | None, bool, str]]:
-    """Keys and secrets that the site names, with their modes."""
-    given = [("signing key", site.signing.private_key, True, "sms key create")]
-    given += [("public key", path, False, "copy it from where images are built") for path in site.signing.public_keys]
-    for name in type(site.secrets).model_fields:
-        path = getattr(site.secrets, name)
-        if path:
-            given.append((f"secrets.{name}", path, True, "put it there, or take it out of the site file"))
-    for what, path, secret, make in given:
-        if what == "signing key" and not path.exists() and all(public.exists() for public in site.signing.public_keys):
-            continue  # it lies where images are built
-        yield what, str(path), path.stat().st_mode & 0o777 if path.exists() else None, secret, make
+def _files(site: Site) -> Iterator[Finding]:
+    """Keys, secrets and accounts that the site names, held to what `sms config check` holds them to."""
+    files: dict[Place, Path] = {}
+    if not site.signing.pgp_fingerprint:
+        files["signing", "private_key"] = site.signing.private_key
+        files |= {("signing", "public_keys", index): path for index, path in enumerate(site.signing.public_keys)}
+    for section in ("secrets", "accounts"):
+        files |= {(section, name): path for name, path in dict(getattr(site, section)).items() if path}
+    files |= {("admin_hosts", index, "key"): host.key for index, host in enumerate(site.admin_hosts) if host.key}
+    # As if the site file named them all: defaults are looked at, too.
+    problems = {found.path: found for found in check_files(site, Document("", None, dict.fromkeys(files, 0)))}
+    for place, path in files.items():
+        what = {"private_key": "signing key", "public_keys": "public key"}.get(str(place[1]), dotted(place))
+        if problem := problems.get(dotted(place)):
+            if problem.hint.startswith("chmod "):
+                yield Finding(what, "missing", problem.message, problem.hint)
+            else:
+                yield Finding(what, "missing", f"{problem.message}: {problem.hint}")
+        elif path.exists():
+            yield Finding(what, "ok", str(path))
+        elif what == "public key":
+            yield Finding(what, "missing", f"there is no {path}: copy it from where images are built")
+        elif not all(public.exists() for public in site.signing.public_keys):  # else it lies where images are built
+            yield Finding(what, "missing", f"there is no {path}", "sms key create")
 
 
 def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
@@ -130,18 +145,21 @@ def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
         try:
             found = local.works("ssh-keygen", "-F", known, "-f", str(path))
         except SmsError:
-            yield Finding(what, "missing", "ssh-keygen is not installed", install_command(["ssh"], _family(local)))
+            yield Finding(what, "missing", "ssh-keygen is not installed", _install("ssh", local))
             return
-        scan = f"ssh-keyscan -p {admin.port} {admin.address} >>{path}, and compare its fingerprint on {admin.name}"
-        yield Finding(what, "ok", str(path)) if found else Finding(what, "missing", f"not in {path}", scan)
+        scan = f"ssh-keyscan -p {admin.port} {admin.address} >>{path}"
+        lacks = f"not in {path}; compare its fingerprint on {admin.name} with what is added"
+        yield Finding(what, "ok", str(path)) if found else Finding(what, "missing", lacks, scan)
 
 
 def _known_name(admin: AdminHost) -> str:
     return admin.address if admin.port == 22 else f"[{admin.address}]:{admin.port}"
 
 
-def _family(host: Host) -> str:
-    return family((host.read("/etc/os-release") or b"").decode(errors="replace"))
+def _install(program: str, host: Host) -> str:
+    """The command that installs a program; empty where the distribution's is not known."""
+    of = family((host.read("/etc/os-release") or b"").decode(errors="replace"))
+    return install_command([program], of) if of in INSTALL else ""
 
 
 def _bootstrap(cluster: Cluster, local: Host) -> Finding:
@@ -150,4 +168,4 @@ def _bootstrap(cluster: Cluster, local: Host) -> Finding:
     what = f"build of {cluster.base.name}"
     if local.works("sh", "-c", 'command -v "$1"', "find", program):
         return Finding(what, "ok", f"{program} is there")
-    return Finding(what, "warning", f"only `sms build` needs {program}", install_command([program], _family(local)))
+    return Finding(what, "warning", f"only `sms build` needs {program}", _install(program, local))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from appliance.plan.distro import install_command
+from appliance.plan.distro import INSTALL, install_command
 from appliance.plan.facts import Facts
 
 State = Literal["ok", "warning", "missing"]
@@ -28,7 +28,7 @@ IMAGE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One check. ``mend`` is a command, or a few words where no command does it."""
+    """One check. ``mend`` is a command that can be typed; what none does, ``detail`` says in words."""
 
     what: str
     state: State
@@ -36,10 +36,14 @@ class Finding:
     mend: str = ""
 
 
-def examine(facts: Facts, *, bridges: tuple[str, ...], overlay_bytes: int) -> list[Finding]:
-    """Everything that a host is looked at for, in the order it is best mended."""
+def examine(facts: Facts, *, bridges: Mapping[str, str | None], overlay_bytes: int) -> list[Finding]:
+    """Everything that a host is looked at for, in the order it is best mended.
+
+    Args:
+        bridges: each with the interface that the site file names as its port.
+    """
     findings = [check(facts) for check in CHECKS]
-    findings += [_bridge(facts, name) for name in bridges]
+    findings += [_bridge(facts, name, port) for name, port in bridges.items()]
     findings.append(_room(facts, "room for images", "images_free", IMAGE_BYTES))
     if not facts.said.get("overlay_there"):
         findings.append(_room(facts, "room for the overlay", "overlay_free", overlay_bytes))
@@ -52,35 +56,27 @@ def worst(findings: list[Finding]) -> State:
     return "missing" if "missing" in states else "warning" if "warning" in states else "ok"
 
 
-def examine_files(files: Iterable[tuple[str, str, int | None, bool, str]]) -> list[Finding]:
-    """Files that the site names: what each is, its path, its mode or None, whether it is secret, and what makes it."""
-    findings = []
-    for what, path, mode, secret, make in files:
-        if mode is None:
-            findings.append(Finding(what, "missing", f"there is no {path}", make))
-        elif secret and mode & 0o077:
-            findings.append(Finding(what, "missing", f"others may read {path}", f"chmod 600 {path}"))
-        else:
-            findings.append(Finding(what, "ok", path))
-    return findings
-
-
 def _root(facts: Facts) -> Finding:
     if facts.said.get("uid") == "0":
         return Finding("root", "ok")
-    return Finding("root", "missing", "Apptainer's networks and mounts take root", "run it with sudo")
+    return Finding("root", "missing", "Apptainer's networks and mounts take root: run it with sudo")
 
 
 def _kernel(facts: Facts) -> Finding:
     lacking = [name for name in FILE_SYSTEMS if name not in facts.filesystems | set(facts.words("loadable"))]
     modules = [FILE_SYSTEMS[name] for name in lacking]
-    for feature, module in (("loop", "loop"), ("netns", "a kernel with CONFIG_NET_NS"), ("bridge", "bridge")):
+    for feature in ("loop", "bridge"):
         if facts.said.get(feature) != "yes":
             lacking.append(feature)
-            modules.append(module)
+            modules.append(feature)
+    detail = ""
+    if facts.said.get("netns") != "yes":
+        lacking.append("netns")
+        detail = "; take a kernel with CONFIG_NET_NS"
     if not lacking:
         return Finding("kernel", "ok", facts.said.get("kernel", ""))
-    return Finding("kernel", "missing", f"without {', '.join(lacking)}", "modprobe -a " + " ".join(modules))
+    mend = "modprobe -a " + " ".join(modules) if modules else ""
+    return Finding("kernel", "missing", f"without {', '.join(lacking)}{detail}", mend)
 
 
 def _nftables(facts: Facts) -> Finding:
@@ -99,7 +95,8 @@ def _programs(facts: Facts) -> Finding:
 
 
 def _install(facts: Facts, *programs: str) -> str:
-    return install_command(programs, facts.family)
+    """The command that installs them; empty where the distribution's is not known."""
+    return install_command(programs, facts.family) if facts.family in INSTALL else ""
 
 
 def _apptainer(facts: Facts) -> Finding:
@@ -140,16 +137,18 @@ def _plugins(facts: Facts) -> Finding:
 def _capabilities(facts: Facts) -> Finding:
     lacking = facts.lacking_capabilities
     if lacking is None:
-        return Finding("capabilities", "warning", "they cannot be read", "look at CapPrm in /proc/self/status")
+        return Finding("capabilities", "warning", "they cannot be read", "grep CapPrm /proc/self/status")
     if not lacking:
         return Finding("capabilities", "ok", "root has all")
     names = ",".join(lacking)
     if set(lacking) <= set(facts.said.get("wrapper", "").split(",")):
         return Finding("capabilities", "ok", f"root lacks {names}; Apptainer's wrapper drops it")
-    mend = f"give root all of them, or put a wrapper at /usr/bin/apptainer that adds --drop-caps {names}"
+    detail = f"root lacks {names}, and Apptainer asks for all"
     if facts.family == "debian" and "version" not in facts.said.get("apptainer", ""):
-        mend = f"sms host prepare {facts.host}"  # puts it there together with Apptainer
-    return Finding("capabilities", "missing", f"root lacks {names}, and Apptainer asks for all", mend)
+        # Puts it there together with Apptainer.
+        return Finding("capabilities", "missing", detail, f"sms host prepare {facts.host}")
+    wrapper = f"a wrapper at /usr/bin/apptainer that adds --drop-caps {names}"
+    return Finding("capabilities", "missing", f"{detail}: give root all of them, or put {wrapper}")
 
 
 def _firewall(facts: Facts) -> Finding:
@@ -167,7 +166,7 @@ def _clock(facts: Facts) -> Finding:
         return Finding("clock", "ok", "synchronised")
     detail = "not synchronised" if said == "no" else "nothing tells whether it is synchronised"
     why = f"{detail}; munge refuses what is more than 5 minutes off"
-    return Finding("clock", "warning", why, f"{_install(facts, 'chrony')} && chronyc makestep")
+    return Finding("clock", "warning", why, " && ".join(filter(None, [_install(facts, "chrony"), "chronyc makestep"])))
 
 
 def _state(facts: Facts) -> Finding:
@@ -180,8 +179,13 @@ def _state(facts: Facts) -> Finding:
 def _boot(facts: Facts) -> Finding:
     if facts.said.get("systemd") == "yes":
         return Finding("after a reboot", "ok", "systemd starts what ran")
-    mend = "(crontab -l; echo '@reboot sms --quiet --site /etc/sms/sms.yaml start --boot') | crontab -"
-    return Finding("after a reboot", "warning", "no systemd, so nothing starts the appliance", mend)
+    detail = "no systemd, so nothing starts the appliance"
+    sms = facts.said.get("sms", "")
+    if not sms.startswith("/"):
+        return Finding("after a reboot", "warning", f"{detail}; and sms is not in the PATH there")
+    # cron's PATH is /usr/bin and /bin.
+    mend = f"(crontab -l; echo '@reboot {sms} --quiet --site /etc/sms/sms.yaml start --boot') | crontab -"
+    return Finding("after a reboot", "warning", detail, mend)
 
 
 def _cron(facts: Facts) -> Finding:
@@ -190,18 +194,22 @@ def _cron(facts: Facts) -> Finding:
     if "cron" not in facts.words("programs") and "crond" not in facts.words("programs"):
         return Finding("cron", "missing", "not installed", _install(facts, "cron"))
     name = "cron" if facts.family != "redhat" else "crond"
-    mend = f"systemctl enable --now {name}" if facts.said.get("systemd") == "yes" else f"start {name}"
+    # Without systemd, the daemon puts itself into the background.
+    daemon = "cron" if "cron" in facts.words("programs") else "crond"
+    mend = f"systemctl enable --now {name}" if facts.said.get("systemd") == "yes" else daemon
     return Finding("cron", "warning", "installed, but does not run", mend)
 
 
-def _bridge(facts: Facts, name: str) -> Finding:
+def _bridge(facts: Facts, name: str, port: str | None) -> Finding:
     what = f"bridge {name}"
     bridge = facts.bridges.get(name)
     if not bridge:
         return Finding(what, "missing", "there is none", f"sms host prepare {facts.host}")
     if not bridge.ports:
-        mend = f"ip link set dev INTERFACE master {name} up"
-        return Finding(what, "missing", "no port that is up: the container would stand alone", mend)
+        detail = "no port that is up: the container would stand alone"
+        if port:
+            return Finding(what, "missing", detail, f"ip link set dev {port} master {name} up")
+        return Finding(what, "missing", f"{detail}; put one in, or name it as `port` in the site file")
     if bridge.stp:
         mend = f"ip link set dev {name} type bridge stp_state 0 forward_delay 0"
         return Finding(what, "warning", "STP is on, it drops the first announcements of the addresses", mend)
@@ -217,7 +225,7 @@ def _room(facts: Facts, what: str, key: str, need: int) -> Finding:
         return Finding(what, "ok", detail)
     # What is there is sparse: it may do for a while.
     state: State = "warning" if free >= need // 4 else "missing"
-    return Finding(what, state, f"{detail}, {need >> 20} MiB wanted", "make room, or set `state:` in the site file")
+    return Finding(what, state, f"{detail}, {need >> 20} MiB wanted: make room, or set `state:` in the site file")
 
 
 CHECKS: tuple[Callable[[Facts], Finding], ...] = (

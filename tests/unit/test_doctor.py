@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config.model import Secrets
 from appliance.flow.context import Cluster, open_cluster
-from appliance.flow.doctor import ask, diagnose
+from appliance.flow.doctor import _files, ask, diagnose
 from appliance.host.base import Unreachable
 from appliance.host.fake import Fake
 from appliance.plan.distro import family, install_command
-from appliance.plan.doctor import CHECKS, PROGRAMS, Finding, examine, examine_files, worst
+from appliance.plan.doctor import CHECKS, PROGRAMS, Finding, examine, worst
 from appliance.plan.facts import Bridge, Facts, read_bridges
 from appliance.progress import Silent
 from appliance.share import share
@@ -41,6 +42,7 @@ FINE = {
     "clock": "yes",
     "modes": "700:/var/lib/sms/images",
     "systemd": "yes",
+    "sms": "/usr/local/bin/sms",
     "cron": "yes",
     "images_free": str(50 << 30),
     "overlay_free": str(50 << 30),
@@ -55,7 +57,7 @@ def facts(os_release: str = DEBIAN, bridges: dict[str, Bridge] | None = None, **
 
 
 def unwell(of: Facts) -> list[Finding]:
-    found = examine(of, bridges=("br-prov", "br-pub"), overlay_bytes=2 << 30)
+    found = examine(of, bridges={"br-prov": "eth0", "br-pub": None}, overlay_bytes=2 << 30)
     return [finding for finding in found if finding.state != "ok"]
 
 
@@ -65,35 +67,45 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "what", "state", "mend"),
+    ("said", "what", "state", "mend", "note"),
     [
-        ({"uid": "1000"}, "root", "missing", "sudo"),
-        ({"loop": "no"}, "kernel", "missing", "modprobe -a loop"),
-        ({"nft": "no"}, "nftables in the kernel", "missing", "modprobe nf_tables"),
-        ({"apptainer": "sh: 1: apptainer: not found"}, "apptainer", "missing", "sms host prepare host-a"),
-        ({"apptainer": "apptainer version 1.0.3-1.el9"}, "apptainer", "missing", "sms host prepare host-a"),
-        ({"programs": " ".join([*PROGRAMS, "cron"])}, "the name singularity", "missing", "ln -s apptainer"),
-        ({"cni": None}, "CNI plugins", "missing", "apt-get install containernetworking-plugins"),
-        ({"cni": None, "cni_elsewhere": "/opt/cni/bin"}, "CNI plugins", "missing", "cni plugin path = /opt/cni/bin"),
-        ({"cni": "bridge"}, "CNI plugins", "missing", "containernetworking-plugins"),
-        ({"caps": f"{FULL & ~(1 << 24):x}"}, "capabilities", "missing", "--drop-caps CAP_SYS_RESOURCE"),
-        ({"caps": None}, "capabilities", "warning", "CapPrm"),
-        ({"bridge_nf": "1"}, "firewall and bridges", "warning", "sysctl -w net.bridge"),
-        ({"clock": "no"}, "clock", "warning", "chrony"),
-        ({"clock": None}, "clock", "warning", "chrony"),
-        ({"modes": "755:/a/images 700:/a/b"}, "state folders", "warning", "chmod 700 /a/images"),
-        ({"systemd": "no"}, "after a reboot", "warning", "@reboot"),
-        ({"cron": "no"}, "cron", "warning", "systemctl enable --now cron"),
-        ({"images_free": str(100 << 20)}, "room for images", "missing", "make room"),
-        ({"overlay_free": str(1 << 30)}, "room for the overlay", "warning", "make room"),
-        ({"overlay_free": None}, "room for the overlay", "warning", "df -h"),
+        ({"uid": "1000"}, "root", "missing", "", "run it with sudo"),
+        ({"loop": "no"}, "kernel", "missing", "modprobe -a loop", ""),
+        ({"nft": "no"}, "nftables in the kernel", "missing", "modprobe nf_tables", ""),
+        ({"apptainer": "sh: 1: apptainer: not found"}, "apptainer", "missing", "sms host prepare host-a", ""),
+        ({"apptainer": "apptainer version 1.0.3-1.el9"}, "apptainer", "missing", "sms host prepare host-a", ""),
+        ({"programs": " ".join([*PROGRAMS, "cron"])}, "the name singularity", "missing", "ln -s apptainer", ""),
+        ({"cni": None}, "CNI plugins", "missing", "apt-get install containernetworking-plugins", ""),
+        (
+            {"cni": None, "cni_elsewhere": "/opt/cni/bin"},
+            "CNI plugins",
+            "missing",
+            "cni plugin path = /opt/cni/bin",
+            "",
+        ),
+        ({"cni": "bridge"}, "CNI plugins", "missing", "containernetworking-plugins", ""),
+        ({"caps": f"{FULL & ~(1 << 24):x}"}, "capabilities", "missing", "", "--drop-caps CAP_SYS_RESOURCE"),
+        ({"caps": None}, "capabilities", "warning", "grep CapPrm /proc/self/status", ""),
+        ({"bridge_nf": "1"}, "firewall and bridges", "warning", "sysctl -w net.bridge", ""),
+        ({"clock": "no"}, "clock", "warning", "chrony", ""),
+        ({"clock": None}, "clock", "warning", "chrony", ""),
+        ({"modes": "755:/a/images 700:/a/b"}, "state folders", "warning", "chmod 700 /a/images", ""),
+        ({"systemd": "no"}, "after a reboot", "warning", "'@reboot /usr/local/bin/sms --quiet", "no systemd"),
+        ({"systemd": "no", "sms": None}, "after a reboot", "warning", "", "sms is not in the PATH there"),
+        ({"netns": "no"}, "kernel", "missing", "", "without netns; take a kernel with CONFIG_NET_NS"),
+        ({"cron": "no"}, "cron", "warning", "systemctl enable --now cron", ""),
+        ({"images_free": str(100 << 20)}, "room for images", "missing", "", "make room"),
+        ({"overlay_free": str(1 << 30)}, "room for the overlay", "warning", "", "make room"),
+        ({"overlay_free": None}, "room for the overlay", "warning", "df -h", ""),
     ],
 )
-def test_one_thing_wrong_is_one_finding(said: dict[str, str | None], what: str, state: str, mend: str) -> None:
+def test_one_thing_wrong_is_one_finding(
+    said: dict[str, str | None], what: str, state: str, mend: str, note: str
+) -> None:
     (finding,) = unwell(facts(**said))
     assert (finding.what, finding.state) == (what, state)
-    assert mend in finding.mend
-    assert finding.detail
+    assert mend in finding.mend if mend else not finding.mend
+    assert note in finding.detail
 
 
 def test_where_apptainer_comes_with_the_wrapper_one_command_brings_both() -> None:
@@ -134,6 +146,17 @@ def test_bridges(bridge: Bridge | None, state: str, detail: str) -> None:
     assert finding.mend
 
 
+def test_a_bridge_gets_the_port_that_the_site_file_names() -> None:
+    (provisioning, public) = unwell(facts(bridges={"br-prov": Bridge(), "br-pub": Bridge()}))
+    assert provisioning.mend == "ip link set dev eth0 master br-prov up"
+    assert not public.mend
+    assert "name it as `port` in the site file" in public.detail
+
+
+def test_cron_without_systemd_is_started_by_its_name() -> None:
+    assert [finding.mend for finding in unwell(facts(systemd="no", cron="no"))][-1] == "cron"
+
+
 def test_an_overlay_that_is_there_needs_no_room() -> None:
     assert unwell(facts(overlay_free="0", overlay_there="yes")) == []
 
@@ -145,14 +168,14 @@ def test_an_overlay_that_is_there_needs_no_room() -> None:
         (ROCKY, "dnf install e2fsprogs iputils"),
         (LEAP, "zypper install e2fsprogs iputils"),
         (SLES, "zypper install e2fsprogs iputils"),
-        ("ID=arch\n", "install arping, debugfs, e2fsck from your distribution"),
+        ("ID=arch\n", ""),
     ],
 )
 def test_each_distribution_has_its_own_cure(os_release: str, command: str) -> None:
     lacking = {"arping", "debugfs", "e2fsck"}
     programs = " ".join([*(name for name in PROGRAMS if name not in lacking), "singularity", "cron"])
     (finding,) = unwell(facts(os_release, programs=programs))
-    assert finding.mend == command
+    assert (finding.mend, finding.detail) == (command, "not installed: arping, debugfs, e2fsck")
 
 
 def test_every_program_has_a_package_everywhere() -> None:
@@ -161,23 +184,10 @@ def test_every_program_has_a_package_everywhere() -> None:
 
 
 def test_a_machine_that_says_nothing_ends_in_findings_not_in_a_crash() -> None:
-    found = examine(Facts("mute", "", frozenset(), {}), bridges=("br-prov",), overlay_bytes=1)
+    found = examine(Facts("mute", "", frozenset(), {}), bridges={"br-prov": None}, overlay_bytes=1)
     assert len(found) == len(CHECKS) + 3
     assert worst(found) == "missing"
-    assert all(finding.mend for finding in found if finding.state != "ok")
-
-
-def test_files_that_are_missing_or_open_to_others() -> None:
-    found = examine_files(
-        [
-            ("key", "/k", 0o600, True, "make"),
-            ("open", "/o", 0o644, True, "make"),
-            ("public", "/p", 0o644, False, "make"),
-            ("gone", "/g", None, True, "make it"),
-        ]
-    )
-    assert [finding.state for finding in found] == ["ok", "missing", "ok", "missing"]
-    assert [found[1].mend, found[3].mend] == ["chmod 600 /o", "make it"]
+    assert all(finding.detail for finding in found if finding.state != "ok")
 
 
 LINKS = [
@@ -216,4 +226,32 @@ def test_a_host_that_is_out_of_reach_is_one_finding(cluster: Cluster, monkeypatc
 
     monkeypatch.setattr("appliance.flow.doctor.ask", refuse)
     name = cluster.site.admin_hosts[0].name
-    assert diagnose(cluster, name) == [Finding("SSH", "missing", "host-a: no route to host", "is the host up?")]
+    assert diagnose(cluster, name) == [Finding("SSH", "missing", "host-a: no route to host; is the host up?")]
+
+
+def test_files_are_held_to_what_config_check_holds_them_to(cluster: Cluster, tmp_path: Path) -> None:
+    for name, mode in (("ca", 0o644), ("munge", 0o644), ("shadow", 0o600), ("sign", 0o644)):
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(mode)
+    signing = cluster.site.signing.model_copy(
+        update={"private_key": tmp_path / "sign", "public_keys": (tmp_path / "public",), "pgp_fingerprint": None}
+    )
+    secrets = Secrets(
+        munge_key=tmp_path / "munge", shadow=tmp_path / "shadow", tls_ca=tmp_path / "ca", tls_key=tmp_path / "gone"
+    )
+    site = cluster.site.model_copy(update={"signing": signing, "secrets": secrets})
+    found = {finding.what: (finding.state, finding.mend) for finding in _files(site)}
+    assert found == {
+        "signing key": ("missing", f"chmod 600 {tmp_path}/sign"),
+        "public key": ("missing", ""),
+        "secrets.munge_key": ("missing", f"chmod 600 {tmp_path}/munge"),
+        "secrets.shadow": ("ok", ""),
+        "secrets.tls_ca": ("ok", ""),
+        "secrets.tls_key": ("missing", ""),
+    }
+    (tmp_path / "sign").unlink()
+    assert ("signing key", "sms key create") in [(finding.what, finding.mend) for finding in _files(site)]
+    (tmp_path / "public").write_text("x")
+    assert "signing key" not in {finding.what for finding in _files(site)}, "it lies where images are built"
+    pgp = signing.model_copy(update={"pgp_fingerprint": "A" * 40, "public_keys": (tmp_path / "nowhere",)})
+    assert not [each for each in _files(site.model_copy(update={"signing": pgp})) if "key" in each.what.split(" ")]
