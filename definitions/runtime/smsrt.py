@@ -124,7 +124,7 @@ def probe_syslog(spec):
 
 
 def probe_http(spec):
-    """GET; any answer below 500 says that the service is there."""
+    """GET; the path must be there and open to the probe (2xx), or lie elsewhere (3xx)."""
     target = spec["http"]
     if target.startswith("http+unix:"):
         address, path = target[len("http+unix:") :].split(":", 1)
@@ -141,7 +141,7 @@ def probe_http(spec):
         sock.sendall(("GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" % (path, host)).encode())
         status = sock.makefile("rb").readline(1000).decode(errors="replace").strip()
     found = re.match(r"HTTP/1\.[01] ([0-9]{3})", status)
-    if not found or int(found.group(1)) >= 500:
+    if not found or not 200 <= int(found.group(1)) < 400:
         raise RuntimeError("unexpected answer: " + status[:120])
     return status[:80]
 

@@ -317,8 +317,10 @@ def test_probe_syslog_finds_its_line_after_rotation(
     ("answer", "fine"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", True),
-        (b"HTTP/1.0 404 Not Found\r\n\r\n", True),
-        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", True),
+        (b"HTTP/1.1 302 Found\r\n\r\n", True),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", False),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", False),
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", False),
         (b"HTTP/1.1 500 Oops\r\n\r\n", False),
         (b"hello\r\n", False),
         (b"", False),
