@@ -1,0 +1,346 @@
+"""A host over SSH, against a real sshd: as this machine itself, and what only a connection can do wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from appliance.host import ssh
+from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
+from appliance.host.ssh import Ssh
+from tests.conftest import find_tool
+from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
+    alive,
+    names,
+    test_a_command_gives_both_its_outputs,
+    test_a_lock_is_held_by_one,
+    test_a_status_is_fine_or_an_error,
+    test_half_a_file_never_gets_its_name,
+    test_hold_does_not_wait_for_ever,
+    test_hold_gives_the_first_line_and_ends_with_its_input,
+    test_hold_lasts_longer_than_its_timeout,
+    test_hold_tells_an_early_end,
+    test_lines_come_while_the_command_runs,
+    test_send_and_fetch_keep_every_byte,
+    test_write_says_whether_anything_changed,
+)
+
+pytestmark = pytest.mark.real
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running sshd, and what a client needs for it."""
+
+    folder: Path
+    address: str
+    port: int
+    pid: int
+
+    def host(self, *, key: str = "user", known: str = "known_hosts") -> Ssh:
+        return Ssh("far", self.address, port=self.port, key=self.folder / key, known_hosts=self.folder / known)
+
+    def sessions(self) -> list[int]:
+        """Its processes for the connections that are open."""
+        listed = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False)
+        return [int(word) for word in listed.stdout.split()]
+
+    def signal(self, signum: signal.Signals) -> None:
+        for pid in self.sessions():
+            os.kill(pid, signum)
+
+
+def run_sshd(folder: Path, address: str, *prefix: str) -> Iterator[Server]:
+    """An sshd with keys of its own; it takes root with the key ``user`` and nobody else."""
+    sshd, keygen = find_tool("sshd"), find_tool("ssh-keygen")
+    for name in ("host", "other_host", "user", "other_user"):
+        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, key in (("known_hosts", "host"), ("wrong_hosts", "other_host")):
+        (folder / name).write_text(f"[{address}]:{port} {(folder / key).with_suffix('.pub').read_text()}")
+    (folder / "no_hosts").touch()
+    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    (folder / "config").write_text(
+        f"ListenAddress {address}:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with subprocess.Popen(
+        [*prefix, sshd, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr
+        server = Server(folder, address, port, process.pid)
+        try:
+            assert "listening" in process.stderr.readline()
+            yield server
+        finally:
+            server.signal(signal.SIGKILL)
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from run_sshd(tmp_path_factory.mktemp("sshd"), "127.0.0.1")
+
+
+@pytest.fixture
+def host(server: Server) -> Iterator[Host]:
+    far = server.host()
+    try:
+        yield far
+    finally:
+        far.close()
+
+
+def soon(true: Callable[[], bool]) -> bool:
+    """Whether it comes true within a few seconds."""
+    deadline = time.monotonic() + 5
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return true()
+
+
+@pytest.mark.parametrize(
+    ("key", "known", "message", "hint"),
+    [
+        ("user", "no_hosts", "not found in known_hosts", "ssh-keyscan -p"),
+        ("user", "wrong_hosts", "another host key", "known_hosts"),
+        ("other_user", "known_hosts", "refuses the login", "key"),
+    ],
+    ids=["unknown host key", "wrong host key", "wrong user key"],
+)
+def test_only_the_right_keys_are_taken(
+    server: Server, monkeypatch: pytest.MonkeyPatch, key: str, known: str, message: str, hint: str
+) -> None:
+    monkeypatch.setenv("HOME", str(server.folder))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    threads = threading.active_count()
+    with pytest.raises(Unreachable, match=message) as caught:
+        server.host(key=key, known=known).run("true")
+    assert hint in caught.value.hint
+    assert soon(lambda: threading.active_count() <= threads), "the connection's thread ends as well"
+
+
+def test_nobody_listens(server: Server) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        far = Ssh("far", "127.0.0.1", port=closed.getsockname()[1], key=server.folder / "user")
+        with pytest.raises(Unreachable) as caught:
+            far.run("true")
+    assert "sshd running" in caught.value.hint
+
+
+def test_very_much_comes_on_both_outputs(host: Host) -> None:
+    result = host.run("sh", "-c", "head -c 5000000 /dev/zero >&2 & head -c 20000000 /dev/zero; wait")
+    assert (len(result.stdout), len(result.stderr)) == (20_000_000, 5_000_000)
+
+
+def test_commands_run_side_by_side(host: Host) -> None:
+    host.run("true")
+    seen: list[str] = []
+    threads = [
+        threading.Thread(target=lambda word=word: seen.append(host.run("sh", "-c", f"sleep 1; echo {word}").text))
+        for word in "abcd"
+    ]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list("abcd")
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_a_signal_is_no_broken_connection(host: Host, timeout: float | None) -> None:
+    for _ in range(5):
+        assert host.run("sh", "-c", "kill -KILL $$", ok=None, timeout=timeout).status in (ssh.SIGNALLED, 137)
+        with pytest.raises(CommandError) as caught:
+            host.run("sh", "-c", "echo some words >&2; kill -KILL $$", timeout=timeout)
+        assert not isinstance(caught.value, CommandTimeout)
+        assert "some words" in str(caught.value)
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends", "ignores TERM"])
+def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str) -> None:
+    script = f"{trap}echo $$ >{tmp_path}/parent; sh -c 'echo $$ >{tmp_path}/child; sleep 60; :'; :"
+    began = time.monotonic()
+    with pytest.raises(CommandTimeout) as caught:
+        host.run("sh", "-c", script, timeout=1)
+    assert "within 1 s" in caught.value.hint
+    assert time.monotonic() - began < 10
+    assert soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
+    assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is no timeout"
+
+
+def test_a_connection_that_breaks_is_told_and_made_anew(host: Host, server: Server) -> None:
+    threading.Timer(0.5, server.signal, (signal.SIGKILL,)).start()
+    with pytest.raises(Unreachable, match="connection broke") as caught:
+        host.run("sh", "-c", "echo half; sleep 3")
+    assert "again" in caught.value.hint
+    assert host.run("echo", "back").text == "back"
+
+
+def test_half_an_output_is_no_output(host: Host, server: Server) -> None:
+    """The exit status may come before the last of the output does."""
+    moved: list[int] = []
+
+    def cut(done: int) -> None:
+        if not moved:
+            server.signal(signal.SIGKILL)
+        moved.append(done)
+
+    with pytest.raises(Unreachable, match="connection broke"):
+        host.fetch("/dev/zero", io.BytesIO(), progress=cut)
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_a_send_that_breaks_leaves_the_file_as_it_was(
+    host: Host, server: Server, tmp_path: Path, before: bytes | None
+) -> None:
+    path = tmp_path / "file"
+    if before is not None:
+        path.write_bytes(before)
+    moved: list[int] = []
+
+    def cut(done: int) -> None:
+        if done > 4_000_000 and not moved:
+            assert soon((tmp_path / "file.new").exists), "it has begun"
+            server.signal(signal.SIGKILL)
+            moved.append(done)
+
+    with pytest.raises(Unreachable, match="connection broke"):
+        host.send(io.BytesIO(bytes(20_000_000)), str(path), progress=cut)
+    assert soon(lambda: not (tmp_path / "file.new").exists())
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("of the caller's own")])
+def test_a_send_that_is_cancelled_leaves_nothing(
+    host: Host, tmp_path: Path, error: BaseException | type[BaseException]
+) -> None:
+    def cancel(done: int) -> None:
+        if done > 1_000_000:
+            raise error
+
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        host.send(io.BytesIO(bytes(20_000_000)), str(tmp_path / "file"), progress=cancel)
+    assert soon(lambda: names(tmp_path) == [])
+    assert host.works("true"), "the connection serves on"
+
+
+def test_a_send_that_finds_no_room_tells_why(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file.new").symlink_to("/dev/full")
+    with pytest.raises(CommandError, match="No space left"):
+        host.send(io.BytesIO(bytes(20_000_000)), str(tmp_path / "file"))
+    assert names(tmp_path) == []
+
+
+def test_a_hold_that_breaks(host: Host, server: Server) -> None:
+    threading.Timer(0.5, server.signal, (signal.SIGKILL,)).start()
+    with pytest.raises(Unreachable, match="connection broke"), host.hold("sleep", "5"):
+        pass
+    with host.hold("sh", "-c", "echo ready; cat") as line:
+        assert line == "ready"
+        server.signal(signal.SIGKILL)
+    assert host.works("true")
+
+
+@pytest.mark.parametrize("work", ["run", "hold", "send"])
+def test_a_host_that_falls_silent_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr(ssh, "GRACE_S", 1)
+    monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
+    monkeypatch.setattr(ssh, "STALLED_S", 2)
+    threads = threading.active_count()
+    far = server.host()
+    far.run("true")
+    began = time.monotonic()
+    pause = threading.Timer(0.5, server.signal, (signal.SIGSTOP,))
+    try:
+        pause.start()
+        with pytest.raises(Unreachable, match="does not answer"):
+            if work == "run":
+                far.run("sleep", "3", timeout=1, input=bytes(30_000_000))
+            elif work == "hold":
+                with far.hold("sleep", "3", timeout=1):
+                    pass
+            else:
+                far.send(io.BytesIO(bytes(30_000_000)), str(tmp_path / "file"), progress=lambda done: pause.join())
+        assert time.monotonic() - began < 12
+        assert soon(lambda: threading.active_count() <= threads), "no thread goes on reading"
+    finally:
+        server.signal(signal.SIGKILL)
+        far.close()
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
+    """An sshd behind a link of its own, and what cuts that link."""
+    ip, name = find_tool("ip"), f"t-ssh-{os.getpid() % 10000}"
+
+    def call(*words: str) -> None:
+        subprocess.run([ip, *words], check=True)
+
+    call("netns", "add", name)
+    try:
+        call("link", "add", name, "type", "veth", "peer", "name", "far", "netns", name)
+        call("addr", "add", "198.18.77.1/30", "dev", name)
+        call("link", "set", name, "up")
+        call("-n", name, "addr", "add", "198.18.77.2/30", "dev", "far")
+        call("-n", name, "link", "set", "far", "up")
+        enter = (find_tool("nsenter"), f"--net=/run/netns/{name}", "--")
+        for server in run_sshd(tmp_path, "198.18.77.2", *enter):
+            yield server, lambda: call("-n", name, "link", "set", "far", "down")
+    finally:
+        call("netns", "del", name)
+
+
+def test_a_host_that_lost_its_power_is_noticed_without_a_timeout(
+    away: tuple[Server, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "GONE_MS", 3000)
+    server, cut = away
+    far = server.host()
+    assert far.run("echo", "there").text == "there"
+    threading.Timer(0.5, cut).start()
+    began = time.monotonic()
+    with pytest.raises(Unreachable):
+        far.run("sleep", "120", timeout=None)
+    assert time.monotonic() - began < 30
+    far.close()
+
+
+def test_another_user_works_through_sudo(server: Server, tmp_path: Path, need: Callable[[str], str]) -> None:
+    """root may use sudo, too: no account has to be made for this."""
+    need("sudo")
+    far, sink = server.host(), io.BytesIO()
+    far.run("true")
+    far.user = "admin"
+    try:
+        assert far.run("sh", "-c", 'echo "$SUDO_USER $LC_ALL"; cat', input=b"in").stdout == b"root C.UTF-8\nin"
+        far.send(io.BytesIO(bytes(3_000_000)), str(tmp_path / "file"))
+        far.fetch(str(tmp_path / "file"), sink)
+        assert sink.getvalue() == bytes(3_000_000)
+        with far.lock(str(tmp_path / "lock")), pytest.raises(CommandError), far.lock(str(tmp_path / "lock")):
+            pass
+        with pytest.raises(CommandTimeout):
+            far.run("sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 60; :", timeout=1)
+        assert soon(lambda: not alive(int((tmp_path / "pid").read_text())))
+        with pytest.raises(CommandTimeout):
+            far.run("sh", "-c", "trap '' TERM; while :; do sleep 1; done", timeout=1)
+    finally:
+        far.close()
