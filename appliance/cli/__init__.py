@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import re
 import signal
 import sys
@@ -21,6 +22,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "trying it out": ("lab", "completion"),
 }
 """Verbs in the order of the help; each is a module of this package."""
+
+CHANGING = ("build", "start", "host", "lab", "image")
+"""Verbs that an interruption may meet in the middle of a change."""
 
 DESCRIPTION = """\
 Take an HPC cluster's management node apart: what compute nodes need at every moment runs in a
@@ -77,8 +81,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; give its exit status."""
-    # A closed pipe (`sms logs | head`) ends the program quietly, as it does every other one.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     parser = make_parser()
     arguments = parser.parse_args(argv)
     if not arguments.verb:
@@ -87,14 +89,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
     except SmsError as error:
         if arguments.debug:
             raise
         _show(error)
         return error.status
     except KeyboardInterrupt:
-        sys.stderr.write("\nsms: interrupted; what was begun has been undone, or the next run goes on from here\n")
+        changes = arguments.verb in CHANGING
+        words = "; what was begun has been undone, or the next run goes on from here" if changes else ""
+        sys.stderr.write(f"\nsms: interrupted{words}\n")
         return 130
+    except BrokenPipeError:
+        # `sms logs | head`: nobody reads on. Python would say so once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         if arguments.debug:
             raise

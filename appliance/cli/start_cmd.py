@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(started))
     else:
+        answer = f"{len(started.services)} of {len(cluster.services)}"
         how = "runs already" if started.already else f"serves after {sum(started.parts.values()):.1f} s"
-        out.print(f"{cluster.site.cluster} {how} on {host.name}, {len(started.services)} services answer", markup=False)
+        out.print(f"{cluster.site.cluster} {how} on {host.name}, {answer} services answer", markup=False)
     return 0 if len(started.services) == len(cluster.services) else 4

@@ -58,6 +58,10 @@ def watch(ask: Any) -> int:
 
     found = ask()
     try:
+        while not out.is_terminal:
+            out.print(view(found))
+            time.sleep(2)
+            found = ask()
         with Live(view(found), console=out, screen=out.is_terminal, auto_refresh=False) as live:
             while True:
                 time.sleep(2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -28,12 +30,19 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
+def _go_on(signum: int, frame: object) -> None:
+    sys.stderr.write("sms: the services are ending; this is not left half done\n")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Stop."""
     from appliance.cli.screen import out, print_json, progress
     from appliance.flow.stop import stop
 
     cluster, host = open_target(arguments)
+    # Half a stop would be neither: daemons that have ended, and others that serve on.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _go_on)
     stopped = stop(cluster, host, progress(arguments.quiet), keep_lease=arguments.keep_lease)
     if arguments.json:
         print_json(asdict(stopped))

@@ -28,6 +28,7 @@ class Image:
     key: str
     sha256: str
     signer: str
+    runtime: str = ""
 
 
 def deliver(
@@ -85,7 +86,7 @@ def trust(cluster: Cluster, host: Host, path: str) -> Image:
             f"the image lacks {', '.join(missing)}, which the site file wants", hint="`sms build` makes one that has it"
         )
     digest = host.run("sha256sum", path, timeout=600).text.split()[0]
-    return Image(path, key, digest, signer)
+    return Image(path, key, digest, signer, labels.get("sms.runtime", ""))
 
 
 def check_signature(cluster: Cluster, host: Host, image: str) -> str:
@@ -119,7 +120,10 @@ def _key_on(cluster: Cluster, host: Host, key: Path) -> str:
     try:
         data = key.read_bytes()
     except OSError as error:
-        raise Refused(f"cannot read {key}: {error.strerror}", hint="`sms key create` makes a pair") from error
+        raise Refused(
+            f"cannot read {key}: {error.strerror}",
+            hint="copy it from where images are built; `sms key create` makes a new pair",
+        ) from error
     if isinstance(host, Local):
         return str(key)
     there = f"{cluster.places.public_keys}/{hashlib.sha256(data).hexdigest()[:16]}.pub"

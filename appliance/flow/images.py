@@ -57,8 +57,10 @@ def find_image(cluster: Cluster, key: str | None) -> Stored:
 
 
 def prune_images(cluster: Cluster, keep: int, *, dry_run: bool) -> list[Stored]:
-    """Remove all but the newest ``keep`` images, never the current one; give those removed."""
-    old = [one for one in list_images(cluster)[keep:] if not one.current]
+    """Remove all but the newest ``keep`` images, never a cluster's current one; give those removed."""
+    # Several clusters may share the folder; each has a link of its own.
+    used = {path.resolve() for path in Path(cluster.places.images).glob("*.sif") if path.is_symlink()}
+    old = [one for one in list_images(cluster)[keep:] if Path(one.path) not in used]
     for one in [] if dry_run else old:
         # The image last: what is half removed is still listed.
         for suffix in reversed(SUFFIXES):

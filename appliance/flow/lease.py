@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
-from appliance.errors import Refused
-from appliance.flow.context import Cluster
-from appliance.host.base import SHORT, CommandError, Host
+from appliance.errors import Refused, SmsError
+from appliance.flow.context import Cluster, find_host
+from appliance.host.base import SHORT, CommandError, Host, Unreachable
 from appliance.plan.lease import Lease, digest, read_lease, release, take
 
 LOST_RACE = 76
@@ -27,7 +28,13 @@ sync "$1.new" && mv -fT "$1.new" "$1" && sync "$(dirname "$1")"
 
 def look_at_lease(host: Host, cluster: Cluster) -> Lease:
     """The lease as it is."""
-    return read_lease(host.read(str(cluster.places.lease)), cluster.site.cluster)
+    path = str(cluster.places.lease)
+    try:
+        return read_lease(host.read(path), cluster.site.cluster)
+    except Unreachable:
+        raise
+    except SmsError as error:
+        raise SmsError(f"{host.name}: {path}: {error.message}", hint=error.hint) from error
 
 
 def take_lease(host: Host, cluster: Cluster) -> Lease:
@@ -48,6 +55,35 @@ def release_lease(host: Host, cluster: Cluster) -> None:
     lease = read_lease(before, cluster.site.cluster)
     if lease.holder == host.name:
         _swap(host, cluster, before, release(lease, host.name, now=time.time()))
+
+
+def ask_others(host: Host, cluster: Cluster) -> list[str]:
+    """Hold the other admin hosts' leases against the one that ``host`` has just taken; give who did not answer.
+
+    Where hosts do not share the overlay's folder each has a lease file of its own. Every start takes
+    its own before it looks at the others': of two at the same moment at least one sees the other's.
+
+    Raises:
+        Refused: another host holds a lease.
+    """
+    others = [admin.name for admin in cluster.site.admin_hosts if admin.name != host.name]
+
+    def ask(name: str) -> str:
+        try:
+            holder = look_at_lease(find_host(cluster.site, name), cluster).holder
+        except Unreachable:
+            return "?"
+        return holder or ""
+
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        holders = dict(zip(others, pool.map(ask, others), strict=True))
+    for name, holder in holders.items():
+        if holder not in ("", "?", host.name):
+            raise Refused(
+                f"{holder} holds the lease that lies on {name}",
+                hint=f"stop the appliance there first: sms stop --host {holder}",
+            )
+    return [name for name, holder in holders.items() if holder == "?"]
 
 
 def put_lease_back(host: Host, cluster: Cluster, before: Lease) -> None:

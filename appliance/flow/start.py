@@ -11,9 +11,9 @@ from pathlib import Path
 
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.flow.boot import install_unit
-from appliance.flow.context import Cluster
+from appliance.flow.context import Cluster, runtime_files
 from appliance.flow.image import Image, deliver, trust
-from appliance.flow.lease import look_at_lease, put_lease_back, take_lease
+from appliance.flow.lease import ask_others, look_at_lease, put_lease_back, take_lease
 from appliance.flow.overlay import (
     archive_for,
     check_overlay,
@@ -25,12 +25,15 @@ from appliance.flow.overlay import (
 from appliance.flow.preflight import check_bridges, check_programs, only_one, refuse_taken
 from appliance.flow.stop import take_down
 from appliance.host.base import Host
+from appliance.plan.definition import runtime_digest
 from appliance.plan.lease import Lease, take
 from appliance.plan.machine import inside_argv, instance_name, seed_argv, start_argv
 from appliance.plan.network import conflists
 from appliance.progress import Progress
 from appliance.tools import apptainer
 
+SETTLED_S = 10
+"""Seconds that services of an appliance that runs already may take to answer."""
 PROBE = "/opt/sms/bin/sms-probe"
 
 
@@ -110,6 +113,8 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
         Refused: as a start would.
     """
     check_programs(host)
+    if apptainer.find_instance(host, instance_name(cluster.site)):
+        raise Refused(f"the appliance runs on {host.name} already", hint="`sms status` asks every service")
     with progress.step("check the host"):
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
@@ -135,7 +140,7 @@ def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
     note = read_note(cluster, host)
-    services = _wait(cluster, host, progress, wait_s, True)
+    services = _wait(cluster, host, progress, min(wait_s, SETTLED_S), True)
     image = Image(path, note.get("key", ""), note.get("sha256", ""), note.get("signer", ""))
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
@@ -164,7 +169,8 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
             except Refused:
                 began = False  # somebody else was faster; it is theirs
                 raise
-            step.detail(f"generation {lease.generation}")
+            silent = ask_others(host, cluster)
+            step.detail(f"generation {lease.generation}" + (f"; {', '.join(silent)} cannot be asked" if silent else ""))
         started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
         ready_overlay(cluster, host, image, progress)
         clock.lap("overlay")
@@ -203,6 +209,8 @@ def _verified(cluster: Cluster, host: Host, progress: Progress, chosen: Path | N
             image = trust(cluster, host, path)
             asked.result()
             step.detail(image.signer)
+    if image.runtime != runtime_digest(runtime_files()):
+        progress.say("note: the image was built by another version of sms; `sms build` makes one that fits this one")
     clock.lap("verify")
     return image
 

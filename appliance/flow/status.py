@@ -15,6 +15,8 @@ from appliance.host.base import Host
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.tools import apptainer
 
+ALONE = "stratum 10,"
+"""What chrony answers while no time server is in reach (`local stratum` of its configuration)."""
 FULL_PERCENT = 80
 """Use of the overlay from which on it is a warning."""
 
@@ -62,8 +64,11 @@ def status(cluster: Cluster, host: Host) -> Status:
     warnings = []
     if lease.holder != host.name:
         warnings.append(f"it runs on {host.name}, but {lease.holder or 'nobody'} holds the lease")
-    if overlay and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]:
+    full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
+    if full:
         warnings.append(f"the overlay is {overlay['used'] * 100 // overlay['size']}% full")
+    if cluster.site.ntp and any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers):
+        warnings.append("chrony follows none of the site's time servers; nodes only agree among themselves")
     if note.get("image") != running.image:
         warnings.append("the running image is not the one that was written down at its start")
         note = {}
@@ -71,7 +76,7 @@ def status(cluster: Cluster, host: Host) -> Status:
         cluster.site.cluster,
         host.name,
         True,
-        all(answer.ok for answer in answers) and not warnings,
+        all(answer.ok for answer in answers) and lease.holder == host.name and not full,
         asdict(lease),
         answers,
         {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},

@@ -109,7 +109,7 @@ class Ssh(Host):
                 self.port,
                 self.user,
                 key_filename=str(self.key) if self.key else None,
-                timeout=10,
+                timeout=5,
                 banner_timeout=10,
                 auth_timeout=10,
             )

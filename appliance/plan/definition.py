@@ -115,6 +115,12 @@ def missing_mirrors(base: Base, mirrors: Mapping[str, str]) -> list[str]:
     return sorted(name for name in base.repositories if name not in mirrors)
 
 
+def runtime_digest(runtime: Mapping[str, bytes]) -> str:
+    """Tells which programs of ours an image has inside."""
+    parts = [f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(runtime.items())]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+
+
 def plan_build(
     base: Base,
     services: Sequence[Service],
@@ -170,6 +176,7 @@ def plan_build(
             TEMPLATE,
             base=rendered,
             runtime=sorted(runtime),
+            runtime_digest=runtime_digest(runtime),
             keys=sorted(keys or {}),
             install=templates.text(base.install, packages=" ".join(wanted)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),

@@ -111,7 +111,7 @@ def verify_pem(host: Host, image: str, public_keys: Sequence[str]) -> str:
         reasons.append(_why_not(result.stdout + result.stderr))
     raise Refused(
         f"{image} is not to be trusted: {'; '.join(dict.fromkeys(reasons)) or 'no public key to hold it against'}",
-        hint="build it again with `sms build`, or name the signer's key in signing.public_keys if you trust it",
+        hint="do not start it; `sms build` makes one that is signed by this site",
     )
 
 

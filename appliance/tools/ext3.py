@@ -7,6 +7,8 @@ from appliance.host.base import Host
 
 UNCORRECTED = 4
 """Bit of e2fsck's exit status: errors are left (e2fsck(8))."""
+OPERATIONAL = 8 | 16 | 32 | 128
+"""Bits that say nothing of the image: it could not be opened, or e2fsck was ended."""
 
 
 def users_of(host: Host, path: str) -> list[str]:
@@ -23,7 +25,10 @@ def check(host: Host, path: str) -> None:
         SmsError: it is damaged beyond that.
     """
     result = host.run("e2fsck", "-p", path, ok=None, timeout=1800)
-    if result.status >= UNCORRECTED:
+    if result.status & OPERATIONAL:
+        words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+        raise SmsError(f"{path} cannot be checked: {words}", hint="can root read and write it, and its file system?")
+    if result.status & UNCORRECTED:
         words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
         raise SmsError(
             f"{path} is damaged: {words}",

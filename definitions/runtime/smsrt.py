@@ -52,9 +52,8 @@ def probe_exec(spec):
             raise RuntimeError("%s: no answer within %g s" % (argv[0], spec["timeout_s"]))
         if process.returncode:
             words = (errors or output).decode(errors="replace").split("\n")
-            # Not the rules of stars that some draw around their words.
-            words = [word.strip() for word in words if re.search(r"\w", word)]
-            words = words[-1:] if errors else words[:1]
+            # The last sentence: not the rules of stars and capitals that some draw around it.
+            words = [word.strip() for word in words if re.search("[a-z]", word)][-1:]
             raise RuntimeError("%s: %s" % (argv[0], words[0] if words else "status %d" % process.returncode))
         said = output
     text = said.decode(errors="replace")

@@ -282,3 +282,22 @@ def test_two_hosts_that_share_the_overlay_are_never_both_its_holder(stopped: Pla
         stopped.sms("-q", "--site", site, "stop", on=up[0])
     lease = json.loads(stopped.host("host-b").read("/srv/shared/overlays/lab.lease") or b"{}")
     assert lease["holder"] is None and lease["generation"] >= 3
+
+
+def test_two_hosts_without_a_shared_overlay_never_both_run_it(stopped: Playground, built: Built) -> None:
+    """Each has a lease file of its own; a start asks the other host before anything runs."""
+    give_image(stopped, built, "host-b")
+    for _ in range(3):
+        runs = [
+            subprocess.Popen(
+                [*stopped.lab.host(name).prefix, "sms", "-q", "start"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            for name in ("host-a", "host-b")
+        ]
+        said = [run.communicate(timeout=240)[1] for run in runs]
+        up = [name for name in ("host-a", "host-b") if stopped.instances(name)]
+        assert len(up) <= 1, said
+        assert all(run.returncode in (0, 3) for run in runs), said
+        for name in ("host-a", "host-b"):
+            stopped.sms("-q", "stop", on=name)
+            stopped.assert_nothing_runs(name)
