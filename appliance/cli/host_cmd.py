@@ -77,9 +77,12 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.flow.host import list_hosts
 
     lines = list_hosts(_cluster(arguments))
+    # One at the most may run it: more is the one thing that must never be.
+    many = [line.name for line in lines if line.running]
+    status = 4 if len(many) > 1 else 0
     if arguments.json:
         print_json([asdict(line) for line in lines])
-        return 0
+        return status
     table = Table("host", "address", "reachable", "appliance", "lease", box=None, pad_edge=False, header_style="bold")
     for line in lines:
         reachable = "[green]yes[/]" if line.reachable else "[red]no[/]"
@@ -90,7 +93,9 @@ def run_list(arguments: argparse.Namespace) -> int:
     for line in lines:
         if line.problem:
             out.print(f"[yellow]{escape(line.problem)}[/]")
-    return 0
+    if status:
+        out.print(f"[red]the appliance runs on {' and '.join(many)}: stop all but one at once[/]")
+    return status
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:

@@ -11,7 +11,8 @@ from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease
 from appliance.flow.start import PROBE, read_note
-from appliance.host.base import Host
+from appliance.host.base import Host, Unreachable
+from appliance.plan.lease import Lease
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.tools import apptainer
 
@@ -53,15 +54,20 @@ class Status:
 
 def status(cluster: Cluster, host: Host) -> Status:
     """Ask everything; changes nothing but the line that the syslog probe sends."""
-    lease = look_at_lease(host, cluster)
+    try:
+        lease, trouble = look_at_lease(host, cluster), []
+    except Unreachable:
+        raise
+    except SmsError as error:  # what runs must be seen all the same
+        lease, trouble = Lease(cluster.site.cluster), [error.message]
     running = apptainer.find_instance(host, instance_name(cluster.site))
     if not running:
-        warnings = [f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else []
+        warnings = trouble + ([f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else [])
         return Status(cluster.site.cluster, host.name, False, False, asdict(lease), warnings=warnings)
     answers = ask(cluster, host)
     note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
-    warnings = []
+    warnings = trouble
     if lease.holder != host.name:
         warnings.append(f"it runs on {host.name}, but {lease.holder or 'nobody'} holds the lease")
     full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
