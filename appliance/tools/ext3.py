@@ -25,15 +25,16 @@ def check(host: Host, path: str) -> None:
         SmsError: it is damaged beyond that.
     """
     result = host.run("e2fsck", "-p", path, ok=None, timeout=1800)
-    if result.status & OPERATIONAL:
-        words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+    if result.status < UNCORRECTED:
+        return
+    words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+    # A file that is no file system any more ends as an operational error as well.
+    if result.status & OPERATIONAL and "super-block" not in words and "superblock" not in words:
         raise SmsError(f"{path} cannot be checked: {words}", hint="can root read and write it, and its file system?")
-    if result.status & UNCORRECTED:
-        words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
-        raise SmsError(
-            f"{path} is damaged: {words}",
-            hint="put a backup of it in its place; `e2fsck -n` on a copy shows the damage",
-        )
+    raise SmsError(
+        f"{path} is damaged: {words}",
+        hint="put a backup of it in its place; `e2fsck -n` on a copy shows the damage",
+    )
 
 
 def read_inside(host: Host, path: str, name: str) -> bytes:

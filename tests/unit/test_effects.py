@@ -22,18 +22,18 @@ SITE = Path(__file__).parents[1] / "golden" / "sites" / "debian-12.yaml"
 
 
 @pytest.mark.parametrize(
-    "status, words",
+    "status, said, words",
     [
-        (0, None),
-        (1, None),  # errors were corrected
-        (4, "is damaged"),
-        (12, "cannot be checked"),
-        (8, "cannot be checked"),
-        (32, "cannot be checked"),
+        (0, "", None),
+        (1, "", None),  # errors were corrected
+        (4, "UNEXPECTED INCONSISTENCY", "is damaged"),
+        (8, "Bad magic number in super-block while trying to open x.img", "is damaged"),
+        (8, "Operation not permitted while trying to open x.img", "cannot be checked"),
+        (32, "cancelled", "cannot be checked"),
     ],
 )
-def test_what_e2fsck_says_of_an_overlay(status: int, words: str | None) -> None:
-    host = Fake({("e2fsck",): (status, "its words")})
+def test_what_e2fsck_says_of_an_overlay(status: int, said: str, words: str | None) -> None:
+    host = Fake({("e2fsck",): (status, said)})
     if words is None:
         ext3.check(host, "x.img")
     else:
