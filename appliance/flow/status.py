@@ -18,6 +18,8 @@ from appliance.tools import apptainer
 
 ALONE = "stratum 10,"
 """What chrony answers while no time server is in reach (`local stratum` of its configuration)."""
+SETTLING_S = 60
+"""Seconds that chrony may take to choose a server."""
 FULL_PERCENT = 80
 """Use of the overlay from which on it is a warning."""
 
@@ -73,7 +75,9 @@ def status(cluster: Cluster, host: Host) -> Status:
     full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
     if full:
         warnings.append(f"the overlay is {overlay['used'] * 100 // overlay['size']}% full")
-    if cluster.site.ntp and any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers):
+    uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
+    alone = any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers)
+    if cluster.site.ntp and alone and uptime > SETTLING_S:
         warnings.append("chrony follows none of the site's time servers; nodes only agree among themselves")
     if note.get("image") != running.image:
         warnings.append("the running image is not the one that was written down at its start")
@@ -87,7 +91,7 @@ def status(cluster: Cluster, host: Host) -> Status:
         answers,
         {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},
         overlay,
-        int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0),
+        uptime,
         warnings,
     )
 
