@@ -18,7 +18,7 @@ mount --bind "$1" "$1"
 cd "$1"
 mount -t proc proc proc
 pivot_root . mnt
-exec /opt/sms/bin/sms-seed
+exec /opt/sms/bin/sms-seed bench
 """
 
 
