@@ -111,6 +111,8 @@ def _cable(bed: Bed, network: str, interface: str) -> None:
     switch = bed.lab.layout.namespace("switch")
     port = f"b-{interface}"
     argv = ("ip", "-n", switch, "link")
+    # The kernel takes its time to remove the cable of a host that has just ended.
+    Local().run(*argv, "del", port, ok=None)
     Local().run(*argv, "add", port, "type", "veth", "peer", "name", interface, "netns", SPACE)
     Local().run(*argv, "set", port, "master", BRIDGES[network], "up")
 
