@@ -148,3 +148,13 @@ def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> Non
     prune_images(cluster, 1, dry_run=False)
     assert sorted(path.name for path in images.glob("?.sif")) == ["a.sif", "b.sif", "d.sif"]
     assert not (images / "c.json").exists()
+
+
+def test_a_classification_stands_before_the_services_of_the_site_file(tmp_path: Path) -> None:
+    """What `sms build --from FILE` builds from."""
+    file = tmp_path / "classification.yaml"
+    seen = [("munge", "time-critical"), ("slurmctld", "time-critical"), ("cron", "deferrable")]
+    services = [{"name": name, "verdict": verdict} for name, verdict in seen]
+    file.write_text(json.dumps({"services": services}))
+    cluster = open_cluster(SITE, None, Silent(), classification=file)
+    assert [service.name for service in cluster.services] == ["munge", "slurmctld"]
