@@ -49,6 +49,18 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What one address had with another, by the server's port; client and server are numbers of hosts."""
+
+    client: int
+    server: int
+    protocol: int
+    port: int
+    packets: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Row:
     """All traffic of one protocol and port between two kinds of addresses.
 
