@@ -124,7 +124,7 @@ class Pcapng:
 
     def unknown(self, kind: int = 0x0BAD0BAD, size: int = 37) -> None:
         """A block that nobody knows."""
-        self.block(kind, bytes(range(size)))
+        self.block(kind, bytes(n & 255 for n in range(size)))
 
 
 def _padded(data: bytes) -> bytes:

@@ -33,6 +33,11 @@ def ip_bytes(address: str) -> bytes:
     return ip_address(address).packed
 
 
+def ip_text(address: bytes) -> str:
+    """The other way round."""
+    return str(ip_address(address))
+
+
 # The link.
 
 

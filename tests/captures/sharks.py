@@ -1,0 +1,137 @@
+"""What tshark counts in a capture, in a form that other counts can be held against."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.signatures import SCTP, TCP, UDP
+from tests.captures import packets as p
+
+End = tuple[bytes, int]
+Way = tuple[int, End, End]
+"""Protocol, sender, receiver: one direction of a flow."""
+
+
+@dataclass
+class Counted:
+    """Packets and bytes of a capture.
+
+    Attributes:
+        ways: (packets, bytes) of each direction of each flow of TCP, UDP and SCTP.
+        plain: of other protocols above IP, by (protocol, sender, receiver).
+        connections: flows of TCP, UDP and SCTP, told apart as the program does.
+    """
+
+    packets: int = 0
+    bytes: int = 0
+    ways: dict[Way, tuple[int, int]] = field(default_factory=dict)
+    plain: dict[Way, tuple[int, int]] = field(default_factory=dict)
+    connections: dict[int, int] = field(default_factory=dict)
+
+    def add(self, way: Way, packets: int, size: int) -> None:
+        """Count something of one direction."""
+        heap = self.ways if way[0] in (TCP, UDP, SCTP) else self.plain
+        before = heap.get(way, (0, 0))
+        if packets:
+            heap[way] = before[0] + packets, before[1] + size
+
+
+def tshark(tool: str, file: Path, *argv: str) -> str:
+    """What tshark says; without names, and without putting together what was cut."""
+    plain = [
+        *("-o", "ip.defragment:FALSE", "-o", "ipv6.defragment:FALSE", "-o", "tcp.desegment_tcp_streams:FALSE"),
+        # Dissectors that guess look at payloads and may take a packet for another protocol's tunnel.
+        *("-o", "udp.try_heuristic_first:FALSE", "-o", "gui.max_tree_items:100000000"),
+    ]
+    done = subprocess.run([tool, "-n", "-r", file, *plain, *argv], capture_output=True, timeout=600)
+    # A truncated capture ends with status 2 after all that could be read.
+    assert done.returncode in (0, 2), done.stderr.decode(errors="replace")
+    return done.stdout.decode(errors="replace")
+
+
+FIELDS = (
+    *(
+        "frame.len",
+        "frame.protocols",
+        "ip.src",
+        "ip.dst",
+        "ipv6.src",
+        "ipv6.dst",
+        "ip.proto",
+        "ip.frag_offset",
+        "ip.id",
+    ),
+    *("ipv6.fraghdr.offset", "ipv6.fraghdr.ident", "tcp.srcport", "tcp.dstport", "udp.srcport", "udp.dstport"),
+    *("sctp.srcport", "sctp.dstport", "ipv6.nxt", "ip.len"),
+)
+BELOW = {"ipv6.hopopts", "ipv6.routing", "ipv6.fraghdr", "ipv6.dstopts", "ah", "mipv6", "shim6", "hip"}
+"""What may stand between IPv6 and the transport."""
+TRANSPORTS = {"tcp": TCP, "udp": UDP, "sctp": SCTP}
+NUMBERS = {**TRANSPORTS, "icmp": p.ICMP, "icmpv6": p.ICMPV6, "igmp": p.IGMP, "gre": p.GRE}
+
+
+def by_tshark(tool: str, file: Path) -> Counted:
+    """What tshark counts packet by packet: the outermost IP header of each, and the transport right above it.
+
+    Later fragments have no ports; they are counted to the flow of the first one of the same datagram.
+    """
+    fields = [word for name in FIELDS for word in ("-e", name)]
+    separators = ("-E", "separator=|", "-E", "occurrence=f")
+    counted = Counted()
+    firsts: dict[tuple[Any, ...], Way] = {}
+    for line in tshark(tool, file, "-T", "fields", *separators, *fields).splitlines():
+        one = dict(zip(FIELDS, line.split("|"), strict=True))
+        size = int(one["frame.len"])
+        counted.packets += 1
+        counted.bytes += size
+        if way := _way(one, firsts):
+            counted.add(way, 1, size)
+    return counted
+
+
+def _way(one: Mapping[str, str], firsts: dict[tuple[Any, ...], Way]) -> Way | None:
+    """Which direction of which flow a packet is of; None without an IP header."""
+    layers = one["frame.protocols"].split(":")
+    outer = next((layer for layer in layers if layer in ("ip", "ipv6")), None)
+    if not outer or not one[f"{outer}.src"]:
+        return None
+    above = next((layer for layer in layers[layers.index(outer) + 1 :] if layer not in BELOW), "")
+    sender, receiver = (p.ip_bytes(one[f"{outer}.{end}"]) for end in ("src", "dst"))
+    offset, ident = (
+        (one["ip.frag_offset"], one["ip.id"])
+        if outer == "ip"
+        else (one["ipv6.fraghdr.offset"], one["ipv6.fraghdr.ident"])
+    )
+    datagram = (sender, receiver, ident)
+    if int(offset or 0):
+        return firsts.get(datagram)
+    ports = (0, 0)
+    if above in TRANSPORTS:
+        ports = (int(one[f"{above}.srcport"] or 0), int(one[f"{above}.dstport"] or 0))
+    number = NUMBERS.get(above) or int(one["ip.proto"] if outer == "ip" else one["ipv6.nxt"] or 0)
+    way = (number, (sender, ports[0]), (receiver, ports[1]))
+    if ident:
+        firsts[datagram] = way
+    return way
+
+
+def conversations(tool: str, file: Path, protocol: str) -> dict[frozenset[End], int]:
+    """Frames of each pair of ends, as ``tshark -z conv`` has them; one that was opened anew is two there, one here."""
+    frames: dict[frozenset[End], int] = {}
+    for line in tshark(tool, file, "-q", "-z", f"conv,{protocol}").splitlines():
+        words = line.split()
+        if len(words) < 8 or words[1] != "<->":
+            continue
+        ends = frozenset(_end(words[place]) for place in (0, 2))
+        # "frames bytes unit" towards each end, then both together.
+        frames[ends] = frames.get(ends, 0) + int(words[3]) + int(words[6])
+    return frames
+
+
+def _end(text: str) -> End:
+    address, _, port = text.rpartition(":")
+    return p.ip_bytes(address), int(port)
