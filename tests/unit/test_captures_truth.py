@@ -14,8 +14,8 @@ import pytest
 from tests.captures import files, samples
 from tests.captures import packets as p
 from tests.captures.cluster import ALL, STEADY, Made, Plan, simulate
-from tests.captures.sharks import Counted, by_tshark, tshark
 from tests.captures.samples import Sample
+from tests.captures.sharks import Counted, by_tshark, tshark
 
 Need = Callable[[str], str]
 
