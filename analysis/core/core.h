@@ -1,0 +1,320 @@
+/* The native core of `sms classify`: what its parts know of each other.
+ *
+ * reader.c  capture files -> records        decode.c  records -> packets
+ * flows.c   packets -> flows -> pairs       rows.c    pairs -> rows by role
+ * module.c  all of it for Python (the only file that knows of it)
+ *
+ * A capture is hostile: every length is checked against what is there, every table has an end, and nothing
+ * is ever looped over more often than there are bytes. Times are nanoseconds since 1970.
+ */
+#ifndef SMS_CORE_H
+#define SMS_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define NS 1000000000LL
+#define MAX_CAPTURED 262144u /* libpcap's MAXIMUM_SNAPLEN */
+#define WINDOW (2u << 20)    /* holds three records of the largest size at any place */
+#define BATCH 64
+#define BINS 64
+#define PATTERN 32
+#define MAX_FIRST 254 /* a kind is one byte, and 0 is none */
+#define MAX_HOSTS 131072u
+#define MAX_LINKS 65536u
+#define MAX_BOOTS 65536u
+#define MAX_ADDRESSES 4096u /* of one link address; a router's further ones are counted together */
+#define MAX_SAMPLED 64
+#define MAX_PAYLOAD 1024u
+#define MAX_PROBLEMS 100
+#define MAX_OTHERS 96
+#define INTERVALS 16
+#define LATENCIES 32
+#define NONE UINT32_MAX
+
+enum { TCP = 6, UDP = 17, ICMP = 1, ICMP6 = 58, SCTP = 132 };
+
+/* ---- numbers in captures ------------------------------------------------------------------- */
+
+static inline uint16_t be16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
+static inline uint32_t be32(const uint8_t *p)
+{
+	return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+static inline uint32_t le32(const uint8_t *p)
+{
+	return (uint32_t)p[3] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[1] << 8 | p[0];
+}
+static inline uint16_t le16(const uint8_t *p) { return (uint16_t)(p[1] << 8 | p[0]); }
+static inline uint32_t get32(const uint8_t *p, bool big) { return big ? be32(p) : le32(p); }
+static inline uint16_t get16(const uint8_t *p, bool big) { return big ? be16(p) : le16(p); }
+
+/* ---- reader.c ------------------------------------------------------------------------------- */
+
+typedef struct {
+	int64_t time;
+	const uint8_t *data;
+	uint32_t captured, wire;
+	uint32_t link; /* LINKTYPE_ of the frame */
+} Record;
+
+typedef struct {
+	void *owner;
+	/* Takes a record; its data stays where it is until `moving` is called. */
+	bool (*record)(void *owner, const Record *record);
+	/* Called before the data of earlier records moves. */
+	void (*moving)(void *owner);
+	/* Something could not be read. `what` is a constant string. */
+	void (*problem)(void *owner, uint64_t offset, const char *what);
+	/* The file ended in the middle of a record. */
+	void (*truncated)(void *owner, uint64_t offset);
+} Sink;
+
+typedef struct {
+	uint8_t *data; /* WINDOW bytes */
+	size_t start, end;
+	uint64_t base; /* offset in the file of data[0] */
+	int descriptor; /* -1: there is only what is in the window already */
+	const uint8_t *prefix;
+	size_t prefix_left;
+	bool ended;
+	int error;              /* errno of read(2) */
+	volatile bool *stopped; /* set by another thread */
+	volatile uint64_t *read_bytes;
+} Source;
+
+enum { READ_OK = 0, READ_NOT_A_CAPTURE = 1, READ_ERROR = 2 };
+
+/* Reads one capture to its end. source->error holds errno after READ_ERROR. */
+int read_capture(Source *source, const Sink *sink);
+
+/* ---- decode.c ------------------------------------------------------------------------------- */
+
+enum { HAS_FLAGS = 1, HAS_PORTS = 2, LATER_FRAGMENT = 4, FIRST_FRAGMENT = 8, OUTGOING = 16, HAS_MAC = 32, HAS_DST = 64 };
+enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+
+/* What a frame is when no flow can be made of it; `value` tells which. */
+enum { OTHER_ARP, OTHER_LLC, OTHER_ETHERTYPE, OTHER_LINK, OTHER_SHORT, OTHER_BROKEN, OTHER_FRAGMENT, OTHER_TOO_MANY };
+
+typedef struct {
+	int64_t time;
+	uint32_t wire, length; /* length: of the payload above the transport header, as the headers say */
+	const uint8_t *payload;
+	uint32_t captured; /* of the payload */
+	uint8_t source[16], destination[16];
+	uint8_t address_length; /* 4, 16 */
+	uint8_t protocol, flags, what;
+	uint16_t source_port, destination_port;
+	uint32_t sequence, fragment; /* TCP's number, the datagram's identification */
+	const uint8_t *source_mac, *destination_mac;
+	uint8_t chunk; /* first chunk of SCTP, type of ICMP */
+	/* for flows.c */
+	uint32_t a, b;
+	uint64_t hash;
+	uint32_t flow;
+} Packet;
+
+typedef struct {
+	int what; /* OTHER_..., or -1 */
+	uint32_t value;
+	const uint8_t *arp; /* the ARP packet of Ethernet and IPv4, 28 bytes */
+} Other;
+
+/* False: no packet of a flow; other says what it is. */
+bool decode(const Record *record, Packet *packet, Other *other);
+
+/* ---- flows.c --------------------------------------------------------------------------------- */
+
+typedef struct {
+	uint8_t address[16];
+	uint8_t mac[2][6], via[6], claimed[6];
+	uint8_t length, macs, flags; /* flags: HOST_ */
+	uint8_t unused;
+	uint32_t hash, link;
+	uint64_t sent, received;
+} Host;
+enum { HOST_VIA = 1, HOST_CLAIMED = 2, HOST_OUTGOING = 4, HOST_TOGETHER = 8 };
+
+/* A link address, and the boot of the node that has it. */
+typedef struct {
+	uint8_t mac[6];
+	bool used, booting;
+	uint32_t addresses, together, boots, boot;
+	int64_t discovered, novel;
+} Link;
+
+typedef struct {
+	uint8_t mac[6];
+	int64_t began, settled;
+} Boot;
+
+typedef struct {
+	uint32_t a, b;
+	uint16_t a_port, b_port;
+	uint8_t protocol, flags, closed, client; /* client: 0 is a, 1 is b */
+	uint32_t pair, sequence, hash;
+	uint32_t sample;
+	int64_t first, last, request, spoke;
+	uint64_t packets[2], bytes[2];
+} Flow;
+enum { FLOW_USED = 1, FLOW_OPENED = 2, FLOW_MIDSTREAM = 4, FLOW_RESUMED = 8, FLOW_ANSWERED = 16, FLOW_BOOT = 32,
+       FLOW_TFTP = 64, FLOW_CONTACT = 128 };
+
+typedef struct {
+	uint32_t client, server, hash;
+	uint16_t port;
+	uint8_t protocol, kind;
+	uint32_t opened, midstream, resumed, unanswered;
+	uint64_t packets[2], bytes[2];
+	int64_t first, last, contact;
+	uint32_t boots, contacts_boot, contacts_steady, intervals_seen, latencies_seen;
+	float intervals[INTERVALS], latencies[LATENCIES];
+	uint16_t timeline[BINS], timeline_boot[BINS];
+} Pair;
+
+typedef struct {
+	uint8_t protocol, offset, length;
+	uint16_t port;
+	uint8_t low[PATTERN], high[PATTERN];
+} First;
+
+typedef struct {
+	uint8_t protocol;
+	uint16_t port;
+	uint32_t wanted, kept;
+} Sampled;
+
+typedef struct {
+	uint8_t protocol;
+	uint16_t port, length;
+	bool from_client;
+	int64_t time;
+	uint32_t source, destination;
+	uint8_t payload[MAX_PAYLOAD];
+} Sample;
+
+typedef struct {
+	int what;
+	uint32_t value;
+	uint64_t packets, bytes;
+} OtherCount;
+
+typedef struct {
+	uint32_t file;
+	uint64_t offset;
+	const char *what;
+} Problem;
+
+typedef struct {
+	const char *reason;
+	uint64_t count;
+} Skipped;
+
+typedef struct {
+	uint32_t a, b, id;
+	uint16_t source_port, destination_port;
+	uint8_t protocol, used;
+} Fragment;
+
+typedef struct {
+	uint32_t client, server;
+	uint16_t port;
+	bool used;
+} Transfer;
+
+typedef struct {
+	uint32_t hash, index;
+} Slot;
+
+/* A flow kept for itself, for those who hold our counts against another program's. */
+typedef struct {
+	uint32_t client, server;
+	uint16_t client_port, server_port;
+	uint8_t protocol;
+	uint64_t packets[2], bytes[2];
+} Kept;
+
+#define SLOTS_HOST (MAX_HOSTS * 2)
+#define SLOTS_LINK (MAX_LINKS * 2)
+#define FRAGMENTS 4096u
+#define TRANSFERS 1024u
+#define LEARNT 65536u
+
+typedef struct {
+	/* what is asked for */
+	uint8_t known[3][8192];     /* TCP, UDP, SCTP: bit of a port where a service listens */
+	uint8_t told[3][8192];      /* ... where the first bytes tell more */
+	First first[MAX_FIRST];
+	uint32_t firsts;
+	bool any_first;
+	Sampled sampled[MAX_SAMPLED];
+	uint32_t sampleds;
+	uint8_t only[16], only_length; /* --node */
+	uint32_t max_flows, max_pairs, keep_flows;
+
+	/* what was seen */
+	volatile uint64_t packets, bytes, read_bytes;
+	volatile bool stopped;
+	int64_t start, end, now, raw;
+	uint32_t odd_times;
+	bool truncated;
+	uint32_t file;
+	uint64_t seed[4], dice;
+	Host *hosts;
+	uint32_t host_count;
+	Slot *host_slots;
+	Link *links;
+	uint32_t link_count;
+	uint32_t *link_slots;
+	Boot *boots;
+	uint32_t boot_count, boot_room;
+	Flow *flows;
+	uint32_t flow_count, flow_room, flow_mask;
+	uint32_t *free_flows, free_count;
+	Slot *flow_slots;
+	bool dropped;
+	Pair *pairs;
+	uint32_t pair_count, pair_room, pair_mask;
+	uint32_t *pair_slots;
+	int64_t bin;
+	int64_t bin_base;
+	uint64_t *learnt;
+	Fragment *fragments;
+	Transfer *transfers;
+	Sample *samples;
+	uint32_t sample_count, sample_room;
+	Kept *kept;
+	uint32_t kept_count, kept_room;
+	OtherCount others[MAX_OTHERS];
+	uint32_t other_count;
+	Problem problems[MAX_PROBLEMS];
+	uint32_t problem_count;
+	Skipped skipped[16];
+	uint32_t skipped_count;
+	uint64_t beyond[2];
+	Packet batch[BATCH];
+	uint32_t batched;
+	bool out_of_memory;
+} Counter;
+
+/* False: no memory. The caller has filled in what is asked for. */
+bool counter_begin(Counter *counter);
+void counter_end(Counter *counter);
+Sink counter_sink(Counter *counter);
+/* Folds all flows into their pairs. */
+void counter_finish(Counter *counter);
+void counter_problem(Counter *counter, uint64_t offset, const char *what);
+
+/* ---- rows.c ---------------------------------------------------------------------------------- */
+
+typedef struct {
+	uint8_t protocol, kind, client, server;
+	uint16_t port;
+	uint32_t begin, end; /* in the order of pairs that order_pairs made */
+} Group;
+
+/* Pairs ordered so that those of one group stand together; NULL without memory. Both are the caller's to free. */
+uint32_t *order_pairs(const Counter *counter, const uint8_t *roles, Group **groups, uint32_t *group_count);
+
+#endif

@@ -1,0 +1,433 @@
+/* Capture files -> records: pcap in all its dialects, and pcapng.
+ *
+ * pcap: draft-ietf-opsawg-pcap. pcapng: draft-ietf-opsawg-pcapng. After a record that cannot be, the search goes
+ * on bytewise for a place from which three records (or blocks) in a row make sense.
+ */
+#include "core.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BLOCK (512u << 10)
+#define MAX_INTERFACES 4096u
+#define CHAIN 3
+#define FAR 157680000LL /* five years in seconds: further from its neighbour a record found by searching is none */
+#define LATEST (INT64_MAX / 4)
+
+/* ---- the window on the file ------------------------------------------------------------------- */
+
+static size_t held(const Source *s) { return s->end - s->start; }
+
+/* Like read(2); 0 too when another thread wants an end, which a pipe that is silent must not put off. */
+static ssize_t read_some(const Source *s, size_t room)
+{
+	while (!*s->stopped) {
+		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
+		if (poll(&one, 1, 200) == 0)
+			continue;
+		ssize_t got = read(s->descriptor, s->data + s->end, room);
+		if (got >= 0 || (errno != EINTR && errno != EAGAIN))
+			return got;
+	}
+	return 0;
+}
+
+static void fill(Source *s, const Sink *sink, size_t wanted)
+{
+	if (held(s) >= wanted || s->ended)
+		return;
+	if (s->start > 0) {
+		sink->moving(sink->owner);
+		memmove(s->data, s->data + s->start, held(s));
+		s->base += s->start;
+		s->end -= s->start;
+		s->start = 0;
+	}
+	while (held(s) < wanted && !s->ended) {
+		size_t room = WINDOW - s->end < BLOCK ? WINDOW - s->end : BLOCK;
+		ssize_t got;
+		if (s->prefix_left) {
+			got = (ssize_t)(room < s->prefix_left ? room : s->prefix_left);
+			memcpy(s->data + s->end, s->prefix, (size_t)got);
+			s->prefix += got;
+			s->prefix_left -= (size_t)got;
+		} else if (s->descriptor < 0 || *s->stopped) {
+			got = 0;
+		} else {
+			got = read_some(s, room);
+		}
+		if (got < 0)
+			s->error = errno;
+		if (got <= 0) {
+			s->ended = true;
+			return;
+		}
+		s->end += (size_t)got;
+		*s->read_bytes += (uint64_t)got;
+	}
+}
+
+static inline bool need(Source *s, const Sink *sink, size_t wanted)
+{
+	if (__builtin_expect(held(s) < wanted, 0))
+		fill(s, sink, wanted);
+	return held(s) >= wanted;
+}
+
+static uint64_t offset_of(const Source *s, size_t place) { return s->base + place; }
+
+/* Passes over bytes that may be more than the window holds. */
+static bool skip(Source *s, const Sink *sink, uint64_t count)
+{
+	while (count > held(s)) {
+		count -= held(s);
+		s->start = s->end;
+		if (!need(s, sink, 1))
+			return false;
+	}
+	s->start += (size_t)count;
+	return true;
+}
+
+/* ---- pcap ------------------------------------------------------------------------------------- */
+
+typedef struct {
+	bool big;
+	uint32_t header, limit, link, scale; /* scale: nanoseconds of a part of a second */
+	int64_t last_s;
+} Pcap;
+
+static bool pcap_open(const uint8_t *p, Pcap *pcap)
+{
+	static const struct {
+		uint32_t magic, header, scale;
+	} dialects[] = {
+	    {0xa1b2c3d4u, 16, 1000}, {0xa1b23c4du, 16, 1}, {0xa1b2cd34u, 24, 1000}, /* the last: "modified" */
+	};
+	for (size_t i = 0; i < sizeof dialects / sizeof *dialects; i++)
+		for (int big = 0; big < 2; big++)
+			if (get32(p, big) == dialects[i].magic) {
+				uint32_t snap = get32(p + 16, big);
+				pcap->big = big;
+				pcap->header = dialects[i].header;
+				pcap->scale = dialects[i].scale;
+				/* Some writers put a smaller number there than they keep to. */
+				pcap->limit = snap && snap < MAX_CAPTURED && snap > 65535 ? snap : MAX_CAPTURED;
+				pcap->link = get32(p + 20, big) & 0xffffu;
+				pcap->last_s = -1;
+				return true;
+			}
+	return false;
+}
+
+/* Whether a record may begin here, for one who searches: stricter than for one who follows. */
+static bool likely(const Pcap *pcap, const uint8_t *p)
+{
+	int64_t second = get32(p, pcap->big);
+	uint32_t part = get32(p + 4, pcap->big), captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
+	if (captured > pcap->limit || captured == 0 || wire < captured || wire > 16u << 20)
+		return false;
+	if (part >= NS / pcap->scale)
+		return false;
+	return pcap->last_s < 0 || llabs(second - pcap->last_s) < FAR;
+}
+
+/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. */
+static bool chain_here(const Source *s, const Pcap *pcap, size_t place)
+{
+	for (int i = 0; i < CHAIN; i++) {
+		if (place == s->end && s->ended)
+			return i > 0;
+		if (s->end - place < pcap->header)
+			return s->ended && i > 0 && s->end - place < pcap->header;
+		if (!likely(pcap, s->data + place))
+			return false;
+		uint32_t captured = get32(s->data + place + 8, pcap->big);
+		if (s->end - place - pcap->header < captured)
+			return s->ended && i > 0;
+		place += pcap->header + captured;
+	}
+	return true;
+}
+
+/* Moves to the next place where records go on; false at the end of the file. */
+static bool pcap_search(Source *s, const Sink *sink, const Pcap *pcap)
+{
+	s->start++;
+	for (;;) {
+		fill(s, sink, WINDOW / 2);
+		size_t stop = s->ended ? s->end : s->end - CHAIN * (pcap->header + MAX_CAPTURED);
+		for (; s->start < stop; s->start++)
+			if (chain_here(s, pcap, s->start))
+				return true;
+		if (s->ended)
+			return false;
+	}
+}
+
+static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
+{
+	const uint32_t header = pcap->header;
+	while (need(s, sink, header)) {
+		const uint8_t *p = s->data + s->start;
+		uint32_t second = get32(p, pcap->big), part = get32(p + 4, pcap->big);
+		uint32_t captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
+		bool sane = captured <= pcap->limit && wire <= 16u << 20;
+		if (sane && __builtin_expect((int64_t)part >= NS / pcap->scale, 0)) {
+			fill(s, sink, WINDOW / 2);
+			size_t next = s->start + header + captured;
+			sane = next <= s->end && chain_here(s, pcap, next);
+			p = s->data + s->start;
+			part = 0;
+		}
+		if (__builtin_expect(!sane, 0)) {
+			sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
+			if (!pcap_search(s, sink, pcap))
+				return;
+			continue;
+		}
+		if (!need(s, sink, (size_t)header + captured)) {
+			sink->truncated(sink->owner, offset_of(s, s->start));
+			return;
+		}
+		p = s->data + s->start;
+		pcap->last_s = second;
+		Record record = {
+		    .time = (int64_t)second * NS + (int64_t)part * pcap->scale,
+		    .data = p + header,
+		    .captured = captured,
+		    .wire = wire < captured ? captured : wire,
+		    .link = pcap->link,
+		};
+		if (!sink->record(sink->owner, &record))
+			return;
+		s->start += header + captured;
+	}
+	if (held(s) && !*s->stopped)
+		sink->truncated(sink->owner, offset_of(s, s->start));
+}
+
+/* ---- pcapng ----------------------------------------------------------------------------------- */
+
+enum { IDB = 1, OLD_PACKET = 2, SIMPLE = 3, NAMES = 4, STATISTICS = 5, ENHANCED = 6, SECTION = 0x0A0D0D0A };
+
+typedef struct {
+	uint32_t link, snap;
+	uint8_t resolution;
+	int64_t offset; /* seconds added to every time */
+} Interface;
+
+typedef struct {
+	bool big;
+	uint32_t count;
+	Interface *interfaces;
+	int64_t last;
+} Pcapng;
+
+static int64_t time_of(const Interface *interface, uint64_t units)
+{
+	unsigned power = interface->resolution & 0x7f;
+	__int128 ns;
+	if (interface->resolution & 0x80) {
+		if (power >= 64)
+			ns = 0;
+		else
+			ns = (__int128)(units >> power) * NS +
+			     (power ? (__int128)(((unsigned __int128)(units & ((1ULL << power) - 1)) * (uint64_t)NS) >> power) : 0);
+	} else if (power <= 9) {
+		uint64_t factor = 1;
+		for (unsigned i = power; i < 9; i++)
+			factor *= 10;
+		ns = (__int128)units * (__int128)factor;
+	} else {
+		for (unsigned i = 9; i < power && units; i++)
+			units /= 10;
+		ns = (__int128)units;
+	}
+	ns += (__int128)interface->offset * NS;
+	return ns < 0 ? 0 : ns > LATEST ? LATEST : (int64_t)ns;
+}
+
+static void add_interface(Pcapng *ng, const uint8_t *body, size_t length)
+{
+	if (length < 8 || ng->count >= MAX_INTERFACES)
+		return;
+	Interface interface = {.link = get16(body, ng->big), .snap = get32(body + 4, ng->big), .resolution = 6};
+	for (size_t at = 8; at + 4 <= length;) {
+		uint16_t code = get16(body + at, ng->big), size = get16(body + at + 2, ng->big);
+		at += 4;
+		if (!code || size > length - at)
+			break;
+		if (code == 9 && size == 1)
+			interface.resolution = body[at];
+		if (code == 14 && size == 8) {
+			uint64_t low = get32(body + at + (ng->big ? 4 : 0), ng->big), high = get32(body + at + (ng->big ? 0 : 4), ng->big);
+			uint64_t seconds = high << 32 | low;
+			/* More than 30,000 years off is nobody's clock. */
+			interface.offset = seconds < 1ULL << 40 || seconds > UINT64_MAX - (1ULL << 40) ? (int64_t)seconds : 0;
+		}
+		at += ((size_t)size + 3) & ~(size_t)3;
+	}
+	ng->interfaces[ng->count++] = interface;
+}
+
+static bool packet_block(const Source *s, const Sink *sink, Pcapng *ng, uint32_t type, const uint8_t *body, size_t length)
+{
+	Record record = {.time = ng->last};
+	uint32_t number = 0;
+	size_t header = type == SIMPLE ? 4 : 20;
+	if (length < header)
+		goto broken;
+	if (type != SIMPLE) {
+		number = type == OLD_PACKET ? get16(body, ng->big) : get32(body, ng->big);
+		record.captured = get32(body + 12, ng->big);
+		record.wire = get32(body + 16, ng->big);
+	} else {
+		record.wire = record.captured = get32(body, ng->big);
+	}
+	if (number >= ng->count) {
+		sink->problem(sink->owner, offset_of(s, s->start), "packet of an interface that was not described");
+		return true;
+	}
+	const Interface *interface = ng->interfaces + number;
+	if (type == SIMPLE) {
+		if (interface->snap && record.captured > interface->snap)
+			record.captured = interface->snap;
+		if (record.captured > length - header)
+			record.captured = (uint32_t)(length - header);
+	} else {
+		uint64_t units = (uint64_t)get32(body + 4, ng->big) << 32 | get32(body + 8, ng->big);
+		record.time = ng->last = time_of(interface, units);
+	}
+	if (record.captured > length - header || record.captured > MAX_CAPTURED || record.wire > 16u << 20)
+		goto broken;
+	record.data = body + header;
+	record.link = interface->link;
+	if (record.wire < record.captured)
+		record.wire = record.captured;
+	return sink->record(sink->owner, &record);
+broken:
+	sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
+	return true;
+}
+
+/* Whether a whole block of a known type stands here: what one who searches asks. */
+static bool block_here(const Source *s, bool big, size_t place)
+{
+	if (s->end - place < 12)
+		return false;
+	const uint8_t *p = s->data + place;
+	uint32_t type = get32(p, big), length = get32(p + 4, big);
+	if (type == SECTION) {
+		if (s->end - place < 28)
+			return false;
+		uint32_t order = be32(p + 8);
+		if (order != 0x1A2B3C4Du && order != 0x4D3C2B1Au)
+			return false;
+		length = get32(p + 4, order == 0x1A2B3C4Du);
+		big = order == 0x1A2B3C4Du;
+	} else if (type < IDB || type > ENHANCED) {
+		return false;
+	}
+	return length >= 12 && length % 4 == 0 && length <= s->end - place && length <= WINDOW / 4 &&
+	       get32(p + length - 4, big) == length;
+}
+
+static bool block_search(Source *s, const Sink *sink, bool big)
+{
+	s->start++;
+	for (;;) {
+		fill(s, sink, WINDOW / 2);
+		size_t stop = s->ended ? s->end : s->end - WINDOW / 4;
+		for (; s->start < stop; s->start++)
+			if (block_here(s, big, s->start))
+				return true;
+		if (s->ended)
+			return false;
+	}
+}
+
+/* The block at the start of the window, if one can be there: its length, else 0. */
+static uint32_t block_length(Source *s, const Sink *sink, Pcapng *ng, uint32_t *type)
+{
+	*type = get32(s->data + s->start, ng->big);
+	if (*type == SECTION) {
+		if (!need(s, sink, 28))
+			return 0;
+		uint32_t order = be32(s->data + s->start + 8);
+		if (order != 0x1A2B3C4Du && order != 0x4D3C2B1Au)
+			return 0;
+		ng->big = order == 0x1A2B3C4Du;
+	}
+	uint32_t length = get32(s->data + s->start + 4, ng->big);
+	uint32_t least = *type == SECTION ? 28 : 12;
+	return length >= least && length % 4 == 0 ? length : 0;
+}
+
+static void pcapng_blocks(Source *s, const Sink *sink, Pcapng *ng)
+{
+	while (need(s, sink, 12)) {
+		uint32_t type, length = block_length(s, sink, ng, &type);
+		bool packet = type == ENHANCED || type == SIMPLE || type == OLD_PACKET;
+		bool small = length && length <= WINDOW / 4;
+		if (!length || (packet && !small)) {
+			sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
+			if (!block_search(s, sink, ng->big))
+				return;
+			continue;
+		}
+		if (!small) { /* names, secrets, custom blocks: not for us */
+			uint64_t at = offset_of(s, s->start);
+			if (!skip(s, sink, length)) {
+				sink->truncated(sink->owner, at);
+				return;
+			}
+			continue;
+		}
+		if (!need(s, sink, length)) {
+			sink->truncated(sink->owner, offset_of(s, s->start));
+			return;
+		}
+		const uint8_t *p = s->data + s->start;
+		if (get32(p + length - 4, ng->big) != length) {
+			sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
+			if (!block_search(s, sink, ng->big))
+				return;
+			continue;
+		}
+		if (type == SECTION)
+			ng->count = 0;
+		else if (type == IDB)
+			add_interface(ng, p + 8, length - 12);
+		else if (packet && !packet_block(s, sink, ng, type, p + 8, length - 12))
+			return;
+		s->start += length;
+	}
+	if (held(s) && !*s->stopped)
+		sink->truncated(sink->owner, offset_of(s, s->start));
+}
+
+int read_capture(Source *s, const Sink *sink)
+{
+	Pcap pcap;
+	int status = READ_NOT_A_CAPTURE;
+	if (need(s, sink, 24) && pcap_open(s->data + s->start, &pcap)) {
+		s->start += 24;
+		pcap_records(s, sink, &pcap);
+		status = READ_OK;
+	} else if (held(s) >= 12 && be32(s->data + s->start) == SECTION) {
+		Pcapng ng = {.interfaces = calloc(MAX_INTERFACES, sizeof(Interface))};
+		if (!ng.interfaces) {
+			s->error = ENOMEM;
+			return READ_ERROR;
+		}
+		pcapng_blocks(s, sink, &ng);
+		free(ng.interfaces);
+		status = READ_OK;
+	}
+	sink->moving(sink->owner);
+	return s->error ? READ_ERROR : status;
+}
