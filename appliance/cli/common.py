@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,25 @@ def add_host(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Results for scripts."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+LONGEST_S = 366 * 86400
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
+_SPAN = r"(\d{1,9}(?:\.\d{1,9})?)"
+
+
+def duration(text: str) -> float:
+    """Seconds of a span of time: ``90``, ``60s``, ``10m``, ``1h30m``, ``2d``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, nothing at all, or longer than a year.
+    """
+    if not re.fullmatch(rf"{_SPAN}|(?:{_SPAN}[dhms])+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 60s, 10m or 1h30m")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(rf"{_SPAN}([dhms]?)", text))
+    if not 0 < seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than nothing and at most a year")
+    return seconds
 
 
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:

@@ -6,13 +6,14 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import duration, verb
 
 EXAMPLES = """\
   sms lab demo                                     build, start and use the appliance
   sms lab up --nodes 2                             only the cluster
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
+  sms lab capture --duration 10m -o lab.pcap       what passes the provisioning network, for `sms classify`
   sms lab down                                     remove it"""
 
 
@@ -29,6 +30,7 @@ def add(verbs: Any) -> None:
     _add_up(parts)
     _add_status(parts)
     _add_exec(parts)
+    _add_capture(parts)
     _add_down(parts)
     _add_demo(parts)
 
@@ -92,6 +94,45 @@ def _exec(arguments: argparse.Namespace) -> int:
 
     command: list[str] = arguments.command
     return lab.lab_exec(arguments.name, arguments.host, command[1:] if command[:1] == ["--"] else command)
+
+
+def _add_capture(parts: Any) -> None:
+    parser = _part(parts, "capture", "capture the provisioning network into a file; Ctrl-C ends it and keeps it")
+    parser.add_argument("--duration", type=duration, default=60, metavar="TIME", help="60s, 10m, 1h30m (default: 60s)")
+    parser.add_argument("--at", default="switch", metavar="PLACE", help="switch (default), sms, or a host's name")
+    parser.add_argument("-o", "--output", metavar="FILE", help="- is standard output (default: LAB-TIME.pcap)")
+    parser.add_argument("--force", action="store_true", help="replace the file when it is there")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=_capture)
+
+
+def _capture(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
+    from appliance.errors import ConfigError
+    from appliance.flow.lab_capture import STANDARD_OUTPUT, lab_capture
+
+    piped = arguments.output == STANDARD_OUTPUT
+    if piped and arguments.json:
+        raise ConfigError("the capture and a JSON document cannot both be standard output", hint="-o FILE --json")
+    captured = lab_capture(
+        arguments.name,
+        screen.progress(arguments.quiet),
+        seconds=arguments.duration,
+        at=arguments.at,
+        output=arguments.output,
+        force=arguments.force,
+    )
+    if captured.dropped:
+        screen.err.print(f"note: {captured.dropped} packets were lost: this machine was too busy to take them")
+    if arguments.json:
+        screen.print_json(asdict(captured))
+        return 0
+    what = f"{captured.packets} packets in {captured.seconds:g} s, {captured.bytes >> 10} KiB"
+    if piped:
+        screen.err.print(what)
+    else:
+        screen.out.print(f"{what}: {captured.file}\n  sms classify {captured.file}", markup=False)
+    return 0
 
 
 def _add_down(parts: Any) -> None:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from appliance.errors import SmsError
@@ -38,6 +40,30 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(CONTAINER_TOOLS)}
 
 
+@dataclass
+class Running:
+    """A command under way. Read ``out``, its standard output, to the end; then ask for its ``result``."""
+
+    process: subprocess.Popen[bytes]
+    out: int
+    said: BinaryIO
+    host: str
+    argv: tuple[str, ...]
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """End it as Ctrl-C on a terminal does; asked again, for good. ``out`` comes to its end then."""
+        signum, self.stopped = signal.SIGKILL if self.stopped else signal.SIGINT, True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signum)
+
+    def result(self) -> Result:
+        """Wait for its end. ``stdout`` is empty: it has been read."""
+        status = self.process.wait()
+        self.said.seek(0)
+        return Result(self.host, self.argv, status, b"", self.said.read())
+
+
 class Local(Host):
     """Commands run as children of this process, each in a session of its own."""
 
@@ -45,13 +71,15 @@ class Local(Host):
         self.name = name
         self.prefix = prefix
 
-    def _spawn(self, argv: tuple[str, ...], stdin: int) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, argv: tuple[str, ...], stdin: int, stderr: int | BinaryIO = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 [*self.prefix, *argv],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=stderr,
                 start_new_session=True,
                 env={**inherited(), **ENVIRONMENT},
             )
@@ -151,6 +179,19 @@ class Local(Host):
             process.stdout.close()
             assert process.stderr
             process.stderr.close()
+
+    @contextmanager
+    def running(self, *argv: str) -> Iterator[Running]:
+        """Run ``argv`` and give its standard output to read while it runs; it ends with the context."""
+        with tempfile.TemporaryFile() as said:  # not a pipe, which fills up while nobody reads it
+            process = self._spawn(argv, subprocess.DEVNULL, said)
+            assert process.stdout
+            with process.stdout:
+                try:
+                    yield Running(process, process.stdout.fileno(), said, self.name, argv)
+                finally:
+                    if process.poll() is None:
+                        _end_group(process)
 
     def interact(self, *argv: str) -> int:
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode
