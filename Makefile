@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup demo test fast lint format bench wheel lock schema man clean
+.PHONY: help setup setup-tests core demo test fast lint format bench wheel lock schema man clean
 
 PYTHON = .venv/bin/python
 MAN = docs/man/sms.1
@@ -10,6 +10,7 @@ help:
 	@echo "make fast    tests without the lab (under a minute)"
 	@echo "make lint    mypy, ruff, shellcheck"
 	@echo "make bench   every benchmark: one JSON line each, and a table"
+	@echo "make core    compile the native core of sms classify (setup does when it changed)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make man     write docs/man/sms.1 from the parsers"
 	@echo "make clean   take every lab down and remove what was built here"
@@ -17,16 +18,22 @@ help:
 setup:
 	@scripts/setup
 
+setup-tests:
+	@scripts/setup tests
+
+core: setup
+	$(PYTHON) hatch_build.py
+
 demo: setup
 	@.venv/bin/sms lab demo
 
-test: setup
+test: setup-tests
 	.venv/bin/python -m pytest
 
-fast: setup
+fast: setup-tests
 	.venv/bin/python -m pytest tests/unit
 
-lint: setup
+lint: setup-tests
 	.venv/bin/python -m pytest -q tests/unit/test_lint.py
 
 format: setup
@@ -57,4 +64,4 @@ man: setup
 clean:
 	[ ! -x .venv/bin/sms ] || for lab in /run/sms-lab/*/ /var/lib/sms-lab/*/; do \
 	    [ ! -d "$$lab" ] || .venv/bin/sms lab down --all --name "$$(basename "$$lab")"; done
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv analysis/_core.abi3.so dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

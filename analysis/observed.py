@@ -5,7 +5,7 @@ Times are nanoseconds since 1970 in whole numbers, spans are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -164,6 +164,7 @@ class Observation:
     truncated: bool
     hosts: tuple[Host, ...] = ()
     rows: tuple[Row, ...] = ()
+    links: Sequence[Link] = ()
     samples: tuple[Sample, ...] = ()
     boots: tuple[Boot, ...] = ()
     other: Mapping[str, tuple[int, int]] = field(default_factory=dict)

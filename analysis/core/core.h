@@ -20,6 +20,8 @@
 #define BATCH 64
 #define BINS 64
 #define PATTERN 32
+#define GATHERED 128 /* first bytes of a client that are looked at */
+#define MAX_GATHERS 8192u
 #define MAX_FIRST 254 /* a kind is one byte, and 0 is none */
 #define MAX_HOSTS 131072u
 #define MAX_LINKS 65536u
@@ -32,6 +34,7 @@
 #define INTERVALS 16
 #define LATENCIES 32
 #define NONE UINT32_MAX
+#define WAITS (NONE - 1) /* a flow whose pair its first bytes will tell */
 
 enum { TCP = 6, UDP = 17, ICMP = 1, ICMP6 = 58, SCTP = 132 };
 
@@ -153,8 +156,9 @@ typedef struct {
 	uint32_t a, b;
 	uint16_t a_port, b_port;
 	uint8_t protocol, flags, closed, client; /* client: 0 is a, 1 is b */
-	uint32_t pair, sequence, hash;
-	uint32_t sample;
+	uint32_t pair; /* of a flow that waits: its Gather */
+	uint32_t sequence, hash;
+	uint32_t sample; /* index into sampled, NONE, or WAITS */
 	int64_t first, last, request, spoke;
 	uint64_t packets[2], bytes[2];
 } Flow;
@@ -178,6 +182,14 @@ typedef struct {
 	uint16_t port;
 	uint8_t low[PATTERN], high[PATTERN];
 } First;
+
+/* The first bytes that a client sent, while they do not tell the service yet: a message's length may go out alone. */
+typedef struct {
+	uint32_t next; /* TCP's number of the byte that is wanted next; of a free one: the next free one */
+	uint8_t got;
+	bool begun;
+	uint8_t data[GATHERED];
+} Gather;
 
 typedef struct {
 	uint8_t protocol;
@@ -282,6 +294,8 @@ typedef struct {
 	uint64_t *learnt;
 	Fragment *fragments;
 	Transfer *transfers;
+	Gather *gathers;
+	uint32_t free_gather;
 	Sample *samples;
 	uint32_t sample_count, sample_room;
 	Kept *kept;

@@ -464,21 +464,23 @@ static bool is_transfer(Counter *c, const Packet *p, Flow *flow)
 
 /* ---- flows: from the first packet to the fold ---------------------------------------------------- */
 
-static uint8_t kind_of(const Counter *c, uint8_t protocol, uint16_t port, const uint8_t *payload, uint32_t captured)
+/* 1 + the index of what the first bytes match; 0: nothing; -1: more of them would tell. */
+static int kind_of(const Counter *c, uint8_t protocol, uint16_t port, const uint8_t *data, uint32_t got)
 {
 	bool known = bit(c->known, protocol, port);
 	for (uint32_t i = 0; i < c->firsts; i++) {
 		const First *first = c->first + i;
 		if (first->protocol != protocol || (first->port ? first->port != port : known))
 			continue;
-		if (captured < (uint32_t)first->offset + first->length)
-			continue;
-		uint32_t same = 0;
-		const uint8_t *at = payload + first->offset;
-		while (same < first->length && at[same] >= first->low[same] && at[same] <= first->high[same])
+		uint32_t there = got > first->offset ? got - first->offset : 0, same = 0;
+		there = there < first->length ? there : first->length;
+		while (same < there && data[first->offset + same] >= first->low[same] &&
+		       data[first->offset + same] <= first->high[same])
 			same++;
 		if (same == first->length)
-			return (uint8_t)(i + 1);
+			return (int)i + 1;
+		if (same == there)
+			return -1;
 	}
 	return 0;
 }
@@ -514,6 +516,50 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 		f->flags |= FLOW_BOOT;
 }
 
+/* The first bytes tell what they can: the flow gets its pair. */
+static void decide(Counter *c, Flow *f, int kind)
+{
+	uint32_t gather = f->pair;
+	if (gather != NONE) {
+		c->gathers[gather].next = c->free_gather;
+		c->free_gather = gather;
+	}
+	assign(c, f, kind > 0 ? (uint8_t)kind : 0);
+	f->sample = sampled(c, f->protocol, server_port(f));
+}
+
+/* Adds what a client sent to its first bytes, and decides when they tell. */
+static void gather(Counter *c, Flow *f, const Packet *p)
+{
+	uint16_t port = server_port(f);
+	if (p->protocol != TCP) {
+		decide(c, f, kind_of(c, f->protocol, port, p->payload, p->captured));
+		return;
+	}
+	if (f->pair == NONE) {
+		if (c->free_gather == NONE) {
+			decide(c, f, kind_of(c, f->protocol, port, p->payload, p->captured));
+			return;
+		}
+		f->pair = c->free_gather;
+		c->free_gather = c->gathers[f->pair].next;
+		c->gathers[f->pair] = (Gather){.next = p->sequence};
+	}
+	Gather *g = c->gathers + f->pair;
+	uint32_t ahead = p->sequence - g->next;
+	if (ahead > UINT32_MAX / 2) /* sent again */
+		return;
+	if (!ahead) {
+		uint32_t room = (uint32_t)(GATHERED - g->got), more = p->captured < room ? p->captured : room;
+		memcpy(g->data + g->got, p->payload, more);
+		g->got = (uint8_t)(g->got + more);
+		g->next += p->length;
+	}
+	int kind = kind_of(c, f->protocol, port, g->data, g->got);
+	if (kind >= 0 || ahead || p->captured < p->length || g->got == GATHERED)
+		decide(c, f, kind);
+}
+
 static void keep_flow(Counter *c, const Flow *f)
 {
 	if (c->kept_count == c->kept_room) {
@@ -535,8 +581,8 @@ static void keep_flow(Counter *c, const Flow *f)
 static void fold(Counter *c, uint32_t index)
 {
 	Flow *f = c->flows + index;
-	if (f->sample == NONE - 1) /* its first bytes never came */
-		assign(c, f, 0);
+	if (f->sample == WAITS)
+		decide(c, f, 0);
 	if (c->kept_count < c->keep_flows)
 		keep_flow(c, f);
 	if (f->pair == NONE) {
@@ -632,7 +678,7 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 	bool wait = (p->what & HAS_PORTS) && !(f->flags & FLOW_TFTP) &&
 	            (known ? bit(c->told, p->protocol, port) : c->any_first);
 	f->pair = NONE;
-	f->sample = wait ? NONE - 1 : NONE; /* NONE - 1: its pair is not known yet */
+	f->sample = wait ? WAITS : NONE;
 	/* A connection is a contact; in the middle of one, what the client says is. */
 	if (state == FLOW_OPENED && !(f->flags & FLOW_TFTP)) {
 		f->flags |= FLOW_CONTACT;
@@ -672,28 +718,28 @@ static void keep_sample(Counter *c, const Flow *f, const Packet *p, bool from_cl
 static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 {
 	if (from_client) {
-		if (f->sample == NONE - 1) {
-			assign(c, f, kind_of(c, f->protocol, server_port(f), p->payload, p->captured));
-			f->sample = sampled(c, f->protocol, server_port(f));
-		}
+		if (f->sample == WAITS && p->length)
+			gather(c, f, p);
 		if (!f->request)
 			f->request = p->time;
 		if (p->time - f->spoke >= SILENCE || !(f->flags & FLOW_CONTACT)) {
 			f->flags |= FLOW_CONTACT;
 			f->spoke = p->time;
-			if (f->pair != NONE)
+			if (f->pair != NONE && f->sample != WAITS)
 				contact(c, c->pairs + f->pair, p->time);
 		}
 		if (p->protocol == UDP && p->destination_port == 69 && p->captured > 1 && p->payload[0] == 0)
 			*transfer_at(c, p->a, p->source_port) = (Transfer){p->a, p->b, p->source_port, true};
 	} else if (f->request) {
+		if (f->sample == WAITS) /* the client has said what it had to say */
+			decide(c, f, 0);
 		if (f->pair != NONE && p->time >= f->request) {
 			Pair *pair = c->pairs + f->pair;
 			keep_value(c, pair->latencies, LATENCIES, &pair->latencies_seen, p->time - f->request);
 		}
 		f->request = 0;
 	}
-	if (f->sample < NONE - 1)
+	if (f->sample < WAITS)
 		keep_sample(c, f, p, from_client);
 }
 
@@ -974,9 +1020,12 @@ bool counter_begin(Counter *c)
 	c->learnt = calloc(LEARNT, sizeof *c->learnt);
 	c->fragments = calloc(FRAGMENTS, sizeof *c->fragments);
 	c->transfers = calloc(TRANSFERS, sizeof *c->transfers);
+	c->gathers = malloc(MAX_GATHERS * sizeof *c->gathers);
 	if (!c->hosts || !c->host_slots || !c->links || !c->link_slots || !c->flows || !c->free_flows || !c->flow_slots ||
-	    !c->pairs || !c->pair_slots || !c->learnt || !c->fragments || !c->transfers)
+	    !c->pairs || !c->pair_slots || !c->learnt || !c->fragments || !c->transfers || !c->gathers)
 		return false;
+	for (uint32_t i = 0; i < MAX_GATHERS; i++)
+		c->gathers[i].next = i + 1 < MAX_GATHERS ? i + 1 : NONE;
 	memset(c->host_slots, 0xff, SLOTS_HOST * sizeof *c->host_slots);
 	memset(c->link_slots, 0xff, SLOTS_LINK * sizeof *c->link_slots);
 	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
@@ -1000,6 +1049,7 @@ void counter_end(Counter *c)
 	free(c->learnt);
 	free(c->fragments);
 	free(c->transfers);
+	free(c->gathers);
 	free(c->samples);
 	free(c->kept);
 }

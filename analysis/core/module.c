@@ -104,6 +104,10 @@ static int take_first(Counter *counter, PyObject *item)
 	long offset = port < 0 ? -1 : number(item, 2, 255);
 	if (offset < 0 || take_bytes(item, 3, first->low, &first->length) || take_bytes(item, 4, first->high, &high))
 		return -1;
+	if (offset + first->length > GATHERED) {
+		PyErr_Format(PyExc_ValueError, "a pattern ends within the first %d bytes", GATHERED);
+		return -1;
+	}
 	if (high != first->length) {
 		PyErr_SetString(PyExc_ValueError, "low and high are not equally long");
 		return -1;
@@ -165,14 +169,16 @@ static int counter_init(PyObject *object, PyObject *args, PyObject *words)
 	counter->keep_flows = keep;
 	memcpy(counter->only, node, (size_t)node_length);
 	counter->only_length = (uint8_t)node_length;
-	if (each(ports, 65536, take_port, counter) || each(first, MAX_FIRST, take_first, counter) ||
-	    each(samples, MAX_SAMPLED, take_sampled, counter))
-		return -1;
-	if (!counter_begin(counter)) {
+	bool fine = !each(ports, 65536, take_port, counter) && !each(first, MAX_FIRST, take_first, counter) &&
+	            !each(samples, MAX_SAMPLED, take_sampled, counter);
+	if (fine && counter_begin(counter))
+		return 0;
+	if (fine)
 		PyErr_NoMemory();
-		return -1;
-	}
-	return 0;
+	counter_end(counter);
+	free(counter);
+	self->counter = NULL;
+	return -1;
 }
 
 static void counter_free(PyObject *object)
