@@ -23,11 +23,12 @@ class ClassificationError(ValueError):
 
 @dataclass(frozen=True)
 class Classified:
-    """A service that was seen, and the verdict on it."""
+    """A service that was seen, and the verdict on it; ``advice`` is what to do where no container can carry it."""
 
     name: str
     verdict: str
     group: str
+    advice: str = ""
 
     @property
     def time_critical(self) -> bool:
@@ -75,4 +76,7 @@ def _service(entry: Any, index: int) -> Classified:
     if verdict not in VERDICTS:
         raise ClassificationError(f"services[{index}].verdict is neither {' nor '.join(VERDICTS)}")
     default = "SMS-services" if verdict == "time-critical" else "SMS-mgmt"
-    return Classified(name, verdict, str(entry.get("group") or default)[:64])
+    advice = entry.get("advice")
+    return Classified(
+        name, verdict, str(entry.get("group") or default)[:64], advice[:1000] if isinstance(advice, str) else ""
+    )

@@ -18,7 +18,7 @@ class Step(Protocol):
         """Say in a few words where the step is; the last one said stays."""
 
     def moved(self, done: int, total: int) -> None:
-        """Say how many of how many bytes are done."""
+        """Say how many of how many bytes are done; ``total`` is 0 where nobody knows it."""
 
 
 class Progress(Protocol):

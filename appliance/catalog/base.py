@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from appliance.catalog.model import Name, PackageSet, Section, SeedFile
+from appliance.catalog.model import Name, PackageSet, SeedFile
+from appliance.catalog.traffic import Section
 
 
 class Repository(Section):

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
+
+from appliance.catalog.traffic import OnePort, Section, Traffic
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-Port = Annotated[str, StringConstraints(pattern=r"^(tcp|udp|icmp)/([0-9]{1,5}|any)$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
 PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
-
-
-class Section(BaseModel):
-    """A part of a service's description: frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Probe(Section):
@@ -90,6 +85,7 @@ class Service(Section):
     """A service of the management node."""
 
     name: Name
+    known_as: tuple[str, ...] = Field((), description="Other names of it: its daemons', or those of IANA's registry.")
     summary: str = Field(description="What it is for, in one line.")
     critical: bool = Field(description="Whether compute nodes need it at every moment.")
     container: bool = Field(True, description="Whether the services container can carry it.")
@@ -101,12 +97,14 @@ class Service(Section):
     setup: str = Field("", description="Shell, run as root before every start; must be idempotent.")
     needs: tuple[Name, ...] = Field((), description="Services whose probe must pass before this one starts.")
     after: tuple[Name, ...] = Field((), description="Services waited for only where the site has them.")
-    ports: tuple[Port, ...] = Field((), description="Where it listens.")
+    ports: tuple[OnePort, ...] = Field((), description="Where it listens.")
+    traffic: Traffic = Field(Traffic(), description="How it shows on the wire besides its ports.")
     state: tuple[AbsolutePath, ...] = Field((), description="What it writes and must keep.")
     sync: tuple[AbsolutePath, ...] = Field((), description="Files it takes from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     probe: Probe | None = None
     outage: Outage
+    advice: str = Field("", description="What to do where nodes need it and the container cannot carry it.")
     stop_signal: Literal["TERM", "INT", "QUIT"] = "TERM"
     stop_wait_s: int = Field(30, ge=1, le=600, description="Seconds it may take to end.")
 

@@ -41,7 +41,8 @@ class _ShownStep:
         elapsed = max(time.monotonic() - self.began, 0.001)
         rate = done / elapsed
         left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
-        self.detail(f"{done >> 20} of {total >> 20} MiB, {rate / 1048576:.0f} MiB/s{left}")
+        whole = f" of {total >> 20}" if total else ""
+        self.detail(f"{done >> 20}{whole} MiB, {rate / 1048576:.0f} MiB/s{left}")
 
 
 class Shown:

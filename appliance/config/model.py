@@ -25,6 +25,7 @@ from appliance.config.types import (
     NodeList,
     Peer,
     SafeUrl,
+    SeenName,
     Text,
     Url,
 )
@@ -120,7 +121,7 @@ class ServicesFrom(Section):
         description="A file that `sms classify --format yaml` (or json) wrote; its time-critical services are taken.",
     )
     also: tuple[Name, ...] = Field((), description="Services besides those.")
-    without: tuple[Name, ...] = Field((), description="Services of the classification to leave out.")
+    without: tuple[SeenName, ...] = Field((), description="Services of the classification to leave out.")
 
 
 class Base(Section):

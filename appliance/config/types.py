@@ -45,6 +45,16 @@ Name = Annotated[
 ]
 """A name of ours: lower case letters, digits and dashes."""
 
+SeenName = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9._/ +-]{0,63}",
+        "the name of a service",
+        "write it as the classification does, such as nfs or tcp/4444",
+    ),
+]
+"""A service as a classification names it: the catalogue's name, IANA's, or protocol and port."""
+
 HostName = Annotated[
     str,
     Text(

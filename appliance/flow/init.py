@@ -41,7 +41,7 @@ def write_site(text: str, path: Path, *, force: bool = False) -> None:
         raise Refused(f"{path} is there already", hint="name another file with -o, or replace it with --force")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(text, path, force=force)
+        replace_file(text, path, force=force)
     except FileExistsError:
         raise Refused(f"{path} is there already", hint="name another file with -o") from None
     except OSError as error:
@@ -49,7 +49,7 @@ def write_site(text: str, path: Path, *, force: bool = False) -> None:
         raise SmsError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=hint) from None
 
 
-def _replace(text: str, path: Path, *, force: bool) -> None:
+def replace_file(text: str, path: Path, *, force: bool) -> None:
     """Write beside and put in place; without ``force``, never over a file that came meanwhile."""
     descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from analysis.classification import ClassificationError, read_classification
-from appliance.catalog import read_catalog
+from analysis.classification import ClassificationError, Classified, read_classification
+from appliance.catalog import Service, read_catalog
 from appliance.config.check import check_site
 from appliance.config.document import Document, first_problems, printable
 from appliance.config.model import ServicesFrom, Site
@@ -17,20 +18,6 @@ from appliance.config.wording import nearest
 from appliance.errors import ConfigError
 from appliance.progress import Progress
 from appliance.share import share
-
-ADVICE: dict[str, str] = {
-    "nfs": "copy the files that nodes read into the node image, or serve them from a machine that stays up",
-    "ganglia": "send the measurements through syslog, which the container receives, or let them rest meanwhile",
-    "dhcp": "give nodes fixed addresses or leases longer than the outage; a booted node needs no more",
-    "tftp": "nodes need it while they boot only: start the provisioning VM before nodes restart",
-    "http": "put files that nodes fetch while running into the node image, or let filesync pull them",
-    "dns": "write the hosts file into the node image, or let nodes ask the site's name servers through NAT",
-    "ldap": "take the accounts over as passwd and group files (`accounts:`), or let nodes ask through NAT",
-}
-"""What to do about services that nodes need at every moment and that the container cannot carry."""
-
-_SAME = {"nfsd": "nfs", "sunrpc": "nfs", "mountd": "nfs", "gmond": "ganglia", "gmetad": "ganglia"}
-_SAME |= {"bootps": "dhcp", "dhcpd": "dhcp", "domain": "dns", "ldaps": "ldap", "https": "http", "www": "http"}
 
 
 @dataclass(frozen=True)
@@ -82,16 +69,17 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     if classification is not None:
         chosen = ServicesFrom.model_validate({"from": classification.absolute()})
         site = site.model_copy(update={"services": chosen})
-    services = {name for name, service in read_catalog(share("definitions", "services")).items() if service.container}
+    catalog = read_catalog(share("definitions", "services"))
+    services = {name for name, service in catalog.items() if service.container}
     bases = {file.stem for file in share("definitions", "bases").glob("*.yaml")}
     names: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     problems = []
     if isinstance(site.services, ServicesFrom):
         try:
-            names, notices = resolve(site.services, services)
+            names, notices = resolve(site.services, services, advice_of(catalog))
         except ClassificationError as error:
-            hint = "it should hold `services:` with a list of {name, verdict: time-critical or deferrable}"
+            hint = "`sms classify CAPTURE -o FILE.yaml` writes one: `services:`, a list of {name, verdict}"
             message = f"{printable(str(site.services.classification), 200)}: {error}"
             problems.append(document.problem(("services", "from"), message, hint))
     problems += check_site(site, document, services=services, bases=bases, wanted=names)
@@ -103,16 +91,29 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     return Loaded(site.model_copy(update=changes), document, notices)
 
 
-def resolve(wanted: ServicesFrom, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The services that a classification stands for, and a notice for each that cannot be carried."""
+def advice_of(catalog: Mapping[str, Service]) -> dict[str, str]:
+    """What to do about services that nodes need and the container cannot carry, by every name that they go by."""
+    spoken = [service for service in catalog.values() if service.advice]
+    return {name: service.advice for service in spoken for name in (*service.known_as, service.name)}
+
+
+def resolve(
+    wanted: ServicesFrom, known: Collection[str], advice: Mapping[str, str] = MappingProxyType({})
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The services that a classification stands for, and a notice for each that cannot be carried.
+
+    Args:
+        known: what the container can carry.
+        advice: what to do about services, where the classification itself does not say.
+    """
     try:
         seen = read_classification(read_text(wanted.classification))
     except ConfigError as error:
         problem = error.problems[0].message if error.problems else error.message.rpartition(": ")[2]
         raise ClassificationError(problem) from None
-    critical = [service.name for service in seen if service.time_critical and service.name not in wanted.without]
-    names = dict.fromkeys([*(name for name in critical if name in known), *wanted.also])
-    notices = [_notice(name) for name in critical if name not in known]
+    critical = [service for service in seen if service.time_critical and service.name not in wanted.without]
+    names = dict.fromkeys([*(service.name for service in critical if service.name in known), *wanted.also])
+    notices = [_notice(service, advice) for service in critical if service.name not in known]
     every = {service.name for service in seen}
     notices += [
         f"services.without: {name} is not in the classification; {nearest(name, every)}"
@@ -124,11 +125,10 @@ def resolve(wanted: ServicesFrom, known: Collection[str]) -> tuple[tuple[str, ..
     return tuple(names), tuple(notices)
 
 
-def _notice(name: str) -> str:
+def _notice(service: Classified, advice: Mapping[str, str]) -> str:
     """What to do about a service that nodes need and the container cannot carry."""
-    key = name.lower()
-    advice = ADVICE.get(_SAME.get(key, key), "keep it on a machine that stays up")
+    words = printable(service.advice, 500) or advice.get(service.name.lower(), "keep it on a machine that stays up")
     return (
-        f"{name} is time-critical, but the container cannot carry it: {advice}; "
+        f"{service.name} is time-critical, but the container cannot carry it: {words}; "
         f"then name it under services.without in the site file, and this notice is gone"
     )

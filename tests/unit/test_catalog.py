@@ -16,6 +16,7 @@ from appliance.plan.definition import packages_for
 from appliance.share import share
 
 SHIPPED = read_catalog(share("definitions", "services"))
+CARRIED = [each for each in SHIPPED.values() if each.container]
 BASES = read_bases(share("definitions", "bases"))
 
 
@@ -147,7 +148,7 @@ def test_the_services_of_the_appliance_are_there() -> None:
     assert {"slurmdbd", "mariadb", "slurmrestd"} <= SHIPPED.keys()
 
 
-@pytest.mark.parametrize("each", SHIPPED.values(), ids=lambda each: str(each.name))
+@pytest.mark.parametrize("each", CARRIED, ids=lambda each: str(each.name))
 def test_shipped_service_has_packages_for_every_base(each: Service) -> None:
     for base in BASES.values():
         assert set(packages_for(base, [each])) > set(base.packages) or each.name == "filesync"
@@ -206,3 +207,82 @@ def test_no_mirror_is_written_into_the_repository() -> None:
         if path.is_file() and path.suffix in (".yaml", ".j2"):
             hosts = re.findall(r"https?://([a-z0-9.-]+)", path.read_text())
             assert all(host.endswith(("example.org", "example.com")) or host[0].isdigit() for host in hosts), path
+
+
+# How services show on the wire
+
+TRAFFIC: list[tuple[dict[str, Any], str]] = [
+    ({"ports": ["tcp/any"]}, "would be every service"),
+    ({"ports": ["tcp/70000"]}, "is not a port"),
+    ({"ports": ["tcp/0"]}, "is not a port"),
+    ({"traffic": {"ports": ["udp/any"]}}, "would be every service"),
+    ({"traffic": {"port": []}}, "traffic.port"),
+    ({"traffic": {"every_s": -1}}, "every_s"),
+    ({"traffic": {"first": [{"port": "tcp/80"}]}}, "either starts or low"),
+    ({"traffic": {"first": [{"port": "tcp/80", "starts": "GET", "low": "00"}]}}, "either starts or low"),
+    ({"traffic": {"first": [{"port": "tcp/80", "starts": "GET", "at": 4}]}}, "go with low"),
+    ({"traffic": {"first": [{"port": "tcp/80", "starts": "G\u00e4T"}]}}, "ASCII"),
+    ({"traffic": {"first": [{"port": "tcp/80", "starts": "x" * 33}]}}, "starts"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "0"}]}}, "low"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "00" * 33}]}}, "low"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "0000", "high": "ff"}]}}, "equally long"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "02ff", "high": "01ff"}]}}, "no byte of low above"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "00", "at": 65}]}}, "at"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), TRAFFIC, ids=range(len(TRAFFIC)))
+def test_mistakes_in_traffic_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_catalog(write(tmp_path / "services", service("a", **changes)))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "low", "high"),
+    [
+        ({"starts": "GET /"}, b"GET /", b"GET /"),
+        ({"low": "1a00"}, b"\x1a\x00", b"\x1a\x00"),
+        ({"low": "001a", "high": "FF3f", "at": 4}, b"\x00\x1a", b"\xff\x3f"),
+    ],
+)
+def test_first_bytes(tmp_path: Path, first: dict[str, Any], low: bytes, high: bytes) -> None:
+    changes = {"traffic": {"first": [{"port": "tcp/any", **first}]}}
+    (found,) = read_catalog(write(tmp_path / "services", service("a", **changes)))["a"].traffic.first
+    assert found.bounds == (low, high)
+
+
+def test_no_two_services_are_told_by_the_same() -> None:
+    told: dict[object, str] = {}
+    for each in SHIPPED.values():
+        signs = [
+            *each.ports,
+            *each.traffic.ports,
+            *((first.port, first.at, first.bounds) for first in each.traffic.first),
+        ]
+        for sign in (*signs, each.name, *each.known_as):
+            assert told.setdefault(sign, each.name) == each.name, sign
+
+
+@pytest.mark.parametrize("each", SHIPPED.values(), ids=lambda each: str(each.name))
+def test_shipped_service_can_be_told(each: Service) -> None:
+    """By its traffic, or it is said that it has none; and then how often it is to be expected is said as well."""
+    traffic = each.traffic
+    told = bool(each.ports or traffic.ports or traffic.first or traffic.routed)
+    assert told != traffic.silent
+    assert bool(traffic.every_s) != traffic.silent
+
+
+def test_what_the_container_cannot_carry_is_off_and_has_advice() -> None:
+    others = [each for each in SHIPPED.values() if not each.container]
+    assert {"provisioning", "warewulf", "nfs", "ganglia", "ssh", "dns", "ldap", "http"} <= {
+        each.name for each in others
+    }
+    assert [each.name for each in others if each.default or each.run or each.packages or not each.advice] == []
+
+
+def test_table_1_of_the_paper() -> None:
+    """What the catalogue thinks where too little was seen is what the paper found."""
+    critical = {name for name, each in SHIPPED.items() if each.critical}
+    assert {"rsyslog", "nfs", "nat", "ganglia", "slurmctld", "postfix", "chrony"} <= critical
+    assert not {"provisioning", "warewulf"} & critical

@@ -230,6 +230,17 @@ def test_notices_are_said(folder: Path) -> None:
     assert [notice.split()[0] for notice in said] == ["nfs", "gmond", "odd"]
 
 
+def test_a_service_of_nobodys_is_named_and_can_be_left_out(folder: Path) -> None:
+    """What `sms classify` found and the catalogue does not know, with the site's own advice, which may be hostile."""
+    advice = '"ask\\e[31m Maria"'
+    text = "services:\n  - {name: slurmctld, verdict: time-critical}\n"
+    (folder / "c.yaml").write_text(f"{text}  - {{name: tcp/4444, verdict: time-critical, advice: {advice}}}\n")
+    (notice,) = open_site(_site(folder, "", services="services: {from: c.yaml}")).notices
+    assert "tcp/4444 is time-critical, but the container cannot carry it: ask\\x1b[31m Maria; then name" in notice
+    loaded = open_site(_site(folder, "", services="services: {from: c.yaml, without: [tcp/4444]}"))
+    assert loaded.notices == ()
+
+
 BAD_CLASSIFICATIONS = {
     "": "it has no list `services`",
     "services: 5": "it has no list `services`",
