@@ -1,8 +1,9 @@
 /* The native core of `sms classify`: what its parts know of each other.
  *
- * reader.c  capture files -> records        decode.c  records -> packets
- * flows.c   packets -> flows -> pairs       rows.c    pairs -> rows by role
- * module.c  all of it for Python (the only file that knows of it)
+ * reader.c   capture files -> records       decode.c  records -> packets
+ * counter.c  packets in batches             hosts.c   addresses, link addresses, boots
+ * flows.c    packets -> flows               pairs.c   flows -> pairs of a client and a service
+ * rows.c     pairs -> rows by role          module.c  all of it for Python (the only file that knows of it)
  *
  * A capture is hostile: every length is checked against what is there, every table has an end, and nothing
  * is ever looped over more often than there are bytes. Times are nanoseconds since 1970.
@@ -127,7 +128,7 @@ typedef struct {
 /* False: no packet of a flow; other says what it is. */
 bool decode(const Record *record, Packet *packet, Other *other);
 
-/* ---- flows.c --------------------------------------------------------------------------------- */
+/* ---- counter.c ------------------------------------------------------------------------------- */
 
 typedef struct {
 	uint8_t address[16];

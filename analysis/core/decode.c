@@ -128,7 +128,7 @@ static bool ipv6(Bytes b, Packet *p, Other *other)
 		length = b.left;
 	for (int i = 0; i < EXTENSIONS; i++) {
 		size_t size;
-		bool options = next == 0 || next == 43 || next == 60 || next == 135 || next == 139 || next == 140;
+		bool options = next == 0 || next == 43 || next == 60 || next == 139 || next == 140;
 		if (!options && next != 44 && next != 51)
 			break;
 		if (b.left < 8)

@@ -1,0 +1,216 @@
+/* Records -> packets in batches, so that memory is fetched ahead; and the life of a counter. */
+#include "tables.h"
+
+#include <stdlib.h>
+#include <sys/random.h>
+
+#define YEAR (366LL * 86400 * NS)
+
+static void run_batch(void *owner)
+{
+	Counter *c = owner;
+	for (uint32_t i = 0; i < c->batched; i++) {
+		const Slot *slot = c->flow_slots + ((uint32_t)c->batch[i].hash & c->flow_mask);
+		if (slot->index != NONE)
+			__builtin_prefetch(c->flows + slot->index, 1);
+		__builtin_prefetch((const char *)(c->flows + (slot->index != NONE ? slot->index : 0)) + 64, 1);
+	}
+	for (uint32_t i = 0; i < c->batched; i++) {
+		const Packet *p = c->batch + i;
+		c->now = p->time;
+		count_packet(c, p);
+		if (p->protocol == UDP && p->destination_port == 67 && p->captured)
+			see_dhcp(c, p);
+		else if (p->protocol == ICMP6)
+			see_neighbour(c, p);
+	}
+	c->batched = 0;
+}
+
+static void see_fragment(Counter *c, Packet *p)
+{
+	uint64_t hash = hash_words(c, (uint64_t)p->a << 32 | p->b, (uint64_t)p->fragment << 8 | p->protocol);
+	Fragment *f = c->fragments + (hash & (FRAGMENTS - 1));
+	if (p->what & FIRST_FRAGMENT) {
+		*f = (Fragment){p->a, p->b, p->fragment, p->source_port, p->destination_port, p->protocol, 1};
+	} else if (f->used && f->a == p->a && f->b == p->b && f->id == p->fragment && f->protocol == p->protocol) {
+		p->source_port = f->source_port;
+		p->destination_port = f->destination_port;
+		p->what |= HAS_PORTS;
+	}
+}
+
+static bool is_wanted(const Counter *c, const Packet *p, const Other *other)
+{
+	const uint8_t *only = c->only;
+	if (c->only_length == 6)
+		return (p->source_mac && !memcmp(p->source_mac, only, 6)) ||
+		       (p->destination_mac && !memcmp(p->destination_mac, only, 6));
+	if (other->arp && c->only_length == 4)
+		return !memcmp(other->arp + 14, only, 4) || !memcmp(other->arp + 24, only, 4);
+	return p->address_length == c->only_length &&
+	       (!memcmp(p->source, only, c->only_length) || !memcmp(p->destination, only, c->only_length));
+}
+
+/* A time more than a year from the one before is a mistake, until sixteen in a row agree. */
+static int64_t plausible(Counter *c, int64_t time)
+{
+	int64_t far = time - c->raw;
+	bool agrees = far < YEAR && far > -YEAR;
+	c->raw = time;
+	if (__builtin_expect(c->odd_times == 0 && agrees, 1))
+		return time;
+	int64_t from_last = time - c->end;
+	if (from_last < YEAR && from_last > -YEAR) {
+		c->odd_times = 0;
+		return time;
+	}
+	c->odd_times = agrees ? c->odd_times + 1 : 1;
+	if (c->odd_times > 16) {
+		c->odd_times = 0;
+		if (c->packets < 64) /* it was the beginning that was wrong: a clock not set yet */
+			c->start = c->end = c->bin_base = time;
+		return time;
+	}
+	count_skipped(c, "time far from its neighbours'");
+	return c->end;
+}
+
+static bool take_record(void *owner, const Record *record)
+{
+	Counter *c = owner;
+	Packet *p = c->batch + c->batched;
+	Other other;
+	bool flow = decode(record, p, &other);
+	if (c->only_length && !is_wanted(c, p, &other))
+		return true;
+	if (__builtin_expect(c->packets == 0, 0)) {
+		c->start = c->end = c->bin_base = c->raw = p->time;
+	} else {
+		p->time = plausible(c, p->time);
+	}
+	if (p->time > c->end)
+		c->end = p->time;
+	if (p->time < c->start)
+		c->start = p->time;
+	c->packets++;
+	c->bytes += record->wire;
+	if (!flow) {
+		count_other(c, other.what, other.value, 1, record->wire);
+		if (other.arp)
+			claim(c, other.arp + 14, 4, other.arp + 8);
+		return true;
+	}
+	p->a = host_of(c, p->source, p->address_length, p->source_mac);
+	p->b = host_of(c, p->destination, p->address_length, p->destination_mac);
+	Host *from = c->hosts + p->a, *to = c->hosts + p->b;
+	from->sent++;
+	to->received++;
+	if (p->source_mac && (!from->macs || memcmp(from->mac[0], p->source_mac, 6)))
+		learn_mac(c, p->a, p->source_mac);
+	if (p->destination_mac) {
+		memcpy(to->via, p->destination_mac, 6);
+		to->flags |= HOST_VIA;
+	}
+	if (p->what & OUTGOING)
+		from->flags |= HOST_OUTGOING;
+	if (__builtin_expect(p->what & (FIRST_FRAGMENT | LATER_FRAGMENT), 0))
+		see_fragment(c, p);
+	bool swap = p->a > p->b || (p->a == p->b && p->source_port > p->destination_port);
+	uint64_t hosts = swap ? (uint64_t)p->b << 32 | p->a : (uint64_t)p->a << 32 | p->b;
+	uint64_t ports = swap ? (uint64_t)p->destination_port << 16 | p->source_port
+	                      : (uint64_t)p->source_port << 16 | p->destination_port;
+	p->hash = hash_words(c, hosts, ports << 8 | p->protocol);
+	__builtin_prefetch(c->flow_slots + ((uint32_t)p->hash & c->flow_mask));
+	if (++c->batched == BATCH)
+		run_batch(c);
+	return !c->stopped && !c->out_of_memory;
+}
+
+static void take_problem(void *owner, uint64_t offset, const char *what) { counter_problem(owner, offset, what); }
+
+static void take_end(void *owner, uint64_t offset)
+{
+	Counter *c = owner;
+	c->truncated = true;
+	if (c->problem_count < MAX_PROBLEMS)
+		c->problems[c->problem_count++] = (Problem){c->file, offset, "ends in the middle of a record"};
+}
+
+Sink counter_sink(Counter *c) { return (Sink){c, take_record, run_batch, take_problem, take_end}; }
+
+void counter_finish(Counter *c)
+{
+	run_batch(c);
+	for (uint32_t i = 0; i < c->flow_count; i++)
+		if (c->flows[i].flags & FLOW_USED)
+			fold(c, i);
+	c->flow_count = c->free_count = 0;
+	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
+	for (uint32_t i = 0; i < c->link_count; i++)
+		booting(c, c->links + i, c->end);
+}
+
+static uint32_t slots_for(uint32_t entries)
+{
+	uint32_t slots = 64;
+	while (slots < entries * 2)
+		slots *= 2;
+	return slots;
+}
+
+bool counter_begin(Counter *c)
+{
+	if (getrandom(c->seed, sizeof c->seed, GRND_NONBLOCK) != sizeof c->seed)
+		memset(c->seed, 0x5a, sizeof c->seed);
+	c->dice = 0x9e3779b97f4a7c15ULL;
+	c->bin = NS;
+	c->flow_mask = slots_for(c->max_flows) - 1;
+	c->pair_mask = slots_for(c->max_pairs) - 1;
+	c->flow_room = c->max_flows < 4096 ? c->max_flows : 4096;
+	c->pair_room = c->max_pairs < 1024 ? c->max_pairs : 1024;
+	c->hosts = calloc(MAX_HOSTS, sizeof *c->hosts);
+	c->host_slots = malloc(SLOTS_HOST * sizeof *c->host_slots);
+	c->links = calloc(MAX_LINKS, sizeof *c->links);
+	c->link_slots = malloc(SLOTS_LINK * sizeof *c->link_slots);
+	c->flows = malloc(c->flow_room * sizeof *c->flows);
+	c->free_flows = malloc(c->max_flows * sizeof *c->free_flows);
+	c->flow_slots = malloc(((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
+	c->pairs = malloc(c->pair_room * sizeof *c->pairs);
+	c->pair_slots = malloc(((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
+	c->learnt = calloc(LEARNT, sizeof *c->learnt);
+	c->fragments = calloc(FRAGMENTS, sizeof *c->fragments);
+	c->transfers = calloc(TRANSFERS, sizeof *c->transfers);
+	c->gathers = malloc(MAX_GATHERS * sizeof *c->gathers);
+	if (!c->hosts || !c->host_slots || !c->links || !c->link_slots || !c->flows || !c->free_flows || !c->flow_slots ||
+	    !c->pairs || !c->pair_slots || !c->learnt || !c->fragments || !c->transfers || !c->gathers)
+		return false;
+	for (uint32_t i = 0; i < MAX_GATHERS; i++)
+		c->gathers[i].next = i + 1 < MAX_GATHERS ? i + 1 : NONE;
+	memset(c->host_slots, 0xff, SLOTS_HOST * sizeof *c->host_slots);
+	memset(c->link_slots, 0xff, SLOTS_LINK * sizeof *c->link_slots);
+	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
+	memset(c->pair_slots, 0xff, ((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
+	link_of(c, NULL); /* the first link stands for none */
+	return true;
+}
+
+void counter_end(Counter *c)
+{
+	free(c->hosts);
+	free(c->host_slots);
+	free(c->links);
+	free(c->link_slots);
+	free(c->boots);
+	free(c->flows);
+	free(c->free_flows);
+	free(c->flow_slots);
+	free(c->pairs);
+	free(c->pair_slots);
+	free(c->learnt);
+	free(c->fragments);
+	free(c->transfers);
+	free(c->gathers);
+	free(c->samples);
+	free(c->kept);
+}

@@ -1,0 +1,137 @@
+/* Pairs of a client and a service: contacts, their regularity, their place in time. */
+#include "tables.h"
+
+#include <stdlib.h>
+
+#define SILENCE NS /* contacts are at least so far apart */
+#define ROUTER 16u /* a link address with more addresses behind it is a router's */
+
+/* ---- pairs --------------------------------------------------------------------------------------- */
+
+static uint64_t pair_hash(const Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
+{
+	return hash_words(c, (uint64_t)client << 32 | server, (uint64_t)protocol << 32 | (uint64_t)port << 8 | kind);
+}
+
+static bool more_pairs(Counter *c)
+{
+	uint32_t room = c->pair_room * 2 > c->max_pairs ? c->max_pairs : c->pair_room * 2;
+	Pair *more = realloc(c->pairs, room * sizeof *more);
+	if (!more)
+		return false;
+	c->pairs = more;
+	c->pair_room = room;
+	return true;
+}
+
+uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
+{
+	for (int turn = 0;; turn++) {
+		uint32_t hash = (uint32_t)pair_hash(c, client, server, protocol, port, kind), at = hash & c->pair_mask;
+		for (; c->pair_slots[at] != NONE; at = (at + 1) & c->pair_mask) {
+			Pair *pair = c->pairs + c->pair_slots[at];
+			if (pair->hash == hash && pair->client == client && pair->server == server && pair->protocol == protocol &&
+			    pair->port == port && pair->kind == kind)
+				return c->pair_slots[at];
+		}
+		/* When it gets tight, the addresses behind a router are counted as one. */
+		const Host *far = c->hosts + server, *near = c->hosts + client;
+		bool tight = c->pair_count >= c->max_pairs - c->max_pairs / 4;
+		if (tight && turn == 0) {
+			uint32_t far_side = c->links[far->link].addresses > ROUTER ? together(c, far->link) : server;
+			uint32_t near_side = c->links[near->link].addresses > ROUTER ? together(c, near->link) : client;
+			if (far_side != server || near_side != client) {
+				server = far_side;
+				client = near_side;
+				continue;
+			}
+		}
+		if (c->pair_count >= c->max_pairs || (c->pair_count == c->pair_room && !more_pairs(c)))
+			return NONE;
+		Pair *pair = c->pairs + c->pair_count;
+		memset(pair, 0, sizeof *pair);
+		pair->client = client;
+		pair->server = server;
+		pair->protocol = protocol;
+		pair->port = port;
+		pair->kind = kind;
+		pair->hash = hash;
+		pair->first = INT64_MAX;
+		pair->last = pair->contact = INT64_MIN;
+		c->pair_slots[at] = c->pair_count;
+		return c->pair_count++;
+	}
+}
+
+/* The same number every time: reports of one capture are equal. */
+static uint32_t roll(Counter *c, uint32_t sides)
+{
+	c->dice ^= c->dice << 13;
+	c->dice ^= c->dice >> 7;
+	c->dice ^= c->dice << 17;
+	return (uint32_t)((c->dice >> 32) * sides >> 32);
+}
+
+void keep_value(Counter *c, float *kept, uint32_t room, uint32_t *seen, int64_t span)
+{
+	if (*seen == UINT32_MAX)
+		return;
+	uint32_t at = *seen < room ? *seen : roll(c, *seen + 1);
+	(*seen)++;
+	if (at < room)
+		kept[at] = (float)((double)span / (double)NS);
+}
+
+static void fold_timeline(uint16_t *bins)
+{
+	for (int i = 0; i < BINS; i++) {
+		uint32_t sum = 2 * i + 1 < BINS ? (uint32_t)bins[2 * i] + bins[2 * i + 1] : 0;
+		bins[i] = sum > UINT16_MAX ? UINT16_MAX : (uint16_t)sum;
+	}
+}
+
+static int bin_of(Counter *c, int64_t now)
+{
+	if (now <= c->bin_base)
+		return 0;
+	while ((now - c->bin_base) / c->bin >= BINS) {
+		for (uint32_t i = 0; i < c->pair_count; i++) {
+			fold_timeline(c->pairs[i].timeline);
+			fold_timeline(c->pairs[i].timeline_boot);
+		}
+		c->bin *= 2;
+	}
+	return (int)((now - c->bin_base) / c->bin);
+}
+
+void contact(Counter *c, Pair *pair, int64_t now)
+{
+	if (pair->contact != INT64_MIN && now - pair->contact < SILENCE && now >= pair->contact)
+		return;
+	if (pair->contact != INT64_MIN && now > pair->contact)
+		keep_value(c, pair->intervals, INTERVALS, &pair->intervals_seen, now - pair->contact);
+	if (now > pair->contact) /* a connection that never said a word is counted late */
+		pair->contact = now;
+	/* The node is the one that boots, whoever of the two it is. */
+	Link *link = c->links + c->hosts[pair->client].link;
+	if (!booting(c, link, now)) {
+		Link *far = c->links + c->hosts[pair->server].link;
+		if (booting(c, far, now))
+			link = far;
+	}
+	int bin = bin_of(c, now);
+	uint16_t *timeline = pair->timeline;
+	if (link->booting) {
+		if (pair->boots != link->boots) {
+			pair->boots = link->boots;
+			link->novel = now;
+		}
+		pair->contacts_boot++;
+		timeline = pair->timeline_boot;
+	} else {
+		pair->contacts_steady++;
+	}
+	if (timeline[bin] != UINT16_MAX)
+		timeline[bin]++;
+}
+

@@ -1,0 +1,83 @@
+/* What the tables of the core know of each other: hosts.c, pairs.c, flows.c, counter.c. */
+#ifndef SMS_TABLES_H
+#define SMS_TABLES_H
+
+#include "core.h"
+
+#include <string.h>
+
+/* ---- hashing: seeded, so that no capture can be made that collides ----------------------------- */
+
+static inline uint64_t mix(uint64_t x)
+{
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93ULL;
+	return x ^ x >> 32;
+}
+
+static inline uint64_t word(const uint8_t *p)
+{
+	uint64_t value;
+	memcpy(&value, p, 8);
+	return value;
+}
+
+static inline uint32_t hash_address(const Counter *c, const uint8_t *address, uint8_t length)
+{
+	if (length == 4) {
+		uint32_t value;
+		memcpy(&value, address, 4);
+		return (uint32_t)(mix((value ^ c->seed[0]) * (c->seed[1] | 1)) >> 16);
+	}
+	return (uint32_t)(mix((word(address) ^ c->seed[0]) * (c->seed[1] | 1) + (word(address + 8) ^ c->seed[2]) * (c->seed[3] | 1)) >> 16);
+}
+
+static inline uint64_t hash_words(const Counter *c, uint64_t one, uint64_t two)
+{
+	return mix(mix((one ^ c->seed[0]) * (c->seed[1] | 1)) + (two ^ c->seed[2]) * (c->seed[3] | 1));
+}
+
+/* ---- what was asked for ------------------------------------------------------------------------ */
+
+static inline int family(uint8_t protocol)
+{
+	return protocol == TCP ? 0 : protocol == UDP ? 1 : protocol == SCTP ? 2 : -1;
+}
+
+static inline bool bit(const uint8_t map[3][8192], uint8_t protocol, uint16_t port)
+{
+	int row = family(protocol);
+	return row >= 0 && (map[row][port >> 3] >> (port & 7) & 1);
+}
+
+/* ---- hosts.c --------------------------------------------------------------------------------- */
+
+void count_other(Counter *c, int what, uint32_t value, uint64_t packets, uint64_t bytes);
+void count_skipped(Counter *c, const char *reason);
+/* The number of a link address; NULL stands for none, and is number 0. */
+uint32_t link_of(Counter *c, const uint8_t *mac);
+/* Whether the node of a link address boots; settles one that asked for nothing new for long. */
+bool booting(Counter *c, Link *link, int64_t now);
+void see_dhcp(Counter *c, const Packet *p);
+void see_neighbour(Counter *c, const Packet *p);
+uint32_t host_of(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac);
+/* The host that stands for all further addresses behind a router. */
+uint32_t together(Counter *c, uint32_t link);
+void learn_mac(Counter *c, uint32_t index, const uint8_t *mac);
+void claim(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac);
+
+/* ---- pairs.c --------------------------------------------------------------------------------- */
+
+/* The number of a pair; NONE when there is no more room. */
+uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind);
+/* Reservoir sampling (Vitter 1985, algorithm R). */
+void keep_value(Counter *c, float *kept, uint32_t room, uint32_t *seen, int64_t span);
+/* A client speaks to a service, at most once a second. */
+void contact(Counter *c, Pair *pair, int64_t now);
+
+/* ---- flows.c --------------------------------------------------------------------------------- */
+
+void count_packet(Counter *c, const Packet *p);
+void fold(Counter *c, uint32_t index);
+
+#endif
