@@ -17,7 +17,7 @@ SOURCES = ROOT / "analysis" / "core"
 OUTPUT = ROOT / "analysis" / "_core.abi3.so"
 
 FLAGS = [
-    *("-std=c11", "-D_GNU_SOURCE", "-O3", "-flto", "-fPIC", "-shared", "-fvisibility=hidden", "-g1"),
+    *("-std=c11", "-D_GNU_SOURCE", "-O3", "-flto", "-fPIC", "-shared", "-fvisibility=hidden", "-s"),
     *("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wformat=2"),
     # What Debian and Fedora build their own packages with.
     *("-D_FORTIFY_SOURCE=2", "-fstack-protector-strong", "-fstack-clash-protection"),
