@@ -24,6 +24,8 @@ class Counted:
         ways: (packets, bytes) of each direction of each flow of TCP, UDP and SCTP.
         plain: of other protocols above IP, by (protocol, sender, receiver).
         connections: flows of TCP, UDP and SCTP, told apart as the program does.
+        tables: frames of each pair of ends, by protocol, as ``tshark -z conv`` has them.
+        later: packets that are later fragments, by protocol and ends; tshark's own tables leave them out.
     """
 
     packets: int = 0
@@ -31,6 +33,8 @@ class Counted:
     ways: dict[Way, tuple[int, int]] = field(default_factory=dict)
     plain: dict[Way, tuple[int, int]] = field(default_factory=dict)
     connections: dict[int, int] = field(default_factory=dict)
+    tables: dict[str, dict[frozenset[End], int]] = field(default_factory=dict)
+    later: dict[tuple[int, frozenset[End]], int] = field(default_factory=dict)
 
     def add(self, way: Way, packets: int, size: int) -> None:
         """Count something of one direction."""
@@ -66,7 +70,7 @@ FIELDS = (
         "ip.id",
     ),
     *("ipv6.fraghdr.offset", "ipv6.fraghdr.ident", "tcp.srcport", "tcp.dstport", "udp.srcport", "udp.dstport"),
-    *("sctp.srcport", "sctp.dstport", "ipv6.nxt", "ip.len"),
+    *("sctp.srcport", "sctp.dstport", "ipv6.nxt", "frame.encap_type", "tcp.stream"),
 )
 BELOW = {"ipv6.hopopts", "ipv6.routing", "ipv6.fraghdr", "ipv6.dstopts", "ah", "mipv6", "shim6", "hip"}
 """What may stand between IPv6 and the transport."""
@@ -80,16 +84,32 @@ def by_tshark(tool: str, file: Path) -> Counted:
     Later fragments have no ports; they are counted to the flow of the first one of the same datagram.
     """
     fields = [word for name in FIELDS for word in ("-e", name)]
-    separators = ("-E", "separator=|", "-E", "occurrence=f")
+    separators = ("-E", "separator=|", "-E", "occurrence=f", "-z", "conv,tcp", "-z", "conv,udp")
     counted = Counted()
     firsts: dict[tuple[Any, ...], Way] = {}
+    streams, table = set(), ""
     for line in tshark(tool, file, "-T", "fields", *separators, *fields).splitlines():
+        if "|" not in line or table:
+            words = line.split()
+            if words[1:] == ["Conversations"]:
+                table = words[0].lower()
+                counted.tables[table] = {}
+            elif len(words) > 8 and words[1] == "<->":
+                _conversation(words, counted.tables, table)
+            continue
         one = dict(zip(FIELDS, line.split("|"), strict=True))
+        if not one["frame.encap_type"]:
+            continue  # a custom block of pcapng: tshark gives it a number, but it is no packet
         size = int(one["frame.len"])
         counted.packets += 1
         counted.bytes += size
+        streams.add(one["tcp.stream"])
         if way := _way(one, firsts):
             counted.add(way, 1, size)
+            if int(one["ip.frag_offset"] or one["ipv6.fraghdr.offset"] or 0):
+                both = (way[0], frozenset(way[1:]))
+                counted.later[both] = counted.later.get(both, 0) + 1
+    counted.connections[TCP] = len(streams - {""})
     return counted
 
 
@@ -97,7 +117,7 @@ def _way(one: Mapping[str, str], firsts: dict[tuple[Any, ...], Way]) -> Way | No
     """Which direction of which flow a packet is of; None without an IP header."""
     layers = one["frame.protocols"].split(":")
     outer = next((layer for layer in layers if layer in ("ip", "ipv6")), None)
-    if not outer or not one[f"{outer}.src"]:
+    if not outer or not (one[f"{outer}.src"] and one[f"{outer}.dst"]):
         return None
     above = next((layer for layer in layers[layers.index(outer) + 1 :] if layer not in BELOW), "")
     sender, receiver = (p.ip_bytes(one[f"{outer}.{end}"]) for end in ("src", "dst"))
@@ -119,17 +139,12 @@ def _way(one: Mapping[str, str], firsts: dict[tuple[Any, ...], Way]) -> Way | No
     return way
 
 
-def conversations(tool: str, file: Path, protocol: str) -> dict[frozenset[End], int]:
-    """Frames of each pair of ends, as ``tshark -z conv`` has them; one that was opened anew is two there, one here."""
-    frames: dict[frozenset[End], int] = {}
-    for line in tshark(tool, file, "-q", "-z", f"conv,{protocol}").splitlines():
-        words = line.split()
-        if len(words) < 8 or words[1] != "<->":
-            continue
-        ends = frozenset(_end(words[place]) for place in (0, 2))
-        # "frames bytes unit" towards each end, then both together.
-        frames[ends] = frames.get(ends, 0) + int(words[3]) + int(words[6])
-    return frames
+def _conversation(words: list[str], tables: dict[str, dict[frozenset[End], int]], table: str) -> None:
+    """A line of ``tshark -z conv``; one that was opened anew is two lines there and one here."""
+    ends = frozenset(_end(words[place]) for place in (0, 2))
+    # "frames bytes unit" towards each end, then both together.
+    frames = tables.setdefault(table, {})
+    frames[ends] = frames.get(ends, 0) + int(words[3]) + int(words[6])
 
 
 def _end(text: str) -> End:
