@@ -1,0 +1,1 @@
+"""Classifications as people read them."""
