@@ -16,6 +16,7 @@ from appliance import __version__
 from appliance.errors import SmsError
 
 GROUPS: dict[str, tuple[str, ...]] = {
+    "what must never stop": ("classify",),
     "the site": ("init", "config", "key", "host", "doctor"),
     "the image": ("build", "verify", "image"),
     "the running appliance": ("start", "stop", "status", "logs", "exec", "shell"),

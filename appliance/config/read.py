@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from appliance.config.document import MAX_CHARACTERS, Document, first_problems, read_document
-from appliance.config.model import Site
 from appliance.config.wording import Mistake, worded
 from appliance.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from appliance.config.model import Site
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -24,6 +26,9 @@ def read_site(path: Path) -> tuple[Site, Document]:
 
 def read_site_text(text: str, file: str, *, folder: Path | None = None) -> tuple[Site, Document]:
     """Read a site file's text; the document tells the line of each place."""
+    # Building the site's model takes 20 ms, and who reads the catalogue alone has no use for it.
+    from appliance.config.model import Site
+
     document = read_document(text, file)
     return validate(document, Site, folder=folder), document
 
