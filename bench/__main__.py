@@ -16,7 +16,7 @@ from rich.table import Table
 import bench
 from appliance.cli import screen
 from appliance.errors import SmsError
-from bench.rig import Rig, Skip
+from bench.rig import Rig, Skip, traffic
 
 
 def benchmarks() -> dict[str, str]:
@@ -70,10 +70,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; all without a name")
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs a median is of (default: %(default)s)")
     parser.add_argument("--install", action="store_true", help="install the Debian packages that a peer needs (QEMU)")
+    parser.add_argument("--clean", action="store_true", help="remove the captures that benchmarks keep, and end")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in known]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
+    if arguments.clean:
+        traffic.clean()
+        return 0
     if arguments.list:
         print("\n".join(f"{name:18} {text}" for name, text in known.items()))
         return 0
