@@ -18,7 +18,7 @@ MOST_LANES = 24
 
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200)
 _DAYS = (1, 2, 7, 14, 30, 60, 90, 180, 365)
-_MOST_TICKS = 8
+_MOST_TICKS = 10
 _LEAST = 4.0
 """Height of the lowest bar in a timeline, in per cent."""
 _FIRST = 2.0
@@ -42,7 +42,7 @@ def _tick(at: float, label: str, *, index: int, note: str = "") -> Tick:
 
 
 def _step(length_s: float) -> float:
-    """Seconds between two marks, so that no more than eight come out."""
+    """Seconds between two marks, so that hardly more than ten come out."""
     below = [10.0**power * part for power in range(-9, 0) for part in (1, 2, 5)]
     for step in (*below, *_STEPS, *(days * DAY for days in _DAYS)):
         if length_s / step <= _MOST_TICKS:
@@ -54,6 +54,7 @@ def time_ticks(start: datetime | None, length_s: float) -> list[Tick]:
     """Marks at whole times of the clock from ``start`` on; without one, times since the beginning."""
     if not math.isfinite(length_s) or length_s <= 0:
         return []
+    start = start if later(start, length_s) else None
     step = _step(length_s)
     offset = start.timestamp() % max(step, DAY) if start else 0.0
     # A capture that begins a moment after the full hour has its mark at the very left.
@@ -112,9 +113,17 @@ class Strip:
     total_boot: int
 
 
-def strip(service: Service, number: int) -> Strip:
+def parts_shown(found: Classification) -> int:
+    """Parts of the timelines that the capture lasted; it may have ended before the last of them."""
+    longest = max((len(line) for one in found.services for line in (one.timeline, one.timeline_boot)), default=0)
+    begun = found.capture.duration_s / found.bin_s if found.bin_s > 0 else math.inf
+    return min(longest, math.floor(begun) + 1) if 0 <= begun < longest else longest
+
+
+def strip(service: Service, number: int, parts: int) -> Strip:
     """Both directions have one scale: bars of the same length are as many contacts."""
-    pairs = list(zip_longest(service.timeline, service.timeline_boot, fillvalue=0))
+    pairs = list(zip_longest(service.timeline, service.timeline_boot, fillvalue=0))[:parts]
+    pairs += [(0, 0)] * (parts - len(pairs))
     most, most_boot = (max((pair[side] for pair in pairs), default=0) for side in (0, 1))
     scale = 96 / (most + most_boot) if most + most_boot else 0.0
     # What is there is seen: a contact beside a thousand others is still a mark.
@@ -157,10 +166,12 @@ def budget_label(service: Service) -> str:
 def budgets(services: Sequence[tuple[int, Service]]) -> tuple[list[Budget], list[Tick]]:
     """Bars, the shortest first, and the marks of their scale: each ten times as long is as far again."""
     finite = [one.budget_s for _, one in services if math.isfinite(one.budget_s)]
-    most = next((tick for tick in BUDGET_TICKS[4:] if tick >= max(finite, default=0)), max([*finite, 1.0]))
+    longest = max(finite, default=0.0)
+    most = next((tick for tick in BUDGET_TICKS[4:] if tick >= longest), longest)
     order = sorted(services, key=lambda pair: (pair[1].budget_s, pair[1].verdict != "time-critical", pair[1].name))
     bars = [Budget(one, number, _budget_at(one.budget_s, most), budget_label(one)) for number, one in order]
-    marks = [tick for tick in BUDGET_TICKS if tick <= most]
+    # Beside the last mark there is no room for another label.
+    marks = [tick for tick in BUDGET_TICKS if tick == most or _budget_at(tick, most) < 88]
     return bars, [_tick(_budget_at(tick, most), span(tick), index=index) for index, tick in enumerate(marks)]
 
 

@@ -33,6 +33,7 @@ def render_html(classification: Classification) -> str:
     numbered = list(enumerate(found.services[:MOST_SERVICES], 1))
     start = units.read_time(found.capture.start)
     bars, budget_ticks = drawing.budgets(numbered)
+    shown = drawing.parts_shown(found)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -49,8 +50,8 @@ def render_html(classification: Classification) -> str:
             end=units.later(start, found.capture.duration_s),
             bars=bars,
             budget_ticks=budget_ticks,
-            strips=[drawing.strip(one, number) for number, one in numbered],
-            time_ticks=drawing.time_ticks(start, timeline_s(found)),
+            strips=[drawing.strip(one, number, shown) for number, one in numbered],
+            time_ticks=drawing.time_ticks(start, found.bin_s * shown),
             talk=drawing.talk(found, numbered),
             parts=parts(found),
             notices=notices(found),
@@ -130,12 +131,6 @@ def headline(found: Classification) -> str:
     return f"{units.counted(critical, 'service')} must never stop" + (
         f", {units.number(rest)} can wait" if rest else ""
     )
-
-
-def timeline_s(found: Classification) -> float:
-    """Seconds that the timelines last: all parts, which is a little more than the capture where it was rounded up."""
-    longest = max((len(line) for one in found.services for line in (one.timeline, one.timeline_boot)), default=0)
-    return found.bin_s * longest or found.capture.duration_s
 
 
 def parts(found: Classification) -> list[Part]:

@@ -287,7 +287,8 @@ def test_time_axis(start: datetime | None, length_s: float, labels: str) -> None
 
 
 def test_time_axis_at_the_end_of_the_calendar() -> None:
-    assert len(drawing.time_ticks(datetime.max.replace(tzinfo=UTC), 1e9)) <= 9
+    ticks = drawing.time_ticks(datetime.max.replace(tzinfo=UTC), 1e9)
+    assert [tick.label for tick in ticks[:2]] == ["0 s", "1,157 days"]
 
 
 def test_bars_of_budgets_are_on_one_scale() -> None:
@@ -307,9 +308,18 @@ def test_bars_of_budgets_are_on_one_scale() -> None:
     [((0, 4), (), 100, (1, 0)), ((), (3, 0), 4, (0, 1)), ((2, 2), (2, 0), 52, (2, 1)), ((), (), 100, (0, 0))],
 )
 def test_timelines(steady: tuple[int, ...], boot: tuple[int, ...], line: float, marks: tuple[int, int]) -> None:
-    strip = drawing.strip(Service("x", "deferrable", timeline=steady, timeline_boot=boot), 1)
+    strip = drawing.strip(Service("x", "deferrable", timeline=steady, timeline_boot=boot), 1, 2)
     assert (strip.line, (strip.steady.count("M"), len(strip.boot))) == (line, marks)
     assert all(strip.line + height <= 100.01 for _, _, height in strip.boot)
+
+
+def test_a_timeline_ends_with_the_capture() -> None:
+    """The core doubles the length of a part when it runs out of parts: up to half of them may be left."""
+    found = replace(example.paper(), bin_s=2500.0)
+    assert drawing.parts_shown(found) == 35
+    assert drawing.parts_shown(example.paper()) == 64
+    assert drawing.strip(example.CHRONY, 1, 35).parts == 35
+    assert drawing.parts_shown(example.empty()) == 0
 
 
 def test_arrows_follow_who_opens() -> None:
@@ -400,7 +410,7 @@ def written(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 900, 390, 320])
+@pytest.mark.parametrize("width", [1280, 1010, 900, 390, 320])
 @pytest.mark.parametrize("name", PAGES)
 def test_in_a_browser(name: str, width: int, scheme: str, browser: Browser, tmp_path: Path) -> None:
     """Nothing is fetched, nothing complains, nothing overlaps, overflows or is too pale; evidence closed and open."""
