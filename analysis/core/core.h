@@ -1,6 +1,7 @@
 /* The native core of `sms classify`: what its parts know of each other.
  *
- * reader.c   capture files -> records       decode.c  records -> packets
+ * source.c   files -> bytes                 reader.c  bytes -> records
+ * decode.c   records -> packets
  * counter.c  packets in batches             hosts.c   addresses, link addresses, boots
  * flows.c    packets -> flows               pairs.c   flows -> pairs of a client and a service
  * rows.c     pairs -> rows by role          module.c  all of it for Python (the only file that knows of it)
@@ -54,7 +55,7 @@ static inline uint16_t le16(const uint8_t *p) { return (uint16_t)(p[1] << 8 | p[
 static inline uint32_t get32(const uint8_t *p, bool big) { return big ? be32(p) : le32(p); }
 static inline uint16_t get16(const uint8_t *p, bool big) { return big ? be16(p) : le16(p); }
 
-/* ---- reader.c ------------------------------------------------------------------------------- */
+/* ---- source.c, reader.c ----------------------------------------------------------------------------- */
 
 typedef struct {
 	int64_t time;
@@ -75,8 +76,11 @@ typedef struct {
 	void (*truncated)(void *owner, uint64_t offset);
 } Sink;
 
+typedef struct Ahead Ahead;
+
 typedef struct {
-	uint8_t *data; /* WINDOW bytes */
+	uint8_t *data; /* WINDOW bytes at least; source_begin makes it */
+	Ahead *ahead;  /* who reads ahead; NULL for nobody */
 	size_t start, end;
 	uint64_t base; /* offset in the file of data[0] */
 	int descriptor; /* -1: there is only what is in the window already */
@@ -87,6 +91,12 @@ typedef struct {
 	volatile bool *stopped; /* set by another thread */
 	volatile uint64_t *read_bytes;
 } Source;
+
+/* False: no memory. The caller has filled in where the bytes are. */
+bool source_begin(Source *source);
+void source_end(Source *source);
+/* Makes the window hold as many bytes as are wanted (at most half a WINDOW), unless the file ends. */
+void source_fill(Source *source, const Sink *sink, size_t wanted);
 
 enum { READ_OK = 0, READ_NOT_A_CAPTURE = 1, READ_ERROR = 2 };
 
@@ -253,6 +263,29 @@ typedef struct {
 #define FRAGMENTS 4096u
 #define TRANSFERS 1024u
 #define LEARNT 65536u
+
+#ifdef SMALL_TABLES /* for the fuzzer: what a small capture fills */
+#undef MAX_CAPTURED
+#define MAX_CAPTURED 4096u
+#undef WINDOW
+#define WINDOW (32u << 10)
+#undef MAX_GATHERS
+#define MAX_GATHERS 8u
+#undef MAX_HOSTS
+#define MAX_HOSTS 256u
+#undef MAX_LINKS
+#define MAX_LINKS 64u
+#undef MAX_BOOTS
+#define MAX_BOOTS 8u
+#undef MAX_ADDRESSES
+#define MAX_ADDRESSES 16u
+#undef FRAGMENTS
+#define FRAGMENTS 16u
+#undef TRANSFERS
+#define TRANSFERS 4u
+#undef LEARNT
+#define LEARNT 16u
+#endif
 
 typedef struct {
 	/* what is asked for */
