@@ -1,5 +1,6 @@
 """The native core: reads captures at the speed of the disk. ``analysis/core/*.c``; `make core` builds it."""
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ class Counter:
     def __init__(
         self,
         ports: Sequence[tuple[int, int]],
-        first: Sequence[tuple[int, int, int, bytes, bytes]],
+        first: Sequence[tuple[int, int, int, builtins.bytes, builtins.bytes]],
         samples: Sequence[tuple[int, int, int]],
-        node: bytes = b"",
+        node: builtins.bytes = b"",
         max_flows: int = 131072,
         max_pairs: int = 65536,
         keep_flows: int = 0,
@@ -37,7 +38,7 @@ class Counter:
         Raises:
             ValueError: a bound is broken.
         """
-    def read(self, descriptor: int, prefix: bytes = b"") -> None:
+    def read(self, descriptor: int, prefix: builtins.bytes = b"") -> None:
         """Read one capture file: ``prefix``, then the descriptor up to its end. Releases the GIL.
 
         Raises:
@@ -48,18 +49,20 @@ class Counter:
         """Make ``read`` in another thread return at the next block."""
     def finish(self) -> None:
         """All files are read: fold what is still open."""
-    def hosts(self) -> list[tuple[bytes, tuple[bytes, ...], bytes, bytes, int, int, bool]]:
+    def hosts(
+        self,
+    ) -> list[tuple[builtins.bytes, tuple[builtins.bytes, ...], builtins.bytes, builtins.bytes, int, int, bool]]:
         """(address, macs, via, claimed, sent, received, outgoing) by index."""
-    def rows(self, roles: bytes) -> list[tuple[Any, ...]]:
+    def rows(self, roles: builtins.bytes) -> list[tuple[Any, ...]]:
         """Counts grouped by the roles of the hosts, one byte each, in the order of observed.Row's fields."""
     def links(self) -> list[tuple[int, int, int, int, int, int]]:
         """(client, server, protocol, port, packets, bytes) of every pair of hosts."""
-    def samples(self) -> list[tuple[int, int, bool, int, int, int, bytes]]:
+    def samples(self) -> list[tuple[int, int, bool, int, int, int, builtins.bytes]]:
         """In the order of observed.Sample's fields."""
-    def boots(self) -> list[tuple[bytes, int, int]]: ...
+    def boots(self) -> list[tuple[builtins.bytes, int, int]]: ...
     def problems(self) -> list[tuple[int, int, str]]:
         """(file, counted from 0 in the order read, byte offset, what) of the first hundred."""
-    def flows(self) -> list[tuple[bytes, int, bytes, int, int, int, int, int, int]]:
+    def flows(self) -> list[tuple[builtins.bytes, int, builtins.bytes, int, int, int, int, int, int]]:
         """(client, port, server, port, protocol, packets and bytes to the server, packets and bytes back)."""
     def totals(self) -> dict[str, Any]:
         """packets, bytes, start_ns, end_ns, truncated, other {what: (packets, bytes)}, skipped {reason: count},

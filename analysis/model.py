@@ -174,7 +174,9 @@ class Unclassified:
 
 @dataclass(frozen=True)
 class Classification:
-    """All that `sms classify` says. packets of services, routed, elsewhere and unclassified add up to the capture's.
+    """All that `sms classify` says. Packets of services, elsewhere and unclassified add up to the capture's.
+
+    What is routed is one of the services too; `routed` tells more of it.
 
     Attributes:
         elsewhere: understood, but not between nodes and management node: nodes among themselves, outside addresses.

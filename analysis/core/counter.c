@@ -18,11 +18,12 @@ static void run_batch(void *owner)
 	for (uint32_t i = 0; i < c->batched; i++) {
 		const Packet *p = c->batch + i;
 		c->now = p->time;
-		count_packet(c, p);
+		/* Before it is counted: a discover is part of the boot that it begins. */
 		if (p->protocol == UDP && p->destination_port == 67 && p->captured)
 			see_dhcp(c, p);
 		else if (p->protocol == ICMP6)
 			see_neighbour(c, p);
+		count_packet(c, p);
 	}
 	c->batched = 0;
 }

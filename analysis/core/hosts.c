@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#define SETTLED (30 * NS) /* a node that asked for nothing new for so long has booted */
+#define SETTLED (90 * NS) /* a node that asked for nothing new for so long has booted */
 
 /* ---- what no flow is made of ------------------------------------------------------------------- */
 

@@ -218,22 +218,21 @@ static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 	if (!counter)
 		return NULL;
 	Source source = {
-	    .data = malloc(WINDOW),
 	    .descriptor = descriptor,
 	    .prefix = (const uint8_t *)prefix,
 	    .prefix_left = (size_t)length,
 	    .stopped = &counter->stopped,
 	    .read_bytes = &counter->read_bytes,
 	};
-	if (!source.data)
+	if (!source_begin(&source))
 		return PyErr_NoMemory();
 	Sink sink = counter_sink(counter);
 	self->busy = true;
 	Py_BEGIN_ALLOW_THREADS
 	status = read_capture(&source, &sink);
+	source_end(&source);
 	Py_END_ALLOW_THREADS
 	self->busy = false;
-	free(source.data);
 	counter->file++;
 	if (counter->out_of_memory)
 		return PyErr_NoMemory();
@@ -585,13 +584,13 @@ static PyObject *first_time(PyObject *Py_UNUSED(module), PyObject *args)
 	First_time found = {.time = -1};
 	volatile bool stopped = false;
 	volatile uint64_t count = 0;
-	Source source = {.data = malloc(WINDOW), .descriptor = -1, .prefix = (const uint8_t *)data,
+	Source source = {.descriptor = -1, .prefix = (const uint8_t *)data,
 	                 .prefix_left = (size_t)length, .stopped = &stopped, .read_bytes = &count};
-	if (!source.data)
+	if (!source_begin(&source))
 		return PyErr_NoMemory();
 	Sink sink = {&found, peek_record, peek_moving, peek_problem, peek_end};
 	read_capture(&source, &sink);
-	free(source.data);
+	source_end(&source);
 	return PyLong_FromLongLong(found.time);
 }
 

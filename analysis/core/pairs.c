@@ -104,6 +104,13 @@ static int bin_of(Counter *c, int64_t now)
 	return (int)((now - c->bin_base) / c->bin);
 }
 
+/* Who has no address yet is only just coming up: 0.0.0.0, or ::. */
+static bool is_nameless(const Host *host)
+{
+	static const uint8_t nothing[16];
+	return host->length && !memcmp(host->address, nothing, host->length);
+}
+
 void contact(Counter *c, Pair *pair, int64_t now)
 {
 	if (pair->contact != INT64_MIN && now - pair->contact < SILENCE && now >= pair->contact)
@@ -121,8 +128,9 @@ void contact(Counter *c, Pair *pair, int64_t now)
 	}
 	int bin = bin_of(c, now);
 	uint16_t *timeline = pair->timeline;
-	if (link->booting) {
-		if (pair->boots != link->boots) {
+	bool nameless = is_nameless(c->hosts + pair->client);
+	if (link->booting || nameless) {
+		if (!nameless && pair->boots != link->boots) {
 			pair->boots = link->boots;
 			link->novel = now;
 		}

@@ -6,68 +6,22 @@
 #include "core.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define BLOCK (512u << 10)
 #define MAX_INTERFACES 4096u
 #define CHAIN 3
 #define FAR 157680000LL /* five years in seconds: further from its neighbour a record found by searching is none */
 #define LATEST (INT64_MAX / 4)
 
-/* ---- the window on the file ------------------------------------------------------------------- */
+/* ---- the window on the file: source.c fills it -------------------------------------------------- */
 
 static size_t held(const Source *s) { return s->end - s->start; }
 
-/* Like read(2); 0 too when another thread wants an end, which a pipe that is silent must not put off. */
-static ssize_t read_some(const Source *s, size_t room)
-{
-	while (!*s->stopped) {
-		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
-		if (poll(&one, 1, 200) == 0)
-			continue;
-		ssize_t got = read(s->descriptor, s->data + s->end, room);
-		if (got >= 0 || (errno != EINTR && errno != EAGAIN))
-			return got;
-	}
-	return 0;
-}
-
 static void fill(Source *s, const Sink *sink, size_t wanted)
 {
-	if (held(s) >= wanted || s->ended)
-		return;
-	if (s->start > 0) {
-		sink->moving(sink->owner);
-		memmove(s->data, s->data + s->start, held(s));
-		s->base += s->start;
-		s->end -= s->start;
-		s->start = 0;
-	}
-	while (held(s) < wanted && !s->ended) {
-		size_t room = WINDOW - s->end < BLOCK ? WINDOW - s->end : BLOCK;
-		ssize_t got;
-		if (s->prefix_left) {
-			got = (ssize_t)(room < s->prefix_left ? room : s->prefix_left);
-			memcpy(s->data + s->end, s->prefix, (size_t)got);
-			s->prefix += got;
-			s->prefix_left -= (size_t)got;
-		} else if (s->descriptor < 0 || *s->stopped) {
-			got = 0;
-		} else {
-			got = read_some(s, room);
-		}
-		if (got < 0)
-			s->error = errno;
-		if (got <= 0) {
-			s->ended = true;
-			return;
-		}
-		s->end += (size_t)got;
-		*s->read_bytes += (uint64_t)got;
-	}
+	if (held(s) < wanted && !s->ended)
+		source_fill(s, sink, wanted);
 }
 
 static inline bool need(Source *s, const Sink *sink, size_t wanted)

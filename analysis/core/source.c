@@ -1,0 +1,207 @@
+/* Where a capture's bytes come from: a descriptor, read when they are wanted or, from a large file, ahead of that.
+ *
+ * Reading ahead takes a thread: half of the time that a large capture needs is the kernel's, copying. The thread
+ * writes into a ring that is mapped twice in a row, so that what is in it is always in one piece.
+ */
+#include "core.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BLOCK (512u << 10)
+#define RING (4u << 20)
+#define LARGE (16 << 20) /* a file of this size is worth a thread */
+
+/* Like read(2); 0 too when another thread wants an end, which a pipe that is silent must not put off. */
+static ssize_t read_some(const Source *s, uint8_t *to, size_t room)
+{
+	while (!*s->stopped) {
+		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
+		if (poll(&one, 1, 200) == 0)
+			continue;
+		ssize_t got = read(s->descriptor, to, room);
+		if (got >= 0 || (errno != EINTR && errno != EAGAIN))
+			return got;
+	}
+	return 0;
+}
+
+/* ---- ahead ------------------------------------------------------------------------------------- */
+
+struct Ahead {
+	const Source *source;
+	uint8_t *ring;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t more, room;
+	uint64_t written, taken; /* bytes of the file */
+	bool ended, quit;
+	int error;
+};
+
+static void *run_ahead(void *argument)
+{
+	Ahead *a = argument;
+	for (bool going = true; going;) {
+		pthread_mutex_lock(&a->lock);
+		while (a->written - a->taken > RING - BLOCK && !a->quit)
+			pthread_cond_wait(&a->room, &a->lock);
+		going = !a->quit;
+		uint64_t at = a->written;
+		pthread_mutex_unlock(&a->lock);
+		ssize_t got = going ? read_some(a->source, a->ring + at % RING, BLOCK) : 0;
+		int error = errno;
+		pthread_mutex_lock(&a->lock);
+		if (got > 0) {
+			a->written += (uint64_t)got;
+		} else {
+			a->error = got < 0 ? error : 0;
+			a->ended = true;
+			going = false;
+		}
+		pthread_cond_signal(&a->more);
+		pthread_mutex_unlock(&a->lock);
+	}
+	return NULL;
+}
+
+static uint8_t *make_ring(void)
+{
+	int descriptor = memfd_create("sms-ring", MFD_CLOEXEC);
+	if (descriptor < 0)
+		return NULL;
+	uint8_t *ring = MAP_FAILED;
+	if (!ftruncate(descriptor, RING))
+		ring = mmap(NULL, 2 * (size_t)RING, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	for (size_t half = 0; ring != MAP_FAILED && half < 2; half++)
+		if (mmap(ring + half * RING, RING, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
+			munmap(ring, 2 * (size_t)RING);
+			ring = MAP_FAILED;
+		}
+	close(descriptor);
+	return ring == MAP_FAILED ? NULL : ring;
+}
+
+static void begin_ahead(Source *s)
+{
+	struct stat status;
+	if (s->descriptor < 0 || s->prefix_left || fstat(s->descriptor, &status) || !S_ISREG(status.st_mode) ||
+	    status.st_size < LARGE)
+		return;
+	Ahead *a = calloc(1, sizeof *a);
+	uint8_t *ring = a ? make_ring() : NULL;
+	if (!ring) {
+		free(a);
+		return;
+	}
+	a->ring = ring;
+	a->source = s;
+	pthread_mutex_init(&a->lock, NULL);
+	pthread_cond_init(&a->more, NULL);
+	pthread_cond_init(&a->room, NULL);
+	/* Signals are for the thread that knows what to do about them. */
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	bool fine = !pthread_create(&a->thread, NULL, run_ahead, a);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (!fine) {
+		munmap(ring, 2 * (size_t)RING);
+		free(a);
+		return;
+	}
+	free(s->data);
+	s->data = ring;
+	s->ahead = a;
+}
+
+static void fill_from_ahead(Source *s, size_t wanted)
+{
+	Ahead *a = s->ahead;
+	if (s->start >= RING) {
+		s->start -= RING;
+		s->end -= RING;
+		s->base += RING;
+	}
+	uint64_t taken = s->base + s->start;
+	pthread_mutex_lock(&a->lock);
+	a->taken = taken;
+	pthread_cond_signal(&a->room);
+	while (a->written - taken < wanted && !a->ended)
+		pthread_cond_wait(&a->more, &a->lock);
+	*s->read_bytes += a->written - (s->base + s->end);
+	s->end = (size_t)(a->written - s->base);
+	if (a->ended && a->written - taken < wanted) {
+		s->ended = true;
+		s->error = a->error;
+	}
+	pthread_mutex_unlock(&a->lock);
+}
+
+/* ---- what reader.c knows ------------------------------------------------------------------------ */
+
+bool source_begin(Source *s)
+{
+	s->data = malloc(WINDOW);
+	if (s->data)
+		begin_ahead(s);
+	return s->data != NULL;
+}
+
+void source_end(Source *s)
+{
+	Ahead *a = s->ahead;
+	if (!a) {
+		free(s->data);
+		return;
+	}
+	pthread_mutex_lock(&a->lock);
+	a->quit = true;
+	pthread_cond_signal(&a->room);
+	pthread_mutex_unlock(&a->lock);
+	pthread_join(a->thread, NULL);
+	munmap(a->ring, 2 * (size_t)RING);
+	free(a);
+}
+
+void source_fill(Source *s, const Sink *sink, size_t wanted)
+{
+	sink->moving(sink->owner);
+	if (s->ahead) {
+		fill_from_ahead(s, wanted);
+		return;
+	}
+	if (s->start > 0) {
+		memmove(s->data, s->data + s->start, s->end - s->start);
+		s->base += s->start;
+		s->end -= s->start;
+		s->start = 0;
+	}
+	while (s->end < wanted && !s->ended) {
+		size_t room = WINDOW - s->end < BLOCK ? WINDOW - s->end : BLOCK;
+		ssize_t got;
+		if (s->prefix_left) {
+			got = (ssize_t)(room < s->prefix_left ? room : s->prefix_left);
+			memcpy(s->data + s->end, s->prefix, (size_t)got);
+			s->prefix += got;
+			s->prefix_left -= (size_t)got;
+		} else {
+			got = s->descriptor < 0 ? 0 : read_some(s, s->data + s->end, room);
+		}
+		if (got < 0)
+			s->error = errno;
+		if (got <= 0) {
+			s->ended = true;
+			return;
+		}
+		s->end += (size_t)got;
+		*s->read_bytes += (uint64_t)got;
+	}
+}
