@@ -275,8 +275,6 @@ typedef struct {
 #define MAX_HOSTS 256u
 #undef MAX_LINKS
 #define MAX_LINKS 64u
-#undef MAX_BOOTS
-#define MAX_BOOTS 8u
 #undef MAX_ADDRESSES
 #define MAX_ADDRESSES 16u
 #undef FRAGMENTS
