@@ -9,6 +9,7 @@
 
 #define SILENCE NS           /* a client that says something after so long makes a new contact */
 #define LOADING (1ULL << 20) /* a node that loaded so many more bytes of what it asked for still boots */
+#define NFS 2049u
 #define DYNAMIC 32768u       /* server ports from here on are given out by systems, not by standards */
 
 static uint32_t sampled(const Counter *c, uint8_t protocol, uint16_t port)
@@ -50,6 +51,9 @@ static bool sender_serves(const Counter *c, const Packet *p)
 	}
 	if (here != there)
 		return here;
+	/* A client of NFS binds a port below 1024 (resvport of nfs(5)), which may be another service's. */
+	if (here && (p->source_port == NFS || p->destination_port == NFS))
+		return p->source_port == NFS;
 	here = learnt_server(c, source, p->protocol, p->source_port);
 	there = learnt_server(c, destination, p->protocol, p->destination_port);
 	if (here != there)
