@@ -1,0 +1,149 @@
+"""How long a service can be away before nodes notice: by what the capture shows, else by the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.numbers import count, span
+from analysis.observed import Role
+from analysis.protocols import DHCP_PORTS, NTP_PORT, SLURM_PORTS
+from analysis.protocols.ntp import REACH
+from analysis.protocols.slurm import PING
+from analysis.scene import Scene
+from analysis.services import Seen
+from analysis.signatures import TCP, UDP
+from analysis.told import Told
+
+SYN_RETRIES_S = 127.0
+"""A connection that nobody answers is tried for so long (tcp_syn_retries = 6, Linux, ip-sysctl)."""
+RETRIES_S = 924.0
+"""An open connection resends for so long, 924.6 s, until it is given up (tcp_retries2 = 15, Linux, ip-sysctl)."""
+UNASKED_S = 86400.0
+"""Budget of a service that nodes never ask for and the catalogue does not know."""
+PING_SHARE = 3
+"""slurmctld pings each node every third of SlurmdTimeout (src/slurmctld/controller.c)."""
+SYSLOG_UDP = {(UDP, 514), (UDP, 6514)}
+SYSLOG_TCP = {(TCP, 514), (TCP, 601), (TCP, 6514), (TCP, 2514), (TCP, 20514)}
+REGULAR = 0.25
+"""Range between the quartiles over the median of what is called regular."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds, and how they were reckoned. ``renewals``: leases that nodes renew limit it."""
+
+    seconds: float
+    why: str
+    renewals: bool = False
+
+
+def find_budget(seen: Seen, told: Told, scene: Scene) -> Budget:
+    """The outage budget of a service. Never infinite, never negative."""
+    places = set(seen.places)
+    found = None
+    if (UDP, DHCP_PORTS[0]) in places:
+        found = _dhcp(seen, told, scene)
+    elif (UDP, NTP_PORT) in places:
+        found = _ntp(told)
+    elif places & {(TCP, port) for port in SLURM_PORTS}:
+        found = _slurm(seen, told)
+    elif places & (SYSLOG_UDP | SYSLOG_TCP) and (seen.signature is None or _is_syslog(seen)):
+        found = _syslog(places)
+    if found:
+        return found
+    if seen.signature:
+        return Budget(max(seen.signature.budget_s, 0.0), seen.signature.budget_why)
+    return _unknown(seen, scene)
+
+
+def _dhcp(seen: Seen, told: Told, scene: Scene) -> Budget | None:
+    """A node that is just about to renew, at T1, loses its address when the lease ends (RFC 2131, section 4.4.5)."""
+    leases = [(one.lease_s - min(one.renew_s, one.lease_s), one) for one in told.leases]
+    if not leases:
+        return None
+    left_s, shortest = min(leases, key=lambda one: one[0])
+    terms = f"a lease lasts {span(shortest.lease_s)} and is renewed after {span(shortest.renew_s)}"
+    if told.renewals or _renewed(seen):
+        return Budget(
+            left_s, f"{terms}: who is about to renew keeps its address for {span(left_s)} more", renewals=True
+        )
+    own_s = seen.signature.budget_s if seen.signature else UNASKED_S
+    why = seen.signature.budget_why if seen.signature else "only a node that boots notices"
+    if scene.settled and scene.steady_s >= 2 * shortest.renew_s * max(scene.nodes, 1):
+        return Budget(own_s, f"{why}; {terms}, but no node that was up did so: they keep what they got at boot")
+    return Budget(min(left_s, own_s), f"{terms}; nobody was seen to renew, but the capture is too short to tell")
+
+
+def _renewed(seen: Seen) -> bool:
+    """Whether nodes that are up ask the server itself, not everybody."""
+    return any(
+        (row.protocol, row.port) == (UDP, DHCP_PORTS[0])
+        and (row.client, row.server) == (Role.NODE, Role.SMS)
+        and row.contacts_steady
+        for row in seen.rows
+    )
+
+
+def _ntp(told: Told) -> Budget | None:
+    polls = told.polls
+    if not polls:
+        return None
+    least, most = min(polls), max(polls)
+    often = f"every {span(least)}" if least == most else f"every {span(least)} to {span(most)}"
+    return Budget(
+        REACH * least,
+        f"nodes ask {often}, as their packets say, and give a server up after {REACH} polls without an answer "
+        "(RFC 5905, section 9.2); their clocks run on for long after that",
+    )
+
+
+def _slurm(seen: Seen, told: Told) -> Budget | None:
+    """SlurmdTimeout, by the pings."""
+    pings = sum(one.type == PING for one in told.slurm)
+    median, range_s = seen.regular(Role.SMS)
+    timeout_s = PING_SHARE * median
+    if not pings or not 10 <= timeout_s <= 65533 or range_s > REGULAR * median:
+        return None
+    own = f"; {seen.signature.budget_why}" if seen.signature and seen.signature.budget_why else ""
+    return Budget(
+        round(timeout_s, 1),
+        f"the controller pings a node every {span(median)}, a third of SlurmdTimeout, so that is {span(timeout_s)} "
+        f"(slurm.conf(5)){own}",
+    )
+
+
+def _is_syslog(seen: Seen) -> bool:
+    return bool(seen.signature and set(seen.signature.ports) & SYSLOG_UDP)
+
+
+def _syslog(places: set[tuple[int, int]]) -> Budget:
+    if places & SYSLOG_UDP:
+        return Budget(0.0, "syslog over UDP is lost at once, and the sender does not know (RFC 5426)")
+    return Budget(
+        RETRIES_S,
+        f"all senders use TCP: it resends for {span(RETRIES_S)} (tcp_retries2, ip-sysctl), and senders with a queue "
+        "keep their lines for longer",
+    )
+
+
+def _unknown(seen: Seen, scene: Scene) -> Budget:
+    """For a service that nobody knows: until somebody asks, and as long as the network keeps trying."""
+    if not seen.by_node and not (seen.midstream and not seen.by_sms):
+        return Budget(UNASKED_S, "nodes do not ask for it: only who works on the management node notices")
+    if not seen.steady and seen.boot and scene.steady_s:
+        return Budget(UNASKED_S, "only a node that boots notices")
+    clients = max(len(seen.clients), seen.most_clients, 1)
+    median, _ = seen.regular(Role.NODE)
+    turn_s = median / clients
+    often = f"one of {count(clients, 'node')} asks every {span(turn_s)}" if turn_s else "when somebody asks next"
+    if any(protocol == UDP for protocol, _ in seen.places):
+        return Budget(turn_s, f"{often}, and over UDP nothing tries again by itself")
+    if seen.midstream > seen.opened:
+        return Budget(
+            RETRIES_S, f"connections stay open, and TCP resends for {span(RETRIES_S)} (tcp_retries2, ip-sysctl)"
+        )
+    return Budget(
+        turn_s + SYN_RETRIES_S,
+        f"{often}, and TCP tries to connect for {span(SYN_RETRIES_S)} (tcp_syn_retries, ip-sysctl); the program itself "
+        "may give up sooner",
+    )

@@ -1,0 +1,27 @@
+"""What single packets say in the words of their protocols. The only place that knows scapy, and only inside functions.
+
+Nothing here raises, whatever a packet holds: what cannot be read is None.
+"""
+
+from __future__ import annotations
+
+from analysis.signatures import TCP, UDP
+
+DHCP_PORTS, NTP_PORT, SLURM_PORTS = (67, 68), 123, (6817, 6818)
+"""DHCP's second port is the client's: a broadcast answer goes there, and no question that it belongs to."""
+
+SAMPLED = (
+    *((UDP, port, 64) for port in DHCP_PORTS),
+    (UDP, NTP_PORT, 64),
+    *((TCP, port, 64) for port in SLURM_PORTS),
+)
+"""(protocol, port, packets worth keeping) of the packets that this room can read."""
+
+READ_AT_MOST = 24
+"""Packets of a kind that are read in full: a packet costs half a millisecond, and more of them say nothing new."""
+
+
+def warm() -> None:
+    """Import what reading packets needs, 0.2 s of it; for a thread beside the one that waits for the native core."""
+    import scapy.layers.dhcp
+    import scapy.layers.ntp  # noqa: F401

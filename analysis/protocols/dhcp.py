@@ -1,0 +1,73 @@
+"""DHCP: who gives addresses out, and for how long (RFC 2131, RFC 2132)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE, INFORM = range(1, 9)
+FOREVER = 0xFFFFFFFF
+"""A lease that never ends (RFC 2131, section 3.3)."""
+BOOTREPLY = 2
+
+
+@dataclass(frozen=True)
+class Dhcp:
+    """A message.
+
+    Attributes:
+        kind: DISCOVER to INFORM (option 53).
+        mac: link address of the client.
+        server: option 54, which names the server; "" without one.
+        lease_s, renew_s, rebind_s: options 51, 58 and 59 in seconds; 0 where they are not given, infinite for FOREVER.
+            renew_s and rebind_s follow from the lease where the server leaves them out (RFC 2131, section 4.4.5).
+        renewing: a client that has an address and asks to keep it (its own address stands in ciaddr).
+    """
+
+    kind: int
+    mac: str
+    server: str = ""
+    lease_s: float = 0.0
+    renew_s: float = 0.0
+    rebind_s: float = 0.0
+    renewing: bool = False
+
+
+def is_reply(payload: bytes) -> bool:
+    """Whether a server (or a relay) sent it."""
+    return payload[:1] == bytes((BOOTREPLY,))
+
+
+def read_dhcp(payload: bytes) -> Dhcp | None:
+    """The message in the payload of a datagram, None where there is none."""
+    logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns of broken packets, on standard error
+    try:
+        from scapy.layers.dhcp import BOOTP, DHCP
+
+        packet = BOOTP(payload)
+        if DHCP not in packet:
+            return None
+        options = {one[0]: one[1] for one in packet[DHCP].options if isinstance(one, tuple) and len(one) > 1}
+        kind = options.get("message-type")
+        if not isinstance(kind, int) or not DISCOVER <= kind <= INFORM:
+            return None
+        lease = _seconds(options.get("lease_time"))
+        return Dhcp(
+            kind=kind,
+            mac=bytes(packet.chaddr)[:6].hex(":"),
+            server=str(options.get("server_id", "")),
+            lease_s=lease,
+            renew_s=_seconds(options.get("renewal_time")) or lease * 0.5,
+            rebind_s=_seconds(options.get("rebinding_time")) or lease * 0.875,
+            renewing=kind == REQUEST and str(packet.ciaddr) != "0.0.0.0",  # noqa: S104
+        )
+    except Exception:
+        # scapy raises whatever it likes on bytes that are no DHCP, and so they are none.
+        return None
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int):
+        return 0.0
+    return math.inf if value >= FOREVER else float(value)

@@ -1,0 +1,43 @@
+"""NTP: how often nodes ask for the time (RFC 5905, figure 8)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+CLIENT, SERVER = 3, 4
+REACH = 8
+"""Polls without an answer until a client gives its server up (RFC 5905, section 9.2: the reach register)."""
+MIN_POLL, MAX_POLL = 3, 17
+"""Exponents of 2 s that clients use (chrony.conf(5) and RFC 5905 end at 17; 3 is ntpd's lowest)."""
+
+
+@dataclass(frozen=True)
+class Ntp:
+    """A packet. ``poll`` is an exponent: the client asks every 2 to the power of poll seconds."""
+
+    mode: int
+    stratum: int
+    poll: int
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two questions."""
+        return float(2**self.poll)
+
+
+def read_ntp(payload: bytes) -> Ntp | None:
+    """The packet in the payload of a datagram, None where it is no question and no answer about time."""
+    logging.getLogger("scapy").setLevel(logging.ERROR)
+    try:
+        from scapy.layers.ntp import NTPHeader
+
+        if len(payload) < 48:
+            return None
+        packet = NTPHeader(payload)
+        mode, poll = int(packet.mode), int(packet.poll)
+        if mode not in (CLIENT, SERVER) or not MIN_POLL <= poll <= MAX_POLL:
+            return None
+        return Ntp(mode, int(packet.stratum), poll)
+    except Exception:
+        return None

@@ -1,0 +1,262 @@
+"""What single packets say, and how long services can be away by that."""
+
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.observed import Row, Sample
+from analysis.protocols.dhcp import ACK, OFFER, REQUEST, read_dhcp
+from analysis.protocols.ntp import read_ntp
+from analysis.protocols.slurm import read_slurm
+from analysis.scene import EXPECTED
+from analysis.signatures import TCP, UDP
+from analysis.unseen import needed_capture_s
+from tests.unit.classify_cases import GROUP, NODE, SIGNATURES, SMS, boot, make_row, run, service
+
+
+def dhcp(kind: int, *, server: str = "10.1.0.1", own: str = "0.0.0.0", **times: int) -> bytes:
+    """A message of DHCP as RFC 2131 and RFC 2132 lay it out; times: lease, renew, rebind."""
+    numbers = {"lease": 51, "renew": 58, "rebind": 59}
+    options = bytes([53, 1, kind, 54, 4, *map(int, server.split("."))])
+    options += b"".join(bytes([numbers[name], 4]) + struct.pack("!I", value) for name, value in times.items()) + b"\xff"
+    head = struct.pack("!BBBBIHH", 2 if kind in (OFFER, ACK) else 1, 1, 6, 0, 1, 0, 0)
+    addresses = bytes(map(int, own.split("."))) + bytes(12)
+    return head + addresses + bytes.fromhex("525400010000") + bytes(10 + 192) + b"\x63\x82\x53\x63" + options
+
+
+def ntp(poll: int, mode: int = 3) -> bytes:
+    return bytes([4 << 3 | mode, 2, poll, 0xE9]) + bytes(44)
+
+
+def slurm(kind: int, version: int = 0x2600) -> bytes:
+    """A message's beginning as pack_header of each release writes it."""
+    middle = struct.pack("!H", kind) if version >= 0x2600 else struct.pack("!HH", 0, kind)
+    return struct.pack("!IHH", 200, version, 0) + middle + struct.pack("!IHH", 8, 0, 0)
+
+
+def samples(port: int, *payloads: bytes, protocol: int = UDP) -> list[Sample]:
+    return [Sample(protocol, port, True, 0, 1, 0, payload) for payload in payloads]
+
+
+def test_dhcp() -> None:
+    found = read_dhcp(dhcp(ACK, lease=21600, renew=10800, rebind=18900))
+    assert found
+    assert (found.kind, found.server, found.mac) == (ACK, "10.1.0.1", "52:54:00:01:00:00")
+    assert (found.lease_s, found.renew_s, found.rebind_s, found.renewing) == (21600, 10800, 18900, False)
+
+
+def test_dhcp_times_that_follow_from_the_lease() -> None:
+    """RFC 2131, section 4.4.5: a half and seven eighths."""
+    found = read_dhcp(dhcp(ACK, lease=800))
+    assert found and (found.renew_s, found.rebind_s) == (400, 700)
+    forever = read_dhcp(dhcp(ACK, lease=0xFFFFFFFF))
+    assert forever and forever.lease_s == math.inf
+
+
+def test_dhcp_renewal() -> None:
+    renewing, booting = read_dhcp(dhcp(REQUEST, own="10.1.1.1")), read_dhcp(dhcp(REQUEST))
+    assert renewing and renewing.renewing
+    assert booting and not booting.renewing
+
+
+@pytest.mark.parametrize(("poll", "seconds"), [(4, 16.0), (6, 64.0), (10, 1024.0)])
+def test_ntp(poll: int, seconds: float) -> None:
+    found = read_ntp(ntp(poll))
+    assert found and (found.mode, found.stratum, found.poll_s) == (3, 2, seconds)
+
+
+@pytest.mark.parametrize("payload", [ntp(0), ntp(255), ntp(6, mode=6), ntp(6)[:40], b""])
+def test_not_about_time(payload: bytes) -> None:
+    assert read_ntp(payload) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        (0x1D00, "15.08"),
+        (0x2500, "21.08"),
+        (0x2600, "22.05"),
+        (0x2900, "24.05"),
+        (0x2E00, "26.11"),
+        (0x2F00, "protocol 47"),
+    ],
+)
+def test_slurm(version: int, release: str) -> None:
+    found = read_slurm(slurm(1008, version))
+    assert found and (found.release, found.name) == (release, "REQUEST_PING")
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", slurm(1008)[:15], slurm(1008, 0x2601), slurm(1008, 0x0100), slurm(0), b"GET / HTTP/1.1\r\n"]
+)
+def test_not_slurm(payload: bytes) -> None:
+    assert read_slurm(payload) is None
+
+
+@given(st.binary(max_size=1100), st.integers(0, 300))
+def test_no_packet_breaks_them(noise: bytes, cut: int) -> None:
+    whole = dhcp(ACK, lease=600)
+    for payload in (noise, whole[:cut], whole[:240] + noise, whole[:cut] + noise, ntp(6)[:cut] + noise):
+        for read in (read_dhcp, read_ntp, read_slurm):
+            read(payload)
+    run(
+        [],
+        samples=[*samples(67, noise, whole[:240] + noise), *samples(123, noise), *samples(6817, noise, protocol=TCP)],
+    )
+
+
+def test_scapy_is_imported_for_a_packet_only() -> None:
+    script = (
+        "import sys, analysis.classify, analysis.roles; print(any(name.startswith('scapy') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# Budgets.
+
+BOOT = make_row(NODE, GROUP, UDP, 67, opened=2, contacts_boot=2, client_hosts=1, client_indexes=(11,))
+RENEWED = make_row(NODE, SMS, UDP, 67, opened=8, contacts_steady=8)
+LEASE = dhcp(ACK, lease=21600, renew=10800)
+SHORT = dhcp(ACK, lease=600)
+
+BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
+    "the catalogue's": ([make_row(NODE, SMS, TCP, 25, opened=9)], [], "postfix", 432000, ""),
+    "leases that are renewed": (
+        [BOOT, RENEWED],
+        samples(67, LEASE),
+        "provisioning",
+        10800,
+        "a lease lasts 6 h and is renewed after 3 h",
+    ),
+    "the shortest lease counts": ([BOOT, RENEWED], samples(67, LEASE, SHORT), "provisioning", 300, "lasts 600 s"),
+    "an answer on the client's port": ([BOOT, RENEWED], samples(68, LEASE), "provisioning", 10800, "6 h"),
+    "a renewal in a packet": (
+        [BOOT],
+        samples(67, LEASE, dhcp(REQUEST, own="10.1.1.1")),
+        "provisioning",
+        10800,
+        "keeps its address",
+    ),
+    "leases, too short to see renewals": ([BOOT], samples(67, LEASE), "provisioning", 10800, "too short to tell"),
+    "leases that nobody renews": ([BOOT], samples(67, SHORT), "provisioning", 2592000, "no node that was up did so"),
+    "leases for ever": ([BOOT, RENEWED], samples(67, dhcp(ACK, lease=0xFFFFFFFF)), "provisioning", 2592000, "boot"),
+    "the clock, by the packets": (
+        [make_row(NODE, SMS, UDP, 123, opened=9)],
+        samples(123, ntp(6), ntp(10), ntp(4, mode=4)),
+        "chrony",
+        512,
+        "nodes ask every 64 s to 1024 s",
+    ),
+    "the clock without packets": ([make_row(NODE, SMS, UDP, 123, opened=9)], [], "chrony", 1024, "poll"),
+    "SlurmdTimeout by the pings": (
+        [make_row(SMS, NODE, TCP, 6818, opened=320, every=40)],
+        samples(6818, slurm(1008), protocol=TCP),
+        "slurmctld",
+        120,
+        "a third of SlurmdTimeout, so that is 120 s",
+    ),
+    "no pings": (
+        [make_row(SMS, NODE, TCP, 6818, opened=320, every=40)],
+        samples(6818, slurm(6001), protocol=TCP),
+        "slurmctld",
+        300,
+        "SlurmdTimeout",
+    ),
+    "syslog over UDP": ([make_row(NODE, SMS, UDP, 514, opened=9)], [], "rsyslog", 0, "lost at once"),
+    "syslog over TCP": ([make_row(NODE, SMS, TCP, 514, opened=9)], [], "rsyslog", 924, "all senders use TCP"),
+    "syslog over both": (
+        [make_row(NODE, SMS, TCP, 514, opened=9), make_row(NODE, SMS, UDP, 514, opened=9)],
+        [],
+        "rsyslog",
+        0,
+        "lost at once",
+    ),
+    "unknown over UDP": (
+        [make_row(NODE, SMS, UDP, 4000, opened=80, every=400)],
+        [],
+        "udp/4000",
+        50,
+        "one of 8 nodes asks every 50 s",
+    ),
+    "unknown over TCP": ([make_row(NODE, SMS, TCP, 4000, opened=80, every=400)], [], "tcp/4000", 177, "for 127 s"),
+    "unknown and open": (
+        [make_row(NODE, SMS, TCP, 4000, opened=1, midstream=8, contacts_steady=90)],
+        [],
+        "tcp/4000",
+        924,
+        "stay open",
+    ),
+    "unknown and opened by the management node": (
+        [make_row(SMS, NODE, TCP, 4000, opened=80)],
+        [],
+        "tcp/4000",
+        86400,
+        "nodes do not ask",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_budgets(case: str) -> None:
+    rows, kept, name, seconds, words = BUDGETS[case]
+    found = service(run(rows, samples=kept, boots=[boot()]), name)
+    assert found.budget_s == pytest.approx(seconds)
+    assert words in found.budget_why, found.budget_why
+
+
+@pytest.mark.parametrize(
+    ("rows", "lease", "verdict"),
+    [([BOOT, RENEWED], SHORT, "time-critical"), ([BOOT, RENEWED], LEASE, "deferrable"), ([BOOT], SHORT, "deferrable")],
+)
+def test_short_leases_that_are_renewed_make_dhcp_time_critical(rows: list[Row], lease: bytes, verdict: str) -> None:
+    assert service(run(rows, samples=samples(67, lease), boots=[boot()]), "provisioning").verdict == verdict
+
+
+def test_slurm_is_told_by_its_messages() -> None:
+    kept = samples(6817, slurm(6012), slurm(6012), slurm(1002), protocol=TCP)
+    found = service(run([make_row(NODE, SMS, TCP, 6817, opened=9)], samples=kept), "slurmctld")
+    words = (
+        "messages of Slurm 22.05; of 3 that were read: MESSAGE_EPILOG_COMPLETE 2, MESSAGE_NODE_REGISTRATION_STATUS 1"
+    )
+    assert found.reasons[-1] == words
+
+
+def test_many_samples_are_read_in_part() -> None:
+    """2,000 answers of a boot storm must not take a second."""
+    kept = samples(67, *[LEASE] * 2000, SHORT)
+    assert service(run([BOOT, RENEWED], samples=kept), "provisioning").budget_s in (300, 10800)
+
+
+# What was not seen.
+
+
+def test_rule_of_three() -> None:
+    assert pytest.approx(2.9957, abs=1e-4) == EXPECTED
+    assert needed_capture_s(300, 1) == pytest.approx(898.7, abs=0.1)
+    assert needed_capture_s(300, 450) == pytest.approx(1.997, abs=0.001)
+    assert needed_capture_s(300, 0) == needed_capture_s(300, 1)
+
+
+def test_unseen() -> None:
+    found = run([make_row(NODE, SMS, TCP, 25, opened=9)])
+    by_name = {one.name: one for one in found.unseen}
+    assert set(by_name) == {one.name for one in SIGNATURES} - {"munge", "postfix"}, "munge has no traffic of its own"
+    assert by_name["slurmctld"].needed_capture_s == pytest.approx(112.3, abs=0.1)
+    assert "nodes hardly use it" in by_name["slurmctld"].why
+    assert "too little to tell" in by_name["provisioning"].why
+    assert [one.needed_capture_s for one in found.unseen] == sorted(one.needed_capture_s for one in found.unseen)
+
+
+def test_unseen_without_an_interval() -> None:
+    """A day, where the catalogue does not say."""
+    (found,) = run([], signatures=[replace(SIGNATURES[0], every_s=0.0)]).unseen
+    assert found.needed_capture_s == pytest.approx(needed_capture_s(86400, 8))

@@ -1,0 +1,308 @@
+"""Who is who, over hand-made hosts and links of every kind of capture."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.errors import CaptureError
+from analysis.observed import Host, Link, Role, Sample
+from analysis.roles import find_roles, is_group, is_local, network
+from analysis.signatures import ICMP, TCP, UDP
+from tests.unit.classify_cases import GATEWAY_MAC, PUBLIC_MAC, SMS_MAC
+
+N, S, O, G, U = Role.NODE, Role.SMS, Role.OUTSIDE, Role.GROUP, Role.UNKNOWN  # noqa: E741
+
+
+def mac(number: int) -> str:
+    return f"52:54:00:01:00:{number:02x}"
+
+
+@dataclass
+class Net:
+    """Hosts by address, with what they are expected to be, and what they say to each other."""
+
+    hosts: list[Host] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    expected: dict[str, Role] = field(default_factory=dict)
+
+    def host(self, address: str, role: Role, *macs: str, via: str = "", claimed: str = "", out: bool = False) -> Net:
+        sent = 0 if role == G or (via and not macs) else 10
+        self.hosts.append(Host(len(self.hosts), address, macs, via, claimed, sent, 10, out))
+        self.expected[address] = role
+        return self
+
+    def link(self, client: str, server: str, port: int, packets: int = 10, protocol: int = TCP) -> Net:
+        index = {host.address: host.index for host in self.hosts}
+        self.links.append(Link(index[client], index[server], protocol, port, packets, 100 * packets))
+        return self
+
+
+def offer(server: str) -> bytes:
+    options = (
+        b"\x35\x01\x02\x36\x04" + bytes(map(int, server.split("."))) + b"\x33\x04" + struct.pack("!I", 600) + b"\xff"
+    )
+    return struct.pack("!BBBBIHH", 2, 1, 6, 0, 1, 0, 0) + bytes(16 + 16 + 192) + b"\x63\x82\x53\x63" + options
+
+
+def provisioning() -> Net:
+    """On the management node's interface: every frame is to or from it."""
+    net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC, claimed=SMS_MAC)
+    for number in (1, 2, 3):
+        net.host(f"10.1.1.{number}", N, mac(number), via=mac(number), claimed=mac(number))
+        net.link(f"10.1.1.{number}", "10.1.0.1", 6817)
+    net.host("198.51.100.10", O, SMS_MAC, via=SMS_MAC).link("10.1.1.1", "198.51.100.10", 443, 50)
+    net.host("203.0.113.7", O, via=SMS_MAC).link("10.1.1.2", "203.0.113.7", 443)
+    net.host("255.255.255.255", G, via="ff:ff:ff:ff:ff:ff").host("10.1.255.255", G, via="ff:ff:ff:ff:ff:ff")
+    net.host("224.0.0.251", G, via="01:00:5e:00:00:fb").host("0.0.0.0", N, mac(1), mac(2))
+    return net.link("0.0.0.0", "255.255.255.255", 67, protocol=UDP).link("10.1.1.1", "224.0.0.251", 5353, protocol=UDP)
+
+
+def two_addresses() -> Net:
+    """An alias in its own network, IPv6, a public address that nodes know it by; a node with IPv6."""
+    net = provisioning().host("10.1.0.2", S, SMS_MAC, via=SMS_MAC).link("10.1.1.1", "10.1.0.2", 80)
+    net.host("fe80::1", S, SMS_MAC, via=SMS_MAC).host("192.0.2.10", S, SMS_MAC, via=SMS_MAC, claimed=SMS_MAC)
+    net.host("fe80::5054:ff:fe01:1", N, mac(1), via=mac(1)).link("fe80::5054:ff:fe01:1", "fe80::1", 123, protocol=UDP)
+    net.host("fd00:5::1", N, mac(1), via=mac(1)).host("ff02::1", G, via="33:33:00:00:00:01").host("::", N, mac(3))
+    return net.link("10.1.1.2", "192.0.2.10", 22).link("fd00:5::1", "ff02::1", 0, protocol=58)
+
+
+def cooked() -> Net:
+    """`-i any` on the management node: source link addresses alone, both sides of the translation."""
+    net = Net().host("10.1.0.1", S, SMS_MAC, out=True).host("192.0.2.10", S, PUBLIC_MAC, out=True)
+    net.host("127.0.0.1", S, "00:00:00:00:00:00", out=True).link("127.0.0.1", "127.0.0.1", 6819, 900)
+    for number in (1, 2):
+        net.host(f"10.1.1.{number}", N, mac(number)).link(f"10.1.1.{number}", "10.1.0.1", 6817)
+    net.host("198.51.100.10", O, GATEWAY_MAC, SMS_MAC, out=True)
+    net.link("10.1.1.1", "198.51.100.10", 443, 50).link("192.0.2.10", "198.51.100.10", 443, 50)
+    for number in range(5):
+        net.host(f"203.{number}.113.7", O, GATEWAY_MAC).link("192.0.2.10", f"203.{number}.113.7", 123, protocol=UDP)
+    net.host("192.0.2.77", O, mac(99)).link("192.0.2.77", "192.0.2.10", 22)
+    return net.host("10.1.1.9", N).link("10.1.0.1", "10.1.1.9", 22)
+
+
+def cooked_private() -> Net:
+    """The same, where the outside is a private network, as in the lab, and its one host stands on it itself."""
+    net = Net().host("10.77.0.1", S, SMS_MAC, out=True).host("10.78.0.2", S, PUBLIC_MAC, out=True)
+    net.host("10.77.1.1", N, mac(1)).link("10.77.1.1", "10.77.0.1", 6817)
+    net.host("10.78.0.254", O, mac(77), SMS_MAC, out=True).link("10.77.1.1", "10.78.0.254", 80)
+    net.link("10.78.0.2", "10.78.0.254", 80).link("10.78.0.2", "10.78.0.254", 123, protocol=UDP)
+    return net.host("10.78.0.9", O, mac(78)).link("10.78.0.9", "10.78.0.2", 22)
+
+
+def both_sides() -> Net:
+    """Two Ethernet captures, one of each side: the public address has a link address that nothing tells of."""
+    net = provisioning()
+    net.hosts[4] = Host(4, "198.51.100.10", (GATEWAY_MAC, SMS_MAC), SMS_MAC, "", 50, 50)
+    net.host("192.0.2.10", S, PUBLIC_MAC, via=PUBLIC_MAC)
+    return net.link("192.0.2.10", "198.51.100.10", 443, 40)
+
+
+def mirror() -> Net:
+    """A switch's mirror port: most packets are of nodes among themselves."""
+    net = provisioning()
+    for one, other in ((1, 2), (2, 3), (1, 3)):
+        net.link(f"10.1.1.{one}", f"10.1.1.{other}", 22, 5000)
+    for number in range(6):
+        net.host(f"203.{number}.113.9", O, GATEWAY_MAC, via=GATEWAY_MAC).link("10.1.1.1", f"203.{number}.113.9", 443, 9)
+    return net
+
+
+def raw() -> Net:
+    """A tunnel: no link addresses."""
+    net = Net().host("10.1.0.1", S)
+    for number in (1, 2, 3):
+        net.host(f"10.1.1.{number}", N).link(f"10.1.1.{number}", "10.1.0.1", 514, 100, UDP)
+    return net.host("198.51.100.1", O).link("10.1.1.1", "198.51.100.1", 443, 2)
+
+
+def raw_public() -> Net:
+    """A cluster with public addresses."""
+    net = Net().host("192.0.2.1", S)
+    for number in (2, 3, 4):
+        net.host(f"192.0.2.{number}", N).link(f"192.0.2.{number}", "192.0.2.1", 6817)
+    return net.host("203.0.113.5", O).link("203.0.113.5", "192.0.2.1", 22, 1)
+
+
+def one_node() -> Net:
+    """Both are an end of all packets; one of them offers more."""
+    net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC).host("10.1.1.1", N, mac(1), via=mac(1))
+    return net.link("10.1.1.1", "10.1.0.1", 6817).link("10.1.0.1", "10.1.1.1", 22, 900)
+
+
+def loopback() -> Net:
+    return Net().host("127.0.0.1", S).link("127.0.0.1", "127.0.0.1", 6817)
+
+
+NETS = {
+    "provisioning": (provisioning, "its link address is an end of 100 % of all packets"),
+    "two addresses": (two_addresses, "its link address is an end of 100 % of all packets"),
+    "cooked": (cooked, "it is the machine that captured"),
+    "cooked, private": (cooked_private, "it is the machine that captured"),
+    "both sides": (both_sides, "its link address is an end of"),
+    "mirror": (mirror, "more machines use its services than those of any other: 3"),
+    "raw": (raw, "its address is an end of 99.3 % of all packets"),
+    "raw, public": (raw_public, "its address is an end of 100 % of all packets"),
+    "one node": (one_node, "more machines use its services than those of any other: 1"),
+    "loopback": (loopback, "its address is an end of 100 % of all packets"),
+}
+
+
+def named(roles: bytes, hosts: list[Host]) -> dict[str, Role]:
+    return {host.address: Role(roles[host.index]) for host in hosts}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_who_is_who(name: str) -> None:
+    make, why = NETS[name]
+    net = make()
+    found = find_roles(net.hosts, net.links, ())
+    assert named(found.by_index, net.hosts) == net.expected
+    assert why in found.sms.found
+    assert set(found.sms.addresses) == {address for address, role in net.expected.items() if role == S}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_given_is_the_same_as_found(name: str) -> None:
+    net = NETS[name][0]()
+    first = find_roles(net.hosts, net.links, ())
+    for sms in (first.sms.addresses[0], first.sms.mac.upper().replace(":", "-")):
+        if sms:
+            again = find_roles(net.hosts, net.links, (), sms=sms)
+            assert named(again.by_index, net.hosts) == net.expected
+            assert again.sms.found == "given"
+            assert again.sms.addresses[0] == first.sms.addresses[0]
+
+
+def test_the_address_that_nodes_know_it_by_comes_first() -> None:
+    net = two_addresses()
+    assert find_roles(net.hosts, net.links, ()).sms.addresses[0] == "10.1.0.1"
+    assert find_roles(net.hosts, net.links, (), sms="192.0.2.10").sms.addresses[0] == "192.0.2.10"
+    assert find_roles(net.hosts, net.links, ()).sms.mac == SMS_MAC
+
+
+@pytest.mark.parametrize("port", [67, 68])
+def test_dhcp_tells_the_server(port: int) -> None:
+    """Two machines, one connection: nothing else could."""
+    net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC).host("10.1.1.1", N, mac(1), via=mac(1))
+    net.link("10.1.0.1", "10.1.1.1", 22)
+    samples = [Sample(UDP, port, False, 0, 0, 1, offer("10.1.0.1"))]
+    found = find_roles(net.hosts, net.links, samples)
+    assert found.sms.found == "it answers the nodes' DHCP"
+    assert named(found.by_index, net.hosts) == net.expected
+    with pytest.raises(CaptureError) as caught:
+        find_roles(net.hosts, net.links, ())
+    assert "10.1.0.1 (52:54:00:00:00:01)" in caught.value.hint and "--sms" in caught.value.hint
+
+
+def test_a_node_that_was_asked_for_is_not_the_management_node() -> None:
+    """--node narrows the capture to it: it is an end of all packets, and others are not."""
+    net = Net().host("10.1.1.1", N, mac(1), via=mac(1)).host("10.1.0.1", S, SMS_MAC, via=SMS_MAC)
+    net.host("10.1.1.2", N, mac(2), via=mac(2)).link("10.1.1.2", "10.1.1.1", 4000, 500).link(
+        "10.1.1.1", "10.1.0.1", 6817
+    )
+    for name in ("10.1.1.1", mac(1)):
+        found = find_roles(net.hosts, net.links, (), node=name)
+        assert named(found.by_index, net.hosts) == net.expected
+
+
+def test_a_router_between_is_no_node() -> None:
+    net = provisioning()
+    for number in range(4):
+        net.host(f"172.{16 + number}.0.5", O, GATEWAY_MAC, via=GATEWAY_MAC).link(
+            f"172.{16 + number}.0.5", "10.1.0.1", 22
+        )
+    found = find_roles(net.hosts, net.links, ())
+    assert named(found.by_index, net.hosts) == net.expected
+
+
+@pytest.mark.parametrize(
+    ("sms", "words"),
+    [
+        ("10.9.9.9", "10.9.9.9 is not in the capture"),
+        ("52:54:00:aa:aa:aa", "52:54:00:aa:aa:aa is not in the capture"),
+        ("255.255.255.255", "not the address of one machine"),
+        ("master", "neither an IP address nor a link address"),
+        ("525400000001", "neither an IP address nor a link address"),
+    ],
+)
+def test_given_wrongly(sms: str, words: str) -> None:
+    net = provisioning()
+    with pytest.raises(CaptureError) as caught:
+        find_roles(net.hosts, net.links, (), sms=sms)
+    assert words in caught.value.message
+    assert "10.1.0.1" in caught.value.hint
+
+
+def test_nothing_there() -> None:
+    with pytest.raises(CaptureError) as caught:
+        find_roles([], [], ())
+    assert caught.value.hint
+    net = Net().host("224.0.0.1", G)
+    with pytest.raises(CaptureError):
+        find_roles(net.hosts, net.links, ())
+
+
+@pytest.mark.parametrize(
+    ("address", "local", "net"),
+    [
+        ("10.1.2.3", True, "10.1"),
+        ("172.15.0.1", False, "172.15"),
+        ("172.31.0.1", True, "172.31"),
+        ("100.64.0.1", True, "100.64"),
+        ("100.128.0.1", False, "100.128"),
+        ("8.8.8.8", False, "8.8"),
+        ("fe80::1", True, "fe80:0000:0000:0000"),
+        ("fd12::1", True, "fd12:0000:0000:0000"),
+        ("2001:db8::1", False, "2001:0db8:0000:0000"),
+        ("", False, ""),
+    ],
+)
+def test_networks(address: str, local: bool, net: str) -> None:
+    assert (is_local(address), network(address)) == (local, net)
+
+
+def test_a_broadcast_that_came_with_a_machines_address_is_no_group() -> None:
+    assert not is_group(Host(0, "10.1.1.5", (mac(1),), "ff:ff:ff:ff:ff:ff", "", 5, 5))
+    assert is_group(Host(0, "10.1.255.255", (), "", "", 0, 5))
+
+
+MACS = st.sampled_from(["", SMS_MAC, GATEWAY_MAC, mac(1), "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"])
+ADDRESSES = st.one_of(
+    st.just(""), st.ip_addresses().map(str), st.sampled_from(["0.0.0.0", "::", "10.1.0.1", "10.1.0.255"])
+)
+
+
+@given(st.data())
+def test_no_capture_breaks_it(data: st.DataObject) -> None:
+    names = data.draw(st.lists(ADDRESSES, max_size=8, unique=True))
+    hosts = [
+        Host(
+            index,
+            name,
+            tuple(one for one in data.draw(st.lists(MACS, max_size=2, unique=True)) if one),
+            data.draw(MACS),
+            data.draw(MACS),
+            data.draw(st.integers(0, 9)),
+            data.draw(st.integers(0, 9)),
+            data.draw(st.booleans()),
+        )
+        for index, name in enumerate(names)
+    ]
+    some = st.integers(0, max(len(hosts) - 1, 0))
+    link = st.builds(
+        Link, some, some, st.sampled_from([TCP, UDP, ICMP]), st.integers(0, 65535), st.integers(0, 99), st.just(1)
+    )
+    links = data.draw(st.lists(link, max_size=8)) if hosts else []
+    sms = data.draw(st.sampled_from(["", *names]))
+    try:
+        found = find_roles(hosts, links, (), sms=sms)
+    except CaptureError as error:
+        assert error.hint
+        return
+    assert len(found.by_index) == len(hosts)
+    assert set(found.sms.addresses) == {host.address for host in hosts if found.by_index[host.index] == S}

@@ -1,0 +1,332 @@
+"""The rules: who must never stop, how sure that is, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.observed import Row
+from analysis.services import iana_name
+from analysis.signatures import ICMP, TCP, UDP, Signature
+from tests.unit.classify_cases import (
+    GROUP,
+    KINDS,
+    NODE,
+    OUTSIDE,
+    SIGNATURES,
+    SMS,
+    boot,
+    make_row,
+    paper,
+    run,
+    service,
+)
+
+TABLE_1 = {
+    "provisioning": "deferrable",
+    "warewulf": "deferrable",
+    "rsyslog": "time-critical",
+    "nfs": "time-critical",
+    "nat": "time-critical",
+    "ganglia": "time-critical",
+    "slurmctld": "time-critical",
+    "postfix": "time-critical",
+    "chrony": "time-critical",
+    "ssh": "deferrable",
+}
+"""The paper's Table 1, and the administrator's ssh, which the management node opens."""
+
+HTTP_ALT = iana_name((TCP, 8080))
+
+
+def test_table_1() -> None:
+    found = run(paper(), boots=[boot()])
+    assert {one.name: one.verdict for one in found.services} == TABLE_1
+    assert {one.name: one.group for one in found.services if one.name in ("ssh", "nfs")} == {
+        "ssh": "SMS-mgmt",
+        "nfs": "SMS-services",
+    }
+    assert found.unclassified.packets == 0
+
+
+def test_table_1_without_a_catalogue_where_rules_alone_can_tell() -> None:
+    """Opening and polling tell most of it; who broadcasts to a group nobody knows stays elsewhere."""
+    found = {one.name: one.verdict for one in run(paper(), boots=[boot()], signatures=()).services}
+    needed = (TCP, 25), (UDP, 123), (TCP, 2049), (UDP, 514), (TCP, 6817)
+    assert [found[name] for name in ("nat", *map(iana_name, needed))] == ["time-critical"] * 6
+    assert [found[iana_name(place)] for place in ((TCP, 22), (TCP, 80))] == ["deferrable"] * 2
+
+
+def test_several_ports_of_a_service_are_one() -> None:
+    slurm = service(run(paper(), boots=[boot()]), "slurmctld")
+    assert slurm.ports == ("tcp/dynamic", "tcp/6817", "tcp/6818")
+    assert (slurm.connections.node, slurm.connections.sms, slurm.initiator) == (100, 320, "both")
+    assert slurm.carried
+
+
+def without(name: str, **changes: Any) -> tuple[Signature, ...]:
+    return tuple(replace(one, **changes) if one.name == name else one for one in SIGNATURES)
+
+
+CASES: dict[str, tuple[list[Row], dict[str, Any], str, str, str]] = {
+    "nodes open": (
+        [make_row(NODE, SMS, TCP, 4000, opened=12031, client_hosts=450)],
+        {"nodes": 450},
+        "tcp/4000",
+        "time-critical",
+        "450 nodes opened 12,031 connections, the management node none",
+    ),
+    "the management node opens": (
+        [make_row(SMS, NODE, TCP, 4000, opened=27)],
+        {},
+        "tcp/4000",
+        "deferrable",
+        "the management node opened 27 connections to 8 nodes, nodes opened none",
+    ),
+    "one of a hundred does not count": (
+        [make_row(SMS, NODE, TCP, 22, opened=900), make_row(NODE, SMS, TCP, 22, opened=2, client_hosts=1)],
+        {},
+        "ssh",
+        "deferrable",
+        "1 node opened 2 connections, the management node 900",
+    ),
+    "a critical service that only the management node was seen to open": (
+        [make_row(SMS, NODE, TCP, 6818, opened=8)],
+        {"duration_s": 60},
+        "slurmctld",
+        "time-critical",
+        "the capture is too short to say that nodes never do",
+    ),
+    "and in a long capture": (
+        [make_row(SMS, NODE, TCP, 6818, opened=800)],
+        {"duration_s": 86400},
+        "slurmctld",
+        "deferrable",
+        "nodes opened none",
+    ),
+    "open already": (
+        [make_row(NODE, SMS, TCP, 2049, midstream=8, contacts_steady=40)],
+        {},
+        "nfs",
+        "time-critical",
+        "no connection was seen to open (8 were open already",
+    ),
+    "open already, unknown": (
+        [make_row(NODE, SMS, TCP, 4000, midstream=8, contacts_steady=40)],
+        {},
+        "tcp/4000",
+        "time-critical",
+        "by its port the management node is the one that is asked",
+    ),
+    "open already, at nodes": (
+        [make_row(SMS, NODE, TCP, 4000, midstream=8)],
+        {},
+        "tcp/4000",
+        "deferrable",
+        "by its port the nodes are the ones that are asked",
+    ),
+    "boot alone, seen long enough after it": (
+        [make_row(NODE, SMS, TCP, 4000, opened=4, contacts_boot=4)],
+        {"boots": [boot()]},
+        "tcp/4000",
+        "deferrable",
+        "only while they booted: 4 of 4 contacts fell in 1 boot",
+    ),
+    "boot alone, and the capture ends with it": (
+        [make_row(NODE, SMS, TCP, 6817, opened=8, contacts_boot=8)],
+        {"boots": [boot(n, settled=0) for n in range(8)], "duration_s": 100},
+        "slurmctld",
+        "time-critical",
+        "only 0 s of nodes that had settled were seen; the catalogue says that nodes need it",
+    ),
+    "boot alone, unknown, and the capture ends with it": (
+        [make_row(NODE, SMS, TCP, 4000, opened=8, contacts_boot=8)],
+        {"boots": [boot(n, settled=0) for n in range(8)], "duration_s": 100},
+        "tcp/4000",
+        "time-critical",
+        "too little to say",
+    ),
+    "boot and steady": (
+        [make_row(NODE, SMS, UDP, 514, opened=40, contacts_boot=20, contacts_steady=20)],
+        {"boots": [boot()]},
+        "rsyslog",
+        "time-critical",
+        "20 contacts fell in nodes' boots, 20 in steady state",
+    ),
+    "a service for booting in a capture without boots": (
+        [make_row(NODE, SMS, UDP, 69, opened=40)],
+        {},
+        "provisioning",
+        "deferrable",
+        "the catalogue says",
+    ),
+    "a poll of the catalogue's": (
+        [make_row(NODE, SMS, TCP, 80, kind=KINDS["warewulf"], opened=96, every=300)],
+        {},
+        "warewulf",
+        "deferrable",
+        "they fetch only what somebody has changed",
+    ),
+    "an unknown poll with small answers": (
+        [make_row(NODE, SMS, TCP, 8080, opened=96, every=300)],
+        {},
+        HTTP_ALT,
+        "deferrable",
+        "a poll that fetches only what has changed",
+    ),
+    "large answers are no poll for changes": (
+        [make_row(NODE, SMS, TCP, 8080, opened=96, every=300, bytes=(9000, 96 << 20))],
+        {},
+        HTTP_ALT,
+        "time-critical",
+        "opened 96",
+    ),
+    "irregular requests are no poll": (
+        [make_row(NODE, SMS, TCP, 8080, opened=96, intervals=((40.0, 30.0), (300.0, 30.0), (900.0, 30.0)))],
+        {},
+        HTTP_ALT,
+        "time-critical",
+        "opened 96",
+    ),
+    "what nodes bring is no poll": (
+        [make_row(NODE, SMS, TCP, 8080, opened=96, every=300, bytes=(90000, 9000))],
+        {},
+        HTTP_ALT,
+        "time-critical",
+        "opened 96",
+    ),
+    "regular and small, but the catalogue knows better": (
+        [make_row(NODE, SMS, UDP, 123, opened=70, every=300, bytes=(6300, 6300))],
+        {},
+        "chrony",
+        "time-critical",
+        "opened 70",
+    ),
+    "regular and small on a port of no files": (
+        [make_row(NODE, SMS, TCP, 4000, opened=96, every=300)],
+        {},
+        "tcp/4000",
+        "time-critical",
+        "opened 96",
+    ),
+    "nobody answers what the catalogue knows": (
+        [make_row(NODE, SMS, TCP, 25, opened=3, unanswered=3, packets=(9, 0), bytes=(666, 0))],
+        {},
+        "postfix",
+        "time-critical",
+        "none of 3 connections was answered",
+    ),
+    "nobody answers what is wanted again and again": (
+        [make_row(NODE, SMS, TCP, 4000, opened=80, unanswered=80, packets=(80, 0), bytes=(5920, 0))],
+        {},
+        "tcp/4000",
+        "time-critical",
+        "none of 80 connections was answered",
+    ),
+    "little against the catalogue": (
+        [make_row(NODE, SMS, TCP, 22, opened=1, client_hosts=1)],
+        {},
+        "ssh",
+        "deferrable",
+        "too few to stand against the catalogue",
+    ),
+    "much against the catalogue": (
+        [make_row(NODE, SMS, TCP, 22, opened=4000, every=60)],
+        {},
+        "ssh",
+        "time-critical",
+        "what was seen stands against it",
+    ),
+    "one node": (
+        [make_row(NODE, SMS, TCP, 25, opened=1, client_hosts=1)],
+        {"nodes": 1},
+        "postfix",
+        "time-critical",
+        "1 node opened 1 connection, the management node none",
+    ),
+    "routed": (
+        [make_row(NODE, OUTSIDE, TCP, 443, opened=72), make_row(OUTSIDE, NODE, TCP, 22, opened=1)],
+        {},
+        "nat",
+        "time-critical",
+        "8 nodes opened 72 connections to addresses outside through it, 1 connection came in from there",
+    ),
+    "the site's own verdict": (
+        [make_row(NODE, SMS, TCP, 2049, opened=500)],
+        {"signatures": without("nfs", verdict="deferrable", verdict_why="nothing but manual pages")},
+        "nfs",
+        "deferrable",
+        "the site says so: nothing but manual pages",
+    ),
+    "the site's own verdict tells what it replaces": (
+        [make_row(NODE, SMS, TCP, 2049, opened=500)],
+        {"signatures": without("nfs", verdict="deferrable")},
+        "nfs",
+        "deferrable",
+        "without that it would be time-critical: 8 nodes opened 500 connections",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rules(case: str) -> None:
+    rows, known, name, verdict, words = CASES[case]
+    found = service(run(rows, **known), name)
+    assert found.verdict == verdict, found.reasons
+    assert any(words in reason for reason in found.reasons), found.reasons
+    assert found.overridden == ("site" in case)
+    assert 0 < found.confidence < 1
+
+
+def test_only_what_opens_counts_as_opening() -> None:
+    """A DHCP server's broadcast is an answer, though it goes to a port of its own."""
+    rows = [
+        make_row(NODE, GROUP, UDP, 67, opened=4, contacts_boot=4, client_hosts=1, client_indexes=(11,)),
+        make_row(SMS, GROUP, UDP, 68, opened=1, contacts_steady=4),
+        make_row(SMS, NODE, UDP, 68, opened=1, contacts_steady=1),
+    ]
+    found = service(run(rows, boots=[boot()]), "provisioning")
+    assert (found.initiator, found.phase, found.connections.sms) == ("node", "boot", 0)
+    assert found.packets == sum(sum(row.packets) for row in rows)
+    assert found.clients == 1
+
+
+def confidence(**changes: Any) -> float:
+    known = {"opened": 20, "client_hosts": 8, "nodes": 8, "duration_s": 3600.0, "port": 4000, **changes}
+    nodes, duration_s, port = known.pop("nodes"), known.pop("duration_s"), known.pop("port")
+    (found,) = run([make_row(NODE, SMS, TCP, port, **known)], nodes=nodes, duration_s=duration_s).services
+    return found.confidence
+
+
+@given(st.integers(4, 10**6), st.integers(1, 400), st.floats(60, 10**7), st.integers(1, 50))
+def test_confidence_grows_and_is_never_all(opened: int, clients: int, duration_s: float, more: int) -> None:
+    known = {"opened": opened, "client_hosts": clients, "nodes": 450, "duration_s": duration_s}
+    first = confidence(**known)
+    assert 0 < first < 1
+    assert confidence(**{**known, "opened": opened + more}) >= first
+    assert confidence(**{**known, "client_hosts": min(clients + more, 450)}) >= first
+    assert confidence(**{**known, "duration_s": duration_s * (1 + more)}) >= first
+
+
+def test_confidence_differs_where_it_should() -> None:
+    assert confidence(duration_s=86400) > confidence(duration_s=3600) > confidence(duration_s=60)
+    assert confidence(opened=2000) > confidence(opened=20)
+    assert confidence(client_hosts=8) > confidence(client_hosts=1)
+    assert confidence(port=25) > confidence(port=4000), "the catalogue agrees"
+
+
+def test_a_capture_of_nothing() -> None:
+    found = run([])
+    assert found.services == () and found.capture.packets == 0
+    assert found.capture.start == ""
+    assert {one.name for one in found.unseen} == {one.name for one in SIGNATURES} - {"munge"}
+
+
+def test_pings_between_nodes_and_management_node_are_no_service() -> None:
+    found = run([make_row(SMS, NODE, ICMP, 0, opened=5)])
+    assert found.services == ()
+    assert found.elsewhere.top[0].what == "nodes and the management node: icmp"
