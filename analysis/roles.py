@@ -290,7 +290,11 @@ def _ends(scene: _Scene) -> _Ends:
 def _found(scene: _Scene) -> _Own:
     """By what passes through it: first who is an end of nearly all packets, then what a management node does."""
     kinds = "link address" if any(scene.macs) else "address"
-    shares = {name: share for name, share in _shares(scene).items() if name != scene.node}
+    # Who has no address but those it passes on cannot be told from a router.
+    alone = {
+        scene.entity[index] for index in range(len(scene.hosts)) if scene.plain(index) and len(scene.macs[index]) < 2
+    }
+    shares = {name: share for name, share in _shares(scene).items() if name in alone and name != scene.node}
     many = {name for name, share in shares.items() if share >= NEARLY_ALL}
     # Of a capture that was narrowed to a node, shares tell whom the node talks to most.
     left = set(shares) if scene.node else many or set(shares)

@@ -306,3 +306,11 @@ def test_no_capture_breaks_it(data: st.DataObject) -> None:
         return
     assert len(found.by_index) == len(hosts)
     assert set(found.sms.addresses) == {host.address for host in hosts if found.by_index[host.index] == S}
+
+
+def test_a_link_address_that_only_passes_on_is_not_the_management_node() -> None:
+    """It is an end of all packets, and no address is its own."""
+    net = Net().host("10.0.0.4", N, mac(1)).host("10.0.0.5", N, mac(2)).host("198.51.100.1", O, GATEWAY_MAC, PUBLIC_MAC)
+    net.link("10.0.0.4", "198.51.100.1", 53).link("10.0.0.5", "198.51.100.1", 53)
+    with pytest.raises(CaptureError, match="nothing in the capture tells"):
+        find_roles(net.hosts, net.links, ())
