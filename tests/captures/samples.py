@@ -79,6 +79,16 @@ def odd_headers() -> list[bytes]:
     ]
 
 
+def tunnels() -> list[bytes]:
+    """Packets inside others: IP in IP (RFC 2003), GRE (RFC 2784)."""
+    inner = p.ipv4(p.tcp(b"inside", 40030, 80, p.ACK), p.TCP, "172.16.0.1", "172.16.0.2")
+    return [
+        in_ethernet(p.ipv4(inner, 4, A, B)),
+        in_ethernet(p.ipv4(bytes(2) + p.IPV4.to_bytes(2) + inner, p.GRE, A, B)),
+        in_ethernet(p.ipv6(inner, 4, A6, B6), p.IPV6),
+    ]
+
+
 def in_pieces() -> list[bytes]:
     """Datagrams in fragments: two at once, the last piece first, one whose first piece is missing; IPv6 too."""
     big, other = p.udp(bytes(6000), 40020, 514), p.udp(bytes(4000), 40021, 514)
@@ -199,6 +209,7 @@ def contents() -> dict[str, Sample]:
         made[name] = Sample(files.pcap(spaced(frames)), frames)
         for snap in (64, 68, 96):
             made[f"{name}-snap-{snap}"] = Sample(files.pcap(spaced(frames), snap=snap), frames)
+    made["tunnels"] = Sample(files.pcap(spaced(tunnels())), tunnels())
     packets = simulate(Plan(nodes=4, duration_s=900, boots=1, translated=True)).packets()
     frames = [frame for _, frame in packets]
     made["cluster"] = Sample(files.pcap(packets, magic=files.NANO), frames)

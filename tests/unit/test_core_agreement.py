@@ -69,6 +69,7 @@ TABLES: dict[str, str] = {
     "headers-snap-64": END,
     "headers-snap-68": END,
     "headers-snap-96": END,
+    "tunnels": "tshark also counts the packets inside others",
     "tcpdump/of13_ericsson.pcapng": "tshark also counts the packets that OpenFlow messages carry",
 }
 """Captures whose conversations differ in tshark's own tables, though every packet is the same."""

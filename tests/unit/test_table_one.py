@@ -262,6 +262,6 @@ def test_short_snap_lengths_change_no_verdict(snap: int, small: Made, as_it_is: 
     short = tmp_path / "short.pcap"
     short.write_bytes(files.pcap(small.packets(), snap=snap))
     cut = found(short)
-    # Without payload nobody can tell what a GET asks for, nor that srun's port speaks Slurm: these stand for themselves.
+    # Without payload nobody can tell what a GET asks for, nor that srun's port speaks Slurm: they stand alone then.
     assert groups(cut)["SMS-services"] - {"http", "tcp/dynamic"} == groups(as_it_is)["SMS-services"]
     assert (cut.capture.packets, cut.capture.bytes) == (as_it_is.capture.packets, as_it_is.capture.bytes)
