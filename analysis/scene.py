@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.observed import Boot, Host, Observation, Role
-from analysis.roles import UNSPECIFIED
+from analysis.roles import UNSPECIFIED, is_link_local
 
 DOUBT = 0.05
 """What 95 % leave."""
@@ -55,10 +55,15 @@ def watch(observation: Observation, roles: bytes) -> Scene:
 
 
 def find_nodes(hosts: Sequence[Host], roles: bytes) -> dict[str, list[str]]:
-    """Addresses of every compute node, by its link address where there are any: a node may have IPv4 and IPv6."""
+    """Addresses of every compute node, by its link address where there are any: a node may have IPv4 and IPv6.
+
+    What has shown nothing but that it is there is none, such as a switch or a bridge: it sent multicast from its address
+    of the link, as all that speaks IPv6 does (RFC 4861), and nobody sent it anything.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for host in hosts:
         if roles[host.index] == Role.NODE and host.address not in UNSPECIFIED:
             mac = host.macs[0] if host.macs and any(host.macs[0].replace(":", "0").strip("0")) else host.via
             found[mac or host.address].append(host.address)
-    return found
+    silent = {host.address for host in hosts if is_link_local(host.address) and not host.received}
+    return {machine: addresses for machine, addresses in found.items() if not silent.issuperset(addresses)}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from analysis.errors import CaptureError
 from analysis.observed import Host, Link, Role, Sample
 from analysis.roles import find_roles, is_group, is_local, network
+from analysis.scene import find_nodes
 from analysis.signatures import ICMP, TCP, UDP
 from tests.unit.classify_cases import GATEWAY_MAC, PUBLIC_MAC, SMS_MAC
 
@@ -314,3 +315,21 @@ def test_a_link_address_that_only_passes_on_is_not_the_management_node() -> None
     net.link("10.0.0.4", "198.51.100.1", 53).link("10.0.0.5", "198.51.100.1", 53)
     with pytest.raises(CaptureError, match="nothing in the capture tells"):
         find_roles(net.hosts, net.links, ())
+
+
+@pytest.mark.parametrize(
+    "address, received, counted",
+    [
+        ("fe80::1", 0, False),  # a bridge, a switch: router solicitations, MLD reports
+        ("fe80::1", 1, True),  # somebody uses it
+        ("10.1.1.9", 0, True),  # syslog over UDP: nobody answers
+        ("2001:db8::9", 0, True),
+    ],
+)
+def test_who_only_announces_itself_is_no_node(address: str, received: int, counted: bool) -> None:
+    node = Host(0, "10.1.1.1", (mac(1),), received=5)
+    own = Host(1, "fe80::a", (mac(1),))  # a machine is counted by whichever of its addresses is used
+    machine = Host(2, address, (mac(2),), sent=3, received=received)
+    found = find_nodes((node, own, machine), bytes([N, N, N]))
+    assert found[mac(1)] == ["10.1.1.1", "fe80::a"]
+    assert (mac(2) in found) == counted
