@@ -1,10 +1,11 @@
 /* Capture files -> records: pcap in all its dialects, and pcapng.
  *
  * pcap: draft-ietf-opsawg-pcap. pcapng: draft-ietf-opsawg-pcapng. After a record that cannot be, the search goes
- * on bytewise for a place from which three records (or blocks) in a row make sense.
+ * on bytewise for a place from which three records in a row make sense, or a block that has its length twice.
  */
 #include "core.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,11 @@
 #define MAX_INTERFACES 4096u
 #define CHAIN 3
 #define FAR 157680000LL /* five years in seconds: further from its neighbour a record found by searching is none */
+#define EARLY 315532800LL /* 1980: before that no time is taken for one that the others do not confirm */
+#define MAX_WIRE (16u << 20)
 #define LATEST (INT64_MAX / 4)
+
+static_assert(CHAIN * (24 + MAX_CAPTURED) < WINDOW / 2, "a chain of records has room in half a window");
 
 /* ---- the window on the file: source.c fills it -------------------------------------------------- */
 
@@ -80,28 +85,39 @@ static bool pcap_open(const uint8_t *p, Pcap *pcap)
 /* Whether a record may begin here, for one who searches: stricter than for one who follows. */
 static bool likely(const Pcap *pcap, const uint8_t *p)
 {
-	int64_t second = get32(p, pcap->big);
 	uint32_t part = get32(p + 4, pcap->big), captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
-	if (captured > pcap->limit || captured == 0 || wire < captured || wire > 16u << 20)
-		return false;
-	if (part >= NS / pcap->scale)
-		return false;
-	return pcap->last_s < 0 || llabs(second - pcap->last_s) < FAR;
+	return captured && captured <= pcap->limit && wire && wire <= MAX_WIRE && part < NS / pcap->scale;
 }
+
+static bool near(int64_t one, int64_t two) { return llabs(one - two) < FAR; }
 
 /* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. */
 static bool chain_here(const Source *s, const Pcap *pcap, size_t place)
 {
+	int64_t first = 0;
+	int enough = 1; /* records at the end of the file */
 	for (int i = 0; i < CHAIN; i++) {
 		if (place == s->end && s->ended)
-			return i > 0;
+			return i >= enough;
 		if (s->end - place < pcap->header)
-			return s->ended && i > 0 && s->end - place < pcap->header;
-		if (!likely(pcap, s->data + place))
+			return s->ended && i >= enough;
+		const uint8_t *p = s->data + place;
+		if (!likely(pcap, p))
 			return false;
-		uint32_t captured = get32(s->data + place + 8, pcap->big);
+		/* The time of the last record may be what is wrong: others that agree will do. */
+		int64_t second = get32(p, pcap->big);
+		if (i == 0) {
+			first = second;
+			if (pcap->last_s >= 0 && !near(second, pcap->last_s))
+				enough = 2;
+			if (enough == 2 && second < EARLY)
+				return false;
+		} else if (!near(second, first)) {
+			return false;
+		}
+		uint32_t captured = get32(p + 8, pcap->big);
 		if (s->end - place - pcap->header < captured)
-			return s->ended && i > 0;
+			return s->ended && i >= enough;
 		place += pcap->header + captured;
 	}
 	return true;
@@ -122,6 +138,16 @@ static bool pcap_search(Source *s, const Sink *sink, const Pcap *pcap)
 	}
 }
 
+/* Whether what follows a record of an odd header says that it is one. */
+static bool is_followed(Source *s, const Sink *sink, const Pcap *pcap, uint32_t captured)
+{
+	fill(s, sink, WINDOW / 2);
+	if (held(s) < (size_t)pcap->header + captured)
+		return false;
+	size_t next = s->start + pcap->header + captured;
+	return (next == s->end && s->ended) || chain_here(s, pcap, next);
+}
+
 static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
 {
 	const uint32_t header = pcap->header;
@@ -129,28 +155,32 @@ static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
 		const uint8_t *p = s->data + s->start;
 		uint32_t second = get32(p, pcap->big), part = get32(p + 4, pcap->big);
 		uint32_t captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
-		bool sane = captured <= pcap->limit && wire <= 16u << 20;
-		if (sane && __builtin_expect((int64_t)part >= NS / pcap->scale, 0)) {
-			fill(s, sink, WINDOW / 2);
-			size_t next = s->start + header + captured;
-			sane = next <= s->end && chain_here(s, pcap, next);
-			p = s->data + s->start;
-			part = 0;
-		}
+		uint64_t offset = offset_of(s, s->start);
+		bool sane = captured <= pcap->limit && wire <= MAX_WIRE, timed = part < NS / pcap->scale;
+		/* Nothing kept, or more than there was: some write that, but damaged lengths look so too. */
+		if (sane && __builtin_expect(!timed || captured - 1u >= wire, 0))
+			sane = is_followed(s, sink, pcap, captured);
 		if (__builtin_expect(!sane, 0)) {
-			sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
+			sink->problem(sink->owner, offset, "corrupt record");
 			if (!pcap_search(s, sink, pcap))
 				return;
 			continue;
 		}
 		if (!need(s, sink, (size_t)header + captured)) {
-			sink->truncated(sink->owner, offset_of(s, s->start));
-			return;
+			if (*s->stopped)
+				return;
+			/* Its end is missing, or its length is wrong. */
+			if (!pcap_search(s, sink, pcap)) {
+				sink->truncated(sink->owner, offset);
+				return;
+			}
+			sink->problem(sink->owner, offset, "corrupt record");
+			continue;
 		}
 		p = s->data + s->start;
 		pcap->last_s = second;
 		Record record = {
-		    .time = (int64_t)second * NS + (int64_t)part * pcap->scale,
+		    .time = (int64_t)second * NS + (timed ? (int64_t)part * pcap->scale : 0),
 		    .data = p + header,
 		    .captured = captured,
 		    .wire = wire < captured ? captured : wire,
@@ -256,7 +286,7 @@ static bool packet_block(const Source *s, const Sink *sink, Pcapng *ng, uint32_t
 		uint64_t units = (uint64_t)get32(body + 4, ng->big) << 32 | get32(body + 8, ng->big);
 		record.time = ng->last = time_of(interface, units);
 	}
-	if (record.captured > length - header || record.captured > MAX_CAPTURED || record.wire > 16u << 20)
+	if (record.captured > length - header || record.captured > MAX_CAPTURED || record.wire > MAX_WIRE)
 		goto broken;
 	record.data = body + header;
 	record.link = interface->link;
@@ -310,7 +340,7 @@ static uint32_t block_length(Source *s, const Sink *sink, Pcapng *ng, uint32_t *
 	*type = get32(s->data + s->start, ng->big);
 	if (*type == SECTION) {
 		if (!need(s, sink, 28))
-			return 0;
+			return 28;
 		uint32_t order = be32(s->data + s->start + 8);
 		if (order != 0x1A2B3C4Du && order != 0x4D3C2B1Au)
 			return 0;
@@ -321,37 +351,49 @@ static uint32_t block_length(Source *s, const Sink *sink, Pcapng *ng, uint32_t *
 	return length >= least && length % 4 == 0 ? length : 0;
 }
 
+/* Passes over a block that is none of ours, whatever its size; false at the end of the file. */
+static bool pass_block(Source *s, const Sink *sink, bool big, uint32_t length)
+{
+	uint64_t offset = offset_of(s, s->start);
+	if (!skip(s, sink, length - 4) || !need(s, sink, 4)) {
+		if (!*s->stopped)
+			sink->truncated(sink->owner, offset);
+		return false;
+	}
+	bool fine = get32(s->data + s->start, big) == length;
+	if (!fine)
+		sink->problem(sink->owner, offset, "corrupt record");
+	s->start += fine ? 4 : 0;
+	return fine || block_search(s, sink, big);
+}
+
 static void pcapng_blocks(Source *s, const Sink *sink, Pcapng *ng)
 {
 	while (need(s, sink, 12)) {
+		uint64_t offset = offset_of(s, s->start);
 		uint32_t type, length = block_length(s, sink, ng, &type);
 		bool packet = type == ENHANCED || type == SIMPLE || type == OLD_PACKET;
-		bool small = length && length <= WINDOW / 4;
-		if (!length || (packet && !small)) {
-			sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
-			if (!block_search(s, sink, ng->big))
+		if (length > WINDOW / 4 && (type == NAMES || (type > ENHANCED && type != SECTION))) {
+			if (!pass_block(s, sink, ng->big, length)) /* names, secrets, custom blocks: not for us */
 				return;
 			continue;
 		}
-		if (!small) { /* names, secrets, custom blocks: not for us */
-			uint64_t at = offset_of(s, s->start);
-			if (!skip(s, sink, length)) {
-				sink->truncated(sink->owner, at);
+		bool there = length && length <= WINDOW / 4 && need(s, sink, length);
+		if (!there || get32(s->data + s->start + length - 4, ng->big) != length) {
+			bool missing = length && length <= WINDOW / 4 && !there;
+			if (*s->stopped)
 				return;
-			}
+			/* Its end is missing, or its length is wrong. */
+			bool found = block_search(s, sink, ng->big);
+			if (missing && !found)
+				sink->truncated(sink->owner, offset);
+			else
+				sink->problem(sink->owner, offset, "corrupt record");
+			if (!found)
+				return;
 			continue;
-		}
-		if (!need(s, sink, length)) {
-			sink->truncated(sink->owner, offset_of(s, s->start));
-			return;
 		}
 		const uint8_t *p = s->data + s->start;
-		if (get32(p + length - 4, ng->big) != length) {
-			sink->problem(sink->owner, offset_of(s, s->start), "corrupt record");
-			if (!block_search(s, sink, ng->big))
-				return;
-			continue;
-		}
 		if (type == SECTION)
 			ng->count = 0;
 		else if (type == IDB)

@@ -24,7 +24,8 @@ static ssize_t read_some(const Source *s, uint8_t *to, size_t room)
 {
 	while (!*s->stopped) {
 		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
-		if (poll(&one, 1, 200) == 0)
+		int ready = poll(&one, 1, 200);
+		if (ready == 0 || (ready < 0 && errno == EINTR))
 			continue;
 		ssize_t got = read(s->descriptor, to, room);
 		if (got >= 0 || (errno != EINTR && errno != EAGAIN))
@@ -178,13 +179,15 @@ void source_fill(Source *s, const Sink *sink, size_t wanted)
 		fill_from_ahead(s, wanted);
 		return;
 	}
-	if (s->start > 0) {
-		memmove(s->data, s->data + s->start, s->end - s->start);
+	size_t left = s->end - s->start;
+	/* No more is moved than was taken since the last time, or a pipe of small writes would move the same for ever. */
+	if (s->start > 0 && (left <= s->start || WINDOW - s->start < wanted)) {
+		memmove(s->data, s->data + s->start, left);
 		s->base += s->start;
-		s->end -= s->start;
+		s->end = left;
 		s->start = 0;
 	}
-	while (s->end < wanted && !s->ended) {
+	while (s->end - s->start < wanted && !s->ended) {
 		size_t room = WINDOW - s->end < BLOCK ? WINDOW - s->end : BLOCK;
 		ssize_t got;
 		if (s->prefix_left) {
