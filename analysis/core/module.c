@@ -142,13 +142,16 @@ static int counter_init(PyObject *object, PyObject *args, PyObject *words)
 	Self *self = (Self *)object;
 	PyObject *ports, *first, *samples;
 	const char *node = "";
-	Py_ssize_t node_length = 0;
-	unsigned int max_flows = 131072, max_pairs = 65536, keep = 0;
-	if (!PyArg_ParseTupleAndKeywords(args, words, "OOO|y#III", names, &ports, &first, &samples, &node, &node_length,
+	Py_ssize_t node_length = 0, max_flows = 131072, max_pairs = 65536, keep = 0;
+	if (!PyArg_ParseTupleAndKeywords(args, words, "OOO|y#nnn", names, &ports, &first, &samples, &node, &node_length,
 	                                 &max_flows, &max_pairs, &keep))
 		return -1;
 	if (self->counter) {
 		PyErr_SetString(PyExc_RuntimeError, "begun already");
+		return -1;
+	}
+	if (keep < 0 || keep > UINT32_MAX) {
+		PyErr_SetString(PyExc_ValueError, "keep_flows is between 0 and 4294967295");
 		return -1;
 	}
 	if (max_flows < 64 || max_flows > 1u << 22 || max_pairs < 64 || max_pairs > 1u << 22) {
@@ -159,25 +162,29 @@ static int counter_init(PyObject *object, PyObject *args, PyObject *words)
 		PyErr_SetString(PyExc_ValueError, "node has 4, 6 or 16 bytes");
 		return -1;
 	}
-	Counter *counter = self->counter = calloc(1, sizeof *counter);
+	Counter *counter = calloc(1, sizeof *counter);
 	if (!counter) {
 		PyErr_NoMemory();
 		return -1;
 	}
-	counter->max_flows = max_flows;
-	counter->max_pairs = max_pairs;
-	counter->keep_flows = keep;
+	counter->max_flows = (uint32_t)max_flows;
+	counter->max_pairs = (uint32_t)max_pairs;
+	counter->keep_flows = (uint32_t)keep;
 	memcpy(counter->only, node, (size_t)node_length);
 	counter->only_length = (uint8_t)node_length;
 	bool fine = !each(ports, 65536, take_port, counter) && !each(first, MAX_FIRST, take_first, counter) &&
 	            !each(samples, MAX_SAMPLED, take_sampled, counter);
-	if (fine && counter_begin(counter))
+	bool begun = fine && counter_begin(counter);
+	if (begun && !self->counter) { /* the arguments' own code may have come here again */
+		self->counter = counter;
 		return 0;
-	if (fine)
+	}
+	if (begun)
+		PyErr_SetString(PyExc_RuntimeError, "begun already");
+	else if (fine)
 		PyErr_NoMemory();
 	counter_end(counter);
 	free(counter);
-	self->counter = NULL;
 	return -1;
 }
 
