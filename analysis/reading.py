@@ -88,7 +88,7 @@ class Reading:
         """The packets that were kept."""
         return tuple(Sample(*one) for one in self.counter.samples())
 
-    def observe(self, roles: bytes, hosts: tuple[Host, ...] = ()) -> Observation:
+    def observe(self, roles: bytes, hosts: Sequence[Host], links: Sequence[Link]) -> Observation:
         """The counts, grouped by the roles of the hosts: one byte each, by index."""
         totals = self.counter.totals()
         rows = [Row(*(*row[:3], Role(row[3]), Role(row[4]), *row[5:])) for row in self.counter.rows(roles)]
@@ -100,7 +100,8 @@ class Reading:
             start_ns=totals["start_ns"],
             end_ns=totals["end_ns"],
             truncated=totals["truncated"] or self.cut,
-            hosts=hosts or self.hosts(),
+            hosts=tuple(hosts),
+            links=links,
             rows=tuple(rows),
             samples=self.samples(),
             boots=tuple(Boot(_mac(mac), began, settled) for mac, began, settled in self.counter.boots()),

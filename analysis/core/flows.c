@@ -9,6 +9,7 @@
 
 #define SILENCE NS           /* a client that says something after so long makes a new contact */
 #define LOADING (1ULL << 20) /* a node that loaded so many more bytes of what it asked for still boots */
+#define GIVEN_UP (30 * NS)   /* nobody answers the request before */
 #define NFS 2049u
 #define DYNAMIC 32768u       /* server ports from here on are given out by systems, not by standards */
 
@@ -51,6 +52,8 @@ static bool sender_serves(const Counter *c, const Packet *p)
 	}
 	if (here != there)
 		return here;
+	if (p->protocol == UDP && p->source_port == 67 && p->destination_port == 68) /* DHCP's two ports, RFC 2131, 4.1 */
+		return true;
 	/* A client of NFS binds a port below 1024 (resvport of nfs(5)), which may be another service's. */
 	if (here && (p->source_port == NFS || p->destination_port == NFS))
 		return p->source_port == NFS;
@@ -338,7 +341,8 @@ static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 	if (from_client) {
 		if (f->sample == WAITS && p->length)
 			gather(c, f, p);
-		if (!f->request)
+		/* Sent again, a request is still the same one, which must not make its answer look faster. */
+		if (!f->request || p->time - f->request > GIVEN_UP)
 			f->request = p->time;
 		if (p->time - f->spoke >= SILENCE || !(f->flags & FLOW_CONTACT)) {
 			f->flags |= FLOW_CONTACT;

@@ -106,7 +106,7 @@ def _look(
         step.detail(f"{units.counted(packets, 'packet')}, {units.size(rate)}/s")
     hosts, links = reading.hosts(), reading.links()
     roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node)
-    observation = replace(reading.observe(roles.by_index, hosts), links=links)
+    observation = reading.observe(roles.by_index, hosts, links)
     return judge(observation, roles, signatures)
 
 
