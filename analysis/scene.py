@@ -57,8 +57,8 @@ def watch(observation: Observation, roles: bytes) -> Scene:
 def find_nodes(hosts: Sequence[Host], roles: bytes) -> dict[str, list[str]]:
     """Addresses of every compute node, by its link address where there are any: a node may have IPv4 and IPv6.
 
-    What has shown nothing but that it is there is none, such as a switch or a bridge: it sent multicast from its address
-    of the link, as all that speaks IPv6 does (RFC 4861), and nobody sent it anything.
+    What has shown nothing but that it is there is none, such as a switch or a bridge: it sent multicast from its
+    address of the link, as all that speaks IPv6 does (RFC 4861), and nobody sent it anything.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for host in hosts:
