@@ -91,8 +91,9 @@ static bool likely(const Pcap *pcap, const uint8_t *p)
 
 static bool near(int64_t one, int64_t two) { return llabs(one - two) < FAR; }
 
-/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. */
-static bool chain_here(const Source *s, const Pcap *pcap, size_t place)
+/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. Times that are far from
+   `known` are believed when several agree. */
+static bool chain_here(const Source *s, const Pcap *pcap, size_t place, int64_t known)
 {
 	int64_t first = 0;
 	int enough = 1; /* records at the end of the file */
@@ -104,13 +105,12 @@ static bool chain_here(const Source *s, const Pcap *pcap, size_t place)
 		const uint8_t *p = s->data + place;
 		if (!likely(pcap, p))
 			return false;
-		/* The time of the last record may be what is wrong: others that agree will do. */
 		int64_t second = get32(p, pcap->big);
 		if (i == 0) {
 			first = second;
-			if (pcap->last_s >= 0 && !near(second, pcap->last_s))
-				enough = 2;
-			if (enough == 2 && second < EARLY)
+			bool far = known >= 0 && !near(second, known) && !near(second, pcap->last_s);
+			enough = far ? 2 : 1;
+			if (far && second < EARLY)
 				return false;
 		} else if (!near(second, first)) {
 			return false;
@@ -131,21 +131,26 @@ static bool pcap_search(Source *s, const Sink *sink, const Pcap *pcap)
 		fill(s, sink, WINDOW / 2);
 		size_t stop = s->ended ? s->end : s->end - CHAIN * (pcap->header + MAX_CAPTURED);
 		for (; s->start < stop; s->start++)
-			if (chain_here(s, pcap, s->start))
+			if (chain_here(s, pcap, s->start, pcap->last_s))
 				return true;
 		if (s->ended)
 			return false;
 	}
 }
 
-/* Whether what follows a record of an odd header says that it is one. */
-static bool is_followed(Source *s, const Sink *sink, const Pcap *pcap, uint32_t captured)
+/* Whether what follows a record of an odd header says that it is one, and then what time it is. */
+static bool is_followed(Source *s, const Sink *sink, const Pcap *pcap, uint32_t captured, int64_t *second)
 {
 	fill(s, sink, WINDOW / 2);
 	if (held(s) < (size_t)pcap->header + captured)
 		return false;
 	size_t next = s->start + pcap->header + captured;
-	return (next == s->end && s->ended) || chain_here(s, pcap, next);
+	if (next == s->end && s->ended)
+		return true;
+	if (!chain_here(s, pcap, next, *second))
+		return false;
+	*second = get32(s->data + next, pcap->big);
+	return true;
 }
 
 static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
@@ -157,9 +162,12 @@ static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
 		uint32_t captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
 		uint64_t offset = offset_of(s, s->start);
 		bool sane = captured <= pcap->limit && wire <= MAX_WIRE, timed = part < NS / pcap->scale;
-		/* Nothing kept, or more than there was: some write that, but damaged lengths look so too. */
-		if (sane && __builtin_expect(!timed || captured - 1u >= wire, 0))
-			sane = is_followed(s, sink, pcap, captured);
+		int64_t now = second;
+		if (sane && __builtin_expect(pcap->last_s < 0, 0))
+			pcap->last_s = now;
+		/* Nothing kept, more kept than there was, a leap of years: there is all of that, but damage looks so too. */
+		if (sane && __builtin_expect(!timed || captured - 1u >= wire || !near(now, pcap->last_s), 0))
+			sane = is_followed(s, sink, pcap, captured, &now);
 		if (__builtin_expect(!sane, 0)) {
 			sink->problem(sink->owner, offset, "corrupt record");
 			if (!pcap_search(s, sink, pcap))
@@ -178,7 +186,7 @@ static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
 			continue;
 		}
 		p = s->data + s->start;
-		pcap->last_s = second;
+		pcap->last_s = now;
 		Record record = {
 		    .time = (int64_t)second * NS + (timed ? (int64_t)part * pcap->scale : 0),
 		    .data = p + header,
@@ -298,26 +306,27 @@ broken:
 	return true;
 }
 
-/* Whether a whole block of a known type stands here: what one who searches asks. */
-static bool block_here(const Source *s, bool big, size_t place)
+/* The length of a whole block of a known type at this place, which one who searches asks; 0: there is none. */
+static uint32_t block_here(const Source *s, bool big, size_t place)
 {
 	if (s->end - place < 12)
-		return false;
+		return 0;
 	const uint8_t *p = s->data + place;
-	uint32_t type = get32(p, big), length = get32(p + 4, big);
+	uint32_t type = get32(p, big);
 	if (type == SECTION) {
 		if (s->end - place < 28)
-			return false;
+			return 0;
 		uint32_t order = be32(p + 8);
 		if (order != 0x1A2B3C4Du && order != 0x4D3C2B1Au)
-			return false;
-		length = get32(p + 4, order == 0x1A2B3C4Du);
+			return 0;
 		big = order == 0x1A2B3C4Du;
 	} else if (type < IDB || type > ENHANCED) {
-		return false;
+		return 0;
 	}
-	return length >= 12 && length % 4 == 0 && length <= s->end - place && length <= WINDOW / 4 &&
-	       get32(p + length - 4, big) == length;
+	uint32_t length = get32(p + 4, big);
+	bool fine = length >= 12 && length % 4 == 0 && length <= s->end - place && length <= WINDOW / 4 &&
+	            get32(p + length - 4, big) == length;
+	return fine ? length : 0;
 }
 
 static bool block_search(Source *s, const Sink *sink, bool big)
@@ -332,6 +341,19 @@ static bool block_search(Source *s, const Sink *sink, bool big)
 		if (s->ended)
 			return false;
 	}
+}
+
+/* Whether two blocks in a row stand inside of what claims to be one: then it is none. */
+static bool blocks_inside(Source *s, const Sink *sink, bool big, uint32_t length)
+{
+	fill(s, sink, WINDOW / 2);
+	size_t stop = length < held(s) ? s->start + length : s->end;
+	for (size_t place = s->start + 1; place < stop; place++) {
+		uint32_t one = block_here(s, big, place);
+		if (one && place + one < stop && block_here(s, big, place + one))
+			return true;
+	}
+	return false;
 }
 
 /* The block at the start of the window, if one can be there: its length, else 0. */
@@ -355,6 +377,10 @@ static uint32_t block_length(Source *s, const Sink *sink, Pcapng *ng, uint32_t *
 static bool pass_block(Source *s, const Sink *sink, bool big, uint32_t length)
 {
 	uint64_t offset = offset_of(s, s->start);
+	if (blocks_inside(s, sink, big, length)) {
+		sink->problem(sink->owner, offset, "corrupt record");
+		return block_search(s, sink, big);
+	}
 	if (!skip(s, sink, length - 4) || !need(s, sink, 4)) {
 		if (!*s->stopped)
 			sink->truncated(sink->owner, offset);
