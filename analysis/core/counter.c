@@ -56,6 +56,8 @@ static bool is_wanted(const Counter *c, const Packet *p, const Other *other)
 /* A time more than a year from the one before is a mistake, until sixteen in a row agree. */
 static int64_t plausible(Counter *c, int64_t time)
 {
+	if (__builtin_expect(!time, 0)) /* a simple packet block has none */
+		return c->end;
 	int64_t far = time - c->raw;
 	bool agrees = far < YEAR && far > -YEAR;
 	c->raw = time;
@@ -85,8 +87,10 @@ static bool take_record(void *owner, const Record *record)
 	bool flow = decode(record, p, &other);
 	if (c->only_length && !is_wanted(c, p, &other))
 		return true;
-	if (__builtin_expect(c->packets == 0, 0)) {
+	if (__builtin_expect(c->start == 0, 0)) {
 		c->start = c->end = c->bin_base = c->raw = p->time;
+		for (uint32_t i = 0; p->time && i < c->batched; i++) /* those before had no time */
+			c->batch[i].time = p->time;
 	} else {
 		p->time = plausible(c, p->time);
 	}
