@@ -15,8 +15,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifdef SMALL_TABLES
+#define BLOCK (8u << 10)
+#define RING (64u << 10)
+#else
 #define BLOCK (512u << 10)
 #define RING (4u << 20)
+#endif
 #define LARGE (16 << 20) /* a file of this size is worth a thread */
 
 /* Like read(2); 0 too when another thread wants an end, which a pipe that is silent must not put off. */
