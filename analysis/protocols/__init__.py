@@ -22,6 +22,10 @@ READ_AT_MOST = 24
 
 
 def warm() -> None:
-    """Import what reading packets needs, 0.2 s of it; for a thread beside the one that waits for the native core."""
+    """Import what reading packets needs, 0.15 s of it; for a thread beside the one that waits for the native core."""
+    from scapy.config import conf
+
+    # Nothing is sent from here: this machine's routes are not wanted.
+    conf.route_autoload = conf.route6_autoload = False
     import scapy.layers.dhcp
     import scapy.layers.ntp  # noqa: F401

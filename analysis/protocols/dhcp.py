@@ -6,6 +6,8 @@ import logging
 import math
 from dataclasses import dataclass
 
+from analysis.protocols import warm
+
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE, INFORM = range(1, 9)
 FOREVER = 0xFFFFFFFF
 """A lease that never ends (RFC 2131, section 3.3)."""
@@ -43,6 +45,7 @@ def read_dhcp(payload: bytes) -> Dhcp | None:
     """The message in the payload of a datagram, None where there is none."""
     logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns of broken packets, on standard error
     try:
+        warm()
         from scapy.layers.dhcp import BOOTP, DHCP
 
         packet = BOOTP(payload)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from analysis.protocols import warm
+
 CLIENT, SERVER = 3, 4
 REACH = 8
 """Polls without an answer until a client gives its server up (RFC 5905, section 9.2: the reach register)."""
@@ -30,6 +32,7 @@ def read_ntp(payload: bytes) -> Ntp | None:
     """The packet in the payload of a datagram, None where it is no question and no answer about time."""
     logging.getLogger("scapy").setLevel(logging.ERROR)
     try:
+        warm()
         from scapy.layers.ntp import NTPHeader
 
         if len(payload) < 48:
