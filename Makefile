@@ -7,7 +7,7 @@ MAN = docs/man/sms.1
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
 	@echo "make test    set up, then run every test, the real-root ones included"
-	@echo "make fast    tests without the lab (under a minute)"
+	@echo "make fast    tests without the lab and other programs (under a minute)"
 	@echo "make lint    mypy, ruff, shellcheck"
 	@echo "make bench   every benchmark: one JSON line each, and a table"
 	@echo "make core    compile the native core of sms classify (setup does when it changed)"
@@ -31,7 +31,7 @@ test: setup-tests
 	.venv/bin/python -m pytest
 
 fast: setup-tests
-	.venv/bin/python -m pytest tests/unit
+	.venv/bin/python -m pytest tests/unit -m "not peer"
 
 lint: setup-tests
 	.venv/bin/python -m pytest -q tests/unit/test_lint.py

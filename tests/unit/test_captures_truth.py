@@ -17,6 +17,8 @@ from tests.captures.cluster import ALL, STEADY, Made, Plan, simulate
 from tests.captures.samples import Sample
 from tests.captures.sharks import Counted, by_tshark, tshark
 
+pytestmark = pytest.mark.peer
+
 Need = Callable[[str], str]
 
 SAMPLES = samples.everything()

@@ -18,6 +18,8 @@ from tests.captures.cluster import Plan, simulate
 from tests.captures.native import by_core, differences, pairs, run_core
 from tests.captures.sharks import Counted, by_tshark
 
+pytestmark = pytest.mark.peer
+
 Need = Callable[[str], str]
 
 ROOT = Path(__file__).parents[2]
