@@ -77,7 +77,7 @@ def test_a_narrow_screen_drops_columns_not_digits() -> None:
 ROWS: list[tuple[Service, str]] = [
     (example.SLURM, "slurmctld both 819,990 450 98.4 s 5 min 98 %"),
     (example.RSYSLOG, "rsyslog nodes 529,000 450 61.2 s not at all 99 %"),
-    (example.PROVISIONING, "provisioning nodes 64 64 boot only 7 days 88 %"),
+    (example.PROVISIONING, "provisioning nodes 64 64 boot only 30 days 88 %"),
     (example.SSH, "ssh SMS 1,840 450 - 7 days by site"),
     (replace(example.SSH, interval_s=Interval(100, 51), overridden=False), "ssh SMS 1,840 450 ~100 s 7 days 90 %"),
     (replace(example.SSH, interval_s=Interval(100, 49)), "ssh SMS 1,840 450 100 s 7 days by site"),
