@@ -82,18 +82,18 @@ static bool pcap_open(const uint8_t *p, Pcap *pcap)
 	return false;
 }
 
-/* Whether a record may begin here, for one who searches: stricter than for one who follows. */
+/* Whether a record may begin here: stricter than what is followed. Nanoseconds stand in files for microseconds too. */
 static bool likely(const Pcap *pcap, const uint8_t *p)
 {
 	uint32_t part = get32(p + 4, pcap->big), captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
-	return captured && captured <= pcap->limit && wire && wire <= MAX_WIRE && part < NS / pcap->scale;
+	return captured && captured <= pcap->limit && wire && wire <= MAX_WIRE && part < NS;
 }
 
 static bool near(int64_t one, int64_t two) { return llabs(one - two) < FAR; }
 
-/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. Times that are far from
-   `known` are believed when several agree. */
-static bool chain_here(const Source *s, const Pcap *pcap, size_t place, int64_t known)
+/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. One who searches wants
+   times that agree, with the last one or at least with each other. */
+static bool chain_here(const Source *s, const Pcap *pcap, size_t place, bool searching)
 {
 	int64_t first = 0;
 	int enough = 1; /* records at the end of the file */
@@ -108,11 +108,11 @@ static bool chain_here(const Source *s, const Pcap *pcap, size_t place, int64_t 
 		int64_t second = get32(p, pcap->big);
 		if (i == 0) {
 			first = second;
-			bool far = known >= 0 && !near(second, known) && !near(second, pcap->last_s);
+			bool far = searching && pcap->last_s >= 0 && !near(second, pcap->last_s);
 			enough = far ? 2 : 1;
 			if (far && second < EARLY)
 				return false;
-		} else if (!near(second, first)) {
+		} else if (searching && !near(second, first)) {
 			return false;
 		}
 		uint32_t captured = get32(p + 8, pcap->big);
@@ -131,7 +131,7 @@ static bool pcap_search(Source *s, const Sink *sink, const Pcap *pcap)
 		fill(s, sink, WINDOW / 2);
 		size_t stop = s->ended ? s->end : s->end - CHAIN * (pcap->header + MAX_CAPTURED);
 		for (; s->start < stop; s->start++)
-			if (chain_here(s, pcap, s->start, pcap->last_s))
+			if (chain_here(s, pcap, s->start, true))
 				return true;
 		if (s->ended)
 			return false;
@@ -147,7 +147,7 @@ static bool is_followed(Source *s, const Sink *sink, const Pcap *pcap, uint32_t 
 	size_t next = s->start + pcap->header + captured;
 	if (next == s->end && s->ended)
 		return true;
-	if (!chain_here(s, pcap, next, *second))
+	if (!chain_here(s, pcap, next, false))
 		return false;
 	*second = get32(s->data + next, pcap->big);
 	return true;
