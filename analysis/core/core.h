@@ -294,7 +294,8 @@ typedef struct {
 	bool any_first;
 	Sampled sampled[MAX_SAMPLED];
 	uint32_t sampleds;
-	uint8_t only[16], only_length; /* --node */
+	uint8_t only[16], only_length, only_mac[6]; /* --node */
+	bool only_mac_known;
 	uint32_t max_flows, max_pairs, keep_flows;
 
 	/* what was seen */

@@ -19,7 +19,7 @@ static void run_batch(void *owner)
 		const Packet *p = c->batch + i;
 		c->now = p->time;
 		/* Before it is counted: a discover is part of the boot that it begins. */
-		if (p->protocol == UDP && p->destination_port == 67 && p->captured)
+		if (p->protocol == UDP && (p->destination_port == 67 || p->source_port == 67) && p->captured)
 			see_dhcp(c, p);
 		else if (p->protocol == ICMP6)
 			see_neighbour(c, p);
@@ -41,12 +41,29 @@ static void see_fragment(Counter *c, Packet *p)
 	}
 }
 
-static bool is_wanted(const Counter *c, const Packet *p, const Other *other)
+static bool has_mac(const Packet *p, const uint8_t *mac)
+{
+	return (p->source_mac && !memcmp(p->source_mac, mac, 6)) || (p->destination_mac && !memcmp(p->destination_mac, mac, 6));
+}
+
+/* Whether a DHCP server gives the one node that is looked at its address (yiaddr, RFC 2131, figure 1). Its link
+ * address (chaddr) then tells those packets of its boot that do not bear its address. */
+static bool is_named(Counter *c, const Packet *p)
+{
+	if (p->protocol != UDP || p->source_port != 67 || p->captured < 34 || memcmp(p->payload + 16, c->only, 4))
+		return false;
+	memcpy(c->only_mac, p->payload + 28, 6);
+	c->only_mac_known = true;
+	return true;
+}
+
+static bool is_wanted(Counter *c, const Packet *p, const Other *other)
 {
 	const uint8_t *only = c->only;
 	if (c->only_length == 6)
-		return (p->source_mac && !memcmp(p->source_mac, only, 6)) ||
-		       (p->destination_mac && !memcmp(p->destination_mac, only, 6));
+		return has_mac(p, only);
+	if (c->only_length == 4 && (is_named(c, p) || (c->only_mac_known && p->protocol == UDP && has_mac(p, c->only_mac))))
+		return true;
 	if (other->arp && c->only_length == 4)
 		return !memcmp(other->arp + 14, only, 4) || !memcmp(other->arp + 24, only, 4);
 	return p->address_length == c->only_length &&

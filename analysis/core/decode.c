@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { LINK_NULL = 0, LINK_ETHERNET = 1, LINK_RAW = 101, LINK_LOOP = 108, LINK_SLL = 113, LINK_IPV4 = 228, LINK_IPV6 = 229,
-       LINK_SLL2 = 276 };
+       LINK_IPOIB = 242, LINK_SLL2 = 276 };
 enum { ETHERTYPE_IPV4 = 0x0800, ETHERTYPE_ARP = 0x0806, ETHERTYPE_IPV6 = 0x86dd };
 #define TAGS 4
 #define EXTENSIONS 12
@@ -241,6 +241,11 @@ bool decode(const Record *record, Packet *p, Other *other)
 		p->what |= HAS_MAC | HAS_DST;
 		pass(&b, 14);
 		return network(b, be16(b.at - 2), p, other);
+	case LINK_IPOIB: /* two InfiniBand addresses, then RFC 4391's header */
+		if (b.left < 44)
+			return other_is(other, OTHER_SHORT, 0);
+		pass(&b, 44);
+		return network(b, be16(b.at - 4), p, other);
 	case LINK_SLL:
 		return cooked(b, 16, p, other);
 	case LINK_SLL2:

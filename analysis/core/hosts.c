@@ -83,20 +83,20 @@ bool booting(Counter *c, Link *link, int64_t now)
 void see_dhcp(Counter *c, const Packet *p)
 {
 	static const uint8_t cookie[4] = {0x63, 0x82, 0x53, 0x63};
-	if (p->captured < 244 || p->payload[0] != 1 || p->payload[1] != 1 || p->payload[2] != 6 ||
+	if (p->captured < 244 || p->payload[0] > 2 || p->payload[1] != 1 || p->payload[2] != 6 ||
 	    memcmp(p->payload + 236, cookie, 4))
 		return;
-	bool discover = false;
+	bool begins = false;
 	for (uint32_t at = 240; at + 2 < p->captured && p->payload[at] != 255;) {
 		if (!p->payload[at]) {
 			at++;
 			continue;
 		}
-		if (p->payload[at] == 53)
-			discover = p->payload[at + 2] == 1;
+		if (p->payload[at] == 53) /* a discover, or the offer to one that was not seen */
+			begins = p->payload[at + 2] == p->payload[0];
 		at += 2u + p->payload[at + 1];
 	}
-	if (!discover)
+	if (!begins)
 		return;
 	Link *link = c->links + link_of(c, p->payload + 28);
 	if (link == c->links || booting(c, link, p->time))

@@ -43,7 +43,6 @@ EXPLAINED: dict[str, str | tuple[str, ...]] = {
     "tcpdump/OSPFv3_NBMA_adjacencies.pcap": "frames of link type 107",
     "tcpdump/arcnet-rfc1051-arp-icmp-http.pcap": "frames of link type 129",
     "tcpdump/e1000g.pcap": "frames of link type 226",
-    "tcpdump/ipoib.pcap": "frames of link type 242",
     "tcpdump/mpls-traceroute.pcap": "frames of link type 9",
     "tcpdump/nflog.pcap": "frames of link type 239",
     "zeek/Traces_llc.pcap": "frames of link type 10",

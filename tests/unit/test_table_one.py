@@ -104,10 +104,13 @@ def test_table_one_of_other_clusters(variant: str, tmp_path: Path) -> None:
     assert groups(found(write(tmp_path, simulate(VARIANTS[variant])))) == TABLE_ONE
 
 
-def test_one_node_as_the_paper_did(tmp_path: Path) -> None:
-    """A node is traced by its link address from the moment that it is powered on, for hours."""
+@pytest.mark.parametrize("by", ["mac", "address"])
+def test_one_node_as_the_paper_did(by: str, tmp_path: Path) -> None:
+    """A node is traced from the moment that it is powered on, for hours; its DHCP bears no address of it yet."""
     made = simulate(Plan(nodes=4, boots=1, duration_s=14400, services=WITHOUT_SSH, seed=5))
-    assert groups(found(write(tmp_path, made), node=made.nodes[-1].mac)) == TABLE_ONE
+    seen = found(write(tmp_path, made), node=getattr(made.nodes[-1], by))
+    assert groups(seen) == TABLE_ONE
+    assert seen.nodes.booted == 1
 
 
 def test_ssh_from_the_sms_can_wait(all_of_it: Classification) -> None:
