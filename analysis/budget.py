@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.numbers import count, span
 from analysis.observed import Role
 from analysis.protocols import DHCP_PORTS, NTP_PORT, SLURM_PORTS
 from analysis.protocols.ntp import REACH
@@ -13,6 +12,7 @@ from analysis.scene import Scene
 from analysis.services import Seen
 from analysis.signatures import TCP, UDP
 from analysis.told import Told
+from analysis.units import counted, span
 
 SYN_RETRIES_S = 127.0
 """A connection that nobody answers is tried for so long (tcp_syn_retries = 6, Linux, ip-sysctl)."""
@@ -89,7 +89,7 @@ def _ntp(told: Told) -> Budget | None:
     if not polls:
         return None
     least, most = min(polls), max(polls)
-    often = f"every {span(least)}" if least == most else f"every {span(least)} to {span(most)}"
+    often = f"every {least:g} s" if least == most else f"every {least:g} s to {most:g} s"
     return Budget(
         REACH * least,
         f"nodes ask {often}, as their packets say, and give a server up after {REACH} polls without an answer "
@@ -107,7 +107,7 @@ def _slurm(seen: Seen, told: Told) -> Budget | None:
     own = f"; {seen.signature.budget_why}" if seen.signature and seen.signature.budget_why else ""
     return Budget(
         round(timeout_s, 1),
-        f"the controller pings a node every {span(median)}, a third of SlurmdTimeout, so that is {span(timeout_s)} "
+        f"the controller pings a node every {median:.3g} s, a third of SlurmdTimeout, so that is {timeout_s:.0f} s "
         f"(slurm.conf(5)){own}",
     )
 
@@ -135,7 +135,7 @@ def _unknown(seen: Seen, scene: Scene) -> Budget:
     clients = max(len(seen.clients), seen.most_clients, 1)
     median, _ = seen.regular(Role.NODE)
     turn_s = median / clients
-    often = f"one of {count(clients, 'node')} asks every {span(turn_s)}" if turn_s else "when somebody asks next"
+    often = f"one of {counted(clients, 'node')} asks every {span(turn_s)}" if turn_s else "when somebody asks next"
     if any(protocol == UDP for protocol, _ in seen.places):
         return Budget(turn_s, f"{often}, and over UDP nothing tries again by itself")
     if seen.midstream > seen.opened:
@@ -144,6 +144,6 @@ def _unknown(seen: Seen, scene: Scene) -> Budget:
         )
     return Budget(
         turn_s + SYN_RETRIES_S,
-        f"{often}, and TCP tries to connect for {span(SYN_RETRIES_S)} (tcp_syn_retries, ip-sysctl); the program itself "
+        f"{often}, and TCP tries to connect for {SYN_RETRIES_S:.0f} s (tcp_syn_retries, ip-sysctl); the program itself "
         "may give up sooner",
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from analysis.model import Unseen
-from analysis.numbers import count, span
 from analysis.scene import EXPECTED, Scene
 from analysis.signatures import Signature
+from analysis.units import counted, span
 
 RARELY_S = 86400.0
 """How often a node uses a service of which the catalogue does not say."""
@@ -31,7 +31,7 @@ def find_unseen(signatures: Sequence[Signature], seen: Collection[str], scene: S
 def _unseen(signature: Signature, scene: Scene) -> Unseen:
     every_s = signature.every_s or RARELY_S
     needed_s = needed_capture_s(every_s, scene.nodes)
-    nodes = count(max(scene.nodes, 1), "node")
+    nodes = counted(max(scene.nodes, 1), "node")
     often = "boots" if signature.boot else "uses it"
     why = f"where a node {often} every {span(every_s)}, {nodes} show it within {span(needed_s)} (95 %)"
     if scene.nodes and scene.duration_s >= needed_s:

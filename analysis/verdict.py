@@ -13,11 +13,12 @@ from typing import Literal
 
 from analysis.budget import REGULAR, Budget
 from analysis.model import Verdict
-from analysis.numbers import count, span, weight
+from analysis.numbers import weight
 from analysis.observed import Role
 from analysis.scene import EXPECTED, UNKNOWN_EVERY_S, Scene
 from analysis.services import Seen
 from analysis.signatures import TCP, UDP
+from analysis.units import counted, span
 
 Initiator = Literal["node", "sms", "both"]
 Phase = Literal["boot", "steady", "both"]
@@ -148,8 +149,8 @@ def _rule(seen: Seen, scene: Scene, budget: Budget, phase: Phase) -> _Ruling:
 def _routed(seen: Seen) -> _Ruling | None:
     if not seen.routed:
         return None
-    inwards = f", {count(seen.by_sms, 'connection')} came in from there" if seen.by_sms else ""
-    reason = f"{_nodes(seen)} opened {count(seen.by_node, 'connection')} to addresses outside through it{inwards}"
+    inwards = f", {counted(seen.by_sms, 'connection')} came in from there" if seen.by_sms else ""
+    reason = f"{_nodes(seen)} opened {counted(seen.by_node, 'connection')} to addresses outside through it{inwards}"
     return _Ruling(CRITICAL, reason)
 
 
@@ -169,7 +170,7 @@ def _not_answered(seen: Seen) -> _Ruling | None:
     """Connections over TCP that nobody answered: it may be away already."""
     if seen.midstream or seen.unanswered < seen.opened or any(protocol == UDP for protocol, _ in seen.places):
         return None
-    reason = f"none of {count(seen.opened, 'connection')} was answered: it is away, or was never there"
+    reason = f"none of {counted(seen.opened, 'connection')} was answered: it is away, or was never there"
     if seen.signature:
         return _by_catalogue(seen, reason)
     if seen.by_node:
@@ -202,7 +203,7 @@ def _poll(seen: Seen) -> _Ruling | None:
 
 def _boot(seen: Seen, scene: Scene, budget: Budget, phase: Phase) -> _Ruling | None:
     """What nodes need while they boot only is an administrator's decision."""
-    in_boots = f"{seen.boot:,} of {count(seen.boot + seen.steady, 'contact')} fell in {count(scene.boots, 'boot')}"
+    in_boots = f"{seen.boot:,} of {counted(seen.boot + seen.steady, 'contact')} fell in {counted(scene.boots, 'boot')}"
     if seen.signature and seen.signature.boot:
         if budget.renewals and budget.seconds < SHORT_S:
             left = f"the first would lose its address {span(budget.seconds)} into an outage"
@@ -241,23 +242,23 @@ def _by_catalogue(seen: Seen, reason: str) -> _Ruling:
 
 
 def _nodes(seen: Seen) -> str:
-    return count(max(len(seen.clients), seen.most_clients, 1), "node")
+    return counted(max(len(seen.clients), seen.most_clients, 1), "node")
 
 
 def _opened(seen: Seen) -> str:
     """ "450 nodes opened 12,031 connections, the management node none"."""
     if not seen.by_node:
-        reached = f" to {count(seen.most_servers, 'node')}" if seen.most_servers else ""
-        return f"the management node opened {count(seen.by_sms, 'connection')}{reached}, nodes opened none"
+        reached = f" to {counted(seen.most_servers, 'node')}" if seen.most_servers else ""
+        return f"the management node opened {counted(seen.by_sms, 'connection')}{reached}, nodes opened none"
     by_sms = f"{seen.by_sms:,}" if seen.by_sms else "none"
-    often = f" ({count(seen.contacts, 'contact')})" if seen.contacts > 2 * seen.opened else ""
-    return f"{_nodes(seen)} opened {count(seen.by_node, 'connection')}{often}, the management node {by_sms}"
+    often = f" ({counted(seen.contacts, 'contact')})" if seen.contacts > 2 * seen.opened else ""
+    return f"{_nodes(seen)} opened {counted(seen.by_node, 'connection')}{often}, the management node {by_sms}"
 
 
 def _facts(seen: Seen, verdict: Verdict, phase: Phase) -> tuple[str, ...]:
     facts = []
     if seen.midstream and seen.opened:
-        facts.append(f"{count(seen.midstream, 'more connection')} were open when the capture began")
+        facts.append(f"{counted(seen.midstream, 'more connection')} were open when the capture began")
     if phase == "both":
         facts.append(f"{seen.boot:,} contacts fell in nodes' boots, {seen.steady:,} in steady state")
     for role, who in ((Role.NODE, "a node"), (Role.SMS, "the management node")):
@@ -267,7 +268,7 @@ def _facts(seen: Seen, verdict: Verdict, phase: Phase) -> tuple[str, ...]:
             many = f"{weight(seen.intervals[role]):,.0f} intervals"
             facts.append(f"{who} makes contact every {span(median)}, {often} ({many})")
     if seen.unanswered and seen.unanswered < seen.opened:
-        facts.append(f"{count(seen.unanswered, 'connection')} got no answer")
+        facts.append(f"{counted(seen.unanswered, 'connection')} got no answer")
     if seen.signature and not seen.signature.verdict and seen.critical != (verdict == CRITICAL):
         facts.append(
             f"the catalogue takes it for {CRITICAL if seen.critical else DEFERRABLE}: what was seen stands against it"

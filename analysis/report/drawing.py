@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import pairwise, zip_longest
 
 from analysis.model import Classification, Service
-from analysis.report.units import later, span
+from analysis.units import later, span
 
 DAY = 86_400.0
 BUDGET_TICKS = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, DAY, 7 * DAY, 30 * DAY, 365 * DAY)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from analysis import units
 from analysis.model import Classification, Service
-from analysis.report import drawing, units
+from analysis.report import drawing
 
 MOST_SERVICES = 300
 """Services shown one by one. A real network has tens; a scan of all ports could make thousands."""

@@ -19,7 +19,7 @@ from analysis.errors import CaptureError
 from analysis.model import Classification, Verdict
 from analysis.protocols import warm
 from analysis.reading import Live, read_captures
-from analysis.report import units
+from analysis import units
 from analysis.roles import find_roles
 from analysis.signatures import PROTOCOLS, FirstBytes, Signature
 from appliance.catalog import Service, read_catalog

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis import units
 from analysis.model import Classification, Interval, Latency, Service
-from analysis.report import drawing, units
+from analysis.report import drawing
 from analysis.report.html import MOST_SERVICES, headline, render_html
 from tests.conftest import find_tool
 from tests.unit import classification_example as example

@@ -137,7 +137,7 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         10800,
         "a lease lasts 6 h and is renewed after 3 h",
     ),
-    "the shortest lease counts": ([BOOT, RENEWED], samples(67, LEASE, SHORT), "provisioning", 300, "lasts 600 s"),
+    "the shortest lease counts": ([BOOT, RENEWED], samples(67, LEASE, SHORT), "provisioning", 300, "lasts 10 min"),
     "an answer on the client's port": ([BOOT, RENEWED], samples(68, LEASE), "provisioning", 10800, "6 h"),
     "a renewal in a packet": (
         [BOOT],
