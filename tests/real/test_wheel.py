@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.captures import files
+from tests.captures.cluster import Plan, simulate
+
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +131,17 @@ def test_the_definition_is_rendered_from_its_own_files(sms: Sms) -> None:
     done = sms("--site", "dry.yaml", "--state", "dry", "build", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "/opt/sms/bin/sms-init" in done.stdout
+
+
+def test_a_capture_is_classified(sms: Sms) -> None:
+    """The native core, the catalogue and the page's template are in the wheel."""
+    work = Path(sms("config", "schema").args[0]).parents[2] / "work"
+    (work / "some.pcap").write_bytes(files.pcap(simulate(Plan(nodes=3, duration_s=600)).packets()))
+    found = json.loads(sms("classify", "some.pcap", "--json").stdout)
+    assert {"slurmctld", "rsyslog"} <= {one["name"] for one in found["services"] if one["verdict"] == "time-critical"}
+    done = sms("classify", "some.pcap", "-o", "some.html")
+    assert done.returncode == 0, done.stderr
+    assert (work / "some.html").read_text().startswith("<!DOCTYPE html>")
 
 
 def test_the_playbook_is_found(sms: Sms) -> None:
