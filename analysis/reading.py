@@ -25,6 +25,8 @@ from analysis.errors import CaptureError
 from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample
 from analysis.signatures import TCP, UDP, Signature
 
+ABI = 1
+"""Of the core that this file knows."""
 HEAD = 1 << 16
 """Bytes that tell what a file is, and when its first packet came."""
 
@@ -159,6 +161,8 @@ def _core() -> Any:
         from analysis import _core
     except ImportError as error:
         raise CaptureError(f"the native core is missing: {error}", "in a checkout: make core") from None
+    if _core.ABI != ABI:
+        raise CaptureError("the native core is of another version", "in a checkout: make core")
     return _core
 
 
