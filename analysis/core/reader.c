@@ -108,7 +108,7 @@ static bool chain_here(const Source *s, const Pcap *pcap, size_t place, bool sea
 		int64_t second = get32(p, pcap->big);
 		if (i == 0) {
 			first = second;
-			bool far = searching && pcap->last_s >= 0 && !near(second, pcap->last_s);
+			bool far = searching && (pcap->last_s < 0 || !near(second, pcap->last_s));
 			enough = far ? 2 : 1;
 			if (far && second < EARLY)
 				return false;

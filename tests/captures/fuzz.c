@@ -277,11 +277,8 @@ static void hold_counts(const Counter *c)
 	for (uint32_t i = 0; i < c->kept_count; i++)
 		kept += c->kept[i].packets[0] + c->kept[i].packets[1];
 	HOLDS(c->out_of_memory || c->kept_count >= c->keep_flows || kept + others == c->packets);
-	HOLDS(c->start <= c->end);
-	HOLDS(c->host_count <= MAX_HOSTS && c->link_count <= MAX_LINKS);
-	HOLDS(c->pair_count <= c->max_pairs);
-	for (uint32_t i = 0; i < c->boot_count; i++)
-		HOLDS(c->boots[i].began >= 0);
+	HOLDS(c->start <= c->end && c->host_count <= MAX_HOSTS && c->link_count <= MAX_LINKS);
+	HOLDS(c->pair_count <= c->max_pairs && c->boot_count <= MAX_BOOTS);
 	for (uint32_t i = 0; i < c->sample_count; i++)
 		HOLDS(c->samples[i].length && c->samples[i].length <= MAX_PAYLOAD);
 	for (uint32_t gather = c->free_gather; gather != NONE; gather = c->gathers[gather].next)
