@@ -20,6 +20,9 @@ class Capture:
         truncated: whether a file ended in the middle of a record.
         skipped: records not understood, by reason.
         problems: the first hundred places that could not be read, as sentences with file and byte offset.
+        covered_s: the duration without the gaps between files.
+        cut_packets: packets of which only the beginning was captured; cut_at: the most bytes that such a one has.
+        remarks: what one should know before believing the rest, as sentences, the gravest first.
     """
 
     files: tuple[str, ...]
@@ -30,6 +33,19 @@ class Capture:
     truncated: bool
     skipped: dict[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    covered_s: float = 0.0
+    cut_packets: int = 0
+    cut_at: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """What made the classification: the program's version, the shape's, and the options that change what is in it."""
+
+    version: str = ""
+    shape: int = 1
+    options: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,8 @@ class Service:
         ports: "tcp/6817"; "tcp/dynamic" for ports given out by the system.
         confidence: 0..1, grows with time and nodes seen.
         budget_s: seconds it can be away before nodes notice; budget_why says how that was reckoned.
+        budget_from: what it rests on: values seen in this capture, the catalogue's number, or the protocol's rule.
+        contacts: connections, and what clients said after a second of silence; what the paper counts as traffic.
         clients: distinct addresses that used it (nodes where nodes open, nodes reached where the SMS opens).
         packets_each, bytes_each: (towards the server, from it).
         first_s, last_s: seconds after the capture's beginning.
@@ -101,9 +119,11 @@ class Service:
     confidence: float = 0.0
     budget_s: float = 0.0
     budget_why: str = ""
+    budget_from: Literal["observed", "catalogue", "protocol"] = "catalogue"
     initiator: Literal["node", "sms", "both"] = "node"
     phase: Literal["boot", "steady", "both"] = "steady"
     clients: int = 0
+    contacts: int = 0
     connections: Connections = field(default_factory=lambda: Connections(0, 0, 0))
     packets: int = 0
     bytes: int = 0
@@ -192,6 +212,7 @@ class Classification:
     elsewhere: Unclassified
     unclassified: Unclassified
     bin_s: float = 1.0
+    made: Made = field(default_factory=Made)
 
     def as_dict(self) -> dict[str, Any]:
         """The published shape (docs/classification.schema.json), ready for JSON and YAML."""

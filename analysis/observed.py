@@ -154,6 +154,9 @@ class Observation:
         skipped: records that could not be understood, by reason.
         beyond: packets and bytes that were counted in the totals alone, for want of room for their addresses.
         bin_s: seconds that a part of a timeline lasts; the first begins at ``start_ns``.
+        cut: packets of which the capture holds only the beginning; cut_at: the most bytes that such a one has.
+        gap_s: seconds between files that no file covers.
+        remarks: what one should know of the files before believing what was counted, as sentences.
     """
 
     files: tuple[str, ...]
@@ -172,8 +175,17 @@ class Observation:
     problems: tuple[Problem, ...] = ()
     beyond: tuple[int, int] = (0, 0)
     bin_s: float = 1.0
+    cut: int = 0
+    cut_at: int = 0
+    gap_s: float = 0.0
+    remarks: tuple[str, ...] = ()
 
     @property
     def duration_s(self) -> float:
         """From the first packet to the last."""
         return max(self.end_ns - self.start_ns, 0) / 1e9
+
+    @property
+    def covered_s(self) -> float:
+        """Seconds that the files cover: the duration without the gaps between them."""
+        return max(self.duration_s - self.gap_s, 0.0)
