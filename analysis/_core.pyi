@@ -64,6 +64,9 @@ class Counter:
         """(file, counted from 0 in the order read, byte offset, what) of the first hundred."""
     def flows(self) -> list[tuple[builtins.bytes, int, builtins.bytes, int, int, int, int, int, int]]:
         """(client, port, server, port, protocol, packets and bytes to the server, packets and bytes back)."""
+    def files(self) -> list[tuple[int, int, int]]:
+        """(first, last, packets) of each file that was read, in that order; times in nanoseconds."""
     def totals(self) -> dict[str, Any]:
         """packets, bytes, start_ns, end_ns, truncated, other {what: (packets, bytes)}, skipped {reason: count},
-        beyond (packets, bytes), bin_ns."""
+        beyond (packets, bytes), bin_ns,
+        cut (packets of which not all was captured), cut_at (the most bytes of such a one), gap_ns (between files)."""

@@ -7,6 +7,7 @@ looks on. Compressed files are read through the program that knows the format, s
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
@@ -14,10 +15,10 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from analysis.errors import CaptureError
 from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample
 from analysis.signatures import TCP, UDP, Signature
 
-ABI = 1
+ABI = 2
 """Of the core that this file knows."""
 HEAD = 1 << 16
 """Bytes that tell what a file is, and when its first packet came."""
@@ -47,14 +48,6 @@ _SKIPPABLE = tuple(bytes([byte]) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60)
 
 
 @dataclass(frozen=True)
-class Live:
-    """An interface to capture on, and how long; 0 for until Ctrl-C."""
-
-    interface: str
-    duration_s: float
-
-
-@dataclass(frozen=True)
 class Progress:
     """How far reading has come. ``total`` is 0 where nobody knows it."""
 
@@ -73,7 +66,11 @@ class Reading:
     files: tuple[str, ...]
     counter: Any
     notes: list[Problem] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     cut: bool = False
+    interrupted: bool = False
+    lost: int = 0
+    """Packets that whoever captured had no room for."""
 
     def hosts(self) -> tuple[Host, ...]:
         """Every address that was seen."""
@@ -94,7 +91,7 @@ class Reading:
         """The counts, grouped by the roles of the hosts: one byte each, by index."""
         totals = self.counter.totals()
         rows = [Row(*(*row[:3], Role(row[3]), Role(row[4]), *row[5:])) for row in self.counter.rows(roles)]
-        problems = [Problem(self.files[file], offset, what) for file, offset, what in self.counter.problems()]
+        problems = [Problem(name_of(self.files[file]), offset, what) for file, offset, what in self.counter.problems()]
         return Observation(
             files=self.files,
             packets=totals["packets"],
@@ -108,42 +105,64 @@ class Reading:
             samples=self.samples(),
             boots=tuple(Boot(_mac(mac), began, settled) for mac, began, settled in self.counter.boots()),
             other=totals["other"],
-            skipped=totals["skipped"],
+            skipped={**totals["skipped"], **({"lost while capturing": self.lost} if self.lost else {})},
             problems=(*problems, *self.notes),
             beyond=totals["beyond"],
             bin_s=totals["bin_ns"] / 1e9,
+            cut=totals["cut"],
+            cut_at=totals["cut_at"],
+            gap_s=totals["gap_ns"] / 1e9,
+            remarks=(*self.remarks, *_twice(self.files, self.counter.files())),
         )
 
 
 def read_captures(
-    files: Sequence[str],
-    *,
-    signatures: Sequence[Signature],
-    node: str = "",
-    live: Live | None = None,
-    watch: Watch | None = None,
+    files: Sequence[str], *, signatures: Sequence[Signature], node: str = "", watch: Watch | None = None
 ) -> Reading:
-    """Read files (``-`` is standard input) in the order of their first packets, or an interface, as one capture.
+    """Read files (``-`` is standard input) in the order of their first packets, as one capture.
 
-    Ctrl-C ends standard input and an interface, and what came until then counts.
+    Of several files, one that is no capture is left out, and remarked. Ctrl-C ends standard input and pipes, and what
+    came until then counts.
 
     Args:
         node: count only what is to or from this address or link address.
         watch: called some times a second.
 
     Raises:
-        CaptureError: there is no such file, it is no capture, or a program for it is missing.
+        CaptureError: there is no such file, none is a capture, or a program for one is missing.
         KeyboardInterrupt: while files were read.
     """
-    counter = make_counter(signatures, node)
-    reading = Reading((live.interface,) if live else tuple(_in_order(files)), counter)
-    sizes = [] if live else [_size(file) for file in reading.files]
-    total, before = sum(sizes) if sizes and all(sizes) else 0, 0
-    for index, file in enumerate(reading.files):
-        with _capturing(live) if live else _opened(file) as source:
-            _read_one(reading, file, source, _teller(watch, before, total, counter))
-        before += sizes[index] if sizes else 0
-    counter.finish()
+    reading = Reading(tuple(_in_order(files)), make_counter(signatures, node))
+    sizes = [_size(file) for file in reading.files]
+    total, before = sum(sizes) if all(sizes) else 0, 0
+    failures = []
+    for file, size in zip(reading.files, sizes, strict=True):
+        if reading.interrupted:
+            reading.remarks.append(f"{name_of(file)} was not read any more: Ctrl-C came before")
+            continue
+        with _opened(file) as source:
+            failures.append(_read_one(reading, file, source, _teller(watch, before, total, reading.counter)))
+        before += size
+    failed = [failure for failure in failures if failure]
+    if len(failed) == len(failures):
+        raise failed[0]
+    reading.remarks += [f"left out: {failure.message}" for failure in failed]
+    reading.counter.finish()
+    return reading
+
+
+def read_stream(
+    name: str, source: Source, *, signatures: Sequence[Signature], node: str = "", watch: Watch | None = None
+) -> Reading:
+    """Read what a program writes while it runs, such as tcpdump on an interface, as `read_captures` reads a file.
+
+    Raises:
+        CaptureError: it wrote no capture.
+    """
+    reading = Reading((name,), make_counter(signatures, node))
+    if failure := _read_one(reading, name, source, _teller(watch, 0, 0, reading.counter)):
+        raise failure
+    reading.counter.finish()
     return reading
 
 
@@ -205,24 +224,25 @@ class Source:
     Attributes:
         place: how many bytes of the file are done, for the progress; None: those that the core has read.
         endless: Ctrl-C is how it ends.
-        until: seconds after which it is made to end; 0 for never.
-        partial: a verdict means that the end of the capture is missing.
         end: makes whoever writes to it stop.
-        verdict: after the end: what went wrong, or "".
+        verdict: after the end: what is missing of the capture, or "".
     """
 
     descriptor: int
     prefix: bytes = b""
     place: Callable[[], int] | None = None
     endless: bool = False
-    partial: bool = False
-    until: float = 0.0
     end: Callable[[], None] = lambda: None
     verdict: Callable[[], str] = lambda: ""
 
 
-def _read_one(reading: Reading, file: str, source: Source, tell: Callable[[int], None]) -> None:
-    counter, failure = reading.counter, []
+LAST_S = 2.0
+"""Seconds that whoever writes to us has after Ctrl-C, which it got too, to say its last."""
+
+
+def _read_one(reading: Reading, file: str, source: Source, tell: Callable[[int], None]) -> CaptureError | None:
+    """Read one source to its end; the error where it is no capture."""
+    counter, failure, done = reading.counter, [], threading.Event()
     begin: int = counter.read_bytes
 
     def work() -> None:
@@ -230,45 +250,62 @@ def _read_one(reading: Reading, file: str, source: Source, tell: Callable[[int],
             counter.read(source.descriptor, source.prefix)
         except (OSError, ValueError, MemoryError) as error:
             failure.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=work, name="core", daemon=True)
-    thread.start()
-    ends = time.monotonic() + source.until if source.until else 0.0
-    asked = False
+    late = threading.Timer(LAST_S, counter.stop)
+    late.daemon = True
+    threading.Thread(target=work, name="core", daemon=True).start()
     # The first look is soon: most captures are read before anybody would want to see how far it has come.
     pause = 0.02
-    while thread.is_alive():
+    while not done.is_set():
         try:
-            thread.join(pause)
+            # An event, not join(): a join that Ctrl-C interrupts takes the thread for ended (CPython 3.11).
+            if not done.wait(pause):
+                tell(source.place() if source.place else counter.read_bytes - begin)
             pause = 0.1
-            tell(source.place() if source.place else counter.read_bytes - begin)
-            if ends and time.monotonic() >= ends and not asked:
-                asked = True
-                source.end()
         except KeyboardInterrupt:
-            if not source.endless or asked:
+            if reading.interrupted or not source.endless:
                 counter.stop()
-                thread.join()
+                done.wait()
                 raise
-            asked = True
+            reading.interrupted = True
             source.end()
-            # Whoever writes to us got the signal too, and says its last.
-            threading.Timer(2.0, counter.stop).start()
-    if trouble := source.verdict():
-        reading.cut |= source.partial
-        reading.notes.append(Problem(file, counter.read_bytes - begin, trouble))
-    if failure:
-        raise _told(file, failure[0], trouble)
+            late.start()
+    late.cancel()
+    size, trouble = counter.read_bytes - begin, source.verdict()
+    if trouble:
+        reading.cut = True
+        reading.notes.append(Problem(name_of(file), size, trouble))
+    return _told(name_of(file), failure[0], trouble, size) if failure else None
 
 
-def _told(file: str, error: Exception, trouble: str) -> CaptureError:
+def name_of(file: str) -> str:
+    """What a person calls it."""
+    return "standard input" if file == "-" else file
+
+
+def _told(name: str, error: Exception, trouble: str, size: int) -> CaptureError:
     """What a failure of the core means."""
-    name = "standard input" if file == "-" else file
     if trouble:
         return CaptureError(f"{name}: {trouble}")
+    if not size:
+        return CaptureError(f"{name} is empty", "tcpdump without -U writes late: was it killed, or is it still at it?")
     if isinstance(error, ValueError):
         return CaptureError(f"{name} is {error}", "tcpdump -w FILE writes captures; dumpcap and tshark -w do as well")
     return CaptureError(f"{name}: {getattr(error, 'strerror', '') or error}")
+
+
+def _twice(files: Sequence[str], spans: Sequence[tuple[int, int, int]]) -> list[str]:
+    """Remarks on files that hold the same time."""
+    named = sorted((*span, name_of(file)) for file, span in zip(files, spans, strict=False) if span[2])
+    remarks = []
+    for (first, last, packets, one), (second, end, more, other) in pairwise(named):
+        if (first, last, packets) == (second, end, more):
+            remarks.append(f"{one} and {other} hold the same packets: all of them are counted twice")
+        elif last - second > 1e9:
+            remarks.append(f"{one} and {other} overlap in time: what both hold is counted twice")
+    return remarks[:5]
 
 
 def _in_order(files: Sequence[str]) -> list[str]:
@@ -301,7 +338,7 @@ def _first_time(file: str) -> int:
             head += more
         source.end()
     time_ns: int = _core().first_time(head)
-    return time_ns if time_ns >= 0 else 2**62
+    return time_ns if time_ns >= 0 else Path(file).stat().st_mtime_ns
 
 
 def _size(file: str) -> int:
@@ -342,8 +379,20 @@ def _opened(file: str) -> Iterator[Source]:
 
 
 def _at_least(descriptor: int, count: int) -> bytes:
-    head = b""
-    while len(head) < count and (more := os.read(descriptor, HEAD)):
+    """The first bytes of a pipe; tcpdump without -U may write nothing before Ctrl-C, which it gets too."""
+    head, patience = b"", None
+    while len(head) < count:
+        try:
+            if not select.select([descriptor], [], [], patience)[0]:
+                raise KeyboardInterrupt
+            more = os.read(descriptor, HEAD)
+        except KeyboardInterrupt:
+            if patience:
+                raise
+            patience = LAST_S
+            continue
+        if not more:
+            break
         head += more
     return head
 
@@ -384,7 +433,7 @@ def _decompressing(program: tuple[str, ...], descriptor: int, prefix: bytes) -> 
         return f"{Path(program[0]).name} gave up: {said[-1] if said else f'status {child.returncode}'}"
 
     try:
-        yield Source(output.fileno(), partial=True, verdict=verdict)
+        yield Source(output.fileno(), verdict=verdict)
     finally:
         child.kill()
         child.wait()
@@ -410,42 +459,3 @@ def _widen(descriptor: int) -> None:
 
     with suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, 1 << 20)
-
-
-@contextmanager
-def _capturing(live: Live) -> Iterator[Source]:
-    """tcpdump on an interface. 1024 bytes of a frame hold all that anybody looks at here."""
-    tcpdump = shutil.which("tcpdump") or shutil.which("tcpdump", path="/usr/sbin:/sbin")
-    if not tcpdump:
-        raise CaptureError("tcpdump is not installed", "apt install tcpdump")
-    argv = [tcpdump, "-n", "-U", "-s", "1024", "-B", "16384", "-i", live.interface, "-w", "-"]
-    # A group of its own: Ctrl-C is for us, and we tell it.
-    child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
-    )
-    output, errors = child.stdout, child.stderr
-    assert output and errors
-    _widen(output.fileno())
-
-    def verdict() -> str:
-        child.send_signal(signal.SIGINT)
-        words = errors.read().decode(errors="replace")
-        if child.wait() != 0:
-            said = [line for line in words.strip().splitlines() if line]
-            return said[-1] if said else f"tcpdump ended with status {child.returncode}"
-        dropped = [line for line in words.splitlines() if line.endswith("dropped by kernel") and line[0] != "0"]
-        return dropped[0] if dropped else ""
-
-    try:
-        yield Source(
-            output.fileno(),
-            endless=True,
-            until=live.duration_s,
-            end=lambda: child.send_signal(signal.SIGINT),
-            verdict=verdict,
-        )
-    finally:
-        child.kill()
-        child.wait()
-        output.close()
-        errors.close()

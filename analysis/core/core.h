@@ -12,6 +12,7 @@
 #ifndef SMS_CORE_H
 #define SMS_CORE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -88,8 +89,8 @@ typedef struct {
 	size_t prefix_left;
 	bool ended;
 	int error;              /* errno of read(2) */
-	volatile bool *stopped; /* set by another thread */
-	volatile uint64_t *read_bytes;
+	atomic_bool *stopped; /* set by another thread */
+	atomic_ullong *read_bytes;
 } Source;
 
 /* False: no memory. The caller has filled in where the bytes are. */
@@ -155,7 +156,7 @@ typedef struct {
 	uint8_t mac[6];
 	bool used, booting;
 	uint32_t addresses, together, boots, boot;
-	int64_t discovered, novel;
+	int64_t novel;
 } Link;
 
 typedef struct {
@@ -229,6 +230,12 @@ typedef struct {
 	const char *what;
 } Problem;
 
+/* What a file holds. */
+typedef struct {
+	int64_t first, last;
+	uint64_t packets;
+} Span;
+
 typedef struct {
 	const char *reason;
 	uint64_t count;
@@ -299,8 +306,15 @@ typedef struct {
 	uint32_t max_flows, max_pairs, keep_flows;
 
 	/* what was seen */
-	volatile uint64_t packets, bytes, read_bytes;
-	volatile bool stopped;
+	uint64_t packets, bytes;
+	atomic_ullong seen_packets, seen_bytes, read_bytes; /* for another thread, which shows how far it has come */
+	atomic_bool stopped;
+	uint64_t cut; /* packets of which not all was captured */
+	uint32_t cut_at;
+	int64_t resumed, gap; /* the end of the last gap between files, and all of them together */
+	bool fresh; /* the next packet is a file's first */
+	Span *spans; /* of each file */
+	uint32_t span_room;
 	int64_t start, end, now, raw;
 	uint32_t odd_times;
 	bool truncated;
@@ -349,6 +363,8 @@ typedef struct {
 bool counter_begin(Counter *counter);
 void counter_end(Counter *counter);
 Sink counter_sink(Counter *counter);
+/* The next file begins. False: no memory. */
+bool counter_open(Counter *counter);
 /* Folds all flows into their pairs. */
 void counter_finish(Counter *counter);
 void counter_problem(Counter *counter, uint64_t offset, const char *what);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#define GAP (30 * NS) /* silence between two files that is none of the network's */
 #define YEAR (366LL * 86400 * NS)
 
 static void run_batch(void *owner)
@@ -26,6 +27,8 @@ static void run_batch(void *owner)
 		count_packet(c, p);
 	}
 	c->batched = 0;
+	atomic_store_explicit(&c->seen_packets, c->packets, memory_order_relaxed);
+	atomic_store_explicit(&c->seen_bytes, c->bytes, memory_order_relaxed);
 }
 
 static void see_fragment(Counter *c, Packet *p)
@@ -50,6 +53,8 @@ static bool has_mac(const Packet *p, const uint8_t *mac)
  * address (chaddr) then tells those packets of its boot that do not bear its address. */
 static bool is_named(Counter *c, const Packet *p)
 {
+	if (c->only_length == 6)
+		return p->protocol == UDP && p->source_port == 67 && p->captured >= 34 && !memcmp(p->payload + 28, c->only, 6);
 	if (p->protocol != UDP || p->source_port != 67 || p->captured < 34 || memcmp(p->payload + 16, c->only, 4))
 		return false;
 	memcpy(c->only_mac, p->payload + 28, 6);
@@ -61,7 +66,7 @@ static bool is_wanted(Counter *c, const Packet *p, const Other *other)
 {
 	const uint8_t *only = c->only;
 	if (c->only_length == 6)
-		return has_mac(p, only);
+		return has_mac(p, only) || is_named(c, p);
 	if (c->only_length == 4 && (is_named(c, p) || (c->only_mac_known && p->protocol == UDP && has_mac(p, c->only_mac))))
 		return true;
 	if (other->arp && c->only_length == 4)
@@ -96,6 +101,31 @@ static int64_t plausible(Counter *c, int64_t time)
 	return c->end;
 }
 
+static void see_span(Counter *c, int64_t time)
+{
+	Span *span = c->spans + c->file;
+	if (!span->packets || time < span->first)
+		span->first = time;
+	if (!span->packets || time > span->last)
+		span->last = time;
+	span->packets++;
+}
+
+bool counter_open(Counter *c)
+{
+	if (c->file == c->span_room) {
+		uint32_t room = c->span_room * 2 + 16;
+		Span *more = realloc(c->spans, room * sizeof *more);
+		if (!more)
+			return false;
+		memset(more + c->span_room, 0, (room - c->span_room) * sizeof *more);
+		c->spans = more;
+		c->span_room = room;
+	}
+	c->fresh = true;
+	return true;
+}
+
 static bool take_record(void *owner, const Record *record)
 {
 	Counter *c = owner;
@@ -110,6 +140,18 @@ static bool take_record(void *owner, const Record *record)
 			c->batch[i].time = p->time;
 	} else {
 		p->time = plausible(c, p->time);
+	}
+	if (__builtin_expect(c->fresh, 0)) {
+		c->fresh = false;
+		if (c->packets && p->time - c->end > GAP) {
+			c->gap += p->time - c->end;
+			c->resumed = p->time;
+		}
+	}
+	see_span(c, p->time);
+	if (record->captured < record->wire) {
+		c->cut++;
+		c->cut_at = record->captured > c->cut_at ? record->captured : c->cut_at;
 	}
 	if (p->time > c->end)
 		c->end = p->time;
@@ -146,7 +188,7 @@ static bool take_record(void *owner, const Record *record)
 	__builtin_prefetch(c->flow_slots + ((uint32_t)p->hash & c->flow_mask));
 	if (++c->batched == BATCH)
 		run_batch(c);
-	return !c->stopped && !c->out_of_memory;
+	return !c->out_of_memory && !atomic_load_explicit(&c->stopped, memory_order_relaxed);
 }
 
 static void take_problem(void *owner, uint64_t offset, const char *what) { counter_problem(owner, offset, what); }
@@ -214,11 +256,12 @@ bool counter_begin(Counter *c)
 	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
 	memset(c->pair_slots, 0xff, ((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
 	link_of(c, NULL); /* the first link stands for none */
-	return true;
+	return counter_open(c);
 }
 
 void counter_end(Counter *c)
 {
+	free(c->spans);
 	free(c->hosts);
 	free(c->host_slots);
 	free(c->links);

@@ -103,7 +103,7 @@ void see_dhcp(Counter *c, const Packet *p)
 		return;
 	link->booting = true;
 	link->boots++;
-	link->discovered = link->novel = p->time;
+	link->novel = p->time;
 	link->boot = NONE;
 	if (c->boot_count == c->boot_room && c->boot_room < MAX_BOOTS) {
 		uint32_t room = c->boot_room ? c->boot_room * 2 : 1024;
@@ -142,8 +142,8 @@ uint32_t together(Counter *c, uint32_t link)
 	static const uint8_t nothing[16];
 	Link *l = c->links + link;
 	if (l->together == NONE) {
-		if (c->host_count >= MAX_HOSTS)
-			return 0;
+		if (c->host_count >= MAX_HOSTS) /* the one for no link address was made when it began to be tight */
+			return c->links->together;
 		l->together = new_host(c, nothing, 0, 0, link);
 		Host *host = c->hosts + l->together;
 		host->flags |= HOST_TOGETHER;

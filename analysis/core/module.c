@@ -1,23 +1,16 @@
 /* The core for Python; analysis/_core.pyi says what everything means. */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <structmember.h>
-
-#include "core.h"
+#include "results.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 1
-#define VALUES 2048    /* of a row: as many intervals, and as many latencies */
-#define CLIENTS 4096   /* of a row: as many numbers of hosts */
+#define ABI 2
 
 typedef struct {
 	PyObject_HEAD
 	Counter *counter;
-	volatile bool busy;
+	bool busy; /* written and read with the GIL held */
 } Self;
 
 /* ---- arguments --------------------------------------------------------------------------------- */
@@ -233,6 +226,10 @@ static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 	};
 	if (!source_begin(&source))
 		return PyErr_NoMemory();
+	if (!counter_open(counter)) {
+		source_end(&source);
+		return PyErr_NoMemory();
+	}
 	Sink sink = counter_sink(counter);
 	self->busy = true;
 	Py_BEGIN_ALLOW_THREADS
@@ -240,6 +237,7 @@ static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 	source_end(&source);
 	Py_END_ALLOW_THREADS
 	self->busy = false;
+	atomic_store(&counter->stopped, false); /* asked of this file, not of the next */
 	counter->file++;
 	if (counter->out_of_memory)
 		return PyErr_NoMemory();
@@ -258,7 +256,7 @@ static PyObject *counter_stop(PyObject *object, PyObject *Py_UNUSED(none))
 {
 	Self *self = (Self *)object;
 	if (self->counter)
-		self->counter->stopped = true;
+		atomic_store(&self->counter->stopped, true);
 	Py_RETURN_NONE;
 }
 
@@ -273,298 +271,37 @@ static PyObject *counter_fold(PyObject *object, PyObject *Py_UNUSED(none))
 
 static PyObject *get_count(PyObject *object, void *which)
 {
-	const Counter *counter = ((Self *)object)->counter;
-	if (!counter)
+	Counter *c = ((Self *)object)->counter;
+	if (!c)
 		return PyLong_FromLong(0);
-	return PyLong_FromUnsignedLongLong(which == NULL ? counter->packets : *(char *)which == 'b' ? counter->bytes : counter->read_bytes);
+	return PyLong_FromUnsignedLongLong(which == NULL            ? atomic_load(&c->seen_packets)
+	                                   : *(char *)which == 'b' ? atomic_load(&c->seen_bytes)
+	                                                           : atomic_load(&c->read_bytes));
 }
 
 /* ---- what was counted --------------------------------------------------------------------------- */
 
-/* Appends a new reference to a list; false, with the error set, when either went wrong. */
-static bool add(PyObject *list, PyObject *item)
-{
-	bool fine = item && !PyList_Append(list, item);
-	Py_XDECREF(item);
-	return fine;
-}
-
-static PyObject *bytes_of(const void *data, size_t length) { return PyBytes_FromStringAndSize(data, (Py_ssize_t)length); }
-
-static PyObject *host_tuple(const Host *host)
-{
-	PyObject *macs = PyTuple_New(host->macs);
-	if (!macs)
-		return NULL;
-	for (int i = 0; i < host->macs; i++) {
-		PyObject *mac = bytes_of(host->mac[i], 6);
-		if (!mac || PyTuple_SetItem(macs, i, mac)) {
-			Py_DECREF(macs);
-			return NULL;
-		}
+#define GIVE(what)                                                                                  \
+	static PyObject *counter_##what(PyObject *object, PyObject *Py_UNUSED(none))                    \
+	{                                                                                               \
+		const Counter *counter = idle((Self *)object);                                              \
+		return counter ? give_##what(counter) : NULL;                                               \
 	}
-	return Py_BuildValue("(y#Ny#y#KKO)", (const char *)host->address, (Py_ssize_t)host->length, macs, (const char *)host->via,
-	                     (Py_ssize_t)(host->flags & HOST_VIA ? 6 : 0), (const char *)host->claimed,
-	                     (Py_ssize_t)(host->flags & HOST_CLAIMED ? 6 : 0), (unsigned long long)host->sent,
-	                     (unsigned long long)host->received, host->flags & HOST_OUTGOING ? Py_True : Py_False);
-}
-
-static PyObject *counter_hosts(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *counter = idle((Self *)object);
-	PyObject *list = counter ? PyList_New(0) : NULL;
-	for (uint32_t i = 0; list && i < counter->host_count; i++)
-		if (!add(list, host_tuple(counter->hosts + i)))
-			Py_CLEAR(list);
-	return list;
-}
-
-/* (value, weight) of what the pairs of a group kept: together they stand for all that was seen. */
-static PyObject *values(const Counter *c, const uint32_t *order, const Group *group, bool latency)
-{
-	PyObject *list = PyList_New(0);
-	size_t there = 0, number = 0;
-	for (uint32_t i = group->begin; i < group->end; i++) {
-		const Pair *pair = c->pairs + order[i];
-		uint32_t seen = latency ? pair->latencies_seen : pair->intervals_seen, room = latency ? LATENCIES : INTERVALS;
-		there += seen < room ? seen : room;
-	}
-	size_t step = there / VALUES + 1;
-	for (uint32_t i = group->begin; list && i < group->end; i++) {
-		const Pair *pair = c->pairs + order[i];
-		uint32_t seen = latency ? pair->latencies_seen : pair->intervals_seen, room = latency ? LATENCIES : INTERVALS;
-		uint32_t kept = seen < room ? seen : room;
-		for (uint32_t k = 0; list && k < kept; k++, number++) {
-			if (number % step)
-				continue;
-			double value = (double)(latency ? pair->latencies[k] : pair->intervals[k]);
-			if (!add(list, Py_BuildValue("(dd)", value, (double)step * seen / kept)))
-				Py_CLEAR(list);
-		}
-	}
-	PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
-	Py_XDECREF(list);
-	return tuple;
-}
-
-static PyObject *numbers(const uint64_t *from, int count)
-{
-	PyObject *tuple = PyTuple_New(count);
-	for (int i = 0; tuple && i < count; i++) {
-		PyObject *item = PyLong_FromUnsignedLongLong(from[i]);
-		if (!item || PyTuple_SetItem(tuple, i, item))
-			Py_CLEAR(tuple);
-	}
-	return tuple;
-}
-
-static PyObject *row_tuple(const Counter *c, const uint32_t *order, const Group *group, uint32_t *stamps, uint32_t stamp)
-{
-	uint64_t packets[2] = {0}, bytes[2] = {0}, steady[BINS] = {0}, boot[BINS] = {0};
-	uint64_t opened = 0, midstream = 0, resumed = 0, unanswered = 0, contacts_boot = 0, contacts_steady = 0;
-	unsigned long clients = 0, servers = 0;
-	int64_t first = INT64_MAX, last = INT64_MIN;
-	PyObject *indexes = PyList_New(0);
-	for (uint32_t i = group->begin; indexes && i < group->end; i++) {
-		const Pair *pair = c->pairs + order[i];
-		for (int way = 0; way < 2; way++) {
-			packets[way] += pair->packets[way];
-			bytes[way] += pair->bytes[way];
-		}
-		for (int bin = 0; bin < BINS; bin++) {
-			steady[bin] += pair->timeline[bin];
-			boot[bin] += pair->timeline_boot[bin];
-		}
-		opened += pair->opened;
-		midstream += pair->midstream;
-		resumed += pair->resumed;
-		unanswered += pair->unanswered;
-		contacts_boot += pair->contacts_boot;
-		contacts_steady += pair->contacts_steady;
-		first = pair->first < first ? pair->first : first;
-		last = pair->last > last ? pair->last : last;
-		if (stamps[pair->server * 2] != stamp) {
-			stamps[pair->server * 2] = stamp;
-			servers++;
-		}
-		if (stamps[pair->client * 2 + 1] != stamp) {
-			stamps[pair->client * 2 + 1] = stamp;
-			if (++clients <= CLIENTS && !add(indexes, PyLong_FromUnsignedLong(pair->client)))
-				Py_CLEAR(indexes);
-		}
-	}
-	PyObject *tuple = indexes ? PyList_AsTuple(indexes) : NULL;
-	Py_XDECREF(indexes);
-	if (!tuple)
-		return NULL;
-	return Py_BuildValue("(iiiiikkNKKKK(KK)(KK)LLKKNNNN)", group->protocol, group->port, group->kind, group->client,
-	                     group->server, clients, servers, tuple, opened, midstream, resumed, unanswered, packets[0],
-	                     packets[1], bytes[0], bytes[1], (long long)first, (long long)last, contacts_boot, contacts_steady,
-	                     values(c, order, group, false), values(c, order, group, true), numbers(steady, BINS),
-	                     numbers(boot, BINS));
-}
+GIVE(hosts)
+GIVE(links)
+GIVE(samples)
+GIVE(boots)
+GIVE(problems)
+GIVE(flows)
+GIVE(totals)
+GIVE(files)
 
 static PyObject *counter_rows(PyObject *object, PyObject *args)
 {
 	const char *roles;
 	Py_ssize_t length;
-	Counter *c = idle((Self *)object);
-	if (!c || !PyArg_ParseTuple(args, "y#", &roles, &length))
-		return NULL;
-	if (length != (Py_ssize_t)c->host_count) {
-		PyErr_Format(PyExc_ValueError, "%zd roles for %u hosts", length, c->host_count);
-		return NULL;
-	}
-	Group *groups = NULL;
-	uint32_t count = 0;
-	uint32_t *order = order_pairs(c, (const uint8_t *)roles, &groups, &count);
-	uint32_t *stamps = calloc((size_t)c->host_count + 1, 2 * sizeof *stamps);
-	PyObject *list = order && stamps ? PyList_New(0) : PyErr_NoMemory();
-	for (uint32_t i = 0; list && i < count; i++)
-		if (!add(list, row_tuple(c, order, groups + i, stamps, i + 1)))
-			Py_CLEAR(list);
-	free(order);
-	free(groups);
-	free(stamps);
-	return list;
-}
-
-static PyObject *counter_links(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *c = idle((Self *)object);
-	PyObject *list = c ? PyList_New(0) : NULL;
-	for (uint32_t i = 0; list && i < c->pair_count; i++) {
-		const Pair *pair = c->pairs + i;
-		if (!add(list, Py_BuildValue("(IIiiKK)", pair->client, pair->server, pair->protocol, pair->port,
-		                             (unsigned long long)(pair->packets[0] + pair->packets[1]),
-		                             (unsigned long long)(pair->bytes[0] + pair->bytes[1]))))
-			Py_CLEAR(list);
-	}
-	return list;
-}
-
-static PyObject *counter_samples(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *c = idle((Self *)object);
-	PyObject *list = c ? PyList_New(0) : NULL;
-	for (uint32_t i = 0; list && i < c->sample_count; i++) {
-		const Sample *sample = c->samples + i;
-		if (!add(list, Py_BuildValue("(iiOLIIy#)", sample->protocol, sample->port, sample->from_client ? Py_True : Py_False,
-		                             (long long)sample->time, sample->source, sample->destination,
-		                             (const char *)sample->payload, (Py_ssize_t)sample->length)))
-			Py_CLEAR(list);
-	}
-	return list;
-}
-
-static PyObject *counter_boots(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *c = idle((Self *)object);
-	PyObject *list = c ? PyList_New(0) : NULL;
-	for (uint32_t i = 0; list && i < c->boot_count; i++)
-		if (!add(list, Py_BuildValue("(y#LL)", (const char *)c->boots[i].mac, (Py_ssize_t)6, (long long)c->boots[i].began,
-		                             (long long)c->boots[i].settled)))
-			Py_CLEAR(list);
-	return list;
-}
-
-static PyObject *counter_problems(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *c = idle((Self *)object);
-	PyObject *list = c ? PyList_New(0) : NULL;
-	for (uint32_t i = 0; list && i < c->problem_count; i++)
-		if (!add(list, Py_BuildValue("(IKs)", c->problems[i].file, (unsigned long long)c->problems[i].offset,
-		                             c->problems[i].what)))
-			Py_CLEAR(list);
-	return list;
-}
-
-static PyObject *counter_flows(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *c = idle((Self *)object);
-	PyObject *list = c ? PyList_New(0) : NULL;
-	for (uint32_t i = 0; list && i < c->kept_count; i++) {
-		const Kept *flow = c->kept + i;
-		const Host *client = c->hosts + flow->client, *server = c->hosts + flow->server;
-		if (!add(list, Py_BuildValue("(y#iy#iiKKKK)", (const char *)client->address, (Py_ssize_t)client->length,
-		                             flow->client_port, (const char *)server->address, (Py_ssize_t)server->length,
-		                             flow->server_port, flow->protocol, (unsigned long long)flow->packets[0],
-		                             (unsigned long long)flow->bytes[0], (unsigned long long)flow->packets[1],
-		                             (unsigned long long)flow->bytes[1])))
-			Py_CLEAR(list);
-	}
-	return list;
-}
-
-static PyObject *other_name(const OtherCount *other)
-{
-	switch (other->what) {
-	case OTHER_ARP:
-		return PyUnicode_FromString("ARP");
-	case OTHER_LLC:
-		return PyUnicode_FromString("LLC (spanning tree and the like)");
-	case OTHER_ETHERTYPE:
-		if (other->value == 0x88cc)
-			return PyUnicode_FromString("LLDP");
-		return PyUnicode_FromFormat("ethertype 0x%04x", other->value);
-	case OTHER_LINK:
-		return PyUnicode_FromFormat("frames of link type %u", other->value);
-	case OTHER_SHORT:
-		return PyUnicode_FromString("cut off in its headers");
-	case OTHER_BROKEN:
-		return PyUnicode_FromString("broken IP header");
-	case OTHER_FRAGMENT:
-		return PyUnicode_FromString("fragment without its first");
-	default:
-		return PyUnicode_FromString("further kinds");
-	}
-}
-
-static bool put(PyObject *dict, const char *key, PyObject *value)
-{
-	bool fine = value && !PyDict_SetItemString(dict, key, value);
-	Py_XDECREF(value);
-	return fine;
-}
-
-static PyObject *others(const Counter *c)
-{
-	PyObject *dict = PyDict_New();
-	for (uint32_t i = 0; dict && i < c->other_count; i++) {
-		PyObject *name = other_name(c->others + i);
-		PyObject *value = Py_BuildValue("(KK)", (unsigned long long)c->others[i].packets,
-		                                (unsigned long long)c->others[i].bytes);
-		if (!name || !value || PyDict_SetItem(dict, name, value))
-			Py_CLEAR(dict);
-		Py_XDECREF(name);
-		Py_XDECREF(value);
-	}
-	return dict;
-}
-
-static PyObject *skipped(const Counter *c)
-{
-	PyObject *dict = PyDict_New();
-	for (uint32_t i = 0; dict && i < c->skipped_count; i++)
-		if (!put(dict, c->skipped[i].reason, PyLong_FromUnsignedLongLong(c->skipped[i].count)))
-			Py_CLEAR(dict);
-	return dict;
-}
-
-static PyObject *counter_totals(PyObject *object, PyObject *Py_UNUSED(none))
-{
-	Counter *c = idle((Self *)object);
-	PyObject *dict = c ? PyDict_New() : NULL;
-	if (!dict)
-		return NULL;
-	if (put(dict, "packets", PyLong_FromUnsignedLongLong(c->packets)) &&
-	    put(dict, "bytes", PyLong_FromUnsignedLongLong(c->bytes)) && put(dict, "start_ns", PyLong_FromLongLong(c->start)) &&
-	    put(dict, "end_ns", PyLong_FromLongLong(c->end)) && put(dict, "truncated", PyBool_FromLong(c->truncated)) &&
-	    put(dict, "bin_ns", PyLong_FromLongLong(c->bin)) && put(dict, "other", others(c)) && put(dict, "skipped", skipped(c)) &&
-	    put(dict, "beyond", Py_BuildValue("(KK)", (unsigned long long)c->beyond[0], (unsigned long long)c->beyond[1])))
-		return dict;
-	Py_DECREF(dict);
-	return NULL;
+	const Counter *counter = idle((Self *)object);
+	return counter && PyArg_ParseTuple(args, "y#", &roles, &length) ? give_rows(counter, roles, length) : NULL;
 }
 
 /* ---- the first packet's time, for ordering files -------------------------------------------------- */
@@ -589,8 +326,8 @@ static PyObject *first_time(PyObject *Py_UNUSED(module), PyObject *args)
 	if (!PyArg_ParseTuple(args, "y#", &data, &length))
 		return NULL;
 	First_time found = {.time = -1};
-	volatile bool stopped = false;
-	volatile uint64_t count = 0;
+	atomic_bool stopped = false;
+	atomic_ullong count = 0;
 	Source source = {.descriptor = -1, .prefix = (const uint8_t *)data,
 	                 .prefix_left = (size_t)length, .stopped = &stopped, .read_bytes = &count};
 	if (!source_begin(&source))
@@ -614,6 +351,7 @@ static PyMethodDef counter_methods[] = {
     {"boots", counter_boots, METH_NOARGS, NULL},
     {"problems", counter_problems, METH_NOARGS, NULL},
     {"flows", counter_flows, METH_NOARGS, NULL},
+    {"files", counter_files, METH_NOARGS, NULL},
     {"totals", counter_totals, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -115,7 +115,8 @@ void contact(Counter *c, Pair *pair, int64_t now)
 {
 	if (pair->contact != INT64_MIN && now - pair->contact < SILENCE && now >= pair->contact)
 		return;
-	if (pair->contact != INT64_MIN && now > pair->contact)
+	/* Nobody knows what was said in a gap between files. */
+	if (pair->contact != INT64_MIN && now > pair->contact && pair->contact >= c->resumed)
 		keep_value(c, pair->intervals, INTERVALS, &pair->intervals_seen, now - pair->contact);
 	if (now > pair->contact) /* a connection that never said a word is counted late */
 		pair->contact = now;

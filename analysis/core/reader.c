@@ -15,7 +15,7 @@
 #define FAR 157680000LL /* five years in seconds: further from its neighbour a record found by searching is none */
 #define EARLY 315532800LL /* 1980: before that no time is taken for one that the others do not confirm */
 #define MAX_WIRE (16u << 20)
-#define LATEST (INT64_MAX / 4)
+#define LATEST (INT64_MAX / 2)
 
 static_assert(CHAIN * (24 + MAX_CAPTURED) < WINDOW / 2, "a chain of records has room in half a window");
 
@@ -175,7 +175,7 @@ static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
 			continue;
 		}
 		if (!need(s, sink, (size_t)header + captured)) {
-			if (*s->stopped)
+			if (atomic_load(s->stopped))
 				return;
 			/* Its end is missing, or its length is wrong. */
 			if (!pcap_search(s, sink, pcap)) {
@@ -198,7 +198,7 @@ static void pcap_records(Source *s, const Sink *sink, Pcap *pcap)
 			return;
 		s->start += header + captured;
 	}
-	if (held(s) && !*s->stopped)
+	if (held(s) && !atomic_load(s->stopped))
 		sink->truncated(sink->owner, offset_of(s, s->start));
 }
 
@@ -382,7 +382,7 @@ static bool pass_block(Source *s, const Sink *sink, bool big, uint32_t length)
 		return block_search(s, sink, big);
 	}
 	if (!skip(s, sink, length - 4) || !need(s, sink, 4)) {
-		if (!*s->stopped)
+		if (!atomic_load(s->stopped))
 			sink->truncated(sink->owner, offset);
 		return false;
 	}
@@ -407,7 +407,7 @@ static void pcapng_blocks(Source *s, const Sink *sink, Pcapng *ng)
 		bool there = length && length <= WINDOW / 4 && need(s, sink, length);
 		if (!there || get32(s->data + s->start + length - 4, ng->big) != length) {
 			bool missing = length && length <= WINDOW / 4 && !there;
-			if (*s->stopped)
+			if (atomic_load(s->stopped))
 				return;
 			/* Its end is missing, or its length is wrong. */
 			bool found = block_search(s, sink, ng->big);
@@ -428,7 +428,7 @@ static void pcapng_blocks(Source *s, const Sink *sink, Pcapng *ng)
 			return;
 		s->start += length;
 	}
-	if (held(s) && !*s->stopped)
+	if (held(s) && !atomic_load(s->stopped))
 		sink->truncated(sink->owner, offset_of(s, s->start));
 }
 

@@ -27,7 +27,7 @@
 /* Like read(2); 0 too when another thread wants an end, which a pipe that is silent must not put off. */
 static ssize_t read_some(const Source *s, uint8_t *to, size_t room)
 {
-	while (!*s->stopped) {
+	while (!atomic_load(s->stopped)) {
 		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
 		int ready = poll(&one, 1, 200);
 		if (ready == 0 || (ready < 0 && errno == EINTR))

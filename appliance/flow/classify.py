@@ -8,18 +8,18 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
+from analysis import units
 from analysis.classify import classify as judge
 from analysis.errors import CaptureError
 from analysis.model import Classification, Verdict
 from analysis.protocols import warm
-from analysis.reading import Live, read_captures
-from analysis import units
+from analysis.reading import Reading, Source, Watch, read_captures, read_stream
 from analysis.roles import find_roles
 from analysis.signatures import PROTOCOLS, FirstBytes, Signature
 from appliance.catalog import Service, read_catalog
@@ -28,8 +28,10 @@ from appliance.config.document import printable
 from appliance.config.wording import nearest
 from appliance.errors import ConfigError, SmsError
 from appliance.flow.init import replace_file
+from appliance.host.local import Local
 from appliance.progress import Progress
 from appliance.share import share
+from appliance.tools import tcpdump
 
 __all__ = ["Question", "classify", "units"]
 
@@ -92,22 +94,41 @@ def classify(question: Question, progress: Progress) -> Classification:
 def _look(
     question: Question, sms: str, node: str, signatures: tuple[Signature, ...], progress: Progress
 ) -> Classification:
-    live = Live(question.live, question.duration_s) if question.live else None
-    with progress.step(f"capture on {question.live}" if live else "read the captures") as step, _warming(question):
+    with progress.step(f"capture on {question.live}" if question.live else "read the captures") as step:
         began = time.monotonic()
-        reading = read_captures(
-            question.captures,
-            signatures=signatures,
-            node=node,
-            live=live,
-            watch=lambda now: step.moved(now.done, now.total),
-        )
+        with _warming(question):
+            reading = _read(question, signatures, node, lambda now: step.moved(now.done, now.total))
         packets, rate = reading.counter.packets, reading.counter.read_bytes / max(time.monotonic() - began, 0.001)
         step.detail(f"{units.counted(packets, 'packet')}, {units.size(rate)}/s")
     hosts, links = reading.hosts(), reading.links()
     roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node)
     observation = reading.observe(roles.by_index, hosts, links)
     return judge(observation, roles, signatures)
+
+
+def _read(question: Question, signatures: Sequence[Signature], node: str, watch: Watch) -> Reading:
+    """The files, or what passes an interface for as long as was asked."""
+    if not question.live:
+        return read_captures(question.captures, signatures=signatures, node=node, watch=watch)
+    began = time.monotonic()
+    with Local().running(*tcpdump.capture_argv(question.live, question.duration_s)) as running:
+        # The kernel hands the last second's packets over late.
+        late = threading.Timer(tcpdump.LAST_S, running.stop)
+        source = Source(running.out, endless=True, end=late.start)
+        try:
+            reading = read_stream(question.live, source, signatures=signatures, node=node, watch=watch)
+        except CaptureError:
+            tcpdump.read_counts(running.result())  # which says why, if it could not begin
+            raise
+        finally:
+            late.cancel()
+        counts = tcpdump.read_counts(running.result())
+    lasted = time.monotonic() - began
+    if counts.dropped:
+        reading.lost = counts.dropped
+    if not reading.interrupted and lasted < question.duration_s - 1:
+        reading.remarks.append(f"tcpdump ended after {units.span(lasted)} of {units.span(question.duration_s)}")
+    return reading
 
 
 @contextmanager
