@@ -448,7 +448,8 @@ def test_standard_input_comes_after_files(tmp_path: Path) -> None:
 def test_standard_input_that_is_no_capture(data: bytes) -> None:
     done = from_stdin("-", stdin=data)
     assert done.returncode == 1
-    assert done.stderr.startswith("standard input is neither pcap nor pcapng (tcpdump -w")
+    says = "standard input is neither pcap nor pcapng (tcpdump -w" if data else "standard input is empty"
+    assert done.stderr.startswith(says)
 
 
 def wrong_folder(folder: Path) -> list[str]:
@@ -487,9 +488,8 @@ def wrong_compressed(folder: Path) -> list[str]:
     return [str(folder / "log.gz")]
 
 
-def wrong_second(folder: Path) -> list[str]:
-    (folder / "one").write_bytes(files.pcap(numbered()))
-    return [str(folder / "one"), *wrong_text(folder)]
+def wrong_both(folder: Path) -> list[str]:
+    return [*wrong_text(folder), *wrong_empty(folder)]
 
 
 def wrong_none(folder: Path) -> list[str]:
@@ -502,9 +502,9 @@ WRONG = [
     (wrong_twice, r"one is given twice$", ""),
     (wrong_by_another_name, r"other is given twice, as .*one too", ""),
     (wrong_text, r"syslog is neither pcap nor pcapng", "tcpdump -w"),
-    (wrong_empty, r"empty is neither pcap nor pcapng", "tcpdump -w"),
+    (wrong_empty, r"empty is empty", "tcpdump without -U"),
     (wrong_compressed, r"log\.gz is neither pcap nor pcapng", "tcpdump -w"),
-    (wrong_second, r"syslog is neither pcap nor pcapng", "tcpdump -w"),
+    (wrong_both, r"syslog is neither pcap nor pcapng", "tcpdump -w"),
     (wrong_none, r"no capture is named", "sms classify FILE"),
 ]
 
