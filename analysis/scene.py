@@ -25,7 +25,8 @@ class Scene:
     """How long and at how many nodes was looked.
 
     Attributes:
-        steady_s: seconds of all nodes together in which they were up and settled.
+        duration_s: seconds that the files cover.
+        steady_s: seconds of all nodes together in which they were up and settled; longest_s: the most of one node.
         boots: boots that were seen; ``settled`` of them to their end.
     """
 
@@ -35,23 +36,25 @@ class Scene:
     boots: int = 0
     settled: int = 0
     booted_nodes: int = 0
+    longest_s: float = 0.0
 
 
 def watch(observation: Observation, roles: bytes) -> Scene:
     """The scene of an observation."""
-    nodes, duration_s = len(find_nodes(observation.hosts, roles)), observation.duration_s
+    nodes, duration_s = len(find_nodes(observation.hosts, roles)), observation.covered_s
     by_mac: dict[str, list[Boot]] = defaultdict(list)
     for boot in observation.boots:
         by_mac[boot.mac].append(boot)
     steady_s = max(nodes - len(by_mac), 0) * duration_s
+    longest_s = duration_s if steady_s else 0.0
     for boots in by_mac.values():
         boots.sort(key=lambda boot: boot.began_ns)
         ends = [*(boot.began_ns for boot in boots[1:]), observation.end_ns]
-        steady_s += sum(
-            max(end - boot.settled_ns, 0) / 1e9 for boot, end in zip(boots, ends, strict=True) if boot.settled_ns
-        )
+        spans = (end - boot.settled_ns for boot, end in zip(boots, ends, strict=True) if boot.settled_ns)
+        of_node = min(sum(max(each, 0) for each in spans) / 1e9, duration_s)
+        steady_s, longest_s = steady_s + of_node, max(longest_s, of_node)
     settled = sum(bool(boot.settled_ns) for boot in observation.boots)
-    return Scene(duration_s, nodes, steady_s, len(observation.boots), settled, len(by_mac))
+    return Scene(duration_s, nodes, steady_s, len(observation.boots), settled, len(by_mac), longest_s)
 
 
 def find_nodes(hosts: Sequence[Host], roles: bytes) -> dict[str, list[str]]:
