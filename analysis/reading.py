@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from analysis.addresses import packed
 from analysis.errors import CaptureError
 from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample
 from analysis.signatures import TCP, UDP, Signature
@@ -187,16 +188,8 @@ def _core() -> Any:
 
 def _node(text: str) -> bytes:
     """The bytes of an address or a link address."""
-    if not text:
-        return b""
-    with suppress(OSError):
-        return socket.inet_pton(socket.AF_INET6 if ":" in text and text.count(":") != 5 else socket.AF_INET, text)
-    with suppress(OSError):
-        return socket.inet_pton(socket.AF_INET6, text)
-    parts = text.replace("-", ":").split(":")
-    if len(parts) == 6 and all(len(part) in (1, 2) for part in parts):
-        with suppress(ValueError):
-            return bytes(int(part, 16) for part in parts)
+    if (raw := packed(text)) or not text:
+        return raw
     raise CaptureError(f"{text!r} is neither an address nor a link address", "such as 10.0.3.7 or 52:54:00:12:34:56")
 
 
