@@ -11,6 +11,7 @@ from analysis.model import Capture, Classification, Connections, Interval, Laten
 from analysis.numbers import quantiles, weight
 from analysis.observed import Observation, Role
 from analysis.protocols import SLURM_PORTS
+from analysis.remarks import make_remarks
 from analysis.roles import UNSPECIFIED, Roles
 from analysis.scene import Scene, find_nodes, watch
 from analysis.services import Seen, sort_traffic
@@ -34,7 +35,7 @@ def classify(observation: Observation, roles: Roles, signatures: Sequence[Signat
     services = [_service(seen, observation, scene, told) for seen in traffic.services]
     services.sort(key=lambda one: (one.verdict != CRITICAL, -one.packets, one.name))
     return Classification(
-        capture=_capture(observation),
+        capture=_capture(observation, make_remarks(observation, roles, scene, told, services)),
         sms=roles.sms,
         nodes=_nodes(observation, roles.by_index),
         services=tuple(services),
@@ -112,7 +113,7 @@ def _details(seen: Seen, told: Told) -> tuple[str, ...]:
     return ()
 
 
-def _capture(observation: Observation) -> Capture:
+def _capture(observation: Observation, remarks: tuple[str, ...]) -> Capture:
     return Capture(
         files=observation.files,
         packets=observation.packets,
@@ -122,6 +123,10 @@ def _capture(observation: Observation) -> Capture:
         truncated=observation.truncated,
         skipped=dict(observation.skipped),
         problems=tuple(f"{one.file}: byte {one.offset}: {one.what}" for one in observation.problems[:MOST_PROBLEMS]),
+        covered_s=observation.covered_s,
+        cut_packets=observation.cut,
+        cut_at=observation.cut_at,
+        remarks=remarks,
     )
 
 

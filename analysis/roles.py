@@ -30,10 +30,11 @@ NAMED = 6
 
 @dataclass(frozen=True)
 class Roles:
-    """``by_index`` holds one `observed.Role` byte for each host."""
+    """``by_index`` holds one `observed.Role` byte for each host; ``remarks`` say what makes one doubt them."""
 
     sms: Sms
     by_index: bytes
+    remarks: tuple[str, ...] = ()
 
 
 def find_roles(

@@ -1,0 +1,81 @@
+"""What one should know before believing a classification, as sentences: the gravest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from analysis.model import Service
+from analysis.observed import Observation, Role
+from analysis.protocols import DHCP_PORTS
+from analysis.roles import Roles
+from analysis.scene import Scene
+from analysis.signatures import UDP
+from analysis.told import Told
+from analysis.units import counted, number, share, span
+
+GAP = 0.05
+"""A share of the time that may be missing without a word."""
+WHOLE = 400
+"""Bytes of a packet that all that is read of it takes: DHCP's options are the longest."""
+REASONS = 3
+
+
+def make_remarks(
+    observation: Observation, roles: Roles, scene: Scene, told: Told, services: Sequence[Service]
+) -> tuple[str, ...]:
+    """The sentences; none for a capture that is whole, long, and plainly a cluster's."""
+    return (
+        *_damage(observation),
+        *observation.remarks,
+        *roles.remarks,
+        *_gaps(observation),
+        *_cut(observation, scene, told),
+        *_renewals(told),
+    )
+
+
+def _damage(observation: Observation) -> Iterator[str]:
+    """What could not be read. A damaged record may hide many others."""
+    if lost := sum(observation.skipped.values()):
+        kinds = sorted(observation.skipped.items(), key=lambda one: (-one[1], one[0]))
+        reasons = ", ".join(f"{number(count)} {reason}" for reason, count in kinds[:REASONS])
+        part = share(lost / (lost + observation.packets))
+        yield f"{counted(lost, 'record')} ({part}) damaged or lost, and maybe what stood between: {reasons}"
+    if observation.truncated:
+        yield "a file ends in the middle of a packet: what came after that is missing"
+    if beyond := observation.beyond[0]:
+        part = share(beyond / max(observation.packets, 1))
+        yield f"there was no room for the addresses of {counted(beyond, 'packet')} ({part}): no verdict has them"
+
+
+def _gaps(observation: Observation) -> Iterator[str]:
+    """Files of a set that are not there."""
+    gap_s, all_s = observation.gap_s, observation.duration_s
+    if gap_s > GAP * all_s:
+        yield (
+            f"no file covers {span(gap_s)} ({share(gap_s / all_s)}) of the {span(all_s)} from the first packet to the "
+            f"last: all rests on the other {span(observation.covered_s)}"
+        )
+
+
+def _cut(observation: Observation, scene: Scene, told: Told) -> Iterator[str]:
+    """What packets that are cut do not tell."""
+    asked = any(
+        (row.protocol, row.port) == (UDP, DHCP_PORTS[0]) and row.client == Role.NODE for row in observation.rows
+    )
+    lost = [
+        *(["how long leases of DHCP last"] if asked and not told.dhcp else []),
+        *(["which service some connections are to"] if observation.cut_at < 98 else []),
+    ]
+    if observation.cut and observation.cut_at < WHOLE and lost:
+        yield (
+            f"{counted(observation.cut, 'packet')} are cut at {observation.cut_at} bytes, which hides "
+            f"{' and '.join(lost)}: capture with tcpdump -s {WHOLE}"
+        )
+
+
+def _renewals(told: Told) -> Iterator[str]:
+    """Nodes that are up and lose their address when DHCP is away for long."""
+    if told.renewals and (leases := told.leases):
+        left = min(one.lease_s - min(one.renew_s, one.lease_s) for one in leases)
+        yield f"nodes that are up renew their leases of DHCP: without it the first loses its address after {span(left)}"
