@@ -109,10 +109,9 @@ ssize_t fuzz_getrandom(void *to, size_t size, unsigned flags)
 
 /* ---- one input ------------------------------------------------------------------------------- */
 
-static const char *where = "";
-static uint64_t at;
+static unsigned long long at;
 
-static void tell(void) { fprintf(stderr, "input %llu %s\n", (unsigned long long)at, where); }
+static void tell(void) { fprintf(stderr, "input %llu\n", at); }
 
 #define HOLDS(what)                                                                                                    \
 	do {                                                                                                           \
@@ -177,20 +176,20 @@ static bool peek_record(void *owner, const Record *record)
 	*(int64_t *)owner = record->time;
 	return false;
 }
-static void peek_moving(void *owner) { (void)owner; }
-static void peek_problem(void *owner, uint64_t offset, const char *what) { (void)owner, (void)offset, (void)what; }
-static void peek_end(void *owner, uint64_t offset) { (void)owner, (void)offset; }
+static void pass_moving(void *owner) { (void)owner; }
+static void pass_problem(void *owner, uint64_t offset, const char *what) { (void)owner, (void)offset, (void)what; }
+static void pass_end(void *owner, uint64_t offset) { (void)owner, (void)offset; }
 
 /* What module.c's first_time does. */
 static void peek(const uint8_t *data, size_t size)
 {
 	int64_t time = -1;
-	bool stopped = false;
-	uint64_t count = 0;
+	atomic_bool stopped = false;
+	atomic_ullong count = 0;
 	Source source = {
 	    .descriptor = -1, .prefix = data, .prefix_left = size, .stopped = &stopped, .read_bytes = &count};
 	HOLDS(source_begin(&source));
-	Sink sink = {&time, peek_record, peek_moving, peek_problem, peek_end};
+	Sink sink = {&time, peek_record, pass_moving, pass_problem, pass_end};
 	read_capture(&source, &sink);
 	HOLDS(time >= -1);
 	source_end(&source);
@@ -225,12 +224,10 @@ static void ask(Counter *c, const uint8_t *data, size_t size)
 	c->max_flows = roll(3) ? 64 : 64 + roll(5000);
 	c->max_pairs = roll(3) ? 64 : 64 + roll(5000);
 	c->keep_flows = roll(2) ? 0 : roll(2) ? 10 : 1u << 20;
-	static const uint8_t lengths[] = {4, 6, 16};
 	if (roll(6) == 0) {
-		uint8_t length = lengths[roll(3)];
+		c->only_length = (uint8_t[]){4, 6, 16}[roll(3)];
 		if (size > 16)
-			memcpy(c->only, data + roll((uint32_t)(size - 16)), length);
-		c->only_length = length;
+			memcpy(c->only, data + roll((uint32_t)(size - 16)), c->only_length);
 	}
 }
 
@@ -242,6 +239,8 @@ static void read_one(Counter *c, const uint8_t *data, size_t size)
 	Source source = {.descriptor = 0, .prefix = data, .prefix_left = prefix, .stopped = &c->stopped,
 	                 .read_bytes = &c->read_bytes};
 	large = roll(8) == 0;
+	if (!counter_open(c))
+		return;
 	HOLDS(source_begin(&source));
 	static Watched watched; /* large */
 	watched.sink = counter_sink(c);
@@ -259,7 +258,8 @@ static void read_one(Counter *c, const uint8_t *data, size_t size)
 
 static void hold_counts(const Counter *c)
 {
-	uint64_t packets = c->beyond[0], bytes = c->beyond[1], kept = 0, others = 0, tail = 0;
+	uint64_t packets = c->beyond[0], bytes = c->beyond[1], kept = 0, others = 0, spanned = 0;
+	uint32_t tail = 0;
 	for (uint32_t i = 0; i < c->other_count; i++) {
 		others += c->others[i].packets;
 		bytes += c->others[i].bytes;
@@ -272,7 +272,10 @@ static void hold_counts(const Counter *c)
 		HOLDS(p->first <= p->last && p->kind <= c->firsts);
 		HOLDS(p->packets[0] + p->packets[1] > 0);
 	}
-	HOLDS(packets + others == c->packets);
+	HOLDS(packets + others == c->packets && packets + others >= c->cut);
+	for (uint32_t i = 0; i < c->file; i++)
+		spanned += c->spans[i].packets;
+	HOLDS(spanned == c->packets);
 	HOLDS(bytes == c->bytes);
 	for (uint32_t i = 0; i < c->kept_count; i++)
 		kept += c->kept[i].packets[0] + c->kept[i].packets[1];
@@ -321,12 +324,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 #endif
 	piece = pieces[roll(5)];
 	read_dice = dice;
-	scarce = roll(20) ? 0 : 3 + roll(10);
+	scarce = 0;
 	peek(data, size);
 	Counter *c = calloc(1, sizeof *c);
 	HOLDS(c);
 	ask(c, data, size);
 	HOLDS(counter_begin(c));
+	scarce = roll(20) ? 0 : 3 + roll(10);
 	for (uint32_t files = 1 + (roll(5) == 0); files; files--)
 		read_one(c, data, size);
 	if (roll(10) == 0) { /* another file after the end */
@@ -550,12 +554,9 @@ int main(int count, char **words)
 		return 2;
 	}
 	char *rest;
-	uint64_t seed = strtoull(words[1], NULL, 10), inputs = strtoull(words[2], &rest, 10), first = 0;
-	if (*rest == '/') {
-		first = strtoull(rest + 1, NULL, 10);
-		inputs = first + 1;
-	}
-	where = words[1];
+	unsigned long long seed = strtoull(words[1], NULL, 10), inputs = strtoull(words[2], &rest, 10), first = 0;
+	if (*rest == '/')
+		inputs = (first = strtoull(rest + 1, NULL, 10)) + 1;
 	uint32_t seeds_there = (uint32_t)count - 3;
 	Bytes *seeds = calloc(seeds_there, sizeof *seeds);
 	for (uint32_t i = 0; i < seeds_there; i++) {
@@ -589,7 +590,7 @@ int main(int count, char **words)
 		LLVMFuzzerTestOneInput(data, made.size);
 		free(data);
 	}
-	printf("%llu inputs\n", (unsigned long long)(at - first));
+	printf("%llu inputs\n", at - first);
 	for (uint32_t i = 0; i < seeds_there; i++)
 		free(seeds[i].data);
 	free(seeds);

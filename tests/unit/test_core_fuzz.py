@@ -33,7 +33,8 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = Path(os.environ.get("SMS_CAPTURES") or ROOT.parent / "shared" / "captures")
 """Public captures that are not the project's; without them the seeds are our own."""
 INCLUDE = ROOT / "analysis" / "core"
-CORE = sorted(path for path in INCLUDE.glob("*.c") if path.name != "module.c")
+CORE = sorted(path for path in INCLUDE.glob("*.c") if path.name not in ("module.c", "results.c"))
+"""All of it that does not know of Python."""
 FLAGS = [
     *("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
