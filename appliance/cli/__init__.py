@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from appliance import __version__
+from appliance.cli.common import standard_output
 from appliance.errors import SmsError
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -84,35 +87,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; give its exit status."""
     # Nobody plugs anything into our models; looking for who might takes as long as reading the catalogue.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    _open_standard_streams()
     parser = make_parser()
-    arguments = parser.parse_args(argv)
-    if not arguments.verb:
-        parser.print_help()
-        return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    verb, debug = "", "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
+        try:
+            with standard_output():
+                arguments = parser.parse_args(argv)
+        except SystemExit:
+            _flush()
+            raise
+        if not arguments.verb:
+            with standard_output():
+                parser.print_help()
+            return 2
+        verb = arguments.verb
+        signal.signal(signal.SIGTERM, _interrupt)
         status: int = arguments.run(arguments)
-        sys.stdout.flush()
+        _flush()
     except SmsError as error:
-        if arguments.debug:
+        if debug:
             raise
         _show(error)
         return error.status
     except KeyboardInterrupt:
-        changes = arguments.verb in CHANGING
-        words = "; what was begun has been undone, or the next run goes on from here" if changes else ""
+        words = "; what was begun has been undone, or the next run goes on from here" if verb in CHANGING else ""
         sys.stderr.write(f"\nsms: interrupted{words}\n")
         return 130
     except BrokenPipeError:
-        # `sms logs | head`: nobody reads on. Python would say so once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # `sms logs | head`: nobody reads on.
+        _give_up_output()
         return 141
     except OSError as error:
-        if arguments.debug:
+        if debug:
             raise
-        _show(SmsError(str(error)))
+        _give_up_output()
+        _show(SmsError(_told(error)))
         return 1
     return status
+
+
+def _open_standard_streams() -> None:
+    """Make sure that there are three: the next file opened would take the place of one that is closed."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A locale without the sign for micro is no reason to show nothing.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    with standard_output():
+        pass
+
+
+def _give_up_output() -> None:
+    """Where output goes nowhere, Python would try once more to write it when it ends, and say so."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _told(error: OSError) -> str:
+    """An error of the system, with what it was about."""
+    reason = (error.strerror or str(error)).lower()
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _interrupt(signum: int, frame: object) -> None:

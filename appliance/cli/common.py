@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from appliance.flow.context import Cluster
@@ -38,17 +41,45 @@ _SPAN = r"(\d{1,9}(?:\.\d{1,9})?)"
 
 
 def duration(text: str) -> float:
-    """Seconds of a span of time: ``90``, ``60s``, ``10m``, ``1h30m``, ``2d``.
+    """Seconds of a span of time: ``60s``, ``10m``, ``1h30m``, ``2d``; ``90`` alone are seconds.
 
     Raises:
         argparse.ArgumentTypeError: it is none, nothing at all, or longer than a year.
     """
     if not re.fullmatch(rf"{_SPAN}|(?:{_SPAN}[dhms])+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 60s, 10m or 1h30m")
+        raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 60s, 10m, 1h30m or 2d")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(rf"{_SPAN}([dhms]?)", text))
     if not 0 < seconds <= LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text!r} is not more than nothing and at most a year")
     return seconds
+
+
+def filled(text: str) -> str:
+    """A word that is not empty: an empty one is most often a variable of the shell that was never set.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty: a variable of the shell that is not set?")
+    return text
+
+
+@contextmanager
+def standard_output() -> Iterator[TextIO]:
+    """Where results go, written out at the end; what fails says so.
+
+    Raises:
+        OSError: it cannot be written to.
+    """
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise
 
 
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:

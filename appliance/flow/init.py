@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from appliance.config.document import printable
@@ -50,17 +52,29 @@ def write_site(text: str, path: Path, *, force: bool = False) -> None:
 
 
 def replace_file(text: str, path: Path, *, force: bool) -> None:
-    """Write beside and put in place; without ``force``, never over a file that came meanwhile."""
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write beside and put in place; without ``force``, never over a file that came meanwhile.
+
+    A new file has the permissions that the umask leaves it, one that takes the place of another has those of that one.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            if force and path.exists():
+                _take_after(descriptor, path.stat())
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(beside).chmod(0o644)
         if force:
-            Path(beside).replace(path)
+            beside.replace(path)
         else:
             os.link(beside, path)
     finally:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
+
+
+def _take_after(descriptor: int, before: os.stat_result) -> None:
+    # Who may not give files away keeps its own, and gives nobody more than there was.
+    with suppress(PermissionError):
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))

@@ -245,3 +245,29 @@ def test_man_page_is_up_to_date(tmp_path: Path) -> None:
     assert target.read_text() == (ROOT / "docs" / "man" / "sms.1").read_text(), "`make man` writes it anew"
     for name in VERBS:
         assert f"COMMAND \\fI\\,'sms {name}'" in target.read_text()
+
+
+STREAMS: dict[str, tuple[str, int, str]] = {
+    "help into a full disk": ("--help >/dev/full", 1, "sms: standard output: no space left on device\n"),
+    "a short help into a full disk": ("key --help >/dev/full", 1, "sms: standard output: no space left on device\n"),
+    "no verb into a full disk": (">/dev/full", 1, "sms: standard output: no space left on device\n"),
+    "help to nobody": ("--help | true", 0, ""),
+    "no standard output": ("--help >&-", 0, ""),
+    "no standard streams": ("--version <&- >&- 2>&-", 0, ""),
+    "no standard error": ("frobnicate 2>&-", 2, ""),
+    "no standard input": ("classify - <&-", 1, "standard input is empty"),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_standard_streams(name: str, tmp_path: Path) -> None:
+    """Closed, full, or nobody at the other end: a message at most, never a traceback."""
+    words, status, message = STREAMS[name]
+    code = "import sys; from appliance.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = ["bash", "-c", f'"$0" -c "$1" {words}', sys.executable, code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr

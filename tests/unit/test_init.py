@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 
@@ -284,3 +285,22 @@ def test_a_classification_of_nothing_we_carry(folder: Path) -> None:
     (folder / "c.yaml").write_text("services: [{name: nfs, verdict: time-critical}]")
     with pytest.raises(ClassificationError, match="no time-critical service that the container can carry"):
         resolve(ServicesFrom.model_validate({"from": folder / "c.yaml"}), {"munge"})
+
+
+MODES = [(0o022, None, 0o644), (0o077, None, 0o600), (0o022, 0o600, 0o600), (0o077, 0o664, 0o664)]
+
+
+@pytest.mark.parametrize(("umask", "before", "after"), MODES)
+def test_a_file_has_the_permissions_that_it_should(umask: int, before: int | None, after: int, tmp_path: Path) -> None:
+    """The umask's for a new one; those of the file that it replaces."""
+    path = tmp_path / "a.yaml"
+    if before is not None:
+        path.write_text("before")
+        path.chmod(before)
+    old = os.umask(umask)
+    try:
+        write_site("after", path, force=True)
+    finally:
+        os.umask(old)
+    assert (path.read_text(), path.stat().st_mode & 0o7777) == ("after", after)
+    assert list(tmp_path.iterdir()) == [path]
