@@ -7,8 +7,11 @@ from typing import Any
 ABI: int
 """Rises with every change of this file; reading.py refuses a stale build."""
 
-def first_time(data: bytes) -> int:
+def first_time(data: bytes, zstd: bool = False) -> int:
     """Nanoseconds of the first packet of a capture that begins with these bytes; -1 where none can be told."""
+
+def has_zstd() -> bool:
+    """Whether this machine has a libzstd, so that `Counter.read` can take what it compressed."""
 
 class Counter:
     """Counts what captures hold. Files are fed one after the other; memory is bounded whatever they hold."""
@@ -38,8 +41,11 @@ class Counter:
         Raises:
             ValueError: a bound is broken.
         """
-    def read(self, descriptor: int, prefix: builtins.bytes = b"") -> None:
+    def read(self, descriptor: int, prefix: builtins.bytes = b"", zstd: bool = False) -> None:
         """Read one capture file: ``prefix``, then the descriptor up to its end. Releases the GIL.
+
+        Args:
+            zstd: decompress what is read.
 
         Raises:
             ValueError: this is no capture.

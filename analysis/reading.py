@@ -25,19 +25,18 @@ from typing import Any
 from analysis.addresses import packed
 from analysis.errors import CaptureError
 from analysis.observed import Boot, Host, Link, Observation, Problem, Role, Row, Sample
-from analysis.signatures import TCP, UDP, Signature
+from analysis.protocols import SAMPLED
+from analysis.signatures import Signature
 
-ABI = 2
+ABI = 3
 """Of the core that this file knows."""
 HEAD = 1 << 16
 """Bytes that tell what a file is, and when its first packet came."""
 
-KEPT = ((UDP, 67, 2048), (UDP, 123, 512), (TCP, 6817, 64), (TCP, 6818, 64))
-"""Packets kept for `protocols`: DHCP, NTP, Slurm."""
-
+ZSTD = b"\x28\xb5\x2f\xfd"
 PROGRAMS: tuple[tuple[bytes, tuple[tuple[str, ...], ...]], ...] = (
     (b"\x1f\x8b", (("igzip", "-dc"), ("pigz", "-dc"), ("gzip", "-dc"))),
-    (b"\x28\xb5\x2f\xfd", (("zstd", "-qdc"),)),
+    (ZSTD, (("zstd", "-qdc"),)),
     (b"\xfd7zXZ\x00", (("xz", "-dc", "--memlimit-decompress=512MiB"),)),
     (b"\x04\x22\x4d\x18", (("lz4", "-dc"),)),
     (b"BZh", (("bzip2", "-dc"),)),
@@ -173,7 +172,7 @@ def make_counter(signatures: Sequence[Signature], node: str = "", **bounds: int)
     ports = sorted({port for signature in signatures for port in signature.ports if port[1]})
     firsts = [first for signature in signatures for first in signature.first]
     told = [(one.protocol, one.port, one.offset, one.low, one.high) for one in firsts]
-    return core.Counter(ports, told, KEPT, node=_node(node), **bounds)
+    return core.Counter(ports, told, SAMPLED, node=_node(node), **bounds)
 
 
 def _core() -> Any:
@@ -215,6 +214,7 @@ class Source:
     """Where the core reads: a descriptor, what was read of it already, and how it ends.
 
     Attributes:
+        zstd: the core decompresses it.
         place: how many bytes of the file are done, for the progress; None: those that the core has read.
         endless: Ctrl-C is how it ends.
         end: makes whoever writes to it stop.
@@ -223,6 +223,7 @@ class Source:
 
     descriptor: int
     prefix: bytes = b""
+    zstd: bool = False
     place: Callable[[], int] | None = None
     endless: bool = False
     end: Callable[[], None] = lambda: None
@@ -240,7 +241,7 @@ def _read_one(reading: Reading, file: str, source: Source, tell: Callable[[int],
 
     def work() -> None:
         try:
-            counter.read(source.descriptor, source.prefix)
+            counter.read(source.descriptor, source.prefix, source.zstd)
         except (OSError, ValueError, MemoryError) as error:
             failure.append(error)
         finally:
@@ -330,7 +331,7 @@ def _first_time(file: str) -> int:
         while source.descriptor >= 0 and len(head) < HEAD and (more := os.read(source.descriptor, HEAD - len(head))):
             head += more
         source.end()
-    time_ns: int = _core().first_time(head)
+    time_ns: int = _core().first_time(head, source.zstd)
     return time_ns if time_ns >= 0 else Path(file).stat().st_mtime_ns
 
 
@@ -355,10 +356,14 @@ def _opened(file: str) -> Iterator[Source]:
         seekable = stat.S_ISREG(os.fstat(descriptor).st_mode)
         here = os.lseek(descriptor, 0, os.SEEK_CUR) if seekable else 0
         head = os.pread(descriptor, 6, here) if seekable else _at_least(descriptor, 6)
-        program = _program(head)
+        zstd = head.startswith((ZSTD, *_SKIPPABLE)) and _core().has_zstd()
+        program = () if zstd else _program(head)
         read_already = b"" if seekable else head
         if not program:
-            yield Source(descriptor, read_already, endless=not seekable)
+            source = Source(descriptor, read_already, zstd=zstd, endless=not seekable)
+            if zstd and seekable:
+                source.place = lambda: os.lseek(descriptor, 0, os.SEEK_CUR)
+            yield source
             return
         with _decompressing(program, descriptor, read_already) as source:
             source.endless = not seekable
@@ -393,7 +398,7 @@ def _at_least(descriptor: int, count: int) -> bytes:
 def _program(head: bytes) -> tuple[str, ...]:
     """The decompressor for a file that begins so; () where it is not compressed."""
     for magic, programs in PROGRAMS:
-        if head.startswith(magic) or (magic == PROGRAMS[1][0] and head.startswith(_SKIPPABLE)):
+        if head.startswith(magic) or (magic == ZSTD and head.startswith(_SKIPPABLE)):
             for program in programs:
                 if path := shutil.which(program[0]):
                     return (path, *program[1:])

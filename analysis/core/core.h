@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define NS 1000000000LL
 #define MAX_CAPTURED 262144u /* libpcap's MAXIMUM_SNAPLEN */
@@ -78,6 +79,7 @@ typedef struct {
 } Sink;
 
 typedef struct Ahead Ahead;
+typedef struct Zstd Zstd;
 
 typedef struct {
 	uint8_t *data; /* WINDOW bytes at least; source_begin makes it */
@@ -89,6 +91,8 @@ typedef struct {
 	size_t prefix_left;
 	bool ended;
 	int error;              /* errno of read(2) */
+	Zstd *zstd;             /* what is read is compressed */
+	const char *damage;     /* the compressed data ended there, and why */
 	atomic_bool *stopped; /* set by another thread */
 	atomic_ullong *read_bytes;
 } Source;
@@ -96,8 +100,16 @@ typedef struct {
 /* False: no memory. The caller has filled in where the bytes are. */
 bool source_begin(Source *source);
 void source_end(Source *source);
+/* Like read(2), of what the file holds, compressed or not; 0 too when another thread wants an end. */
+ssize_t source_pull(Source *source, uint8_t *to, size_t room);
 /* Makes the window hold as many bytes as are wanted (at most half a WINDOW), unless the file ends. */
 void source_fill(Source *source, const Sink *sink, size_t wanted);
+
+/* NULL: this machine has no libzstd. */
+Zstd *zstd_begin(void);
+void zstd_end(Zstd *zstd);
+/* Like read(2), of what is compressed; source->damage says why it ended early. */
+ssize_t zstd_read(Zstd *zstd, Source *source, uint8_t *to, size_t room);
 
 enum { READ_OK = 0, READ_NOT_A_CAPTURE = 1, READ_ERROR = 2 };
 

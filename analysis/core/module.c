@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 2
+#define ABI 3
 
 typedef struct {
 	PyObject_HEAD
@@ -207,12 +207,12 @@ static Counter *idle(Self *self)
 
 static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 {
-	static char *names[] = {"descriptor", "prefix", NULL};
+	static char *names[] = {"descriptor", "prefix", "zstd", NULL};
 	Self *self = (Self *)object;
-	int descriptor, status = READ_ERROR;
+	int descriptor, status = READ_ERROR, zstd = 0;
 	const char *prefix = "";
 	Py_ssize_t length = 0;
-	if (!PyArg_ParseTupleAndKeywords(args, words, "i|y#", names, &descriptor, &prefix, &length))
+	if (!PyArg_ParseTupleAndKeywords(args, words, "i|y#p", names, &descriptor, &prefix, &length, &zstd))
 		return NULL;
 	Counter *counter = idle(self);
 	if (!counter)
@@ -224,6 +224,10 @@ static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 	    .stopped = &counter->stopped,
 	    .read_bytes = &counter->read_bytes,
 	};
+	if (zstd && !(source.zstd = zstd_begin())) {
+		PyErr_SetString(PyExc_NotImplementedError, "this machine has no libzstd");
+		return NULL;
+	}
 	if (!source_begin(&source))
 		return PyErr_NoMemory();
 	if (!counter_open(counter)) {
@@ -237,6 +241,10 @@ static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 	source_end(&source);
 	Py_END_ALLOW_THREADS
 	self->busy = false;
+	if (source.damage) {
+		counter_problem(counter, source.base + source.end, source.damage);
+		counter->truncated = true;
+	}
 	atomic_store(&counter->stopped, false); /* asked of this file, not of the next */
 	counter->file++;
 	if (counter->out_of_memory)
@@ -319,17 +327,26 @@ static void peek_moving(void *owner) { (void)owner; }
 static void peek_problem(void *owner, uint64_t offset, const char *what) { (void)owner, (void)offset, (void)what; }
 static void peek_end(void *owner, uint64_t offset) { (void)owner, (void)offset; }
 
+static PyObject *has_zstd(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	Zstd *zstd = zstd_begin();
+	zstd_end(zstd);
+	return PyBool_FromLong(zstd != NULL);
+}
+
 static PyObject *first_time(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	const char *data;
 	Py_ssize_t length;
-	if (!PyArg_ParseTuple(args, "y#", &data, &length))
+	int zstd = 0;
+	if (!PyArg_ParseTuple(args, "y#|p", &data, &length, &zstd))
 		return NULL;
 	First_time found = {.time = -1};
 	atomic_bool stopped = false;
 	atomic_ullong count = 0;
 	Source source = {.descriptor = -1, .prefix = (const uint8_t *)data,
 	                 .prefix_left = (size_t)length, .stopped = &stopped, .read_bytes = &count};
+	source.zstd = zstd ? zstd_begin() : NULL;
 	if (!source_begin(&source))
 		return PyErr_NoMemory();
 	Sink sink = {&found, peek_record, peek_moving, peek_problem, peek_end};
@@ -380,6 +397,7 @@ static PyType_Spec counter_spec = {
 
 static PyMethodDef module_methods[] = {
     {"first_time", first_time, METH_VARARGS, NULL},
+    {"has_zstd", has_zstd, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

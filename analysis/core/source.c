@@ -1,6 +1,7 @@
 /* Where a capture's bytes come from: a descriptor, read when they are wanted or, from a large file, ahead of that.
  *
- * Reading ahead takes a thread: half of the time that a large capture needs is the kernel's, copying. The thread
+ * Reading ahead takes a thread: half of the time that a large capture needs is the
+ * kernel's, copying, and decompressing takes longer than counting. The thread
  * writes into a ring that is mapped twice in a row, so that what is in it is always in one piece.
  */
 #include "core.h"
@@ -24,13 +25,19 @@
 #endif
 #define LARGE (16 << 20) /* a file of this size is worth a thread */
 
-/* Like read(2); 0 too when another thread wants an end, which a pipe that is silent must not put off. */
-static ssize_t read_some(const Source *s, uint8_t *to, size_t room)
+ssize_t source_pull(Source *s, uint8_t *to, size_t room)
 {
-	while (!atomic_load(s->stopped)) {
+	if (s->prefix_left) {
+		size_t got = room < s->prefix_left ? room : s->prefix_left;
+		memcpy(to, s->prefix, got);
+		s->prefix += got;
+		s->prefix_left -= got;
+		return (ssize_t)got;
+	}
+	/* A pipe that is silent must not put off the end that another thread wants. */
+	while (s->descriptor >= 0 && !atomic_load(s->stopped)) {
 		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
-		int ready = poll(&one, 1, 200);
-		if (ready == 0 || (ready < 0 && errno == EINTR))
+		if (poll(&one, 1, 200) == 0)
 			continue;
 		ssize_t got = read(s->descriptor, to, room);
 		if (got >= 0 || (errno != EINTR && errno != EAGAIN))
@@ -39,10 +46,15 @@ static ssize_t read_some(const Source *s, uint8_t *to, size_t room)
 	return 0;
 }
 
+static ssize_t pull(Source *s, uint8_t *to, size_t room)
+{
+	return s->zstd ? zstd_read(s->zstd, s, to, room) : source_pull(s, to, room);
+}
+
 /* ---- ahead ------------------------------------------------------------------------------------- */
 
 struct Ahead {
-	const Source *source;
+	Source *source;
 	uint8_t *ring;
 	pthread_t thread;
 	pthread_mutex_t lock;
@@ -62,7 +74,7 @@ static void *run_ahead(void *argument)
 		going = !a->quit;
 		uint64_t at = a->written;
 		pthread_mutex_unlock(&a->lock);
-		ssize_t got = going ? read_some(a->source, a->ring + at % RING, BLOCK) : 0;
+		ssize_t got = going ? pull(a->source, a->ring + at % RING, BLOCK) : 0;
 		int error = errno;
 		pthread_mutex_lock(&a->lock);
 		if (got > 0) {
@@ -98,8 +110,9 @@ static uint8_t *make_ring(void)
 static void begin_ahead(Source *s)
 {
 	struct stat status;
-	if (s->descriptor < 0 || s->prefix_left || fstat(s->descriptor, &status) || !S_ISREG(status.st_mode) ||
-	    status.st_size < LARGE)
+	if (s->descriptor < 0 || fstat(s->descriptor, &status))
+		return;
+	if (!s->zstd && (s->prefix_left || !S_ISREG(status.st_mode) || status.st_size < LARGE))
 		return;
 	Ahead *a = calloc(1, sizeof *a);
 	uint8_t *ring = a ? make_ring() : NULL;
@@ -166,6 +179,7 @@ void source_end(Source *s)
 	Ahead *a = s->ahead;
 	if (!a) {
 		free(s->data);
+		zstd_end(s->zstd);
 		return;
 	}
 	pthread_mutex_lock(&a->lock);
@@ -173,6 +187,7 @@ void source_end(Source *s)
 	pthread_cond_signal(&a->room);
 	pthread_mutex_unlock(&a->lock);
 	pthread_join(a->thread, NULL);
+	zstd_end(s->zstd);
 	munmap(a->ring, 2 * (size_t)RING);
 	free(a);
 }
@@ -194,15 +209,7 @@ void source_fill(Source *s, const Sink *sink, size_t wanted)
 	}
 	while (s->end - s->start < wanted && !s->ended) {
 		size_t room = WINDOW - s->end < BLOCK ? WINDOW - s->end : BLOCK;
-		ssize_t got;
-		if (s->prefix_left) {
-			got = (ssize_t)(room < s->prefix_left ? room : s->prefix_left);
-			memcpy(s->data + s->end, s->prefix, (size_t)got);
-			s->prefix += got;
-			s->prefix_left -= (size_t)got;
-		} else {
-			got = s->descriptor < 0 ? 0 : read_some(s, s->data + s->end, room);
-		}
+		ssize_t got = pull(s, s->data + s->end, room);
 		if (got < 0)
 			s->error = errno;
 		if (got <= 0) {

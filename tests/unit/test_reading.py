@@ -133,3 +133,21 @@ def test_ctrl_c_while_files_are_read_is_an_interruption(tmp_path: Path) -> None:
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
     assert errors.splitlines()[-1] == "sms: interrupted"
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["by the library", "by the program"])
+def test_zstd_is_the_same_either_way(
+    library: bool, packets: list[Packet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from analysis import _core
+
+    assert _core.has_zstd()
+    monkeypatch.setattr(_core, "has_zstd", lambda: library)
+    whole = files.pcap(packets)
+    seen = observed(tmp_path, files.compress("zstd", whole, parts=4))
+    assert (seen.packets, seen.bytes) == (len(packets), sum(len(frame) for _, frame in packets))
+    broken = bytearray(files.compress("zstd", whole))
+    broken[len(broken) // 2 : len(broken) // 2 + 40] = bytes(40)
+    seen = observed(tmp_path, bytes(broken))
+    assert seen.truncated
+    assert any("damaged" in one.what or "gave up" in one.what for one in seen.problems)
