@@ -12,7 +12,13 @@ import yaml
 
 MAX_CHARACTERS = 8 << 20
 MAX_SERVICES = 10_000
+MAX_REMARKS = 20
 VERDICTS = ("time-critical", "deferrable")
+
+UNSURE = 0.5
+"""Confidence below which a verdict is called unsure."""
+WHOLE = ("capture", "sms", "nodes", "services", "routed", "unseen", "elsewhere", "unclassified", "bin_s")
+"""What the program writes, in this order; a file by hand has the services alone."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/ +-]{0,63}")
 
@@ -23,27 +29,64 @@ class ClassificationError(ValueError):
 
 @dataclass(frozen=True)
 class Classified:
-    """A service that was seen, and the verdict on it; ``advice`` is what to do where no container can carry it."""
+    """A service that was seen, and the verdict on it.
+
+    Attributes:
+        advice: what to do where no container can carry it.
+        confidence: 0..1; 1 where the file does not say, as one by hand.
+        overridden: whether the verdict is the site's own.
+    """
 
     name: str
     verdict: str
     group: str
     advice: str = ""
+    confidence: float = 1.0
+    overridden: bool = False
 
     @property
     def time_critical(self) -> bool:
         """Whether compute nodes need it at every moment."""
         return self.verdict == "time-critical"
 
+    @property
+    def unsure(self) -> bool:
+        """Whether the capture says too little of it."""
+        return self.confidence < UNSURE and not self.overridden
 
-def read_classification(text: str) -> tuple[Classified, ...]:
-    """The services of a classification, YAML or JSON, in its order."""
+
+@dataclass(frozen=True)
+class Report:
+    """What a classification says to who builds on it.
+
+    Attributes:
+        services: in its order.
+        untold: services that were not seen in a capture too short to tell whether nodes use them.
+        damaged: whether the capture was cut off or partly unreadable.
+        remarks: what one should know before believing it, as sentences.
+    """
+
+    services: tuple[Classified, ...]
+    untold: tuple[str, ...] = ()
+    damaged: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+def read_classification(text: str) -> Report:
+    """A classification in YAML or JSON: as ``sms classify`` writes it, or by hand with `services` alone.
+
+    Raises:
+        ClassificationError: it is none, or one that was cut off: YAML without its end is YAML, too.
+    """
     if len(text) > MAX_CHARACTERS:
         raise ClassificationError(f"it is larger than {MAX_CHARACTERS >> 20} MiB")
     data = _parse(text)
     services = data.get("services") if isinstance(data, Mapping) else None
     if not isinstance(services, list):
         raise ClassificationError("it has no list `services`")
+    missing = [key for key in WHOLE if key not in data]
+    if "capture" in data and missing:
+        raise ClassificationError(f"it was cut off: {', '.join(missing)} should come after the services")
     if len(services) > MAX_SERVICES:
         raise ClassificationError(f"it has more than {MAX_SERVICES} services")
     found = tuple(_service(entry, index) for index, entry in enumerate(services))
@@ -51,7 +94,27 @@ def read_classification(text: str) -> tuple[Classified, ...]:
     if len(set(names)) < len(names):
         again = next(name for index, name in enumerate(names) if name in names[:index])
         raise ClassificationError(f"services: {again} is there twice")
-    return found
+    capture = data.get("capture")
+    capture = capture if isinstance(capture, Mapping) else {}
+    damaged = any(capture.get(key) for key in ("truncated", "skipped", "problems"))
+    remarks = tuple(words[:1000] for words in _list(capture.get("remarks"))[:MAX_REMARKS] if isinstance(words, str))
+    return Report(found, _untold(capture, _list(data.get("unseen"))), damaged, remarks)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _untold(capture: Mapping[Any, Any], unseen: list[Any]) -> tuple[str, ...]:
+    """Services of which a longer capture would say more."""
+    lasted = _number(capture.get("covered_s") or capture.get("duration_s"), 0.0)
+    entries = [entry for entry in unseen[:MAX_SERVICES] if isinstance(entry, Mapping)]
+    late = [entry.get("name") for entry in entries if _number(entry.get("needed_capture_s"), 0.0) > lasted]
+    return tuple(name for name in late if isinstance(name, str) and _NAME.fullmatch(name))
+
+
+def _number(value: Any, default: float) -> float:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else default
 
 
 def _parse(text: str) -> Any:
@@ -78,5 +141,10 @@ def _service(entry: Any, index: int) -> Classified:
     default = "SMS-services" if verdict == "time-critical" else "SMS-mgmt"
     advice = entry.get("advice")
     return Classified(
-        name, verdict, str(entry.get("group") or default)[:64], advice[:1000] if isinstance(advice, str) else ""
+        name,
+        verdict,
+        str(entry.get("group") or default)[:64],
+        advice[:1000] if isinstance(advice, str) else "",
+        _number(entry.get("confidence"), 1.0),
+        entry.get("overridden") is True,
     )

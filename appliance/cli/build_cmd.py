@@ -29,7 +29,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--force", action="store_true", help="build although the same image is there")
     parser.add_argument(
-        "--from", dest="classification", type=Path, metavar="FILE", help="services from a classification"
+        "--from", dest="classification", type=Path, metavar="FILE", help="services from a classification; - for stdin"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="print the definition and build nothing")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from analysis.classification import ClassificationError, Classified, read_classification
+from analysis.classification import ClassificationError, Classified, Report, read_classification
 from appliance.catalog import Service, read_catalog
 from appliance.config.check import check_site
 from appliance.config.document import Document, first_problems, printable
@@ -27,6 +27,11 @@ class Loaded:
     site: Site
     document: Document
     notices: tuple[str, ...]
+
+
+STDIN = Path("/dev/stdin")
+HINT = "`sms classify CAPTURE -o FILE.yaml` writes one: `services:`, a list of {name, verdict}"
+MOST_REMARKS = 5
 
 
 def find_site(option: Path | None) -> Path:
@@ -63,11 +68,12 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
 
     Args:
         state: stands before the folder that the file names.
-        classification: stands before the services that the file names.
+        classification: stands before the services that the file names; - is standard input.
     """
     site, document = read_site(path)
     if classification is not None:
-        chosen = ServicesFrom.model_validate({"from": classification.absolute()})
+        given = STDIN if str(classification) == "-" else classification
+        chosen = ServicesFrom.model_validate({"from": given.absolute()})
         site = site.model_copy(update={"services": chosen})
     catalog = read_catalog(share("definitions", "services"))
     services = {name for name, service in catalog.items() if service.container}
@@ -77,11 +83,14 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     problems = []
     if isinstance(site.services, ServicesFrom):
         try:
-            names, notices = resolve(site.services, services, advice_of(catalog))
+            usual = {name for name in services if catalog[name].default}
+            names, notices = resolve(site.services, services, advice_of(catalog), usual)
         except ClassificationError as error:
-            hint = "`sms classify CAPTURE -o FILE.yaml` writes one: `services:`, a list of {name, verdict}"
+            if classification is not None:
+                shown = "standard input" if str(classification) == "-" else printable(str(classification), 200)
+                raise ConfigError(f"--from: {shown}: {error}", hint=HINT) from None
             message = f"{printable(str(site.services.classification), 200)}: {error}"
-            problems.append(document.problem(("services", "from"), message, hint))
+            problems.append(document.problem(("services", "from"), message, HINT))
     problems += check_site(site, document, services=services, bases=bases, wanted=names)
     if problems:
         raise ConfigError(problems=first_problems(problems))
@@ -98,23 +107,27 @@ def advice_of(catalog: Mapping[str, Service]) -> dict[str, str]:
 
 
 def resolve(
-    wanted: ServicesFrom, known: Collection[str], advice: Mapping[str, str] = MappingProxyType({})
+    wanted: ServicesFrom,
+    known: Collection[str],
+    advice: Mapping[str, str] = MappingProxyType({}),
+    usual: Collection[str] = (),
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The services that a classification stands for, and a notice for each that cannot be carried.
+    """The services that a classification stands for; a notice for each that cannot be carried, and for every doubt.
 
     Args:
         known: what the container can carry.
         advice: what to do about services, where the classification itself does not say.
+        usual: those of ``known`` that most sites have.
     """
     try:
         seen = read_classification(read_text(wanted.classification))
     except ConfigError as error:
         problem = error.problems[0].message if error.problems else error.message.rpartition(": ")[2]
         raise ClassificationError(problem) from None
-    critical = [service for service in seen if service.time_critical and service.name not in wanted.without]
+    critical = [service for service in seen.services if service.time_critical and service.name not in wanted.without]
     names = dict.fromkeys([*(service.name for service in critical if service.name in known), *wanted.also])
     notices = [_notice(service, advice) for service in critical if service.name not in known]
-    every = {service.name for service in seen}
+    every = {service.name for service in seen.services}
     notices += [
         f"services.without: {name} is not in the classification; {nearest(name, every)}"
         for name in wanted.without
@@ -122,7 +135,22 @@ def resolve(
     ]
     if not names:
         raise ClassificationError("it has no time-critical service that the container can carry")
+    said = {*wanted.also, *wanted.without}
+    notices += _doubts(seen, {*known} - said, {*usual} - said)
     return tuple(names), tuple(notices)
+
+
+def _doubts(seen: Report, known: Collection[str], usual: Collection[str]) -> list[str]:
+    """What the classification itself says against building on it."""
+    doubts = [f"the capture: {printable(words, 500)}" for words in seen.remarks[:MOST_REMARKS]]
+    if seen.damaged and not doubts:
+        doubts.append("the capture was cut off, or parts of it could not be read: services may be missing")
+    if unsure := [each for each in seen.services if each.unsure and each.name in known]:
+        names = ", ".join(f"{each.name} ({each.verdict}, {each.confidence * 100:.0f} %)" for each in unsure)
+        doubts.append(f"hardly sure: {names}; capture for longer, or with more nodes")
+    if untold := [name for name in seen.untold if name in usual]:
+        doubts.append(f"left out, but the capture is too short to tell whether nodes use it: {', '.join(untold)}")
+    return doubts
 
 
 def _notice(service: Classified, advice: Mapping[str, str]) -> str:

@@ -250,6 +250,8 @@ BAD_CLASSIFICATIONS = {
     'services: [{name: "a\\e[1m", verdict: deferrable}]': "services[0].name is not the name of a service",
     "services: [{name: a, verdict: maybe}]": "services[0].verdict is neither time-critical nor deferrable",
     "services: [{name: a, verdict: deferrable}, {name: a, verdict: deferrable}]": "services: a is there twice",
+    "capture: {}\nservices: []": "it was cut off: sms, nodes, routed, unseen, elsewhere, unclassified, bin_s should "
+    "come after the services",
     "{": "it is not JSON, line 1: Expecting property name enclosed in double quotes",
     "a: b: c": "it is not YAML, line 1: mapping values are not allowed here",
     "a: !!python/none x": "it is not YAML, line 1: could not determine a constructor for the tag "
@@ -267,7 +269,7 @@ def test_bad_classification(text: str, message: str) -> None:
 
 
 def test_classification_in_json() -> None:
-    (service,) = read_classification('{"services": [{"name": "ssh", "verdict": "deferrable"}]}')
+    (service,) = read_classification('{"services": [{"name": "ssh", "verdict": "deferrable"}]}').services
     assert (service.name, service.group, service.time_critical) == ("ssh", "SMS-mgmt", False)
 
 
@@ -279,6 +281,73 @@ def test_no_classification_is_a_problem_of_the_site_file(folder: Path) -> None:
     assert problem.path == "services.from"
     assert problem.message == f"{folder}/none.yaml: no such file or directory"
     assert "verdict" in problem.hint
+
+
+@pytest.mark.parametrize(("name", "words"), [("none.yaml", "no such file"), ("bad.yaml", "it has no list `services`")])
+def test_from_on_the_command_line_is_not_the_site_files_fault(name: str, words: str, folder: Path) -> None:
+    (folder / "bad.yaml").write_text("a: b")
+    with pytest.raises(ConfigError) as caught:
+        open_site(_site(folder, ""), None, folder / name)
+    assert caught.value.message.startswith(f"--from: {folder / name}: {words}")
+    assert "sms classify" in caught.value.hint
+    assert not caught.value.problems
+
+
+WHOLE = """\
+capture: {duration_s: 3600, truncated: false, skipped: {}, problems: []}
+sms: {}
+nodes: {}
+services:
+- {name: slurmctld, verdict: time-critical, confidence: 0.9}
+- {name: rsyslog, verdict: deferrable, confidence: 0.9}
+routed: {}
+unseen: []
+elsewhere: {}
+unclassified: {}
+bin_s: 1.0
+"""
+DOUBTS: dict[str, tuple[str, str, list[str]]] = {
+    "none": ("", "", []),
+    "a verdict hardly sure": ("0.9}\nr", "0.49}\nr", ["hardly sure: rsyslog (deferrable, 49 %)"]),
+    "the site's own verdict": ("0.9}\nr", "0.49, overridden: true}\nr", []),
+    "cut off": ("truncated: false", "truncated: true", ["the capture was cut off"]),
+    "damaged": ("skipped: {}", "skipped: {odd: 3}", ["the capture was cut off"]),
+    "remarks": (
+        "problems: []",
+        "problems: [a], remarks: [a hole, a twin]",
+        ["the capture: a hole", "the capture: a tw"],
+    ),
+    "too short for chrony": (
+        "unseen: []",
+        "unseen: [{name: chrony, needed_capture_s: 3601}, {name: postfix, needed_capture_s: 3599}]",
+        ["left out, but the capture is too short to tell whether nodes use it: chrony"],
+    ),
+    "covered less": ("3600,", "3600, covered_s: 10,", ["left out, but the capture is too short to tell"]),
+    "not usual": ("unseen: []", "unseen: [{name: slurmrestd, needed_capture_s: 9e9}]", []),
+    "odd": ("unseen: []", "unseen: [5, {name: [], needed_capture_s: a}, {name: chrony, needed_capture_s: .nan}]", []),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_doubts_are_told(name: str, folder: Path) -> None:
+    """What stands in a classification against building on it."""
+    before, after, expected = DOUBTS[name]
+    text = (
+        WHOLE if name != "covered less" else WHOLE.replace("[]\nels", "[{name: nat, needed_capture_s: 60}]\nels")
+    )
+    assert not before or before in text
+    (folder / "c.yaml").write_text(text.replace(before, after, 1) if before else text)
+    notices = open_site(_site(folder, ""), None, folder / "c.yaml").notices
+    assert [notice.startswith(words) for notice, words in zip(notices, expected, strict=True)] == [True] * len(expected)
+
+
+def test_a_classification_cut_anywhere_is_refused() -> None:
+    """YAML without its last lines is YAML still: services may be among what is lost."""
+    lines = WHOLE.splitlines(keepends=True)
+    assert len(read_classification(WHOLE).services) == 2
+    for count in range(len(lines)):
+        with pytest.raises(ClassificationError):
+            read_classification("".join(lines[:count]))
 
 
 def test_a_classification_of_nothing_we_carry(folder: Path) -> None:
