@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
+UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104
 _MAC = re.compile(
     r"[0-9a-f]{1,2}(?P<joint>[:-])[0-9a-f]{1,2}((?P=joint)[0-9a-f]{1,2}){4}|([0-9a-f]{4}\.){2}[0-9a-f]{4}",
     re.ASCII | re.IGNORECASE,
@@ -41,3 +42,39 @@ def packed(text: str) -> bytes:
     if ip := read_ip(text):
         return ip_address(ip).packed
     return bytes.fromhex(read_mac(text).replace(":", ""))
+
+
+# What kind of address it is, as the core writes it; "" is of no kind.
+
+
+def is_local(address: str) -> bool:
+    """Whether it is of a private network: RFC 1918, RFC 6598, RFC 3927, RFC 4193, RFC 4291 (link-local), loopback."""
+    if ":" in address:
+        return address.startswith(("fe8", "fe9", "fea", "feb", "fc", "fd")) or address == "::1"
+    if address.startswith(("10.", "192.168.", "169.254.", "127.")):
+        return True
+    low, high = {"172": (16, 31), "100": (64, 127)}.get(address.partition(".")[0], (1, 0))
+    return low <= high and low <= first_byte(address.partition(".")[2]) <= high
+
+
+def is_link_local(address: str) -> bool:
+    """IPv6 addresses that no router passes on."""
+    return address.startswith(("fe8", "fe9", "fea", "feb"))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it never leaves the machine."""
+    return address.startswith("127.") or address == "::1"
+
+
+def network(address: str) -> str:
+    """What two addresses of one cluster's network have in common: IPv4's first 16 bits, IPv6's first 64."""
+    if ":" in address:
+        return str(IPv6Address(address.partition("%")[0]).exploded[:19])
+    return address[: address.find(".", address.find(".") + 1)]
+
+
+def first_byte(address: str) -> int:
+    """The number before the first dot; 0 without one."""
+    first = address.partition(".")[0]
+    return int(first) if first.isdigit() else 0

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
+from analysis.addresses import UNSPECIFIED
 from analysis.budget import find_budget
 from analysis.model import Capture, Classification, Connections, Interval, Latency, Nodes, Service
 from analysis.numbers import quantiles, weight
 from analysis.observed import Observation, Role
 from analysis.protocols import SLURM_PORTS
 from analysis.remarks import make_remarks
-from analysis.roles import UNSPECIFIED, Roles
-from analysis.scene import Scene, find_nodes, watch
+from analysis.roles import Roles
+from analysis.scene import Scene, watch
 from analysis.services import Seen, sort_traffic
 from analysis.signatures import TCP, Signature
 from analysis.told import Told, read_samples
@@ -37,7 +38,7 @@ def classify(observation: Observation, roles: Roles, signatures: Sequence[Signat
     return Classification(
         capture=_capture(observation, make_remarks(observation, roles, scene, told, services)),
         sms=roles.sms,
-        nodes=_nodes(observation, roles.by_index),
+        nodes=_nodes(scene),
         services=tuple(services),
         routed=traffic.routed,
         unseen=find_unseen(signatures, {one.name for one in services}, scene),
@@ -139,11 +140,8 @@ def _time(at_ns: int) -> str:
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _nodes(observation: Observation, roles: bytes) -> Nodes:
-    found = find_nodes(observation.hosts, roles)
-    addresses = [address for each in found.values() for address in each if address]
-    addresses.sort(key=_order)
-    return Nodes(len(found), tuple(addresses[:MOST_NODES]), len(observation.boots))
+def _nodes(scene: Scene) -> Nodes:
+    return Nodes(scene.nodes, tuple(sorted(scene.addresses, key=_order)[:MOST_NODES]), scene.boots, scene.hidden)
 
 
 def _order(address: str) -> tuple[int, int]:

@@ -59,11 +59,17 @@ class Sms:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The compute nodes; ``addresses`` holds the first thousand. ``booted``: boots that the capture shows."""
+    """The compute nodes; ``addresses`` holds the first thousand.
+
+    Attributes:
+        booted: boots that the capture shows.
+        boots_hidden: nodes booted, and yet ``booted`` is 0: the packets that tell are cut or not understood.
+    """
 
     count: int
     addresses: tuple[str, ...]
     booted: int = 0
+    boots_hidden: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.observed import Boot, Host, Observation, Role
-from analysis.roles import UNSPECIFIED, is_link_local
+from analysis.nodes import find_nodes
+from analysis.observed import Boot, Observation, Role, Row
+from analysis.protocols import DHCP_PORTS
+from analysis.signatures import UDP
 
 DOUBT = 0.05
 """What 95 % leave."""
@@ -28,6 +29,8 @@ class Scene:
         duration_s: seconds that the files cover.
         steady_s: seconds of all nodes together in which they were up and settled; longest_s: the most of one node.
         boots: boots that were seen; ``settled`` of them to their end.
+        hidden: nodes booted, and yet no boot was seen, as their packets are cut or not understood.
+        addresses: the nodes'.
     """
 
     duration_s: float
@@ -37,15 +40,20 @@ class Scene:
     settled: int = 0
     booted_nodes: int = 0
     longest_s: float = 0.0
+    hidden: bool = False
+    addresses: tuple[str, ...] = ()
 
 
 def watch(observation: Observation, roles: bytes) -> Scene:
     """The scene of an observation."""
-    nodes, duration_s = len(find_nodes(observation.hosts, roles)), observation.covered_s
+    found, apart = find_nodes(observation.hosts, roles, observation.links, observation.samples)
     by_mac: dict[str, list[Boot]] = defaultdict(list)
     for boot in observation.boots:
-        by_mac[boot.mac].append(boot)
-    steady_s = max(nodes - len(by_mac), 0) * duration_s
+        if boot.mac not in apart:
+            by_mac[boot.mac].append(boot)
+    # Who has only just begun to boot has no address yet.
+    nodes, duration_s = max(len(found), len(by_mac)), observation.covered_s
+    steady_s = (nodes - len(by_mac)) * duration_s
     longest_s = duration_s if steady_s else 0.0
     for boots in by_mac.values():
         boots.sort(key=lambda boot: boot.began_ns)
@@ -53,20 +61,19 @@ def watch(observation: Observation, roles: bytes) -> Scene:
         spans = (end - boot.settled_ns for boot, end in zip(boots, ends, strict=True) if boot.settled_ns)
         of_node = min(sum(max(each, 0) for each in spans) / 1e9, duration_s)
         steady_s, longest_s = steady_s + of_node, max(longest_s, of_node)
-    settled = sum(bool(boot.settled_ns) for boot in observation.boots)
-    return Scene(duration_s, nodes, steady_s, len(observation.boots), settled, len(by_mac), longest_s)
+    return Scene(
+        duration_s,
+        nodes,
+        steady_s,
+        boots=sum(map(len, by_mac.values())),
+        settled=sum(bool(boot.settled_ns) for boots in by_mac.values() for boot in boots),
+        booted_nodes=len(by_mac),
+        longest_s=longest_s,
+        hidden=not by_mac and any(map(_of_boots, observation.rows)),
+        addresses=tuple(address for each in found.values() for address in each if address),
+    )
 
 
-def find_nodes(hosts: Sequence[Host], roles: bytes) -> dict[str, list[str]]:
-    """Addresses of every compute node, by its link address where there are any: a node may have IPv4 and IPv6.
-
-    What has shown nothing but that it is there is none, such as a switch or a bridge: it sent multicast from its
-    address of the link, as all that speaks IPv6 does (RFC 4861), and nobody sent it anything.
-    """
-    found: dict[str, list[str]] = defaultdict(list)
-    for host in hosts:
-        if roles[host.index] == Role.NODE and host.address not in UNSPECIFIED:
-            mac = host.macs[0] if host.macs and any(host.macs[0].replace(":", "0").strip("0")) else host.via
-            found[mac or host.address].append(host.address)
-    silent = {host.address for host in hosts if is_link_local(host.address) and not host.received}
-    return {machine: addresses for machine, addresses in found.items() if not silent.issuperset(addresses)}
+def _of_boots(row: Row) -> bool:
+    """Whether it asks for an address without having one."""
+    return (row.protocol, row.port, row.client) == (UDP, DHCP_PORTS[0], Role.NODE) and row.contacts_boot > 0

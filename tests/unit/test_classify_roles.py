@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.addresses import is_local, network
 from analysis.errors import CaptureError
+from analysis.nodes import find_nodes
 from analysis.observed import Host, Link, Role, Sample
-from analysis.roles import find_roles, is_group, is_local, network
-from analysis.scene import find_nodes
+from analysis.parties import is_group
+from analysis.roles import find_roles
 from analysis.signatures import ICMP, TCP, UDP
 from tests.unit.classify_cases import GATEWAY_MAC, PUBLIC_MAC, SMS_MAC
 
@@ -135,10 +137,6 @@ def one_node() -> Net:
     return net.link("10.1.1.1", "10.1.0.1", 6817).link("10.1.0.1", "10.1.1.1", 22, 900)
 
 
-def loopback() -> Net:
-    return Net().host("127.0.0.1", S).link("127.0.0.1", "127.0.0.1", 6817)
-
-
 NETS = {
     "provisioning": (provisioning, "its link address is an end of 100 % of all packets"),
     "two addresses": (two_addresses, "its link address is an end of 100 % of all packets"),
@@ -149,7 +147,6 @@ NETS = {
     "raw": (raw, "its address is an end of 99.3 % of all packets"),
     "raw, public": (raw_public, "its address is an end of 100 % of all packets"),
     "one node": (one_node, "more machines use its services than those of any other: 1"),
-    "loopback": (loopback, "its address is an end of 100 % of all packets"),
 }
 
 
@@ -246,6 +243,10 @@ def test_nothing_there() -> None:
     net = Net().host("224.0.0.1", G)
     with pytest.raises(CaptureError):
         find_roles(net.hosts, net.links, ())
+    net = Net().host("127.0.0.1", S).link("127.0.0.1", "127.0.0.1", 6817)
+    with pytest.raises(CaptureError, match="no compute node is in the capture") as caught:
+        find_roles(net.hosts, net.links, ())
+    assert "--nodes" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -330,6 +331,7 @@ def test_who_only_announces_itself_is_no_node(address: str, received: int, count
     node = Host(0, "10.1.1.1", (mac(1),), received=5)
     own = Host(1, "fe80::a", (mac(1),))  # a machine is counted by whichever of its addresses is used
     machine = Host(2, address, (mac(2),), sent=3, received=received)
-    found = find_nodes((node, own, machine), bytes([N, N, N]))
+    found, apart = find_nodes((node, own, machine), bytes([N, N, N]))
     assert found[mac(1)] == ["10.1.1.1", "fe80::a"]
     assert (mac(2) in found) == counted
+    assert (mac(2) in apart) != counted
