@@ -25,6 +25,10 @@ MOST_UNKNOWN = 60
 """Services that the catalogue does not know; further ones, a scan's for instance, are counted together."""
 MOST_PORTS = 40
 TOP, DESTINATIONS = 20, 100
+AMONG_NEIGHBOURS = {(UDP, port) for port in (137, 138, 1900, 3702, 5353, 5355)}
+"""What machines ask all others on their network, by group or broadcast: NetBIOS, SSDP, WS-Discovery, mDNS, LLMNR."""
+REGULAR = 0.25
+"""Range between the quartiles over the median of what is called regular."""
 KNOWN_FRAMES = ("ARP", "LLDP", "LLC")
 """Frames without IP whose purpose is known, by how their name begins."""
 
@@ -245,6 +249,12 @@ class _Sorter:
             ends == {Role.NODE, Role.SMS} or (signature and ends in ({Role.NODE, Role.GROUP}, {Role.SMS, Role.GROUP}))
         ):
             self._service(row, signature)
+        elif (row.client, row.server, row.protocol) == (Role.NODE, Role.GROUP, UDP) and not _neighbours(row):
+            # Whether the management node listens to the group no packet tells.
+            if _regular(row):
+                self._service(row, None)
+            else:
+                self._heap(self.unclassified, row, None)
         else:
             self._heap(self.elsewhere, row, signature)
 
@@ -359,9 +369,9 @@ def _label(row: Row, signature: Signature | None) -> str:
 def _nobody_there(seen: Seen, place: Place) -> bool:
     """Whether a port that nobody knows was asked for in vain, as a scan does: that is no service.
 
-    Whoever asks again and again wants something: then it is one that is away.
+    Whoever asks again and again wants something, and so do several nodes: then it is one that is away.
     """
-    if seen.midstream or not seen.opened:
+    if seen.midstream or not seen.opened or (place[1] and seen.most_clients > 1):
         return False
     once = seen.opened <= max(seen.most_clients, seen.most_servers, 1)
     if place[0] == UDP:
@@ -374,6 +384,18 @@ def _nobody_there(seen: Seen, place: Place) -> bool:
 def _answers(row: Row) -> bool:
     """Whether it goes to where DHCP's clients listen (RFC 2131, RFC 8415): they have asked before."""
     return row.client == Role.SMS and (row.protocol, row.port) in ((UDP, 68), (UDP, 546))
+
+
+def _neighbours(row: Row) -> bool:
+    return (row.protocol, row.port) in AMONG_NEIGHBOURS
+
+
+def _regular(row: Row) -> bool:
+    """Whether nodes tell a group something again and again, as monitoring does."""
+    if not row.port or weight(row.intervals) < 3:
+        return False
+    low, median, high = quantiles(row.intervals, (0.25, 0.5, 0.75))
+    return median > 0 and high - low <= REGULAR * median
 
 
 def _share(both: tuple[int, int], part: int) -> tuple[int, int]:

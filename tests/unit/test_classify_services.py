@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,10 @@ ELSEWHERE = {
 UNCLASSIFIED = {
     "strangers": (make_row(UNKNOWN, SMS, TCP, 80, opened=3), "unknown addresses and the management node: tcp/80"),
     "protocols": (make_row(NODE, SMS, 47, 0, opened=3), "nodes and the management node: protocol 47"),
+    "groups that nobody knows": (
+        make_row(NODE, GROUP, UDP, 4444, opened=3, intervals=((5.0, 2.0), (90.0, 2.0))),
+        "nodes and groups: udp/4444",
+    ),
     "a scan": (
         make_row(NODE, SMS, TCP, 4000, opened=1, client_hosts=1, packets=(1, 1), bytes=(60, 60)),
         "ports that were asked for and never answered",
@@ -137,6 +142,26 @@ def test_what_is_no_service(case: str) -> None:
         heap, none = none, heap
     assert [(one.what, one.packets) for one in heap.top] == [(what, sum(row.packets))]
     assert none.packets == 0
+
+
+def test_what_nodes_tell_a_group_regularly_is_a_service() -> None:
+    row = make_row(NODE, GROUP, UDP, 4444, opened=8, packets=(700, 0), bytes=(70000, 0), every=30)
+    found = run([row])
+    assert [(one.ports, one.clients) for one in found.services] == [(("udp/4444",), 8)]
+    assert adds_up(found)
+    assert run([replace(row, port=5353)]).services == ()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        make_row(NODE, SMS, UDP, 4000, opened=8, unanswered=8, packets=(8, 0), bytes=(800, 0)),
+        make_row(NODE, SMS, TCP, 4000, opened=8, unanswered=8, packets=(32, 0), bytes=(2000, 0)),
+        make_row(NODE, SMS, TCP, 4000, opened=2, client_hosts=2, packets=(2, 2), bytes=(120, 120)),
+    ],
+)
+def test_what_several_nodes_ask_for_in_vain_is_a_service_that_is_away(row: Row) -> None:
+    assert [one.ports for one in run([row]).services] == [(port_name((row.protocol, row.port)),)]
 
 
 def test_frames_without_ip() -> None:
