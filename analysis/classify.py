@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 from analysis.addresses import UNSPECIFIED
-from analysis.budget import find_budget
-from analysis.model import Capture, Classification, Connections, Interval, Latency, Nodes, Service
+from analysis.budget import Budget, find_budget
+from analysis.model import Capture, Classification, Connections, Interval, Latency, Nodes, Service, Verdict
 from analysis.numbers import quantiles, weight
 from analysis.observed import Observation, Role
 from analysis.protocols import SLURM_PORTS
@@ -24,19 +24,31 @@ from analysis.verdict import CRITICAL, judge
 MOST_NODES, MOST_PROBLEMS, MOST_TYPES = 1000, 100, 4
 
 
-def classify(observation: Observation, roles: Roles, signatures: Sequence[Signature]) -> Classification:
+def classify(
+    observation: Observation,
+    roles: Roles,
+    signatures: Sequence[Signature],
+    overrides: Mapping[str, Verdict] | None = None,
+) -> Classification:
     """All that can be said of a capture.
 
     Args:
         observation: counts grouped by ``roles``; its links tell where routed traffic goes.
         signatures: the catalogue, in the order in which its first bytes were given to the core.
+        overrides: the site's own verdicts by the name of a service, whether the catalogue has it or not.
     """
-    scene, told = watch(observation, roles.by_index), read_samples(observation.samples)
+    scene = watch(observation, roles.by_index)
+    told = read_samples(observation.samples, observation.cut_at if observation.cut else 0)
     traffic = sort_traffic(observation, roles.by_index, signatures)
-    services = [_service(seen, observation, scene, told) for seen in traffic.services]
+    budgets = [find_budget(seen, told, scene) for seen in traffic.services]
+    services = [
+        _service(seen, observation, scene, told, budget, (overrides or {}).get(seen.name))
+        for seen, budget in zip(traffic.services, budgets, strict=True)
+    ]
+    renewed = next((budget.seconds for budget in budgets if budget.renewals), None)
     services.sort(key=lambda one: (one.verdict != CRITICAL, -one.packets, one.name))
     return Classification(
-        capture=_capture(observation, make_remarks(observation, roles, scene, told, services)),
+        capture=_capture(observation, make_remarks(observation, roles, scene, told, services, renewed)),
         sms=roles.sms,
         nodes=_nodes(scene),
         services=tuple(services),
@@ -48,9 +60,10 @@ def classify(observation: Observation, roles: Roles, signatures: Sequence[Signat
     )
 
 
-def _service(seen: Seen, observation: Observation, scene: Scene, told: Told) -> Service:
-    budget = find_budget(seen, told, scene)
-    found = judge(seen, scene, budget)
+def _service(
+    seen: Seen, observation: Observation, scene: Scene, told: Told, budget: Budget, site: Verdict | None
+) -> Service:
+    found = judge(seen, scene, budget, site)
     signature = seen.signature
     return Service(
         name=seen.name,
@@ -60,9 +73,11 @@ def _service(seen: Seen, observation: Observation, scene: Scene, told: Told) -> 
         confidence=found.confidence,
         budget_s=budget.seconds,
         budget_why=budget.why,
+        budget_from=budget.source,
         initiator=found.initiator,
         phase=found.phase,
         clients=_clients(seen, observation, scene),
+        contacts=seen.contacts,
         connections=Connections(seen.by_node, seen.by_sms, seen.midstream, seen.unanswered),
         packets=sum(seen.packets),
         bytes=sum(seen.bytes),

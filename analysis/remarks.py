@@ -21,16 +21,25 @@ REASONS = 3
 
 
 def make_remarks(
-    observation: Observation, roles: Roles, scene: Scene, told: Told, services: Sequence[Service]
+    observation: Observation,
+    roles: Roles,
+    scene: Scene,
+    told: Told,
+    services: Sequence[Service],
+    renewed_s: float | None = None,
 ) -> tuple[str, ...]:
-    """The sentences; none for a capture that is whole, long, and plainly a cluster's."""
+    """The sentences; none for a capture that is whole, long, and plainly a cluster's.
+
+    Args:
+        renewed_s: after so many seconds the first node that is up loses its lease of DHCP; None where none renews.
+    """
     return (
         *_damage(observation),
         *observation.remarks,
         *roles.remarks,
         *_gaps(observation),
         *_cut(observation, scene, told),
-        *_renewals(told),
+        *_renewals(renewed_s),
     )
 
 
@@ -74,8 +83,7 @@ def _cut(observation: Observation, scene: Scene, told: Told) -> Iterator[str]:
         )
 
 
-def _renewals(told: Told) -> Iterator[str]:
+def _renewals(renewed_s: float | None) -> Iterator[str]:
     """Nodes that are up and lose their address when DHCP is away for long."""
-    if told.renewals and (leases := told.leases):
-        left = min(one.lease_s - min(one.renew_s, one.lease_s) for one in leases)
-        yield f"nodes that are up renew their leases of DHCP: without it the first loses its address after {span(left)}"
+    if renewed_s is not None:
+        yield f"nodes that are up renew leases: provisioning (DHCP) cannot be off for longer than {span(renewed_s)}"

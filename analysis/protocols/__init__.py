@@ -10,12 +10,9 @@ from analysis.signatures import TCP, UDP
 DHCP_PORTS, NTP_PORT, SLURM_PORTS = (67, 68), 123, (6817, 6818)
 """DHCP's second port is the client's: a broadcast answer goes there, and no question that it belongs to."""
 
-SAMPLED = (
-    *((UDP, port, 64) for port in DHCP_PORTS),
-    (UDP, NTP_PORT, 64),
-    *((TCP, port, 64) for port in SLURM_PORTS),
-)
-"""(protocol, port, packets worth keeping) of the packets that this room can read."""
+SAMPLED = ((UDP, DHCP_PORTS[0], 2048), (UDP, NTP_PORT, 512), *((TCP, port, 64) for port in SLURM_PORTS))
+"""(protocol, port, packets worth keeping) of the packets that this room can read; the first ones are kept. The core
+counts all of DHCP by the server's port."""
 
 READ_AT_MOST = 24
 """Packets of a kind that are read in full: a packet costs half a millisecond, and more of them say nothing new."""

@@ -12,6 +12,10 @@ DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE, INFORM = range(1, 9)
 FOREVER = 0xFFFFFFFF
 """A lease that never ends (RFC 2131, section 3.3)."""
 BOOTREPLY = 2
+COOKIE = bytes((99, 130, 83, 99))
+"""Stands before the options (RFC 2131, section 3)."""
+LEASE, KIND, RENEWAL, PAD, END = 51, 53, 58, 0, 255
+"""Options (RFC 2132)."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,8 @@ class Dhcp:
         kind: DISCOVER to INFORM (option 53).
         mac: link address of the client.
         server: option 54, which names the server; "" without one.
-        lease_s, renew_s, rebind_s: options 51, 58 and 59 in seconds; 0 where they are not given, infinite for FOREVER.
-            renew_s and rebind_s follow from the lease where the server leaves them out (RFC 2131, section 4.4.5).
+        lease_s, renew_s: options 51 and 58 in seconds; 0 where they are not given, infinite for FOREVER. renew_s is
+            half the lease where the server leaves it out (RFC 2131, section 4.4.5).
         renewing: a client that has an address and asks to keep it (its own address stands in ciaddr).
     """
 
@@ -32,13 +36,37 @@ class Dhcp:
     server: str = ""
     lease_s: float = 0.0
     renew_s: float = 0.0
-    rebind_s: float = 0.0
     renewing: bool = False
 
 
 def is_reply(payload: bytes) -> bool:
     """Whether a server (or a relay) sent it."""
     return payload[:1] == bytes((BOOTREPLY,))
+
+
+def is_relayed(payload: bytes) -> bool:
+    """Whether a relay passed it on, which writes its own address into giaddr (RFC 2131, table 1)."""
+    return any(payload[24:28])
+
+
+def has_address(payload: bytes) -> bool:
+    """Whether the client has an address already, which it puts into ciaddr (RFC 2131, table 5)."""
+    return any(payload[12:16])
+
+
+def terms(payload: bytes) -> tuple[int, bytes, bytes]:
+    """Kind, lease and T1 as they stand in the options: of messages that agree in these one is enough to read.
+
+    (0, b"", b"") for what is no message of DHCP, or cut before its options.
+    """
+    found: dict[int, bytes] = {}
+    at = 240 if payload[236:240] == COOKIE else len(payload)
+    while at + 1 < len(payload) and payload[at] != END:
+        length = payload[at + 1]
+        if payload[at] != PAD and at + 2 + length <= len(payload):
+            found.setdefault(payload[at], payload[at + 2 : at + 2 + length])
+        at += 1 if payload[at] == PAD else 2 + length
+    return int.from_bytes(found.get(KIND, b"")[:1]), found.get(LEASE, b""), found.get(RENEWAL, b"")
 
 
 def read_dhcp(payload: bytes) -> Dhcp | None:
@@ -62,7 +90,6 @@ def read_dhcp(payload: bytes) -> Dhcp | None:
             server=str(options.get("server_id", "")),
             lease_s=lease,
             renew_s=_seconds(options.get("renewal_time")) or lease * 0.5,
-            rebind_s=_seconds(options.get("rebinding_time")) or lease * 0.875,
             renewing=kind == REQUEST and str(packet.ciaddr) != "0.0.0.0",  # noqa: S104
         )
     except Exception:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.classify import classify
-from analysis.model import Classification, Service, Sms
+from analysis.model import Classification, Service, Sms, Verdict
 from analysis.observed import Boot, Host, Link, Observation, Role, Row, Sample
 from analysis.roles import Roles
 from analysis.signatures import TCP, UDP, FirstBytes, Signature
@@ -131,11 +131,16 @@ def observe(
 
 
 def run(
-    rows: Sequence[Row], *, signatures: Sequence[Signature] = SIGNATURES, nodes: int = 8, **known: Any
+    rows: Sequence[Row],
+    *,
+    signatures: Sequence[Signature] = SIGNATURES,
+    nodes: int = 8,
+    overrides: Mapping[str, Verdict] | None = None,
+    **known: Any,
 ) -> Classification:
     """The classification of rows."""
     observation = observe(rows, nodes=nodes, **known)
-    return classify(observation, Roles(Sms(SMS_MAC, ("10.1.0.1",), "given"), roles_of(nodes)), signatures)
+    return classify(observation, Roles(Sms(SMS_MAC, ("10.1.0.1",), "given"), roles_of(nodes)), signatures, overrides)
 
 
 def service(found: Classification, name: str) -> Service:

@@ -131,7 +131,7 @@ CASES: dict[str, tuple[list[Row], dict[str, Any], str, str, str]] = {
     ),
     "boot alone, seen long enough after it": (
         [make_row(NODE, SMS, TCP, 4000, opened=4, contacts_boot=4)],
-        {"boots": [boot()]},
+        {"boots": [boot()], "duration_s": 11000},
         "tcp/4000",
         "deferrable",
         "only while they booted: 4 of 4 contacts fell in 1 boot",
@@ -141,7 +141,131 @@ CASES: dict[str, tuple[list[Row], dict[str, Any], str, str, str]] = {
         {"boots": [boot(n, settled=0) for n in range(8)], "duration_s": 100},
         "slurmctld",
         "time-critical",
-        "only 0 s of nodes that had settled were seen; the catalogue says that nodes need it",
+        "a node that had settled was watched for 0 s at most; the catalogue says that nodes need it",
+    ),
+    "boot alone, all at once: many nodes that rest for minutes are no hours of one": (
+        [make_row(NODE, SMS, TCP, 2049, opened=200, contacts_boot=200, client_hosts=200)],
+        {"boots": [boot(n) for n in range(200)], "nodes": 200, "duration_s": 430},
+        "nfs",
+        "time-critical",
+        "a node that had settled was watched for 5 min at most; the catalogue says that nodes need it",
+    ),
+    "boot alone, unknown, all at once": (
+        [make_row(NODE, SMS, TCP, 4000, opened=450, contacts_boot=450, client_hosts=450)],
+        {"boots": [boot(n) for n in range(450)], "nodes": 450, "duration_s": 430},
+        "tcp/4000",
+        "time-critical",
+        "too little to say",
+    ),
+    "boot alone, for a day, against the catalogue": (
+        [make_row(NODE, SMS, TCP, 2049, opened=8, contacts_boot=8)],
+        {"boots": [boot(n) for n in range(8)], "duration_s": 86400},
+        "nfs",
+        "time-critical",
+        "the catalogue says that nodes need it at every moment",
+    ),
+    "boot alone, for a week, against the catalogue": (
+        [make_row(NODE, SMS, TCP, 2049, opened=8, contacts_boot=8)],
+        {"boots": [boot(n) for n in range(8)], "duration_s": 7 * 86400},
+        "nfs",
+        "deferrable",
+        "what was seen stands against it",
+    ),
+    "a controller that only pings on an idle cluster, for an hour": (
+        [make_row(SMS, NODE, TCP, 6818, opened=576, server_hosts=16, every=100)],
+        {"nodes": 16},
+        "slurmctld",
+        "time-critical",
+        "nodes opened none so far, and the capture is too short to say that nodes never do",
+    ),
+    "a controller that only pings many nodes, for minutes": (
+        [make_row(SMS, NODE, TCP, 6818, opened=900, server_hosts=450, every=90)],
+        {"nodes": 450, "duration_s": 180},
+        "slurmctld",
+        "time-critical",
+        "the catalogue says that nodes need it at every moment",
+    ),
+    "rare needs of nodes beside a busy monitor": (
+        [
+            make_row(SMS, NODE, TCP, 4000, opened=11520, every=5),
+            make_row(NODE, SMS, TCP, 4000, opened=64, every=900),
+        ],
+        {"duration_s": 7200},
+        "tcp/4000",
+        "time-critical",
+        "8 nodes opened 64 connections, the management node 11,520",
+    ),
+    "rare needs of nodes, open since before the capture, beside a busy monitor": (
+        [
+            make_row(SMS, NODE, TCP, 4000, opened=11520, every=5),
+            make_row(NODE, SMS, TCP, 4000, midstream=8, contacts_steady=64),
+        ],
+        {"duration_s": 7200},
+        "tcp/4000",
+        "time-critical",
+        "8 nodes used it over connections that were open already (64 contacts), the management node opened 11,520",
+    ),
+    "files in use for a week, and calls back": (
+        [
+            make_row(SMS, NODE, TCP, 2049, opened=8),
+            make_row(NODE, SMS, TCP, 2049, midstream=8, contacts_steady=6400),
+        ],
+        {"duration_s": 7 * 86400},
+        "nfs",
+        "time-critical",
+        "8 nodes used it over connections that were open already",
+    ),
+    "a few logins from nodes beside the administrator's": (
+        [
+            make_row(SMS, NODE, TCP, 22, opened=900),
+            make_row(NODE, SMS, TCP, 22, opened=3, client_hosts=2, contacts_steady=400, every=5),
+        ],
+        {},
+        "ssh",
+        "deferrable",
+        "too few to stand against the catalogue",
+    ),
+    "a proxy on a port that a service for booting has too": (
+        [make_row(NODE, SMS, TCP, 8888, opened=96, every=300)],
+        {"signatures": [Signature("boots", ports=((TCP, 8888),), boot=True, every_s=2592000, budget_s=86400)]},
+        "boots",
+        "time-critical",
+        "what was seen stands against it",
+    ),
+    "files for booting in a capture whose boots are not seen": (
+        [make_row(NODE, SMS, TCP, 80, kind=KINDS["provisioning"], opened=36, intervals=((2.0, 24.0),))],
+        {},
+        "provisioning",
+        "deferrable",
+        "of its 36 contacts none came while a node was seen to boot",
+    ),
+    "a boot whose beginning is cut off": (
+        [make_row(NODE, GROUP, UDP, 67, opened=9, contacts_boot=72, contacts_steady=36)],
+        {},
+        "provisioning",
+        "deferrable",
+        "72 of 108 contacts came from nodes that had no address yet",
+    ),
+    "a heartbeat over TLS is no poll for changes": (
+        [make_row(NODE, SMS, TCP, 8443, opened=480, every=60, bytes=(96000, 144000))],
+        {},
+        iana_name((TCP, 8443)),
+        "time-critical",
+        "opened 480",
+    ),
+    "what nodes bear for long must not stop all the same": (
+        [make_row(NODE, SMS, TCP, 25, opened=16)],
+        {},
+        "postfix",
+        "time-critical",
+        "nodes open it and expect an answer; they bear its absence for 5 days, which is another matter",
+    ),
+    "how irregular contacts are is told by their middle half": (
+        [make_row(NODE, SMS, TCP, 4000, opened=96, intervals=((40.0, 30.0), (119.0, 30.0), (900.0, 30.0)))],
+        {},
+        "tcp/4000",
+        "time-critical",
+        "a node makes contact again after 119 s in the median; the middle half of 90 intervals are 40 s to 15 min long",
     ),
     "boot alone, unknown, and the capture ends with it": (
         [make_row(NODE, SMS, TCP, 4000, opened=8, contacts_boot=8)],
@@ -280,6 +404,46 @@ def test_rules(case: str) -> None:
     assert any(words in reason for reason in found.reasons), found.reasons
     assert found.overridden == ("site" in case)
     assert 0 < found.confidence < 1
+
+
+OVERRIDES: dict[str, tuple[list[Row], dict[str, Any]]] = {
+    "nfs": ([make_row(NODE, SMS, TCP, 2049, opened=500)], {}),
+    "tcp/4000": ([make_row(NODE, SMS, TCP, 4000, opened=500)], {}),
+    "the site's file is of another mind": (
+        [make_row(NODE, SMS, TCP, 2049, opened=500)],
+        {"signatures": without("nfs", verdict="time-critical", verdict_why="files")},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OVERRIDES)
+def test_overrides(case: str) -> None:
+    """Of the catalogue's services and of those that nobody knows: as sure, sorted, and with what it would be."""
+    rows, known = OVERRIDES[case]
+    name = case if case in ("nfs", "tcp/4000") else "nfs"
+    others = [make_row(NODE, SMS, TCP, 25, opened=9), make_row(SMS, NODE, TCP, 22, opened=9)]
+    found = run([*rows, *others], overrides={name: "deferrable", "nobody": "time-critical"}, **known)
+    one = service(found, name)
+    assert (one.verdict, one.group, one.confidence, one.overridden) == ("deferrable", "SMS-mgmt", 0.99, True)
+    assert one.reasons[0] == "the site says so"
+    assert one.reasons[1].startswith("without that it would be time-critical: 8 nodes opened 500 connections")
+    verdicts = [each.verdict for each in found.services]
+    assert verdicts == sorted(verdicts, reverse=True) == ["time-critical", "deferrable", "deferrable"]
+
+
+def test_what_a_verdict_rests_on() -> None:
+    rows = [make_row(NODE, SMS, TCP, 25, opened=16), make_row(NODE, SMS, UDP, 514, opened=8, contacts_steady=640)]
+    found = run(rows, gap_s=600, remarks=("the same file is there twice",))
+    assert {one.name: one.contacts for one in found.services} == {"postfix": 16, "rsyslog": 640}
+    assert (found.capture.duration_s, found.capture.covered_s) == (3600, 3000)
+    assert "the same file is there twice" in found.capture.remarks
+
+
+def test_gaps_between_files_make_nothing_surer() -> None:
+    (whole,), (gaps,) = (
+        run([make_row(NODE, SMS, TCP, 4000, opened=20)], duration_s=86400, gap_s=gap_s).services for gap_s in (0, 86000)
+    )
+    assert gaps.confidence < whole.confidence
 
 
 def test_only_what_opens_counts_as_opening() -> None:
