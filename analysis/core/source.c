@@ -37,7 +37,8 @@ ssize_t source_pull(Source *s, uint8_t *to, size_t room)
 	/* A pipe that is silent must not put off the end that another thread wants. */
 	while (s->descriptor >= 0 && !atomic_load(s->stopped)) {
 		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
-		if (poll(&one, 1, 200) == 0)
+		int ready = poll(&one, 1, 200);
+		if (ready == 0 || (ready < 0 && errno == EINTR))
 			continue;
 		ssize_t got = read(s->descriptor, to, room);
 		if (got >= 0 || (errno != EINTR && errno != EAGAIN))

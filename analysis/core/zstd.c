@@ -68,7 +68,7 @@ void zstd_end(Zstd *z)
 ssize_t zstd_read(Zstd *z, Source *s, uint8_t *to, size_t room)
 {
 	Out out = {to, room, 0};
-	while (out.at < room) {
+	while (out.at < room && !s->damage) {
 		if (z->in.at == z->in.size && !z->ended) {
 			ssize_t got = source_pull(s, z->input, INPUT);
 			if (got < 0)
@@ -77,18 +77,16 @@ ssize_t zstd_read(Zstd *z, Source *s, uint8_t *to, size_t room)
 			z->in = (In){z->input, (size_t)got, 0};
 		}
 		bool dry = z->ended && z->in.at == z->in.size;
-		if (dry && !z->left)
+		if (dry && (!z->left || atomic_load(s->stopped)))
 			break;
 		size_t before = out.at, left = z->decompress(z->stream, &out, &z->in);
 		if (z->is_error(left)) {
 			s->damage = "zstd data is damaged";
-			break;
+			continue;
 		}
 		z->left = left;
-		if (dry && out.at == before) {
+		if (dry && out.at == before)
 			s->damage = "zstd data ends early";
-			break;
-		}
 	}
 	return (ssize_t)out.at;
 }
