@@ -6,6 +6,7 @@ sanitizers. For a long session of it by hand see that file.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -156,6 +157,35 @@ def test_any_bytes(data: bytes, head: str) -> None:
     totals = counter.totals()
     parts = [link[4] for link in counter.links()] + [packets for packets, _ in totals["other"].values()]
     assert sum(parts) + totals["beyond"][0] == totals["packets"] == counter.packets
+
+
+@pytest.fixture(scope="session")
+def compressed() -> bytes:
+    """A capture in three frames of zstd."""
+    find_tool("zstd")
+    if not _core.has_zstd():
+        pytest.skip("this machine has no libzstd")
+    return files.compress("zstd", samples.everything()["headers"].data * 3, parts=3)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_tampered_zstd(compressed: bytes, data: st.DataObject) -> None:
+    """It ends, what came until then is counted once, and what was wrong is said once."""
+    made = bytearray(compressed)
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(0, len(made) - 1))
+        made[place] = data.draw(st.integers(0, 255))
+    del made[data.draw(st.integers(4, 3 * len(made))) :]
+    _core.first_time(bytes(made), True)
+    counter = Counter(PORTS, [], [], **SMALL)
+    with contextlib.suppress(ValueError):
+        counter.read(-1, bytes(made), True)
+    counter.finish()
+    totals = counter.totals()
+    parts = [link[4] for link in counter.links()] + [packets for packets, _ in totals["other"].values()]
+    assert sum(parts) + totals["beyond"][0] == totals["packets"]
+    assert sum(what.startswith("zstd") for _, _, what in counter.problems()) <= 1
 
 
 # ---- callers ---------------------------------------------------------------------------------------------------
