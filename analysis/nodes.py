@@ -9,6 +9,7 @@ from itertools import zip_longest
 from analysis.addresses import UNSPECIFIED, is_link_local
 from analysis.observed import Host, Link, Role, Sample
 from analysis.protocols import DHCP_PORTS
+from analysis.protocols.dhcp import is_relayed, is_reply
 from analysis.signatures import ICMP, ICMPV6, TCP, UDP
 
 ROUTER = 4
@@ -38,7 +39,7 @@ def find_nodes(
         found[name].append(hosts[index].address)
     silent = {host.address for host in hosts if is_link_local(host.address) and not host.received}
     apart = {name for name, addresses in found.items() if silent.issuperset(addresses)}
-    hardware = _hardware(machine, links, {machine[one] for one in _relays(hosts, samples) if one in machine})
+    hardware = _hardware(machine, links, {machine[one] for one in _relays(samples) if one in machine})
     # If all there is looks like hardware, it was asked for nothing else while the capture ran.
     if set(found) - apart - hardware:
         apart |= hardware
@@ -79,10 +80,10 @@ def _hardware(machine: dict[int, str], links: Iterable[Link], relays: set[str]) 
     }
 
 
-def _relays(hosts: Sequence[Host], samples: Iterable[Sample]) -> set[int]:
-    """Hosts that passed a node's DHCP on: they put their address into giaddr (RFC 2131, table 1)."""
+def _relays(samples: Iterable[Sample]) -> set[int]:
+    """Hosts that pass nodes' DHCP on."""
     return {
         one.source
         for one in samples
-        if one.protocol == UDP and one.port in DHCP_PORTS and one.payload[:1] == b"\1" and any(one.payload[24:28])
+        if one.protocol == UDP and one.port in DHCP_PORTS and not is_reply(one.payload) and is_relayed(one.payload)
     }

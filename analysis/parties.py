@@ -67,7 +67,10 @@ class Parties:
         for each in nodes:
             inside = {index for index, address in parsed if address in each and self.plain(index)}
             if not inside:
-                raise CaptureError(f"--nodes: no address of {each} is in the capture", name_candidates(self))
+                busy = ", ".join(
+                    sorted(self.by_address, key=lambda name: -self.hosts[self.by_address[name]].sent)[:NAMED]
+                )
+                raise CaptureError(f"--nodes: no address of {each} is in the capture", f"it has {busy}, ...")
             found |= inside
         return found
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from analysis.addresses import is_link_local, is_local, network
 from analysis.model import Service
-from analysis.observed import Observation, Role
+from analysis.observed import Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.roles import Roles
 from analysis.scene import Scene
 from analysis.signatures import UDP
 from analysis.told import Told
-from analysis.units import counted, number, share, span
+from analysis.units import counted, listed, number, share, span
 
 GAP = 0.05
 """A share of the time that may be missing without a word."""
 WHOLE = 400
 """Bytes of a packet that all that is read of it takes: DHCP's options are the longest."""
+FIRST_BYTES = 98
+"""Bytes of a packet that its first 32 of TCP's payload take at least, with usual headers (14 + 20 + 32)."""
+FEW = 2
+"""Nodes that a cluster has at least."""
 REASONS = 3
 
 
@@ -37,6 +42,7 @@ def make_remarks(
         *_damage(observation),
         *observation.remarks,
         *roles.remarks,
+        *_stranger(roles, scene),
         *_gaps(observation),
         *_cut(observation, scene, told),
         *_renewals(renewed_s),
@@ -67,20 +73,42 @@ def _gaps(observation: Observation) -> Iterator[str]:
         )
 
 
+def _stranger(roles: Roles, scene: Scene) -> Iterator[str]:
+    """What makes one doubt that this is a cluster at all."""
+    if scene.nodes < FEW and not roles.node:
+        yield (
+            f"only {counted(scene.nodes, 'machine')} could be a compute node: does the capture show a cluster's own "
+            "network? Verdicts rest on that alone"
+        )
+    own = next((one for one in roles.sms.addresses if not is_link_local(one)), "")
+    apart = sum(not is_local(one) and network(one) != network(own) for one in scene.addresses)
+    if own and not is_local(own) and 2 * apart > len(scene.addresses):
+        yield (
+            f"{own} and most of those that talk to it have public addresses of different networks: this looks like a "
+            "server of the internet rather than a cluster's management node"
+        )
+
+
 def _cut(observation: Observation, scene: Scene, told: Told) -> Iterator[str]:
     """What packets that are cut do not tell."""
-    asked = any(
-        (row.protocol, row.port) == (UDP, DHCP_PORTS[0]) and row.client == Role.NODE for row in observation.rows
-    )
+    if not observation.cut or observation.cut_at >= WHOLE:
+        if scene.hidden:
+            yield "nodes ask for addresses by DHCP, but none of that was understood: boots are not told from the rest"
+        return
+    asked = any(_of_dhcp(row) for row in observation.rows)
     lost = [
-        *(["how long leases of DHCP last"] if asked and not told.dhcp else []),
-        *(["which service some connections are to"] if observation.cut_at < 98 else []),
+        *(["when nodes booted"] if scene.hidden else []),
+        *(["how long leases of DHCP last"] if asked and not told.leases and not told.endless else []),
+        *(["which service some connections are to"] if observation.cut_at < FIRST_BYTES else []),
     ]
-    if observation.cut and observation.cut_at < WHOLE and lost:
-        yield (
-            f"{counted(observation.cut, 'packet')} are cut at {observation.cut_at} bytes, which hides "
-            f"{' and '.join(lost)}: capture with tcpdump -s {WHOLE}"
-        )
+    if lost:
+        hidden = listed(lost)
+        cut = f"{counted(observation.cut, 'packet')} are cut at {observation.cut_at} bytes"
+        yield f"{cut}, which hides {hidden}: capture with tcpdump -s {WHOLE}"
+
+
+def _of_dhcp(row: Row) -> bool:
+    return (row.protocol, row.port, row.client) == (UDP, DHCP_PORTS[0], Role.NODE)
 
 
 def _renewals(renewed_s: float | None) -> Iterator[str]:
