@@ -12,6 +12,13 @@ _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 _SPANS = ((172_800, 86_400, "days"), (7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
 """From so many seconds on, in parts of so many seconds, called so; one hour and one minute are that."""
 
+BUDGETS = {
+    "observed": "what this capture shows",
+    "catalogue": "the catalogue: nothing in this capture says how long",
+    "protocol": "the protocol's own rule",
+}
+"""What an outage budget rests on, in words."""
+
 
 def plain(text: str, longest: int = LONGEST) -> str:
     """Text on one line, with what cannot be seen or turns the direction of writing as its escape.

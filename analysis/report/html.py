@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis import units
-from analysis.model import Classification, Service
+from analysis.model import Classification, Nodes, Service
 from analysis.report import drawing
 
 MOST_SERVICES = 300
@@ -87,6 +87,8 @@ def _environment() -> Environment:
         phase=PHASES.__getitem__,
         toward=TOWARD.__getitem__,
         kind=CLASSES.__getitem__,
+        budget_from=units.BUDGETS.__getitem__,
+        boots=boots,
         unsure=UNSURE,
     )
     return environment
@@ -113,6 +115,13 @@ TOWARD = {
     "outside": "nodes ask the outside, through the management node",
 }
 PHASES = {"boot": "boot only", "steady": "steady", "both": "boot and steady"}
+
+
+def boots(nodes: Nodes) -> str:
+    """How many boots were seen."""
+    if nodes.boots_hidden:
+        return "boots not to be counted"
+    return units.counted(nodes.booted, "boot") if nodes.booted else "no boot"
 
 
 def content_policy(style: str) -> str:
@@ -165,8 +174,6 @@ def notices(found: Classification) -> list[tuple[str, str, str]]:
     if vague:
         text = f"{_names(vague)}: confidence is under {units.share(UNSURE)}. More time and more nodes say more."
         told.append(("note", f"{units.counted(len(vague), 'verdict is', 'verdicts are')} unsure", text))
-    if found.capture.truncated or found.capture.skipped or found.capture.problems:
-        told.append(("note", "Not all of the capture could be read", _unread(found)))
     return [(kind, heading, text) for kind, heading, text in told[:MOST_ROWS]]
 
 
@@ -187,11 +194,3 @@ def _names(services: Iterable[Service]) -> str:
 
 def _advice(service: Service) -> str:
     return service.advice or "Nodes need it: keep it running elsewhere, or add it to the catalogue."
-
-
-def _unread(found: Classification) -> str:
-    skipped = sum(found.capture.skipped.values())
-    words = ["A file ends in the middle of a record."] if found.capture.truncated else []
-    if skipped:
-        words.append(f"{units.counted(skipped, 'record was', 'records were')} skipped.")
-    return " ".join([*words, "What and where is said under “Reading”."])

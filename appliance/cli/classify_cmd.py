@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import duration, filled, standard_output, verb
 
 if TYPE_CHECKING:
     from analysis.model import Classification
-    from appliance.flow.classify import Question
+    from appliance.flow.classify import Catalogue, Question
 
 EXAMPLES = """\
   sms classify sms.pcap                      a table: what must never stop, what can wait
@@ -21,9 +22,11 @@ EXAMPLES = """\
   sms classify sms.pcap -o found.yaml        for sms build --from found.yaml
   sms classify --live br-prov --duration 1h  capture on an interface, then classify
 
-tcpdump -i br-prov -s 128 -w - | sms classify - reads it as it comes."""
+tcpdump -i br-prov -s 400 -w - | sms classify - reads it as it comes; Ctrl-C ends it. Exit status: 0 classified,
+1 nothing in it that can be, 2 a file is not there, or an option or name makes no sense."""
 
 FORMS = ("table", "json", "yaml", "html")
+STDOUT = ("-", "/dev/stdout")
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -38,93 +41,149 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         EXAMPLES,
     )
     parser.add_argument("captures", nargs="*", metavar="CAPTURE", help="capture files; - is standard input")
-    parser.add_argument("--sms", default="", metavar="ADDRESS|MAC", help="the management node (default: found)")
-    parser.add_argument("--node", default="", metavar="ADDRESS|MAC", help="look at one compute node alone")
-    parser.add_argument("--services", type=Path, metavar="DIR", help="the site's own services, besides the catalogue")
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=VERDICT",
-        help="the site's own verdict on a service: time-critical or deferrable (repeatable)",
-    )
-    parser.add_argument("--format", choices=FORMS, help="default: by the name of -o, else table")
-    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to a file, whole or not at all")
-    parser.add_argument("--why", action="append", default=[], metavar="NAME", help="show the reasons for a service")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show all reasons and every problem of reading")
-    parser.add_argument("--live", default="", metavar="INTERFACE", help="capture on an interface instead; takes root")
-    parser.add_argument("--duration", metavar="SPAN", help="for how long: 90s, 10m (default), 1h30m, 2d")
+    add = parser.add_argument
+    add("--sms", type=filled, metavar="ADDRESS|MAC", help="the management node (default: found)")
+    add("--node", type=filled, metavar="ADDRESS|MAC", help="look at one compute node alone")
+    networks = "a network whose addresses are compute nodes, where they are behind a router (repeatable)"
+    add("--nodes", type=filled, action="append", default=[], metavar="NET", help=networks)
+    add("--services", type=filled, metavar="DIR", help="the site's own services, besides the catalogue")
+    verdict = "the site's own verdict on a service: time-critical or deferrable (repeatable)"
+    add("--override", action="append", default=[], metavar="NAME=VERDICT", help=verdict)
+    add("--format", choices=FORMS, help="default: by the name of -o, else table")
+    add("--json", action="store_const", dest="format", const="json", help="the same as --format json")
+    add("-o", "--output", type=filled, metavar="FILE", help="write to a file, whole or not at all")
+    add("--why", action="append", default=[], metavar="NAME", help="the reasons for a service, alone (repeatable)")
+    add("-v", "--verbose", action="store_true", help="show all reasons and every problem of reading")
+    add("-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress, errors and results only")
+    add("--live", type=filled, metavar="INTERFACE", help="capture on an interface instead; takes root")
+    span = "for how long: 90s, 10m (default), 1h30m, 2d; a number alone is seconds"
+    add("--duration", type=duration, metavar="SPAN", help=span)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Classify."""
-    from appliance.cli.screen import out, progress
-    from appliance.flow.classify import check_output, classify, write_output
+    from appliance.cli.screen import progress
+    from appliance.flow.classify import check_output, classify, open_catalogue, unused_overrides, write_output
 
-    question = ask(arguments)
-    form = _form(arguments)
-    if arguments.output:
-        check_output(arguments.output, question.captures)
+    question, form, output = ask(arguments), _form(arguments), _output(arguments)
+    if output:
+        check_output(output, question.captures)
+    catalogue = open_catalogue(question.services)
     shown = progress(arguments.quiet)
-    found = classify(question, shown)
-    if arguments.output:
-        write_output(as_text(found, form, arguments), arguments.output)
-        shown.say(told(found, arguments.output, form))
-    elif form == "table":
-        from appliance.cli.classify_view import view
-
-        out.print(view(found, out, why=arguments.why, verbose=arguments.verbose), soft_wrap=False)
+    found = classify(question, shown, catalogue)
+    for words in unused_overrides(question, catalogue, found):
+        sys.stderr.write(f"{words}\n")  # not progress: --quiet asks for none of that, and this is about the result
+    why = wanted(arguments.why, catalogue, found)
+    if output:
+        write_output(as_text(found, form, why, arguments.verbose), output)
+        shown.say(told(found, output, form))
+    elif form == "table" and sys.stdout.isatty():
+        _draw(found, why, arguments.verbose)
     else:
-        sys.stdout.write(as_text(found, form, arguments))
+        show(as_text(found, form, why, arguments.verbose), form)
+    _check_found(found)
     return 0
 
 
 def ask(arguments: argparse.Namespace) -> Question:
     """What the command line asks for."""
     from appliance.errors import ConfigError
-    from appliance.flow.classify import STDIN, Question, parse_duration, parse_overrides
+    from appliance.flow.classify import STDIN, Question, check_port, parse_overrides
 
     if arguments.duration and not arguments.live:
         raise ConfigError("--duration goes with --live", hint="sms classify --live br-prov --duration 10m")
+    if arguments.why and _form(arguments) != "table":
+        raise ConfigError("--why goes with the table", hint="json, yaml and html have all reasons of all services")
     if STDIN in arguments.captures and sys.stdin.isatty():
         raise ConfigError("standard input is a terminal", hint="tcpdump -i br-prov -w - | sms classify -")
+    for name in arguments.why:
+        check_port("--why", name)
     return Question(
         captures=tuple(arguments.captures),
-        live=arguments.live,
-        duration_s=parse_duration(arguments.duration or "10m"),
-        sms=arguments.sms,
-        node=arguments.node,
-        services=arguments.services,
+        live=arguments.live or "",
+        duration_s=arguments.duration or 600,
+        sms=arguments.sms or "",
+        node=arguments.node or "",
+        nodes=tuple(arguments.nodes),
+        services=Path(arguments.services) if arguments.services else None,
         overrides=parse_overrides(arguments.override),
     )
+
+
+def _output(arguments: argparse.Namespace) -> Path | None:
+    """The file to write; None for standard output, however it is called."""
+    return Path(arguments.output) if arguments.output and arguments.output not in STDOUT else None
 
 
 def _form(arguments: argparse.Namespace) -> str:
     """The form asked for, by name or by the ending of the output's name."""
     from appliance.flow.classify import SUFFIXES
 
-    ending = arguments.output.suffix.lower() if arguments.output else ""
+    ending = Path(arguments.output).suffix.lower() if arguments.output else ""
     return str(arguments.format or SUFFIXES.get(ending, "table"))
 
 
-def as_text(found: Classification, form: str, arguments: argparse.Namespace) -> str:
-    """The classification in the form asked for."""
+def wanted(names: Sequence[str], catalogue: Catalogue, found: Classification) -> tuple[str, ...]:
+    """Names of services as the catalogue or the result has them.
+
+    Raises:
+        ConfigError: neither has a name.
+    """
+    from appliance.errors import ConfigError
+
+    seen = {service.name for service in found.services}
+    known = [name if name in seen else catalogue.find(name) for name in names]
+    for name, said in zip(known, names, strict=True):
+        if name not in seen and not catalogue.has(name):
+            shown = f"--why: {said!r} is neither in the captures nor in the catalogue"
+            raise ConfigError(shown, hint=catalogue.nearest(said, seen))
+    return tuple(dict.fromkeys(known))
+
+
+def _check_found(found: Classification) -> None:
+    """Fail where there is nothing to go by, after all that there is has been shown.
+
+    Raises:
+        SmsError: no service was seen.
+    """
+    from appliance.errors import SmsError
+
+    if not found.services:
+        nodes = "no compute node was seen" if not found.nodes.count else "nothing passed between nodes and it"
+        hint = "is it of the provisioning network? --sms names the management node, --nodes the networks of nodes"
+        raise SmsError(f"there is nothing to classify: {nodes}", hint=hint)
+
+
+def as_text(found: Classification, form: str, why: Sequence[str] = (), verbose: bool = False) -> str:
+    """The classification in the form asked for, for a file or a pipe."""
     from appliance.flow.classify import render
 
     if form != "table":
         return render(found, form)
-    from io import StringIO
+    from appliance.cli.classify_view import view_text
 
-    from rich.console import Console
+    return view_text(found, why=why, verbose=verbose)
 
-    from appliance.cli.classify_view import view
 
-    console = Console(file=StringIO(), width=100, highlight=False, color_system=None)
-    with console.capture() as captured:
-        console.print(view(found, console, why=arguments.why, verbose=arguments.verbose))
-    return captured.get()
+def _draw(found: Classification, why: Sequence[str], verbose: bool) -> None:
+    """The table on a terminal."""
+    from appliance.cli.classify_view import console_for, view
+    from appliance.cli.screen import out
+
+    console = console_for(out.width)
+    with standard_output():
+        console.print(view(found, console, why=why, verbose=verbose))
+
+
+def show(text: str, form: str) -> None:
+    """Onto standard output: forms for programs in UTF-8, whatever the locale."""
+    with standard_output() as stream:
+        if form == "table":
+            stream.write(text)
+        else:
+            stream.flush()
+            stream.buffer.write(text.encode())
 
 
 def told(found: Classification, path: Path, form: str) -> str:

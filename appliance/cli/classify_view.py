@@ -7,9 +7,10 @@ rich's markup nor reach the terminal as control characters.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
@@ -21,28 +22,75 @@ if TYPE_CHECKING:
     from analysis.model import Classification, Heap, Service, Unclassified
 
 GROUPS = (
-    ("time-critical", "SMS-services: time-critical, must never stop", "red"),
-    ("deferrable", "SMS-mgmt: deferrable, can wait", "green"),
+    (
+        "time-critical",
+        "SMS-services: time-critical, must never stop",
+        "red",
+        'nodes turn to these at any time; how long they bear it without an answer is under "can be away"',
+    ),
+    (
+        "deferrable",
+        "SMS-mgmt: deferrable, can wait",
+        "green",
+        "no running node waits for these; what is late after that time is done later",
+    ),
 )
 OPENED = {"node": "nodes", "sms": "SMS", "both": "both"}
 PHASES = {"boot": "while nodes booted", "steady": "while nodes ran", "both": "while nodes booted and while they ran"}
+NO_TRAFFIC = "it has no traffic of its own, or its ports are those of a service of the site's: no capture shows it"
+NARROWEST = 40
+"""Columns of the narrowest screen that is cared for."""
+WIDE = 1000
+"""Columns that any sentence fits into."""
 FEW = 5
 """Lines of a list that are shown without --verbose."""
 
 
+def console_for(width: int) -> Console:
+    """A terminal; one narrower than NARROWEST breaks the lines itself."""
+    return Console(width=max(width, NARROWEST), highlight=False)
+
+
+def view_text(found: Classification, *, why: Collection[str] = (), verbose: bool = False) -> str:
+    """The screen for files and pipes: without colours, every fact on one line, nothing behind its end."""
+    console = Console(file=StringIO(), width=WIDE, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(view(found, console, why=why, verbose=verbose, stacked=True))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
 def view(
-    found: Classification, console: Console, *, why: Collection[str] = (), verbose: bool = False
+    found: Classification,
+    console: Console,
+    *,
+    why: Collection[str] = (),
+    verbose: bool = False,
+    stacked: bool = False,
 ) -> RenderableType:
-    """The whole screen; ``why`` names services whose reasons are wanted, ``verbose`` wants all of them."""
-    parts: list[RenderableType] = [_head(found), Text(), _tables(found, console)]
+    """The whole screen.
+
+    Args:
+        why: services whose reasons are wanted, and nothing else.
+        verbose: all of both.
+        stacked: one group below the other, however wide the screen is.
+    """
+    if why and not verbose:
+        return Group(*_remarks(found), *list(_reasons(found, why, verbose=False))[0 if found.capture.remarks else 1 :])
+    parts: list[RenderableType] = [*_remarks(found), _head(found), Text(), *_tables(found, console, stacked)]
     if lacking := [each for each in found.services if each.verdict == "time-critical" and not each.carried]:
         parts += [Text(), _titled("Time-critical, and the container cannot carry it", "yellow")]
         parts.append(_pairs((each.name, each.advice or "keep it on a machine that stays up") for each in lacking))
     parts += _rest(found, verbose)
     parts += _reasons(found, why, verbose)
-    if not why and not verbose and found.services:
+    if not verbose and found.services:
         parts += [Text(), Text("-v or --why NAME shows the reasons; -o FILE.yaml is for sms build --from", style="dim")]
     return Group(*parts)
+
+
+def _remarks(found: Classification) -> Iterator[RenderableType]:
+    """What one should know before believing the rest."""
+    for words in found.capture.remarks:
+        yield _pairs([("note", words)], "bold yellow")
 
 
 def _text(value: str, style: str = "") -> Text:
@@ -72,30 +120,48 @@ def _head(found: Classification) -> RenderableType:
     who = ", ".join(filter(None, (sms.mac, *sms.addresses[:4]))) or "unknown"
     more = f" and {len(sms.addresses) - 4} more" if len(sms.addresses) > 4 else ""
     rows.append(("SMS", f"{who}{more}; {sms.found}" if sms.found else who + more))
-    boots = f", {units.counted(nodes.booted, 'boot')} seen" if nodes.booted else ", none booted meanwhile"
-    rows.append(("nodes", units.number(nodes.count) + boots))
+    boots = f"{units.counted(nodes.booted, 'boot')} seen" if nodes.booted else "no boot seen"
+    boots = "boots not to be counted in these packets" if nodes.boots_hidden else boots
+    rows.append(("nodes", f"{units.number(nodes.count)}, {boots}" if nodes.count else "none was seen"))
     return _pairs(rows)
 
 
-def _tables(found: Classification, console: Console) -> RenderableType:
+def _tables(found: Classification, console: Console, stacked: bool) -> Iterator[RenderableType]:
     """The groups side by side where both fit, else one after the other; a narrow terminal gets fewer columns."""
     for drop in range(len(DROPPED) + 1):
-        groups = [_group(found, group, {*COLUMNS} - {*DROPPED[:drop]}) for group in GROUPS]
-        widths = [Measurement.get(console, console.options.update(width=1000), each).maximum for each in groups]
+        left_out = DROPPED[:drop]
+        groups = [_group(found, group, {*COLUMNS} - {*left_out}) for group in GROUPS]
+        widths = [Measurement.get(console, console.options.update(width=WIDE), each).maximum for each in groups]
         if max(widths) <= console.width:
             break
-    if sum(widths) + 4 <= console.width:
+    if sum(widths) + 4 <= console.width and not stacked:
         both = Table.grid(padding=(0, 4, 0, 0))
         both.add_row(*groups)
-        return both
-    return Group(groups[0], Text(), groups[1])
+        yield both
+    else:
+        yield Group(groups[0], Text(), groups[1])
+    if left_out and found.services:
+        yield Text(f"too narrow for: {', '.join(left_out)}", "dim")
 
 
-def _group(found: Classification, group: tuple[str, str, str], columns: set[str]) -> RenderableType:
-    verdict, title, colour = group
+def _group(found: Classification, group: tuple[str, str, str, str], columns: set[str]) -> RenderableType:
+    verdict, title, colour, means = group
     services = [each for each in found.services if each.verdict == verdict]
     table: RenderableType = _table(services, columns) if services else Text("none was seen", "dim")
-    return Group(_titled(f"{title} ({len(services)})", colour), table)
+    return Group(_titled(f"{title} ({len(services)})", colour), _Filling(means), table)
+
+
+class _Filling:
+    """A line that is as wide as what stands below it, and breaks there."""
+
+    def __init__(self, words: str) -> None:
+        self.text = Text(words, "dim")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield self.text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, 1)
 
 
 def _table(services: Iterable[Service], columns: set[str]) -> Table:
@@ -111,8 +177,7 @@ def _table(services: Iterable[Service], columns: set[str]) -> Table:
 
 def _contacts(service: Service) -> int:
     """Contacts where they were counted, else connections."""
-    counted = sum(service.timeline) + sum(service.timeline_boot)
-    return counted or service.connections.node + service.connections.sms
+    return service.contacts or service.connections.node + service.connections.sms
 
 
 def _period(service: Service) -> str:
@@ -175,7 +240,7 @@ def _routed(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
 
 def _unseen(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
     """What is probably not used here, what a longer capture may show, shortest first, and what no capture can."""
-    lasted = found.capture.duration_s
+    lasted = found.capture.covered_s or found.capture.duration_s
     by_time = sorted(found.unseen, key=lambda each: each.needed_capture_s)
     silent = [each.name for each in by_time if each.needed_capture_s <= 0]
     gone = [each for each in by_time if 0 < each.needed_capture_s <= lasted]
@@ -227,10 +292,13 @@ def _reasons(found: Classification, why: Collection[str], verbose: bool) -> Iter
             yield Text()
             yield _text(f"{each.name}: {each.verdict}, {each.group}", "bold")
             yield Padding(_pairs(_evidence(each)), (0, 0, 0, 2))
+    unseen = {each.name: each for each in found.unseen}
     for name in why:
         if name not in {each.name for each in found.services}:
             yield Text()
             yield _text(f"{name}: not seen", "bold")
+            words = unseen[name].why if name in unseen else NO_TRAFFIC
+            yield Padding(_pairs([("why", words)]), (0, 0, 0, 2))
 
 
 def _evidence(service: Service) -> Iterator[tuple[str, str]]:
@@ -239,6 +307,7 @@ def _evidence(service: Service) -> Iterator[tuple[str, str]]:
     for index, reason in enumerate(service.reasons):
         yield ("" if index else "why"), reason
     yield "can be away", f"{_budget(service.budget_s)}: {service.budget_why}".removesuffix(": ")
+    yield "known from", units.BUDGETS[service.budget_from]
     made = service.connections
     opened = f"{units.number(made.node)} opened by nodes, {units.number(made.sms)} by the SMS"
     extra = [f"{units.number(count)} {what}" for count, what in _others(service) if count]
@@ -248,8 +317,8 @@ def _evidence(service: Service) -> Iterator[tuple[str, str]]:
     if service.ports:
         yield "ports", ", ".join(service.ports)
     if service.interval_s:
-        every, jitter = units.span(service.interval_s.median), units.span(service.interval_s.jitter)
-        yield "one node", f"every {every}, give or take {jitter}"
+        every, spread = units.span(service.interval_s.median), units.span(service.interval_s.jitter)
+        yield "one node", f"every {every}, the median; the middle half of all intervals spans {spread}"
     if service.latency_ms:
         half, nearly = (units.span(value / 1000) for value in (service.latency_ms.p50, service.latency_ms.p99))
         yield "answers", f"half of them within {half}, 99 % within {nearly}"

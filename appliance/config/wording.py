@@ -136,7 +136,7 @@ def _pattern(mistake: Mistake, model: type[BaseModel]) -> Words:
 
 def _choice(mistake: Mistake, model: type[BaseModel]) -> Words:
     expected = str(mistake.context["expected"])
-    choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    choices = list(filter(None, expected.replace("'", "").replace(" or ", ", ").split(", ")))
     return f"{shown(mistake.value)} is none of the choices", nearest(str(mistake.value), choices)
 
 

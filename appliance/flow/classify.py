@@ -8,20 +8,22 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
 from analysis import units
+from analysis.addresses import read_address
 from analysis.classify import classify as judge
 from analysis.errors import CaptureError
-from analysis.model import Classification, Verdict
+from analysis.model import Classification, Made, Verdict
 from analysis.protocols import warm
 from analysis.reading import Reading, Source, Watch, read_captures, read_stream
 from analysis.roles import find_roles
 from analysis.signatures import PROTOCOLS, FirstBytes, Signature
+from appliance import __version__
 from appliance.catalog import Service, read_catalog
 from appliance.catalog.own import OwnService, read_own
 from appliance.config.document import printable
@@ -33,7 +35,7 @@ from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import tcpdump
 
-__all__ = ["Question", "classify", "units"]
+__all__ = ["Catalogue", "Question", "classify", "open_catalogue", "units"]
 
 STDIN = "-"
 LARGE = 256 << 20
@@ -41,8 +43,6 @@ LARGE = 256 << 20
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".html": "html", ".htm": "html"}
 """The form that a file's name asks for."""
-
-SAID = "--override on the command line"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Question:
         live, duration_s: capture on this interface for so long instead.
         sms: address or MAC of the management node; found when empty.
         node: look at this node alone: address or MAC.
+        nodes: networks whose addresses are compute nodes.
         services: folder of the site's own services.
         overrides: verdicts of the site by name.
     """
@@ -63,11 +64,47 @@ class Question:
     duration_s: float = 0
     sms: str = ""
     node: str = ""
+    nodes: tuple[str, ...] = ()
     services: Path | None = None
     overrides: Mapping[str, Verdict] = field(default_factory=dict)
 
 
-def classify(question: Question, progress: Progress) -> Classification:
+@dataclass(frozen=True)
+class Catalogue:
+    """The services that are shipped, and the site's own, which stand before them."""
+
+    shipped: Mapping[str, Service]
+    own: Mapping[str, OwnService]
+
+    def find(self, name: str) -> str:
+        """The name of a service that is called so, or has such a port; else the name as it is."""
+        both: dict[str, Service] = {**self.shipped, **self.own}
+        other = {alias.lower(): each.name for each in both.values() for alias in (*each.ports, *each.known_as)}
+        lower = name.lower()
+        return lower if lower in both else other.get(lower, name)
+
+    def has(self, name: str) -> bool:
+        """Whether a service has this name."""
+        return name in self.shipped or name in self.own
+
+    def nearest(self, name: str, seen: Iterable[str]) -> str:
+        """A hint for a name that nothing goes by."""
+        names = {*self.shipped, *self.own, *(alias for each in self.shipped.values() for alias in each.known_as)}
+        hint = nearest(name, {*names, *seen})
+        return hint if hint.startswith("did you mean") else nearest(name, seen).replace("known here", "seen here")
+
+
+def open_catalogue(services: Path | None) -> Catalogue:
+    """What is shipped, and the site's own folder.
+
+    Raises:
+        ConfigError: with every mistake in that folder.
+    """
+    shipped = read_catalog(share("definitions", "services"))
+    return Catalogue(shipped, read_own(services, shipped) if services else {})
+
+
+def classify(question: Question, progress: Progress, catalogue: Catalogue | None = None) -> Classification:
     """The classification of what the captures hold.
 
     Raises:
@@ -76,47 +113,67 @@ def classify(question: Question, progress: Progress) -> Classification:
     """
     check_captures(question)
     sms, node = (check_address(value, name) for value, name in ((question.sms, "--sms"), (question.node, "--node")))
-    shipped = read_catalog(share("definitions", "services"))
-    own = read_own(question.services, shipped) if question.services else {}
-    overrides = named(question.overrides, {**shipped, **own})
-    signatures = make_signatures(shipped, own, overrides)
+    nodes = tuple(map(check_network, question.nodes))
+    catalogue = catalogue or open_catalogue(question.services)
+    question = replace(question, sms=sms, node=node, nodes=nodes)
+    overrides = {catalogue.find(name): verdict for name, verdict in question.overrides.items()}
     try:
-        found = _look(question, sms, node, signatures, progress)
+        found = _look(question, make_signatures(catalogue), overrides, progress)
     except CaptureError as error:
         raise SmsError(units.plain(error.message), hint=units.plain(error.hint)) from error
-    found, unknown = apply_overrides(found, overrides)
-    for name in unknown:
-        seen = [service.name for service in found.services]
-        progress.say(f"--override: {printable(name)} is not in the captures; {nearest(name, seen)}")
-    return found
+    return replace(found, made=Made(__version__, options=options_of(question)))
+
+
+def options_of(question: Question) -> dict[str, str]:
+    """The options that change what comes out, as they were given."""
+    overrides = ", ".join(f"{name}={verdict}" for name, verdict in question.overrides.items())
+    folder = str(question.services or "")
+    said = {"sms": question.sms, "node": question.node, "nodes": ", ".join(question.nodes)}
+    said |= {"services": folder, "override": overrides, "live": question.live}
+    return {name: value for name, value in said.items() if value}
+
+
+def unused_overrides(question: Question, catalogue: Catalogue, found: Classification) -> list[str]:
+    """Words on each override that changed nothing, because there is no such service in the captures."""
+    seen = {each.name for each in found.services}
+    unused = [name for name in question.overrides if catalogue.find(name) not in seen]
+    return [f"--override: {printable(name)} is not in the captures; {_else(name, catalogue, seen)}" for name in unused]
+
+
+def _else(name: str, catalogue: Catalogue, seen: Iterable[str]) -> str:
+    known = catalogue.find(name)
+    return f"{known} was not seen" if catalogue.has(known) else catalogue.nearest(name, seen)
 
 
 def _look(
-    question: Question, sms: str, node: str, signatures: tuple[Signature, ...], progress: Progress
+    question: Question, signatures: Sequence[Signature], overrides: Mapping[str, Verdict], progress: Progress
 ) -> Classification:
     with progress.step(f"capture on {question.live}" if question.live else "read the captures") as step:
         began = time.monotonic()
         with _warming(question):
-            reading = _read(question, signatures, node, lambda now: step.moved(now.done, now.total))
-        packets, rate = reading.counter.packets, reading.counter.read_bytes / max(time.monotonic() - began, 0.001)
-        step.detail(f"{units.counted(packets, 'packet')}, {units.size(rate)}/s")
+            reading = _read(question, signatures, lambda now: step.moved(now.done, now.total))
+        rate = reading.counter.read_bytes / max(time.monotonic() - began, 0.001)
+        # How fast packets came, where one waits for them, says nothing.
+        waited = question.live or STDIN in question.captures
+        step.detail(units.counted(reading.counter.packets, "packet") + ("" if waited else f", {units.size(rate)}/s"))
     hosts, links = reading.hosts(), reading.links()
-    roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node)
+    sms, node, nodes = question.sms, question.node, question.nodes
+    roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node, nodes=nodes)
     observation = reading.observe(roles.by_index, hosts, links)
-    return judge(observation, roles, signatures)
+    return judge(observation, roles, signatures, overrides)
 
 
-def _read(question: Question, signatures: Sequence[Signature], node: str, watch: Watch) -> Reading:
+def _read(question: Question, signatures: Sequence[Signature], watch: Watch) -> Reading:
     """The files, or what passes an interface for as long as was asked."""
     if not question.live:
-        return read_captures(question.captures, signatures=signatures, node=node, watch=watch)
+        return read_captures(question.captures, signatures=signatures, node=question.node, watch=watch)
     began = time.monotonic()
     with Local().running(*tcpdump.capture_argv(question.live, question.duration_s)) as running:
         # The kernel hands the last second's packets over late.
         late = threading.Timer(tcpdump.LAST_S, running.stop)
         source = Source(running.out, endless=True, end=late.start)
         try:
-            reading = read_stream(question.live, source, signatures=signatures, node=node, watch=watch)
+            reading = read_stream(question.live, source, signatures=signatures, node=question.node, watch=watch)
         except CaptureError:
             tcpdump.read_counts(running.result())  # which says why, if it could not begin
             raise
@@ -176,9 +233,23 @@ def check_captures(question: Question) -> None:
                 continue
             with Path(name).open("rb"):
                 pass
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+        except (OSError, ValueError) as error:
+            reason = (getattr(error, "strerror", "") or str(error)).lower()
             raise ConfigError(f"{shown}: cannot be read: {reason}", hint="check the path and its permissions") from None
+    _check_twice(question.captures)
+
+
+def _check_twice(captures: Iterable[str]) -> None:
+    seen: dict[tuple[int, int], str] = {}
+    for name in captures:
+        if name == STDIN:
+            continue
+        status = Path(name).stat()
+        file = (status.st_dev, status.st_ino)
+        if file in seen:
+            also = f", as {printable(seen[file], 200)} too" if seen[file] != name else ""
+            raise ConfigError(f"{printable(name, 200)} is given twice{also}", hint="name every file once")
+        seen[file] = name
 
 
 def check_address(value: str, option: str) -> str:
@@ -187,36 +258,39 @@ def check_address(value: str, option: str) -> str:
     Raises:
         ConfigError: it is neither.
     """
-    if not value:
-        return ""
-    mac = value.lower().replace("-", ":")
-    if re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
-        return mac
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
+    if value and not (address := read_address(value)):
         hint = "write it as 10.0.0.1, fd00::1 or 02:00:0a:4d:00:01"
-        raise ConfigError(f"{option}: {printable(value)} is neither an IP address nor a MAC", hint=hint) from None
+        raise ConfigError(f"{option}: {printable(value)} is neither an IP address nor a MAC", hint=hint)
+    return address if value else ""
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of a span such as 90, 90s, 10m, 1h30m or 2d.
+def check_network(value: str) -> str:
+    """A network in its usual form; host bits are dropped.
 
     Raises:
-        ConfigError: it is none, or longer than a year.
+        ConfigError: it is none, or all addresses.
     """
-    parts = r"(?:(\d{1,5})d)?(?:(\d{1,5})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s?)?"
-    found = re.fullmatch(parts, text, re.ASCII) if text else None
-    seconds = (
-        sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86400, 3600, 60, 1), strict=True))
-        if found
-        else 0
-    )
-    if not 0 < seconds <= 366 * 86400:
-        raise ConfigError(
-            f"--duration: {printable(text)} is not a span of time", hint="write it as 90s, 10m, 1h30m or 2d"
-        )
-    return seconds
+    try:
+        network = ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        hint = "write it as 10.2.0.0/16 or fd00:2::/64"
+        raise ConfigError(f"--nodes: {printable(value)} is not a network", hint=hint) from None
+    if not network.prefixlen:
+        raise ConfigError(f"--nodes: {network} is every address there is", hint="name the compute nodes' networks")
+    return str(network)
+
+
+def check_port(option: str, name: str) -> None:
+    """Refuse the name of a port that cannot be.
+
+    Raises:
+        ConfigError: the number is none, or none of a port.
+    """
+    protocol, slash, number = name.lower().partition("/")
+    if not slash or protocol not in ("tcp", "udp", "sctp") or number == "dynamic":
+        return
+    if not re.fullmatch(r"[0-9]{1,5}", number, re.ASCII) or not 0 < int(number) < 65536:
+        raise ConfigError(f"{option}: {printable(name)} is not a port", hint="ports are 1 to 65535, such as tcp/4444")
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
@@ -232,6 +306,7 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
         if not name or verdict is None:
             hint = nearest(wanted, VERDICTS) if name and wanted else "write NAME=time-critical or NAME=deferrable"
             raise ConfigError(f"--override: {printable(word)} is not NAME=VERDICT", hint=hint)
+        check_port("--override", name)
         if overrides.setdefault(name, verdict) != verdict:
             raise ConfigError(f"--override: {printable(name)} is said to be both", hint="say it once")
     return overrides
@@ -240,33 +315,30 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
 # The catalogue, as the room of analysis wants it
 
 
-def named(overrides: Mapping[str, Verdict], catalog: Mapping[str, Service]) -> dict[str, Verdict]:
-    """Overrides by the catalogue's names, where they name a service by another of its names or by its port."""
-    other = {alias: each.name for each in catalog.values() for alias in (*each.known_as, *each.ports)}
-    return {name if name in catalog else other.get(name.lower(), name): verdict for name, verdict in overrides.items()}
-
-
-def make_signatures(
-    shipped: Mapping[str, Service], own: Mapping[str, OwnService], overrides: Mapping[str, Verdict]
-) -> tuple[Signature, ...]:
+def make_signatures(catalogue: Catalogue) -> tuple[Signature, ...]:
     """How every service is told by its traffic: the site's own first, whose ports are then nobody else's."""
-    ours = [make_signature(each, _carried(each, shipped), overrides) for each in own.values()]
+    shipped, own = catalogue.shipped, catalogue.own
+    ours = [make_signature(each, _carried(each, shipped)) for each in own.values()]
     taken = {port for each in ours for port in each.ports}
-    theirs = [make_signature(each, each.container, overrides) for name, each in shipped.items() if name not in own]
-    return (*ours, *(replace(each, ports=tuple(port for port in each.ports if port not in taken)) for each in theirs))
+    theirs = [make_signature(each, each.container) for name, each in shipped.items() if name not in own]
+    return (*ours, *(_without(each, taken) for each in theirs))
+
+
+def _without(signature: Signature, taken: Collection[tuple[int, int]]) -> Signature:
+    """Less the ports that a service of the site's own has; not seeing it means nothing then."""
+    left = tuple(port for port in signature.ports if port not in taken)
+    return replace(signature, ports=left, silent=signature.silent or left != signature.ports)
 
 
 def _carried(service: Service, shipped: Mapping[str, Service]) -> bool:
     return service.name in shipped and shipped[service.name].container
 
 
-def make_signature(service: Service, carried: bool, overrides: Mapping[str, Verdict]) -> Signature:
+def make_signature(service: Service, carried: bool) -> Signature:
     """One service of the catalogue as the room of analysis wants it."""
     traffic = service.traffic
     verdict: str = service.verdict if isinstance(service, OwnService) else ""
     why = service.why if isinstance(service, OwnService) else ""
-    if service.name in overrides:
-        verdict, why = overrides[service.name], SAID
     # The ports of a service that routes are what it answers itself, not what it is told by.
     ports = () if traffic.routed else dict.fromkeys((*service.ports, *traffic.ports))
     return Signature(
@@ -292,20 +364,6 @@ def make_signature(service: Service, carried: bool, overrides: Mapping[str, Verd
 def _port(text: str) -> tuple[int, int]:
     protocol, _, number = text.partition("/")
     return PROTOCOLS[protocol], 0 if number == "any" else int(number)
-
-
-def apply_overrides(found: Classification, overrides: Mapping[str, Verdict]) -> tuple[Classification, list[str]]:
-    """Verdicts of the site on services that the catalogue does not know; and the names that nothing goes by."""
-    services = tuple(
-        replace(
-            each, verdict=overrides[each.name], overridden=True, reasons=(f"the site says so: {SAID}", *each.reasons)
-        )
-        if each.name in overrides and not each.overridden
-        else each
-        for each in found.services
-    )
-    seen = {each.name for each in services}
-    return replace(found, services=services), [name for name in overrides if name not in seen]
 
 
 # What comes out
@@ -345,13 +403,13 @@ def write_output(text: str, path: Path) -> None:
     Raises:
         SmsError: it cannot be written.
     """
-    target = path.resolve()
     try:
-        if target.exists() and not target.is_file():
-            with target.open("w", encoding="utf-8") as stream:
+        if path.exists() and not path.is_file():
+            # By its own name: what /dev/stdout leads to has none where that is a pipe.
+            with path.open("w", encoding="utf-8") as stream:
                 stream.write(text)
         else:
-            replace_file(text, target, force=True)
+            replace_file(text, path.resolve(), force=True)
     except OSError as error:
         reason = (error.strerror or os.strerror(error.errno or 0)).lower()
         raise SmsError(f"{path} cannot be written: {reason}", hint="name another file with -o") from None

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from rich.console import Console
 
-from analysis.model import Classification, Interval, Service
+from analysis.model import Classification
+from appliance import __version__
 from appliance.catalog import read_catalog
 from appliance.catalog.own import read_own
 from appliance.cli import main
 from appliance.cli.classify_cmd import FORMS
-from appliance.cli.classify_view import view
+from appliance.cli.common import duration
 from appliance.errors import ConfigError, SmsError
 from appliance.flow import classify as flow
 from appliance.flow.context import open_cluster
@@ -37,114 +39,6 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "classification.schema.json").read_text())
 SHIPPED = read_catalog(share("definitions", "services"))
 HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
-
-
-# The screen
-
-
-def screen(found: Classification, width: int = 80, **options: Any) -> str:
-    console = Console(file=StringIO(), width=width, highlight=False, color_system=None)
-    with console.capture() as captured:
-        console.print(view(found, console, **options))
-    return captured.get()
-
-
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 150, 250])
-@pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
-def test_no_line_is_wider_than_the_screen(made: Classification, width: int) -> None:
-    assert [line for line in screen(made, width, verbose=True).splitlines() if len(line) > width] == []
-
-
-def test_the_two_groups_as_in_table_1() -> None:
-    """One after the other where the screen is narrow, side by side where it is wide; every service in its group."""
-    narrow = screen(example.paper())
-    above, below = narrow.split("SMS-mgmt: deferrable")
-    for each in example.SERVICES:
-        assert re.search(rf"^{each.name} ", above if each.verdict == "time-critical" else below, re.MULTILINE)
-    wide = screen(example.paper(), 180)
-    assert re.search(
-        r"^SMS-services: time-critical, must never stop \(7\) +SMS-mgmt: deferrable, can wait \(3\)", wide, re.M
-    )
-    assert "…" not in narrow + wide
-
-
-def test_a_narrow_screen_drops_columns_not_digits() -> None:
-    text = screen(example.paper(), 60)
-    assert re.search(r"^slurmctld +both +98\.4 s +5 min +98 %", text, re.MULTILINE)
-    assert "contacts" not in text
-
-
-ROWS: list[tuple[Service, str]] = [
-    (example.SLURM, "slurmctld both 819,990 450 98.4 s 5 min 98 %"),
-    (example.RSYSLOG, "rsyslog nodes 529,000 450 61.2 s not at all 99 %"),
-    (example.PROVISIONING, "provisioning nodes 64 64 boot only 30 days 88 %"),
-    (example.SSH, "ssh SMS 1,840 450 - 7 days by site"),
-    (replace(example.SSH, interval_s=Interval(100, 51), overridden=False), "ssh SMS 1,840 450 ~100 s 7 days 90 %"),
-    (replace(example.SSH, interval_s=Interval(100, 49)), "ssh SMS 1,840 450 100 s 7 days by site"),
-    (replace(example.CHRONY, timeline=(), timeline_boot=()), "chrony nodes 38,020 450 17.1 min 17.1 min 97 %"),
-]
-
-
-@pytest.mark.parametrize(("service", "row"), ROWS, ids=range(len(ROWS)))
-def test_a_row(service: Service, row: str) -> None:
-    text = screen(replace(example.paper(), services=(service,)))
-    assert row in [" ".join(line.split()) for line in text.splitlines()]
-
-
-def test_what_cannot_be_carried_is_named_with_advice() -> None:
-    text = " ".join(screen(example.paper()).split())
-    assert "the container cannot carry it nfs the paper moved the files" in text
-    assert "ganglia send monitoring through syslog" in text
-    bare = replace(example.NFS, name="tcp/4444", advice="")
-    text = " ".join(screen(replace(example.paper(), services=(bare,))).split())
-    assert "tcp/4444 keep it on a machine that stays up" in text
-
-
-def test_reasons_on_demand() -> None:
-    found = example.paper()
-    reason = example.WAREWULF.reasons[1]
-    flat = [" ".join(screen(found, **options).split()) for options in ({}, {"why": ["warewulf"]}, {"verbose": True})]
-    assert [reason in text for text in flat] == [False, True, True]
-    assert [example.NFS.budget_why in text for text in flat] == [False, False, True]
-    assert "nothing: not seen" in screen(found, why=["nothing"])
-
-
-def test_all_that_was_read_and_not_read_is_shown() -> None:
-    text = " ".join(screen(example.paper(), 250).split())
-    words = [
-        "8 files: 78,868,179 packets, 63.4 GB, 24 h from 2024-03-05",
-        "52:54:00:0a:01:01",
-        "450 nodes ask it for DHCP",
-    ]
-    words += [
-        "450, 64 boots seen",
-        "198.51.100.10 tcp/443",
-        "hardly used here (95 % sure): mariadb",
-        "95 % sure to show it: slurmrestd 30 days",
-        "no capture can show it",
-    ]
-    words += [
-        "ARP (190,400)",
-        "tcp/7860 (804,119)",
-        "118 x IPv4 header cut off",
-        "ends in the middle",
-        "byte 812,004,112",
-    ]
-    assert [word for word in words if word not in text] == []
-
-
-def test_a_capture_is_hostile() -> None:
-    """What it holds is neither markup nor control to the terminal, and does not push the rest out of sight."""
-    made = example.with_text(example.paper(), lambda: HOSTILE)
-    text = screen(made, 80, verbose=True)
-    assert {letter for letter in text if not letter.isprintable()} == {"\n"}
-    assert "[red]" in text
-    console = Console(file=StringIO(), width=80, force_terminal=True, color_system="standard")
-    with console.capture() as captured:
-        console.print(view(made, console, verbose=True))
-    assert set(re.findall(r"\x1b[^m]*m", captured.get())) <= {
-        f"\x1b[{code}m" for code in ("0", "1", "2", "1;31", "1;32", "1;33")
-    }
 
 
 # The published shape
@@ -164,6 +58,8 @@ WRONG: list[tuple[str, Any]] = [
     ("initiator", "nodes"),
     ("name", "\x1b[31m"),
     ("packets_each", [1]),
+    ("budget_from", "hearsay"),
+    ("contacts", -1),
     ("budget_s", None),
     ("surprise", 1),
 ]
@@ -188,19 +84,41 @@ def test_hostile_text_is_written_and_read_back() -> None:
 
 # What the command line may say
 
-SPANS = {"90": 90, "90s": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d1h1m1s": 90061}
-NO_SPANS = ("", "m", "10x", "-5", "1.5h", "30m1h", "0", "0s", "400d", "99999999999", "10 m", "1٣m")
+SPANS = {"90": 90, "90s": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d1h1m1s": 90061, "1.5h": 5400}
+NO_SPANS = ("", "m", "10x", "-5", "1h30", "0", "0s", "400d", "99999999999", "10 m", "1٣m")
 
 
 @pytest.mark.parametrize(("text", "seconds"), SPANS.items())
 def test_spans(text: str, seconds: float) -> None:
-    assert flow.parse_duration(text) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", NO_SPANS)
 def test_no_spans(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a span of time"):
-        flow.parse_duration(text)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is no span of time|is not more than nothing"):
+        duration(text)
+
+
+NETWORKS = {
+    "10.2.0.0/16": "10.2.0.0/16",
+    "10.2.3.4/16": "10.2.0.0/16",
+    "10.2.3.4": "10.2.3.4/32",
+    "fd00:2::7/64": "fd00:2::/64",
+    "10.2": None,
+    "10.2.0.0/33": None,
+    "0.0.0.0/0": None,
+    "::/0": None,
+    "node1": None,
+}
+
+
+@pytest.mark.parametrize(("text", "network"), NETWORKS.items())
+def test_networks(text: str, network: str | None) -> None:
+    if network:
+        assert flow.check_network(text) == network
+        return
+    with pytest.raises(ConfigError, match=r"--nodes: .* (is not a network|is every address there is)"):
+        flow.check_network(text)
 
 
 ADDRESSES = {
@@ -235,6 +153,10 @@ OVERRIDES: list[tuple[list[str], dict[str, str] | str]] = [
     (["nfs"], "is not NAME=VERDICT"),
     (["=deferrable"], "is not NAME=VERDICT"),
     (["nfs=maybe"], "is not NAME=VERDICT"),
+    (["tcp/99999=deferrable"], "tcp/99999 is not a port"),
+    (["UDP/0=deferrable"], "UDP/0 is not a port"),
+    (["tcp/=deferrable"], "tcp/ is not a port"),
+    (["tcp/dynamic=deferrable", "icmp=deferrable"], {"tcp/dynamic": "deferrable", "icmp": "deferrable"}),
 ]
 
 
@@ -247,46 +169,58 @@ def test_overrides(words: list[str], expected: dict[str, str] | str) -> None:
         flow.parse_overrides(words)
 
 
-def test_an_override_may_use_any_name_of_a_service() -> None:
-    said = {"ntp": "deferrable", "tcp/2049": "deferrable", "NFSD": "deferrable", "tcp/4444": "deferrable"}
-    assert set(flow.named(said, SHIPPED)) == {"chrony", "nfs", "tcp/4444"}  # type: ignore[arg-type]
+CATALOGUE = flow.open_catalogue(None)
+NAMES = {"ntp": "chrony", "tcp/2049": "nfs", "NFSD": "nfs", "NFS": "nfs", "tcp/4444": "tcp/4444", "foo": "foo"}
 
 
-def test_an_override_of_what_the_catalogue_does_not_know() -> None:
-    """It is applied to what was found; a name that nothing goes by is told."""
-    found, unknown = flow.apply_overrides(
-        replace(example.paper(), services=(replace(example.NFS, name="tcp/4444"),)),
-        {"tcp/4444": "deferrable", "nothing": "deferrable"},
-    )
-    (service,) = found.services
-    assert (service.verdict, service.group, service.overridden) == ("deferrable", "SMS-mgmt", True)
-    assert "--override" in service.reasons[0]
-    assert unknown == ["nothing"]
+@pytest.mark.parametrize(("said", "name"), NAMES.items())
+def test_a_service_goes_by_any_of_its_names(said: str, name: str) -> None:
+    assert CATALOGUE.find(said) == name
+
+
+UNUSED: dict[str, str] = {
+    "nfs": "",
+    "ntp": "",
+    "tcp/2049": "",
+    "tcp/4444": "tcp/4444 is not in the captures; seen here: chrony, ganglia",
+    "slrumctld": "did you mean slurmctld?",
+    "gmondd": "did you mean gmond?",
+    "LDAP": "LDAP is not in the captures; ldap was not seen",
+    "foo": "foo is not in the captures; seen here: ",
+    "\x1b[31m": "\\x1b[31m is not in the captures",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), UNUSED.items())
+def test_an_override_that_changes_nothing_is_told(name: str, words: str) -> None:
+    told = flow.unused_overrides(flow.Question(overrides={name: "deferrable"}), CATALOGUE, example.paper())
+    assert len(told) == bool(words)
+    assert words in "".join(told)
 
 
 # The catalogue, and the site's own folder
 
 
 def test_signatures_of_the_catalogue() -> None:
-    made = {each.name: each for each in flow.make_signatures(SHIPPED, {}, {"ssh": "time-critical"})}
+    made = {each.name: each for each in flow.make_signatures(CATALOGUE)}
     assert made.keys() == SHIPPED.keys()
     slurm, nat, ssh, munge = (made[name] for name in ("slurmctld", "nat", "ssh", "munge"))
     assert slurm.ports == ((6, 6817), (6, 6818))
     assert [(first.protocol, first.port) for first in slurm.first] == [(6, 0)]
     assert (slurm.budget_s, slurm.carried, slurm.critical) == (300, True, True)
     assert (nat.ports, nat.routed) == ((), True)
-    assert (ssh.verdict, ssh.verdict_why, ssh.carried) == ("time-critical", flow.SAID, False)
+    assert not ssh.carried
     assert munge.silent
     assert made["warewulf"].poll
     assert made["provisioning"].boot
-    assert not any(each.verdict for each in made.values() if each.name != "ssh")
+    assert not any(each.verdict for each in made.values())
 
 
 @pytest.mark.parametrize("version", [0x1A00, 0x2600, 0x2E00])
 @pytest.mark.parametrize("length", [60, 1500, 70000])
 def test_slurm_is_told_on_any_port(version: int, length: int) -> None:
     """2.6, 22.05 and 26.11; and neither HTTP, SSH nor TLS is taken for it."""
-    (first,) = (first for first in flow.make_signature(SHIPPED["slurmctld"], True, {}).first if not first.port)
+    (first,) = (first for first in flow.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
 
     def fits(data: bytes) -> bool:
         part = data[first.offset : first.offset + len(first.low)]
@@ -326,22 +260,25 @@ def test_services_of_the_site(tmp_path: Path) -> None:
         nfs="name: nfs\nverdict: deferrable\nwhy: read while booting only\n",
         portal=OWN.replace("licences", "portal").replace("1947", "443"),
     )
-    made = {each.name: each for each in flow.make_signatures(SHIPPED, read_own(folder, SHIPPED), {})}
+    made = {each.name: each for each in flow.make_signatures(flow.open_catalogue(folder))}
     new = made["licences"]
     assert (new.ports, new.budget_s, new.critical, new.carried, new.verdict) == (((6, 1947),), 600, True, False, "")
-    nfs, before = made["nfs"], flow.make_signature(SHIPPED["nfs"], False, {})
+    nfs, before = made["nfs"], flow.make_signature(SHIPPED["nfs"], False)
     assert nfs == replace(before, verdict="deferrable", verdict_why="read while booting only")
     assert (6, 443) in made["portal"].ports
     assert (6, 443) not in made["http"].ports
+    assert made["http"].silent, "that it is not seen means nothing now"
+    assert not made["dns"].silent
     assert list(made)[:3] == ["licences", "nfs", "portal"], "the site's own are asked first"
 
 
 def test_a_service_that_the_container_carries_stays_carried(tmp_path: Path) -> None:
     folder = own(tmp_path / "own", chrony="name: chrony\noutage: {seconds: 60, why: we are strict}\n")
-    made = {each.name: each for each in flow.make_signatures(SHIPPED, read_own(folder, SHIPPED), {})}
+    made = {each.name: each for each in flow.make_signatures(flow.open_catalogue(folder))}
     assert (made["chrony"].budget_s, made["chrony"].carried, made["chrony"].every_s) == (60, True, 1024)
 
 
+MANY = ", ".join(f"{{port: tcp/9, starts: a{number}}}" for number in range(250))
 BAD_OWN: list[tuple[dict[str, str], str]] = [
     ({}, "has no file that ends in .yaml"),
     ({"licences": OWN + "surprise: 1\n"}, "licences.yaml:5: surprise: this key is not known"),
@@ -351,6 +288,22 @@ BAD_OWN: list[tuple[dict[str, str], str]] = [
     ({"licences": OWN + "verdict: maybe\n"}, "verdict"),
     ({"licences": "[" * 1000}, "licences.yaml:1"),
     ({"licences": "- a\n"}, "is not a mapping"),
+    ({"licences": OWN + "verdict: maybe\n"}, "known here: deferrable, time-critical"),
+    (
+        {"licences": OWN, "portal": OWN.replace("licences", "portal")},
+        "portal.yaml: ports: tcp/1947 is licences's already",
+    ),
+    (
+        {
+            "nfs": "name: nfs\nverdict: deferrable\n",
+            "portal": OWN.replace("licences", "portal").replace("1947", "2049"),
+        },
+        "portal.yaml: ports: tcp/2049 is nfs's already",
+    ),
+    (
+        {"licences": OWN + f"traffic: {{first: [{MANY}]}}\n"},
+        "licences.yaml: traffic.first: 250 patterns",
+    ),
 ]
 
 
@@ -359,6 +312,12 @@ def test_mistakes_in_services_of_the_site(texts: dict[str, str], words: str, tmp
     with pytest.raises(ConfigError) as caught:
         read_own(own(tmp_path / "own", **texts), SHIPPED)
     assert words in str(caught.value)
+
+
+def test_folders_in_the_folder_of_services_are_passed_over(tmp_path: Path) -> None:
+    folder = own(tmp_path / "own", licences=OWN)
+    (folder / "old.yaml").mkdir()
+    assert set(read_own(folder, SHIPPED)) == {"licences"}
 
 
 def test_no_folder_of_services(tmp_path: Path) -> None:
@@ -451,7 +410,8 @@ def test_the_table(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in DEFERRABLE:
         assert re.search(rf"^{name} ", below, re.MULTILINE), out
     assert "\x1b" not in out + err
-    assert max(map(len, out.splitlines())) <= 80
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+    assert re.search(r"^not seen .*\biscsi\b", out, re.MULTILINE)
     assert "read the captures" in err
 
 
@@ -463,16 +423,81 @@ def test_forms(form: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> 
     file = Path(f"out.{form}")
     assert run(capsys, "-q", "classify", capture, "--format", form, "-o", file)[0] == 0
     written = file.read_text()
+    assert written == out
     if form == "table":
         assert "SMS-services: time-critical" in written
         return
-    assert written == out
     if form == "html":
         assert out.startswith("<!DOCTYPE html>") or out.lower().startswith("<!doctype html>")
         return
     data = json.loads(out) if form == "json" else yaml.safe_load(out)
     jsonschema.validate(data, SCHEMA)
+    assert data["made"] == {"version": __version__, "shape": 1, "options": {}}
     assert {each["name"] for each in data["services"] if each["verdict"] == "time-critical"} == TIME_CRITICAL
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_standard_output_by_name(output: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "-q", "classify", capture, "--json", "-o", output)
+    assert (status, err) == (0, "")
+    assert json.loads(out)["nodes"]["count"] == 8
+    assert list(Path().iterdir()) == []
+
+
+def test_an_encoding_that_lacks_a_letter(capture: Path) -> None:
+    """The page is UTF-8 whatever the locale; the table says what it can."""
+    for words in (["--why", "chrony"], ["--format", "html"]):
+        command = [sys.executable, "-c", "from appliance.cli import main; main()", "-q", "classify", capture, *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+        assert (done.stderr, done.returncode) == (b"", 0)
+        text = done.stdout.decode("utf-8" if "html" in words else "ascii")
+        assert ("\\xb5s" in text) == ("html" not in words)
+
+
+OPTIONS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "none": ([], {}),
+    "sms": (["--sms", "52-54-00-00-00-01"], {"sms": "52:54:00:00:00:01"}),
+    "nodes": (["--nodes", "10.1.7.7/16"], {"nodes": "10.1.0.0/16"}),
+    "override": (["--override", "ntp=deferrable"], {"override": "ntp=deferrable"}),
+    "services": (["--services", "own"], {"services": "own"}),
+    "how it is shown": (["-v", "-q"], {}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_change_what_is_found_are_in_it(
+    name: str, capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, options = OPTIONS[name]
+    own(Path("own"), licences=OWN)
+    status, out, err = run(capsys, "classify", capture, "--json", *words)
+    assert status == 0, err
+    assert json.loads(out)["made"]["options"] == options
+
+
+WHY: dict[str, tuple[list[str], int, str, str]] = {
+    "by another name": (["ntp"], 0, "chrony: time-critical", ""),
+    "by its port": (["tcp/2049"], 0, "nfs: time-critical", ""),
+    "not seen": (["ldap"], 0, "ldap: not seen\n  why  where a node uses it", ""),
+    "silent": (["munge"], 0, "munge: not seen\n  why  it has no traffic of its own", ""),
+    "several": (["ssh", "ntp"], 0, "ssh: deferrable", ""),
+    "nearly right": (["slrumctld"], 2, "", "did you mean slurmctld?"),
+    "what is not there": (["foo"], 2, "", "seen here: chrony, "),
+    "empty": ([""], 2, "", "is neither in the captures nor in the catalogue"),
+    "no port": (["tcp/99999"], 2, "", "tcp/99999 is not a port"),
+}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_why(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names, wanted, shown, words = WHY[name]
+    status, out, err = run(capsys, "classify", "-q", capture, *(f"--why={each}" for each in names))
+    assert status == wanted
+    assert shown in out
+    assert words in err
+    assert "SMS-mgmt: deferrable" not in out
+    assert bool(out) == (status == 0)
 
 
 @pytest.mark.parametrize(
@@ -487,13 +512,13 @@ def test_a_files_name_tells_its_form(name: str, begins: str, capture: Path, caps
 
 
 def test_the_verdict_of_the_site(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--override", "nfsd=deferrable", "--override", "nothing=deferrable", "--json")
-    status, out, err = run(capsys, "classify", capture, *words)
+    words = ("--override", "nfsd=deferrable", "--override", "slrumctld=deferrable", "--json")
+    status, out, err = run(capsys, "-q", "classify", capture, *words)
     assert status == 0
     services = {each["name"]: each for each in json.loads(out)["services"]}
     assert (services["nfs"]["verdict"], services["nfs"]["overridden"]) == ("deferrable", True)
     assert not services["chrony"]["overridden"]
-    assert "--override: nothing is not in the captures" in err
+    assert err == "--override: slrumctld is not in the captures; did you mean slurmctld?\n"
 
 
 MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
@@ -508,7 +533,16 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "no verdict": (["CAPTURE", "--override", "nfs=deferable"], 2, "is not NAME=VERDICT", "did you mean deferrable?"),
     "no services": (["CAPTURE", "--services", "none"], 2, "none is not a folder", ""),
     "a duration alone": (["CAPTURE", "--duration", "5m"], 2, "--duration goes with --live", "--live br-prov"),
-    "no duration": (["--live", "lo", "--duration", "long"], 2, "long is not a span of time", "1h30m"),
+    "no duration": (["--live", "lo", "--duration", "long"], 2, "'long' is no span of time", "1h30m"),
+    "a duration cut short": (["--live", "lo", "--duration", "1h30"], 2, "'1h30' is no span of time", ""),
+    "twice": (["CAPTURE", "CAPTURE"], 2, "is given twice", "name every file once"),
+    "an empty sms": (["CAPTURE", "--sms", ""], 2, "argument --sms: is empty", ""),
+    "an empty node": (["CAPTURE", "--node", ""], 2, "argument --node: is empty", ""),
+    "empty nodes": (["CAPTURE", "--nodes", " "], 2, "argument --nodes: is empty", ""),
+    "an empty output": (["CAPTURE", "-o", ""], 2, "argument -o/--output: is empty", ""),
+    "no network": (["CAPTURE", "--nodes", "10.1"], 2, "--nodes: 10.1 is not a network", "10.2.0.0/16"),
+    "why in a form for programs": (["CAPTURE", "--why", "nfs", "--json"], 2, "--why goes with the table", "reasons"),
+    "a zero in a name": (["a\0b"], 2, "cannot be read", ""),
     "no form": (["CAPTURE", "--format", "xml"], 2, "invalid choice: 'xml'", ""),
     "over the capture": (["CAPTURE", "-o", "CAPTURE"], 2, "is one of the captures", "another file"),
     "into no folder": (["CAPTURE", "-o", "no/x.json"], 2, "no is not a folder", ""),
@@ -555,4 +589,5 @@ def test_a_classification_made_by_hand_is_taken_too(form: str, tmp_path: Path) -
     path.write_text(flow.render(example.paper(), form))
     loaded = open_site(SITE, None, path)
     assert set(loaded.site.service_names) == {"slurmctld", "rsyslog", "nat", "postfix", "chrony"}
-    assert [notice.split()[0] for notice in loaded.notices] == ["nfs", "ganglia"]
+    assert [notice.split()[0] for notice in loaded.notices] == ["nfs", "ganglia", "the"]
+    assert loaded.notices[-1] == f"the capture: {example.paper().capture.remarks[0]}"

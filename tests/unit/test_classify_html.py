@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from analysis import units
-from analysis.model import Classification, Interval, Latency, Service
+from analysis.model import Classification, Interval, Latency, Made, Nodes, Service
 from analysis.report import drawing
 from analysis.report.html import MOST_SERVICES, headline, render_html
 from tests.conftest import find_tool
@@ -139,13 +139,38 @@ def test_the_groups_are_table_1() -> None:
     assert "7 services must never stop, 3 can wait" in text
 
 
+def test_remarks_stand_before_all_verdicts() -> None:
+    """Not in grey at the end; and what made the page, and from what, is there too."""
+    found = example.paper()
+    made = Made("1.2.3", options={"sms": "10.1.0.1", "override": "ssh=deferrable"})
+    text = Page(render_html(replace(found, made=made))).text()
+    assert text.index("Before you believe this") < text.index(found.capture.remarks[0]) < text.index("The two groups")
+    assert "sms classify 1.2.3, --override ssh=deferrable, --sms 10.1.0.1" in text
+    plain = Page(render_html(replace(found, capture=replace(found.capture, remarks=())))).text()
+    assert "Before you believe this" not in plain
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (Nodes(8, (), 2), "2 boots in the capture"),
+        (Nodes(8, ()), "no boot in the capture"),
+        (Nodes(8, (), 0, True), "boots not to be counted in the capture"),
+    ],
+)
+def test_boots_are_one_story(nodes: Nodes, words: str) -> None:
+    text = Page(render_html(replace(example.paper(), nodes=nodes))).text()
+    assert words in text
+    assert ("no boot" in text) == (words.startswith("no boot"))
+
+
 def test_what_to_do_is_said() -> None:
     text = Page(render_html(example.paper())).text()
     for words in (
         "nfs is not carried by the services container",
         "send monitoring through syslog",
         "Verdict of the site's own: ssh",
-        "121 records were skipped",
+        "121 records (under 0.1 %) damaged or lost",
         "byte 1,000,341,504",
         "450 nodes ask it for DHCP and Slurm",
         "5 Mar",

@@ -332,9 +332,7 @@ DOUBTS: dict[str, tuple[str, str, list[str]]] = {
 def test_doubts_are_told(name: str, folder: Path) -> None:
     """What stands in a classification against building on it."""
     before, after, expected = DOUBTS[name]
-    text = (
-        WHOLE if name != "covered less" else WHOLE.replace("[]\nels", "[{name: nat, needed_capture_s: 60}]\nels")
-    )
+    text = WHOLE if name != "covered less" else WHOLE.replace("[]\nels", "[{name: nat, needed_capture_s: 60}]\nels")
     assert not before or before in text
     (folder / "c.yaml").write_text(text.replace(before, after, 1) if before else text)
     notices = open_site(_site(folder, ""), None, folder / "c.yaml").notices
