@@ -163,8 +163,9 @@ class Casting:
         scene = self.scene
         behind: dict[str, list[int]] = defaultdict(list)
         for index, role in enumerate(self.roles_of):
-            # A router has addresses behind it that are known to lie outside already.
-            if role == Role.UNKNOWN or (role == Role.OUTSIDE and scene.entity[index] not in self.macs):
+            # A router has addresses behind it that are known already, to lie outside or by the site's word.
+            beyond = role == Role.OUTSIDE or index in scene.given
+            if role == Role.UNKNOWN or (beyond and scene.entity[index] not in self.macs):
                 behind[scene.entity[index]].append(index)
         routers = {name for name, found in behind.items() if self._is_router(found)}
         public = self._public(routers)

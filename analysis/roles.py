@@ -189,9 +189,7 @@ def _able(scene: Parties, shares: Mapping[str, float]) -> dict[str, float]:
     """Shares of those that could be the management node."""
     # Who has no address but those it passes on cannot be told from a router.
     alone = {
-        scene.entity[index]
-        for index in range(len(scene.hosts))
-        if scene.plain(index) and len(scene.macs[index]) < 2 and index not in scene.given
+        scene.entity[index] for index in range(len(scene.hosts)) if scene.plain(index) and len(scene.macs[index]) < 2
     }
     return {name: share for name, share in shares.items() if name in alone and name != scene.node}
 

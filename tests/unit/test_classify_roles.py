@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -335,3 +338,182 @@ def test_who_only_announces_itself_is_no_node(address: str, received: int, count
     assert found[mac(1)] == ["10.1.1.1", "fe80::a"]
     assert (mac(2) in found) == counted
     assert (mac(2) in apart) != counted
+
+
+def test_further_addresses_behind_a_router_are_nobodys_name() -> None:
+    """The core's host for all of them has the address "", and so has a --node that was not given."""
+    net = provisioning()
+    net.hosts.append(Host(len(net.hosts), "", (SMS_MAC,), "", "", 50, 50))
+    net.links.append(Link(1, len(net.hosts) - 1, TCP, 443, 1, 60))
+    found = find_roles(net.hosts, net.links, ())
+    assert found.sms.addresses == ("10.1.0.1",)
+    assert found.sms.found == "its link address is an end of 100 % of all packets"
+
+
+def test_the_other_end_of_a_node_that_was_asked_for() -> None:
+    net = Net().host("10.1.1.1", N, mac(1), via=mac(1)).host("10.1.0.1", S, SMS_MAC, via=SMS_MAC)
+    found = find_roles(net.link("10.1.1.1", "10.1.0.1", 6817).hosts, net.links, (), node="10.1.1.1")
+    assert found.sms.found == "it is the only machine that the node talks to"
+    for number in range(4):
+        net.host(f"203.{number}.113.9", O, GATEWAY_MAC, via=GATEWAY_MAC).link("10.1.1.1", f"203.{number}.113.9", 443)
+    found = find_roles(net.hosts, net.links, (), node="10.1.1.1")
+    assert named(found.by_index, net.hosts) == net.expected
+    assert found.sms.found == "of all that could be it, it alone is no router to addresses outside"
+
+
+def behind_a_router(nodes: int) -> Net:
+    """Nodes in another network, a router with an address in each; a file server and a workstation there, too."""
+    net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC, claimed=SMS_MAC)
+    for number in range(nodes):
+        address = f"10.2.{number // 200}.{1 + number % 200}"
+        net.host(address, N, GATEWAY_MAC, via=GATEWAY_MAC).link(address, "10.1.0.1", 514, protocol=UDP)
+    net.host("10.2.9.9", N, GATEWAY_MAC, via=GATEWAY_MAC).link("10.1.0.1", "10.2.9.9", 22)
+    net.host("172.16.3.3", O, GATEWAY_MAC, via=GATEWAY_MAC).link("172.16.3.3", "10.1.0.1", 443)
+    net.host("172.17.3.3", O, GATEWAY_MAC, via=GATEWAY_MAC).link("172.17.3.3", "10.1.0.1", 22)
+    net.host("198.51.100.7", O, GATEWAY_MAC, via=GATEWAY_MAC).link("198.51.100.7", "10.1.0.1", 514, protocol=UDP)
+    return net.host("203.0.113.7", O, GATEWAY_MAC, via=GATEWAY_MAC).link("10.1.0.1", "203.0.113.7", 123, protocol=UDP)
+
+
+@pytest.mark.parametrize("nodes", [5, 40, 450])
+@pytest.mark.parametrize("sms", ["", "10.1.0.1", SMS_MAC])
+def test_nodes_behind_a_router(nodes: int, sms: str) -> None:
+    net = behind_a_router(nodes)
+    found = find_roles(net.hosts, net.links, (), sms=sms)
+    assert named(found.by_index, net.hosts) == net.expected
+    assert len(find_nodes(net.hosts, found.by_index, net.links)[0]) == nodes + 1
+
+
+def test_nodes_that_the_site_names() -> None:
+    net = behind_a_router(3)
+    net.expected["172.16.3.3"] = net.expected["172.17.3.3"] = N
+    found = find_roles(net.hosts, net.links, (), nodes=["172.16.0.0/15", "10.2.0.0/16"])
+    assert named(found.by_index, net.hosts) == net.expected
+    for wrong in ("10.2.0.0/33", "n[1-8]", ""):
+        with pytest.raises(CaptureError, match="is no network"):
+            find_roles(net.hosts, net.links, (), nodes=[wrong])
+    with pytest.raises(CaptureError, match=r"no address of 10\.7\.0\.0/16 is in the capture") as caught:
+        find_roles(net.hosts, net.links, (), nodes=["10.7.0.0/16"])
+    assert "10.1.0.1" in caught.value.hint
+    # The management node stands in one of them.
+    found = find_roles(net.hosts, net.links, (), nodes=["10.0.0.0/8"])
+    assert found.sms.addresses == ("10.1.0.1",)
+
+
+def bmc(net: Net) -> None:
+    net.link("10.1.0.1", "10.1.1.9", 623, protocol=UDP).link("10.1.1.9", "10.1.0.1", 123, protocol=UDP)
+
+
+def switch(net: Net) -> None:
+    net.link("10.1.0.1", "10.1.1.9", 161, protocol=UDP).link("10.1.0.1", "10.1.1.9", 0, protocol=ICMP)
+
+
+def trap(net: Net) -> None:
+    net.link("10.1.1.9", "10.1.0.1", 162, protocol=UDP)
+
+
+def monitored(net: Net) -> None:
+    net.link("10.1.0.1", "10.1.1.9", 161, protocol=UDP).link("10.1.0.1", "10.1.1.9", 22)
+
+
+def pinged(net: Net) -> None:
+    net.link("10.1.0.1", "10.1.1.9", 0, protocol=ICMP)
+
+
+def shared(net: Net) -> None:
+    """A BMC with the node's own link address."""
+    net.link("10.1.0.1", "10.1.1.9", 623, protocol=UDP).link("10.1.1.9", "10.1.0.1", 6817)
+
+
+@pytest.mark.parametrize(
+    ("says", "counted"), [(bmc, 3), (switch, 3), (trap, 3), (monitored, 4), (pinged, 4), (shared, 4)]
+)
+def test_hardware_is_no_node(says: Callable[[Net], None], counted: int) -> None:
+    net = provisioning().host("10.1.1.9", N, mac(9), via=mac(9))
+    says(net)
+    found = find_roles(net.hosts, net.links, ())
+    assert named(found.by_index, net.hosts) == net.expected  # what it says is still a service's
+    nodes, apart = find_nodes(net.hosts, found.by_index, net.links)
+    assert (len(nodes), mac(9) in apart) == (counted, counted == 3)
+
+
+def test_where_there_is_nothing_but_hardware_it_is_counted() -> None:
+    net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC).host("10.1.1.9", N, mac(9), via=mac(9))
+    bmc(net)
+    assert len(find_nodes(net.hosts, bytes([S, N]), net.links)[0]) == 1
+
+
+def test_a_relay_is_no_node() -> None:
+    net = provisioning().host("10.1.0.254", N, GATEWAY_MAC, via=GATEWAY_MAC)
+    net.link("10.1.0.254", "10.1.0.1", 67, protocol=UDP)
+    asked = bytes([1, 1, 6, 1]) + bytes(20) + bytes([10, 1, 0, 254]) + bytes(208)
+    samples = [Sample(UDP, 67, True, 0, len(net.hosts) - 1, 0, asked)]
+    found = find_roles(net.hosts, net.links, samples)
+    assert named(found.by_index, net.hosts) == net.expected
+    assert GATEWAY_MAC in find_nodes(net.hosts, found.by_index, net.links, samples)[1]
+    assert GATEWAY_MAC in find_nodes(net.hosts, found.by_index, net.links)[0]
+
+
+def test_addresses_of_one_node() -> None:
+    """One of IPv4 and some of IPv6 are one node; many behind one link address are as many as there are."""
+    six = [Host(number, f"2001:db8::{number:x}", (mac(1),), received=1) for number in range(9)]
+    assert len(find_nodes([*six, Host(9, "10.1.1.1", (mac(1),))], bytes([N] * 10))[0]) == 1
+    both = [
+        Host(number, f"10.2.0.{number}" if number < 8 else f"fd00:2::{number:x}", (mac(1),), received=1)
+        for number in range(16)
+    ]
+    found, _ = find_nodes(both, bytes([N] * 16))
+    assert len(found) == 8
+    assert {len(addresses) for addresses in found.values()} == {2}
+
+
+@pytest.mark.parametrize("sms", ["10.1.1.1", mac(2), "198.51.100.10"])
+def test_a_management_node_that_plainly_is_another(sms: str) -> None:
+    net = provisioning()
+    found = find_roles(net.hosts, net.links, (), sms=sms)
+    says = "10.1.0.1 looks like it: its link address is an end of 100 % of all packets"
+    assert found.remarks == (f"{sms} was given as the management node, but {says}",)
+
+
+@pytest.mark.parametrize("sms", ["", "10.1.0.1", "10.1.0.2", SMS_MAC, "192.0.2.10", "fe80::1"])
+def test_no_doubt_where_there_is_no_reason(sms: str) -> None:
+    net = two_addresses()
+    assert find_roles(net.hosts, net.links, (), sms=sms).remarks == ()
+
+
+def test_no_doubt_of_a_mirror_port() -> None:
+    """Nobody is an end of nearly all packets: whoever gives one knows more."""
+    net = mirror()
+    assert find_roles(net.hosts, net.links, (), sms="10.1.1.1").remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("totals", "node", "words"),
+    [
+        ({"packets": 0, "other": {}, "skipped": {}}, "", "the capture holds no packet"),
+        ({"packets": 0, "other": {}, "skipped": {}}, "10.9.9.9", "10.9.9.9 is not in the capture"),
+        ({"packets": 0, "other": {}, "skipped": {"corrupt record": 7}}, "", "could be read: 7 corrupt record"),
+        ({"packets": 5, "other": {"frames of link type 105": (5, 99)}, "skipped": {}}, "", "5 frames of link type 105"),
+        (
+            {"packets": 5, "other": {"ARP": (5, 99)}, "skipped": {"corrupt record": 7}},
+            "",
+            "no packet of IP was read: 5 ARP",
+        ),
+    ],
+)
+def test_why_there_is_nothing(totals: dict[str, Any], node: str, words: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        find_roles((), (), (), node=node, totals=totals)
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+def test_many_sources_take_no_longer_than_they_are_many() -> None:
+    """Half of what the core has room for; the bound is many times what it takes."""
+    hosts = [Host(0, "10.1.0.1", (SMS_MAC,), SMS_MAC, SMS_MAC, 9, 9), Host(1, "10.1.1.1", (mac(1),), mac(1))]
+    hosts += [
+        Host(n, f"{20 + n // 65536}.{n // 256 % 256}.{n % 256}.7", (SMS_MAC,), "", SMS_MAC, 1) for n in range(2, 50000)
+    ]
+    links = [Link(1, 0, TCP, 6817, 9, 900), *(Link(n, 1, TCP, 22, 1, 60) for n in range(2, 50000))]
+    begin = time.process_time()
+    find_roles(hosts, links, (), sms="10.1.0.1")
+    assert time.process_time() - begin < 5
