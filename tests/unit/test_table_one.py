@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from analysis.model import Classification, Service
+from analysis.services import iana_name
 from appliance.flow.classify import Question, classify
 from appliance.progress import Silent
 from tests.captures import files
 from tests.captures import packets as p
-from tests.captures.cluster import ALL, Made, Plan, simulate
+from tests.captures.cluster import ALL, Made, Plan, simulate, syslog
+from tests.captures.wire import Say
 
 Need = Callable[[str], str]
 
@@ -268,3 +270,139 @@ def test_short_snap_lengths_change_no_verdict(snap: int, small: Made, as_it_is: 
     # Without payload nobody can tell what a GET asks for, nor that srun's port speaks Slurm: they stand alone then.
     assert groups(cut)["SMS-services"] - {"http", "tcp/dynamic"} == groups(as_it_is)["SMS-services"]
     assert (cut.capture.packets, cut.capture.bytes) == (as_it_is.capture.packets, as_it_is.capture.bytes)
+
+
+# Captures that mislead: what nodes need stays time-critical.
+
+
+def in_boot_only(made: Made, service: str, port: int) -> None:
+    """Every node asks for it while it boots, as sssd, a resolver or a mount does."""
+    for number, node in enumerate(made.nodes):
+        for time_s in (made.born_s(number) + after_s for after_s in (30, 60, 90)):
+            made.connect(time_s, service, node, made.sms, port, [(0.001, "c", b"\x30\x0c"), (0.001, "s", b"\x30\x0c")])
+
+
+def test_an_idle_cluster_does_without_nothing(tmp_path: Path) -> None:
+    """Nobody submits a job: the controller pings, and nodes open nothing."""
+    made = simulate(Plan(nodes=16, boots=0, duration_s=3600, busy=1e-9, services=("slurm", "ntp", "ganglia")))
+    slurm = by_name(found(write(tmp_path, made)))["slurmctld"]
+    assert (slurm.connections.node, slurm.verdict) == (0, "time-critical")
+    assert slurm.connections.sms > 500
+    assert any("too short to say that nodes never do" in reason for reason in slurm.reasons)
+
+
+@pytest.mark.parametrize(("service", "port"), [("ldap", 389), ("nfs", 2049), ("dns", 53), ("unknown", 4444)])
+def test_a_capture_that_ends_with_the_boot(service: str, port: int, tmp_path: Path) -> None:
+    """200 nodes at once, and minutes of each at rest: together they are hours, by the clock they are minutes."""
+    made = simulate(Plan(nodes=200, boots=200, duration_s=60, services=("provisioning",), image_bytes=20_000))
+    in_boot_only(made, service, port)
+    made.plan = Plan(nodes=200, duration_s=420)
+    made.end_s += 360
+    for number in range(200):
+        syslog(made, number, made.random("syslog", number))
+    seen = by_name(found(write(tmp_path, made)))
+    name = service if service in seen else f"tcp/{port}"
+    name = name if name in seen else iana_name((6, port))
+    assert seen[name].phase == "boot"
+    assert seen[name].verdict == "time-critical", seen[name].reasons
+    assert seen["provisioning"].verdict == "deferrable"
+
+
+def test_rare_needs_of_nodes_beside_a_busy_monitor(tmp_path: Path) -> None:
+    made = simulate(Plan(nodes=8, boots=0, duration_s=7200, services=("ntp",)))
+    say: list[Say] = [(0.001, "c", b"?"), (0.001, "s", b"!")]
+    for number, node in enumerate(made.nodes):
+        for time_s in made.times(number, 5, made.random("monitor", number)):
+            made.connect(time_s, "monitor", made.sms, node, 5693, say)
+        for time_s in made.times(number, 900, made.random("need", number)):
+            made.connect(time_s, "monitor", node, made.sms, 5693, say)
+    seen = by_name(found(write(tmp_path, made)))[iana_name((6, 5693))]
+    assert seen.connections.node == 64 and seen.connections.sms > 11_000
+    assert seen.verdict == "time-critical", seen.reasons
+
+
+def test_ssh_beside_which_nodes_log_in_now_and_then(tmp_path: Path) -> None:
+    made = simulate(Plan(nodes=8, boots=0, duration_s=7200, busy=20, services=("ssh",)))
+    for node in made.nodes[:2]:
+        made.connect(made.end_s - 3600, "ssh", node, made.sms, 22, [(0.01, "s", b"SSH-2.0-x\r\n")])
+    seen = by_name(found(write(tmp_path, made)))["ssh"]
+    assert (seen.connections.node, seen.verdict) == (2, "deferrable")
+
+
+def behind_a_router(made: Made) -> None:
+    """What the management node sees of nodes in another network: the router's link address is all of theirs."""
+    router = p.mac_bytes("52:54:00:fd:00:01")
+    macs = {p.mac_bytes(node.mac) for node in made.nodes}
+    made.frames = [
+        (
+            time,
+            (router if frame[:6] in macs else frame[:6])
+            + (router if frame[6:12] in macs else frame[6:12])
+            + frame[12:],
+        )
+        for time, frame in made.frames
+    ]
+
+
+def test_nodes_in_a_network_of_their_own(tmp_path: Path) -> None:
+    """Cray's node management network is routed; DHCP comes through a relay then, and Ganglia by unicast."""
+    services = tuple(one for one in WITHOUT_SSH if one not in ("provisioning", "arp"))
+    made = simulate(
+        Plan(nodes=40, boots=0, duration_s=3600, services=services, multicast=False, network="10.2.1", sms="10.1.0.1")
+    )
+    behind_a_router(made)
+    seen = found(write(tmp_path, made))
+    assert groups(seen) == {**TABLE_ONE, "SMS-mgmt": {"File synchronization"}}
+    assert seen.nodes.count == 40
+
+
+# Leases.
+
+
+def test_leases_are_read_however_many_nodes_boot(tmp_path: Path) -> None:
+    """Offers and answers come in turn: taking every second of them must not lose all answers."""
+    made = simulate(Plan(nodes=8, boots=8, duration_s=1200, services=WITHOUT_SSH))
+    dhcpd = by_name(found(write(tmp_path, made)))["provisioning"]
+    assert (dhcpd.budget_s, dhcpd.budget_from) == (10800, "observed")
+    assert "a lease lasts 6 h" in dhcpd.budget_why
+
+
+@pytest.mark.parametrize("snap", [64, 128])
+def test_leases_that_are_cut_are_not_guessed(snap: int, tmp_path: Path) -> None:
+    """Not the catalogue's month: no more than what was seen vouches for."""
+    made = simulate(Plan(nodes=8, boots=8, duration_s=1200, services=WITHOUT_SSH))
+    file = tmp_path / "cut.pcap"
+    file.write_bytes(files.pcap(made.packets(), snap=snap))
+    seen = found(file)
+    dhcpd = by_name(seen)["provisioning"]
+    assert dhcpd.budget_s <= 1260
+    assert f"packets are cut at {snap} bytes" in dhcpd.budget_why
+    assert any(f"cut at {snap} bytes" in remark for remark in seen.capture.remarks)
+    assert seen.capture.cut_at == snap
+
+
+# Ports that others use too.
+
+
+@pytest.mark.parametrize(
+    ("port", "says", "name", "verdict"),
+    [
+        (8888, b"CONNECT mirror.example.org:443 HTTP/1.1\r\n\r\n", "", "time-critical"),
+        (3001, b"\x16\3\1\2\0\1", "", "time-critical"),
+        (3002, b"what is it\n", "", "time-critical"),
+        (8888, b"GET /meta-data HTTP/1.1\r\n\r\n", "provisioning", "deferrable"),
+        (3002, b"installstatus booted\n", "provisioning", "deferrable"),
+    ],
+)
+def test_ports_of_provisioning_are_others_too(port: int, says: bytes, name: str, verdict: str, tmp_path: Path) -> None:
+    """A proxy in use all the time; what a node says once while it boots."""
+    made = simulate(Plan(nodes=8, boots=0, duration_s=3600, services=("ntp",)))
+    for number, node in enumerate(made.nodes):
+        for time_s in made.times(number, 3600 if name else 300, made.random("proxy", number)):
+            made.connect(
+                time_s, "proxy", node, made.sms, port, [(0.001, "c", says), (0.001, "s", b"HTTP/1.1 200 OK\r\n")]
+            )
+    seen = by_name(found(write(tmp_path, made)))
+    assert {one.name: one.verdict for one in seen.values() if one.name != "chrony"} == {
+        name or iana_name((6, port)): verdict
+    }
