@@ -33,7 +33,7 @@ static void run_batch(void *owner)
 
 static void see_fragment(Counter *c, Packet *p)
 {
-	uint64_t hash = hash_words(c, (uint64_t)p->a << 32 | p->b, (uint64_t)p->fragment << 8 | p->protocol);
+	uint64_t hash = place_of((uint64_t)p->a << 32 | p->b, (uint64_t)p->fragment << 8 | p->protocol);
 	Fragment *f = c->fragments + (hash & (FRAGMENTS - 1));
 	if (p->what & FIRST_FRAGMENT) {
 		*f = (Fragment){p->a, p->b, p->fragment, p->source_port, p->destination_port, p->protocol, 1};

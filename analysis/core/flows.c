@@ -31,13 +31,13 @@ static inline uint64_t learnt_key(uint32_t host, uint8_t protocol, uint16_t port
 static void learn_server(Counter *c, uint32_t host, uint8_t protocol, uint16_t port)
 {
 	uint64_t key = learnt_key(host, protocol, port);
-	c->learnt[hash_words(c, key, 1) & (LEARNT - 1)] = key + 1;
+	c->learnt[place_of(key, 1) & (LEARNT - 1)] = key + 1;
 }
 
 static bool learnt_server(const Counter *c, uint32_t host, uint8_t protocol, uint16_t port)
 {
 	uint64_t key = learnt_key(host, protocol, port);
-	return c->learnt[hash_words(c, key, 1) & (LEARNT - 1)] == key + 1;
+	return c->learnt[place_of(key, 1) & (LEARNT - 1)] == key + 1;
 }
 
 /* Whether the sender of a flow's first packet is its server, for flows whose beginning does not say. */
@@ -69,7 +69,7 @@ static bool sender_serves(const Counter *c, const Packet *p)
 
 static Transfer *transfer_at(Counter *c, uint32_t client, uint16_t port)
 {
-	return c->transfers + (hash_words(c, (uint64_t)client << 16 | port, 2) & (TRANSFERS - 1));
+	return c->transfers + (place_of((uint64_t)client << 16 | port, 2) & (TRANSFERS - 1));
 }
 
 /* TFTP's data comes from a port that nobody announced (RFC 1350, 4). */

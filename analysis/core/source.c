@@ -172,6 +172,8 @@ bool source_begin(Source *s)
 	s->data = malloc(WINDOW);
 	if (s->data)
 		begin_ahead(s);
+	else
+		zstd_end(s->zstd);
 	return s->data != NULL;
 }
 
