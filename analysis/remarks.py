@@ -23,6 +23,8 @@ FIRST_BYTES = 98
 FEW = 2
 """Nodes that a cluster has at least."""
 REASONS = 3
+ODD_TIME = "time far from its neighbours'"
+"""What the core calls a packet that it read and gave another time."""
 
 
 def make_remarks(
@@ -51,8 +53,9 @@ def make_remarks(
 
 def _damage(observation: Observation) -> Iterator[str]:
     """What could not be read. A damaged record may hide many others."""
-    if lost := sum(observation.skipped.values()):
-        kinds = sorted(observation.skipped.items(), key=lambda one: (-one[1], one[0]))
+    skipped = {reason: count for reason, count in observation.skipped.items() if reason != ODD_TIME}
+    if lost := sum(skipped.values()):
+        kinds = sorted(skipped.items(), key=lambda one: (-one[1], one[0]))
         reasons = ", ".join(f"{number(count)} {reason}" for reason, count in kinds[:REASONS])
         part = share(lost / (lost + observation.packets))
         yield f"{counted(lost, 'record')} ({part}) damaged or lost, and maybe what stood between: {reasons}"
@@ -61,6 +64,8 @@ def _damage(observation: Observation) -> Iterator[str]:
     if beyond := observation.beyond[0]:
         part = share(beyond / max(observation.packets, 1))
         yield f"there was no room for the addresses of {counted(beyond, 'packet')} ({part}): no verdict has them"
+    if odd := observation.skipped.get(ODD_TIME, 0):
+        yield f"{counted(odd, 'packet')} have impossible times: those before them stand instead"
 
 
 def _gaps(observation: Observation) -> Iterator[str]:
@@ -93,7 +98,7 @@ def _cut(observation: Observation, scene: Scene, told: Told) -> Iterator[str]:
     """What packets that are cut do not tell."""
     if not observation.cut or observation.cut_at >= WHOLE:
         if scene.hidden:
-            yield "nodes ask for addresses by DHCP, but none of that was understood: boots are not told from the rest"
+            yield "nodes ask for addresses by DHCP, and yet no boot could be made out: boots are not told from the rest"
         return
     asked = any(_of_dhcp(row) for row in observation.rows)
     lost = [

@@ -1,0 +1,185 @@
+"""What one is told before the verdicts, and how much of a capture they rest on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.classify import classify
+from analysis.model import Classification, Sms
+from analysis.observed import Boot, Link, Observation, Role
+from analysis.reading import read_captures
+from analysis.roles import Roles, find_roles
+from analysis.scene import watch
+from analysis.signatures import TCP, UDP
+from tests.captures import files
+from tests.captures.cluster import Made, Plan, simulate
+from tests.unit.classify_cases import (
+    NODE,
+    SIGNATURES,
+    SMS,
+    SMS_MAC,
+    START,
+    S,
+    boot,
+    make_row,
+    observe,
+    paper,
+    roles_of,
+    run,
+)
+
+
+def remarks(observation: Observation, *, nodes: int = 8, **known: Any) -> tuple[str, ...]:
+    roles = Roles(Sms(SMS_MAC, known.pop("own", ("10.1.0.1",)), "given"), roles_of(nodes), **known)
+    return classify(observation, roles, SIGNATURES).capture.remarks
+
+
+def test_nothing_to_remark() -> None:
+    assert run(paper(), boots=[boot()]).capture.remarks == ()
+
+
+ONE = make_row(NODE, SMS, TCP, 25, opened=9)
+ASKED = make_row(NODE, SMS, UDP, 67, opened=4, contacts_boot=4)
+REMARKS: dict[str, tuple[dict[str, Any], str]] = {
+    "damage": ({"skipped": {"corrupt record": 9}, "total": 81}, "9 records (10 %) damaged or lost, "),
+    "times": ({"skipped": {"time far from its neighbours'": 2}}, "2 packets have impossible times"),
+    "room": ({"beyond": (19, 900)}, "there was no room for the addresses of 19 packets (19 %)"),
+    "gap": ({"gap_s": 3000.0}, "no file covers 50 min (83 %) of the 1 h from the first packet to the last: "),
+    "reading": ({"remarks": ("left out: b.pcap",)}, "left out: b.pcap"),
+    "first bytes": ({"cut": 5, "cut_at": 64}, "5 packets are cut at 64 bytes, which hides which service "),
+}
+
+
+@pytest.mark.parametrize("case", REMARKS)
+def test_what_is_remarked(case: str) -> None:
+    known, words = REMARKS[case]
+    (remark,) = remarks(observe([ONE], **known))
+    assert remark.startswith(words)
+
+
+def test_the_end_is_missing() -> None:
+    assert remarks(replace(observe([ONE]), truncated=True)) == (
+        "a file ends in the middle of a packet: what came after that is missing",
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (
+            {"cut": 3, "cut_at": 128},
+            "hides when nodes booted and how long leases of DHCP last: capture with tcpdump -s",
+        ),
+        ({"cut": 3, "cut_at": 400}, "yet no boot could be made out"),
+        ({}, "yet no boot could be made out"),
+        ({"cut": 3, "cut_at": 128, "boots": [boot()]}, "bytes, which hides how long leases of DHCP last: capture"),
+    ],
+)
+def test_dhcp_that_was_not_understood(known: dict[str, Any], words: str) -> None:
+    (remark,) = remarks(observe([ASKED, ONE], **known))
+    assert words in remark
+
+
+@pytest.mark.parametrize("known", [{"gap_s": 100.0}, {"cut": 3, "cut_at": 128}, {"cut": 3, "cut_at": 400}])
+def test_what_does_no_harm(known: dict[str, Any]) -> None:
+    assert remarks(observe([ONE], **known)) == ()
+
+
+def test_the_gravest_come_first() -> None:
+    known = {"skipped": {"corrupt record": 9}, "gap_s": 3000.0, "cut": 9, "cut_at": 64, "remarks": ("left out",)}
+    found = remarks(observe([ONE], nodes=1, **known), nodes=1, remarks=("10.1.1.1 was given",))
+    assert [one.split()[0] for one in found] == ["9", "left", "10.1.1.1", "only", "no", "9"]
+
+
+def test_one_machine_is_no_cluster() -> None:
+    (remark,) = remarks(observe([ONE], nodes=1), nodes=1)
+    assert remark.startswith("only 1 machine could be a compute node")
+    # The paper looked at one node alone.
+    assert remarks(observe([ONE], nodes=1), nodes=1, node="10.1.1.1") == ()
+
+
+def test_a_server_of_the_internet_is_no_management_node() -> None:
+    seen = observe([ONE])
+    far = [replace(host, address=f"2{host.index}.1.1.1") if 1 <= host.index <= 8 else host for host in seen.hosts]
+    (remark,) = remarks(replace(seen, hosts=tuple(far)), own=("192.0.2.1",))
+    assert remark.startswith("192.0.2.1 and most of those that talk to it have public addresses of different networks")
+    near = [replace(host, address=f"192.0.2.{host.index}0") if 1 <= host.index <= 8 else host for host in seen.hosts]
+    assert remarks(replace(seen, hosts=tuple(near)), own=("192.0.2.1",)) == ()
+
+
+# What the scene is reckoned from.
+
+
+def test_time_that_no_file_covers_was_not_seen() -> None:
+    found = run([ONE], gap_s=3540.0)
+    scene = watch(observe([ONE], gap_s=3540.0), roles_of())
+    assert (scene.duration_s, scene.steady_s) == (60, 8 * 60)
+    assert (found.capture.duration_s, found.capture.covered_s) == (3600, 60)
+    (whole,) = (one for one in run([ONE]).unseen if one.name == "chrony")
+    (parts,) = (one for one in found.unseen if one.name == "chrony")
+    assert "too little to tell" in parts.why
+    assert "hardly use it" in whole.why
+
+
+def test_hardware_boots_are_no_nodes_boots() -> None:
+    """A BMC asks for its address by DHCP, too."""
+    links = [Link(0, 8, UDP, 623, 5, 500), *(Link(n, 0, TCP, 6817, 5, 500) for n in range(1, 8))]
+    seen = observe([ONE], links=links, boots=[boot(7), boot(1)])
+    scene = watch(seen, roles_of())
+    assert (scene.nodes, scene.boots, scene.booted_nodes) == (7, 1, 1)
+
+
+def test_nodes_that_have_no_address_yet_are_counted() -> None:
+    seen = observe([ASKED], nodes=1, boots=[Boot(f"52:54:00:09:00:0{n}", START + S, 0) for n in range(3)])
+    assert watch(seen, bytes([SMS, Role.UNKNOWN, Role.OUTSIDE, Role.GROUP, NODE])).nodes == 3
+
+
+# A simulated cluster, through the core.
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return simulate(Plan(nodes=8, boots=2, duration_s=1200))
+
+
+def look(folder: Path, data: bytes, **words: Any) -> Classification:
+    (folder / "made.pcap").write_bytes(data)
+    reading = read_captures([str(folder / "made.pcap")], signatures=SIGNATURES)
+    hosts, links = reading.hosts(), reading.links()
+    roles = find_roles(hosts, links, reading.samples(), totals=reading.counter.totals(), **words)
+    return classify(reading.observe(roles.by_index, hosts, links), roles, SIGNATURES)
+
+
+def test_boots_that_are_cut_off_are_not_said_to_be_none(tmp_path: Path, made: Made) -> None:
+    found = look(tmp_path, files.pcap(made.packets(), snap=64))
+    assert (found.nodes.booted, found.nodes.boots_hidden) == (0, True)
+    (remark,) = found.capture.remarks
+    assert "64 bytes, which hides when nodes booted, how long leases" in remark
+    whole = look(tmp_path, files.pcap(made.packets()))
+    assert (whole.nodes.booted, whole.nodes.boots_hidden, whole.capture.remarks) == (2, False, ())
+
+
+def test_a_cluster_behind_a_router_is_the_same_cluster(tmp_path: Path, made: Made) -> None:
+    """All frames of nodes go to and come from the router; nothing else changes."""
+    router = bytes.fromhex("525400ff0001")
+    nodes = {bytes.fromhex(node.mac.replace(":", "")) for node in made.nodes}
+    frames = [
+        (at, b"".join(router if mac in nodes else mac for mac in (frame[:6], frame[6:12])) + frame[12:])
+        for at, frame in made.packets()
+        if frame[12:14] == b"\x08\x00"
+    ]
+    # The nodes are elsewhere: 10.1.1.x is 10.2.1.x.
+    frames = [(at, move(frame)) for at, frame in frames]
+    here, there = look(tmp_path, files.pcap(made.packets())), look(tmp_path, files.pcap(frames))
+    assert (there.nodes.count, there.nodes.booted) == (here.nodes.count, here.nodes.booted) == (8, 2)
+    assert {(one.name, one.verdict) for one in there.services} == {(one.name, one.verdict) for one in here.services}
+
+
+def move(frame: bytes) -> bytes:
+    ends = (frame[26:30], frame[30:34])
+    moved = (b"\x0a\x02" + end[2:] if end[:3] == b"\x0a\x01\x01" else end for end in ends)
+    return frame[:26] + b"".join(moved) + frame[34:]
