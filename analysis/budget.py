@@ -10,7 +10,7 @@ from analysis.protocols import DHCP_PORTS, NTP_PORT, SLURM_PORTS
 from analysis.protocols.ntp import REACH
 from analysis.protocols.slurm import PING
 from analysis.scene import EXPECTED, UNKNOWN_EVERY_S, Scene
-from analysis.services import Seen
+from analysis.services import REGULAR, Seen
 from analysis.signatures import TCP, UDP
 from analysis.told import Told
 from analysis.units import counted, span
@@ -27,8 +27,6 @@ PING_SHARE = 3
 """slurmctld pings each node every third of SlurmdTimeout (src/slurmctld/controller.c)."""
 SYSLOG_UDP = {(UDP, 514), (UDP, 6514)}
 SYSLOG_TCP = {(TCP, 514), (TCP, 601), (TCP, 6514), (TCP, 2514), (TCP, 20514)}
-REGULAR = 0.25
-"""Range between the quartiles over the median of what is called regular."""
 
 
 @dataclass(frozen=True)

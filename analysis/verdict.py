@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.budget import REGULAR, Budget
+from analysis.budget import Budget
 from analysis.model import Verdict
 from analysis.numbers import quantiles, weight
 from analysis.observed import Role
 from analysis.scene import EXPECTED, UNKNOWN_EVERY_S, Scene
-from analysis.services import Seen
+from analysis.services import REGULAR, Seen
 from analysis.signatures import TCP, UDP
 from analysis.units import counted, span
 
