@@ -32,7 +32,7 @@ GROUPS = (
         "deferrable",
         "SMS-mgmt: deferrable, can wait",
         "green",
-        "no running node waits for these; what is late after that time is done later",
+        'running nodes do not wait for these; after the time under "can be away" something would be missed',
     ),
 )
 OPENED = {"node": "nodes", "sms": "SMS", "both": "both"}

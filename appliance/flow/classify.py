@@ -158,7 +158,8 @@ def _look(
         step.detail(units.counted(reading.counter.packets, "packet") + ("" if waited else f", {units.size(rate)}/s"))
     hosts, links = reading.hosts(), reading.links()
     sms, node, nodes = question.sms, question.node, question.nodes
-    roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node, nodes=nodes)
+    totals = reading.counter.totals()
+    roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node, nodes=nodes, totals=totals)
     observation = reading.observe(roles.by_index, hosts, links)
     return judge(observation, roles, signatures, overrides)
 

@@ -535,6 +535,8 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "a duration alone": (["CAPTURE", "--duration", "5m"], 2, "--duration goes with --live", "--live br-prov"),
     "no duration": (["--live", "lo", "--duration", "long"], 2, "'long' is no span of time", "1h30m"),
     "a duration cut short": (["--live", "lo", "--duration", "1h30"], 2, "'1h30' is no span of time", ""),
+    "another node": (["CAPTURE", "--node", "10.9.9.9"], 1, "10.9.9.9 is not in the capture", "without --node"),
+    "a network of no nodes": (["CAPTURE", "--nodes", "10.99.0.0/16"], 1, "10.99.0.0/16", ""),
     "twice": (["CAPTURE", "CAPTURE"], 2, "is given twice", "name every file once"),
     "an empty sms": (["CAPTURE", "--sms", ""], 2, "argument --sms: is empty", ""),
     "an empty node": (["CAPTURE", "--node", ""], 2, "argument --node: is empty", ""),

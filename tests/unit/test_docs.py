@@ -9,10 +9,16 @@ import yaml
 
 from appliance.catalog import Service
 from appliance.cli import GROUPS
+from appliance.cli.classify_view import view_text
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
+from appliance.flow.classify import Question, classify
+from appliance.progress import Silent
+from tests.captures import files
+from tests.captures.cluster import Plan, simulate
 
 ROOT = Path(__file__).parents[2]
+DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -75,6 +81,24 @@ def test_every_service_and_base_is_described() -> None:
     bases = {path.stem for path in (ROOT / "definitions" / "bases").glob("*.yaml")}
     text = (ROOT / "docs" / "build.md").read_text()
     assert {name for name in bases if f"| `{name}` |" not in text} == set()
+
+
+def test_the_example_of_a_classification_is_what_comes_out(tmp_path: Path) -> None:
+    """To the letter: docs/classify.md shows a simulated hour of eight nodes."""
+    (tmp_path / "sms.pcap").write_bytes(files.pcap(simulate(Plan()).packets()))
+    made = view_text(classify(Question((str(tmp_path / "sms.pcap"),)), Silent())).replace(f"{tmp_path}/", "")
+    (shown,) = re.findall(r"(?<=^    sms classify sms\.pcap\n\n)(?:    .*\n|\n)+", DOCS["classify"], re.MULTILINE)
+    assert [line.removeprefix("    ") for line in shown.splitlines()] == [*made.splitlines(), ""], "paste it anew"
+
+
+def test_refusals_are_those_of_the_code() -> None:
+    """What docs/classify.md says that `sms classify` refuses."""
+    folders = ("appliance", "analysis")
+    paths = [path for name in folders for path in (ROOT / name).rglob("*.*") if path.suffix in (".c", ".py")]
+    code = "\n".join(path.read_text() for path in paths)
+    said = re.findall(r"^\| `(.*?)` \| ", DOCS["classify"].partition("## When it refuses")[2], re.MULTILINE)
+    assert len(said) > 4
+    assert [words for words in said if words.removeprefix("is ") not in code] == []
 
 
 def test_messages_are_those_of_the_code() -> None:
