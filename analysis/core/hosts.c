@@ -79,24 +79,32 @@ bool booting(Counter *c, Link *link, int64_t now)
 	return link->booting;
 }
 
-/* A DHCP discover (RFC 2131) of a node that is not booting already begins its boot. */
-void see_dhcp(Counter *c, const Packet *p)
+/* Whether a DHCP message (RFC 2131) is a discover, or the offer to one that was not seen. */
+static bool is_discover(const Packet *p)
 {
 	static const uint8_t cookie[4] = {0x63, 0x82, 0x53, 0x63};
-	if (p->captured < 244 || p->payload[0] > 2 || p->payload[1] != 1 || p->payload[2] != 6 ||
-	    memcmp(p->payload + 236, cookie, 4))
-		return;
-	bool begins = false;
+	if (p->captured < 34 || p->payload[0] < 1 || p->payload[0] > 2 || p->payload[1] != 1 || p->payload[2] != 6 ||
+	    (p->captured >= 240 && memcmp(p->payload + 236, cookie, 4)))
+		return false;
 	for (uint32_t at = 240; at + 2 < p->captured && p->payload[at] != 255;) {
 		if (!p->payload[at]) {
 			at++;
 			continue;
 		}
-		if (p->payload[at] == 53) /* a discover, or the offer to one that was not seen */
-			begins = p->payload[at + 2] == p->payload[0];
+		if (p->payload[at] == 53)
+			return p->payload[at + 2] == p->payload[0];
 		at += 2u + p->payload[at + 1];
 	}
-	if (!begins)
+	/* Cut before it says what it is: who has no address and asks for one, a relay's clients too, has just come up. */
+	static const uint8_t nothing[4];
+	return p->captured < p->length && p->length >= 244 && p->payload[0] == 1 && !memcmp(p->payload + 12, nothing, 4) &&
+	       p->destination_port == 67;
+}
+
+/* A DHCP discover of a node that is not booting already begins its boot. */
+void see_dhcp(Counter *c, const Packet *p)
+{
+	if (!is_discover(p))
 		return;
 	Link *link = c->links + link_of(c, p->payload + 28);
 	if (link == c->links || booting(c, link, p->time))

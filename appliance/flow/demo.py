@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from appliance.errors import SmsError
 from appliance.flow.build import build
+from appliance.flow.classify import Question, classify
 from appliance.flow.context import open_cluster
 from appliance.flow.lab import lab_up
 from appliance.host.base import Host
 from appliance.lab import Lab
+from appliance.lab.capture import SWITCH, listener
 from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC
-from appliance.progress import Progress
+from appliance.progress import Progress, Silent
+from appliance.tools import tcpdump
 
 OUTSIDE = GATEWAY[PUBLIC]
 CARRIER = "host-a"
+LISTEN_S = 3600
+"""The capture ends with the demo; this is for a demo that was killed."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +77,45 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
     node, other = lab.host(lab.nodes[0]), lab.host(lab.nodes[-1])
     check("a signed services container", build_image, own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
-    check("every compute node is idle", lambda: wait_idle(node, len(lab.nodes)))
-    job = check("a Slurm job from a compute node", lambda: run_job(node)).split()[1]
-    check("its mail arrives outside", lambda: mail_arrives(lab.host("outside"), job))
-    check("the outside, through the container's NAT", lambda: fetch_outside(node))
-    check("a node's syslog arrives in the container", lambda: syslog_arrives(lab, other))
-    check("a node's clock follows the container", lambda: clock_follows(node))
+    with tempfile.TemporaryDirectory(prefix="sms-demo-") as folder:
+        capture = Path(folder) / "demo.pcap"
+        with listening(lab, capture):
+            check("every compute node is idle", lambda: wait_idle(node, len(lab.nodes)))
+            job = check("a Slurm job from a compute node", lambda: run_job(node)).split()[1]
+            check("its mail arrives outside", lambda: mail_arrives(lab.host("outside"), job))
+            check("the outside, through the container's NAT", lambda: fetch_outside(node))
+            check("a node's syslog arrives in the container", lambda: syslog_arrives(lab, other))
+            check("a node's clock follows the container", lambda: clock_follows(node))
+        check("what must never stop, by the traffic of all this", lambda: time_critical(capture))
     return shown
+
+
+@contextmanager
+def listening(lab: Lab, capture: Path) -> Iterator[None]:
+    """Capture the provisioning network for as long as the context lasts."""
+    host, interface = listener(lab.layout, SWITCH)
+    with capture.open("wb") as file, host.running(*tcpdump.capture_argv(interface, LISTEN_S)) as running:
+
+        def copy() -> None:
+            while block := os.read(running.out, tcpdump.BLOCK):
+                file.write(block)
+
+        copier = threading.Thread(target=copy, daemon=True)
+        copier.start()
+        yield
+        # The kernel hands the last second's packets over late.
+        time.sleep(tcpdump.LAST_S)
+        running.stop()
+        copier.join()
+
+
+def time_critical(capture: Path) -> str:
+    """The services that nodes need at every moment, as `sms classify` says."""
+    found = classify(Question(captures=(str(capture),)), Silent())
+    names = [service.name for service in found.services if service.verdict == "time-critical"]
+    if missing := {"slurmctld", "rsyslog", "nat"} - set(names):
+        raise SmsError(f"the classification does not say so of {', '.join(sorted(missing))}")
+    return f"{', '.join(names)}; seen in {found.capture.packets:,} packets"
 
 
 def start(lab: Lab, quiet: bool) -> str:

@@ -183,3 +183,10 @@ def move(frame: bytes) -> bytes:
     ends = (frame[26:30], frame[30:34])
     moved = (b"\x0a\x02" + end[2:] if end[:3] == b"\x0a\x01\x01" else end for end in ends)
     return frame[:26] + b"".join(moved) + frame[34:]
+
+
+@pytest.mark.parametrize("snap", [76, 96, 128, 300])
+def test_boots_are_seen_where_dhcp_is_cut_before_it_says_what_it_is(tmp_path: Path, made: Made, snap: int) -> None:
+    """Who has no address and asks for one has just come up."""
+    found = look(tmp_path, files.pcap(made.packets(), snap=snap))
+    assert (found.nodes.booted, found.nodes.boots_hidden) == (2, False)
