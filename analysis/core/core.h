@@ -137,9 +137,11 @@ typedef struct {
 	const uint8_t *source_mac, *destination_mac;
 	uint8_t chunk; /* first chunk of SCTP, type of ICMP */
 	/* for flows.c */
-	uint32_t a, b;
+	uint32_t a, b;    /* who sends, and to whom */
+	uint64_t ends[2]; /* host and port of both, the smaller number first; way: which one sends */
 	uint64_t hash;
 	uint32_t flow;
+	uint8_t way;
 } Packet;
 
 typedef struct {
@@ -176,10 +178,14 @@ typedef struct {
 	int64_t began, settled;
 } Boot;
 
+/* One end of a flow: a host and its port in one number. */
+static inline uint64_t end_of(uint32_t host, uint16_t port) { return (uint64_t)host << 16 | port; }
+static inline uint32_t host_at(uint64_t end) { return (uint32_t)(end >> 16); }
+static inline uint16_t port_at(uint64_t end) { return (uint16_t)end; }
+
 typedef struct {
-	uint32_t a, b;
-	uint16_t a_port, b_port;
-	uint8_t protocol, flags, closed, client; /* client: 0 is a, 1 is b */
+	uint64_t ends[2]; /* the smaller number first */
+	uint8_t protocol, flags, closed, client; /* client: which end */
 	uint32_t pair; /* of a flow that waits: its Gather */
 	uint32_t sequence, hash;
 	uint32_t sample; /* index into sampled, NONE, or WAITS */
@@ -190,13 +196,14 @@ enum { FLOW_USED = 1, FLOW_OPENED = 2, FLOW_MIDSTREAM = 4, FLOW_RESUMED = 8, FLO
        FLOW_TFTP = 64, FLOW_CONTACT = 128 };
 
 typedef struct {
+	/* What a contact and an answer touch stands in the first 64 bytes. */
 	uint32_t client, server, hash;
 	uint16_t port;
 	uint8_t protocol, kind;
-	uint32_t opened, midstream, resumed, unanswered;
-	uint64_t packets[2], bytes[2];
 	int64_t first, last, contact;
 	uint32_t boots, contacts_boot, contacts_steady, intervals_seen, latencies_seen;
+	uint32_t opened, midstream, resumed, unanswered;
+	uint64_t packets[2], bytes[2];
 	float intervals[INTERVALS], latencies[LATENCIES];
 	uint16_t timeline[BINS], timeline_boot[BINS];
 } Pair;
@@ -349,7 +356,8 @@ typedef struct {
 	uint32_t pair_count, pair_room, pair_mask;
 	uint32_t *pair_slots;
 	int64_t bin;
-	int64_t bin_base;
+	int64_t bin_base, bin_from, bin_to; /* the part of the timeline that the contact before fell into */
+	uint32_t bin_at;
 	uint64_t *learnt;
 	Fragment *fragments;
 	Transfer *transfers;

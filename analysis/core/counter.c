@@ -11,10 +11,19 @@ static void run_batch(void *owner)
 {
 	Counter *c = owner;
 	for (uint32_t i = 0; i < c->batched; i++) {
-		const Slot *slot = c->flow_slots + ((uint32_t)c->batch[i].hash & c->flow_mask);
-		if (slot->index != NONE)
-			__builtin_prefetch(c->flows + slot->index, 1);
-		__builtin_prefetch((const char *)(c->flows + (slot->index != NONE ? slot->index : 0)) + 64, 1);
+		Packet *p = c->batch + i;
+		const Slot *slot = c->flow_slots + ((uint32_t)p->hash & c->flow_mask);
+		p->flow = slot->hash == (uint32_t)p->hash ? slot->index : NONE;
+		if (p->flow != NONE) {
+			const char *flow = (const char *)(c->flows + p->flow);
+			__builtin_prefetch(flow, 1);
+			__builtin_prefetch(flow + 64, 1);
+		}
+	}
+	for (uint32_t i = 0; i < c->batched; i++) {
+		const Packet *p = c->batch + i;
+		if (p->flow != NONE && p->length && c->flows[p->flow].pair < c->pair_count)
+			__builtin_prefetch(c->pairs + c->flows[p->flow].pair, 1);
 	}
 	for (uint32_t i = 0; i < c->batched; i++) {
 		const Packet *p = c->batch + i;
@@ -94,7 +103,7 @@ static int64_t plausible(Counter *c, int64_t time)
 	if (c->odd_times > 16) {
 		c->odd_times = 0;
 		if (c->packets < 64) /* it was the beginning that was wrong: a clock not set yet */
-			c->start = c->end = c->bin_base = time;
+			c->start = c->end = c->bin_base = time, c->bin_to = 0;
 		return time;
 	}
 	count_skipped(c, "time far from its neighbours'");
@@ -180,11 +189,11 @@ static bool take_record(void *owner, const Record *record)
 		from->flags |= HOST_OUTGOING;
 	if (__builtin_expect(p->what & (FIRST_FRAGMENT | LATER_FRAGMENT), 0))
 		see_fragment(c, p);
-	bool swap = p->a > p->b || (p->a == p->b && p->source_port > p->destination_port);
-	uint64_t hosts = swap ? (uint64_t)p->b << 32 | p->a : (uint64_t)p->a << 32 | p->b;
-	uint64_t ports = swap ? (uint64_t)p->destination_port << 16 | p->source_port
-	                      : (uint64_t)p->source_port << 16 | p->destination_port;
-	p->hash = hash_words(c, hosts, ports << 8 | p->protocol);
+	uint64_t sender = end_of(p->a, p->source_port), receiver = end_of(p->b, p->destination_port);
+	p->way = sender > receiver;
+	p->ends[0] = sender < receiver ? sender : receiver;
+	p->ends[1] = sender < receiver ? receiver : sender;
+	p->hash = hash_words(c, p->ends[0], p->ends[1] << 8 | p->protocol);
 	__builtin_prefetch(c->flow_slots + ((uint32_t)p->hash & c->flow_mask));
 	if (++c->batched == BATCH)
 		run_batch(c);

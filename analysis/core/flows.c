@@ -77,7 +77,7 @@ static bool is_transfer(Counter *c, const Packet *p, Flow *flow)
 {
 	const Transfer *to = transfer_at(c, p->b, p->destination_port);
 	if (to->used && to->client == p->b && to->server == p->a && to->port == p->destination_port) {
-		flow->client = flow->a == p->b && flow->a_port == p->destination_port ? 0 : 1;
+		flow->client = !p->way;
 		return true;
 	}
 	return false;
@@ -106,7 +106,9 @@ static int kind_of(const Counter *c, uint8_t protocol, uint16_t port, const uint
 	return 0;
 }
 
-static inline uint16_t server_port(const Flow *f) { return f->client ? f->a_port : f->b_port; }
+static inline uint16_t server_port(const Flow *f) { return port_at(f->ends[!f->client]); }
+static inline uint32_t client_of(const Flow *f) { return host_at(f->ends[f->client]); }
+static inline uint32_t server_of(const Flow *f) { return host_at(f->ends[!f->client]); }
 
 static void assign(Counter *c, Flow *f, uint8_t kind)
 {
@@ -117,7 +119,7 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 		port = 0;
 	else if (port >= DYNAMIC && !bit(c->known, f->protocol, port))
 		port = 0;
-	uint32_t client = f->client ? f->b : f->a, server = f->client ? f->a : f->b;
+	uint32_t client = client_of(f), server = server_of(f);
 	uint32_t index = find_pair(c, client, server, f->protocol, port, kind);
 	f->pair = index;
 	if (index == NONE)
@@ -195,7 +197,7 @@ static void keep_flow(Counter *c, const Flow *f)
 	}
 	int up = f->client;
 	c->kept[c->kept_count++] = (Kept){
-	    up ? f->b : f->a, up ? f->a : f->b, up ? f->b_port : f->a_port, up ? f->a_port : f->b_port, f->protocol,
+	    client_of(f), server_of(f), port_at(f->ends[up]), server_port(f), f->protocol,
 	    {f->packets[up], f->packets[!up]}, {f->bytes[up], f->bytes[!up]}};
 }
 
@@ -268,7 +270,6 @@ static void make_room(Counter *c)
 
 static void begin(Counter *c, Flow *f, const Packet *p)
 {
-	bool sender_is_a = f->a == p->a && f->a_port == p->source_port;
 	bool serves = false;
 	uint8_t state = FLOW_OPENED;
 	if (p->protocol == TCP && (p->what & HAS_FLAGS)) {
@@ -285,10 +286,10 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 		if (serves || p->protocol == TCP)
 			state = FLOW_MIDSTREAM;
 	}
-	f->client = sender_is_a == serves;
+	f->client = serves ? !p->way : p->way;
 	f->flags = (uint8_t)(FLOW_USED | state);
 	if (state == FLOW_OPENED && p->protocol == TCP)
-		learn_server(c, f->client ? f->a : f->b, TCP, server_port(f));
+		learn_server(c, server_of(f), TCP, server_port(f));
 	if (p->protocol == UDP && !bit(c->known, UDP, p->source_port) && !bit(c->known, UDP, p->destination_port) &&
 	    is_transfer(c, p, f))
 		f->flags = FLOW_USED | FLOW_TFTP;
@@ -367,7 +368,7 @@ static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 
 static void update(Counter *c, Flow *f, const Packet *p)
 {
-	int way = f->a == p->a && f->a_port == p->source_port ? 0 : 1;
+	int way = p->way;
 	bool from_client = way == f->client;
 	uint64_t before = f->bytes[way];
 	f->packets[way]++;
@@ -383,7 +384,7 @@ static void update(Counter *c, Flow *f, const Packet *p)
 	if (p->length || p->protocol == ICMP || p->protocol == ICMP6)
 		speak(c, f, p, from_client);
 	if ((f->flags & FLOW_BOOT) && before / LOADING != f->bytes[way] / LOADING) {
-		Link *link = c->links + c->hosts[f->client ? f->b : f->a].link;
+		Link *link = c->links + c->hosts[client_of(f)].link;
 		if (booting(c, link, p->time))
 			link->novel = p->time;
 	}
@@ -409,11 +410,8 @@ static uint32_t open_flow(Counter *c, const Packet *p, uint32_t at)
 	uint32_t index = c->free_count ? c->free_flows[--c->free_count] : c->flow_count++;
 	Flow *f = c->flows + index;
 	memset(f, 0, sizeof *f);
-	bool swap = p->a > p->b || (p->a == p->b && p->source_port > p->destination_port);
-	f->a = swap ? p->b : p->a;
-	f->b = swap ? p->a : p->b;
-	f->a_port = swap ? p->destination_port : p->source_port;
-	f->b_port = swap ? p->source_port : p->destination_port;
+	f->ends[0] = p->ends[0];
+	f->ends[1] = p->ends[1];
 	f->protocol = p->protocol;
 	f->hash = (uint32_t)p->hash;
 	f->sequence = p->sequence;
@@ -424,12 +422,9 @@ static uint32_t open_flow(Counter *c, const Packet *p, uint32_t at)
 	return index;
 }
 
-static bool is_flow(const Flow *f, const Packet *p)
+static inline bool is_flow(const Flow *f, const Packet *p)
 {
-	if (f->protocol != p->protocol)
-		return false;
-	return (f->a == p->a && f->b == p->b && f->a_port == p->source_port && f->b_port == p->destination_port) ||
-	       (f->a == p->b && f->b == p->a && f->a_port == p->destination_port && f->b_port == p->source_port);
+	return f->ends[0] == p->ends[0] && f->ends[1] == p->ends[1] && f->protocol == p->protocol;
 }
 
 static uint32_t find_flow(const Counter *c, const Packet *p, uint32_t *at)
@@ -443,7 +438,10 @@ static uint32_t find_flow(const Counter *c, const Packet *p, uint32_t *at)
 
 void count_packet(Counter *c, const Packet *p)
 {
-	uint32_t at, index = find_flow(c, p, &at);
+	uint32_t at = NONE, index = p->flow;
+	/* Since it was looked up ahead it may have been folded, and its place taken. */
+	if (index == NONE || !(c->flows[index].flags & FLOW_USED) || !is_flow(c->flows + index, p))
+		index = find_flow(c, p, &at);
 	if (index == NONE) {
 		if ((p->what & LATER_FRAGMENT) && !(p->what & HAS_PORTS)) {
 			count_other(c, OTHER_FRAGMENT, 0, 1, p->wire);

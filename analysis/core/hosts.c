@@ -163,16 +163,16 @@ uint32_t together(Counter *c, uint32_t link)
 	return l->together;
 }
 
-uint32_t host_of(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac)
+uint32_t search_host(Counter *c, const uint8_t *address, uint8_t length, uint32_t hash, const uint8_t *mac)
 {
-	uint32_t hash = hash_address(c, address, length), at = hash & (SLOTS_HOST - 1);
+	uint32_t at = hash & (SLOTS_HOST - 1);
 	for (;; at = (at + 1) & (SLOTS_HOST - 1)) {
 		Slot *slot = c->host_slots + at;
 		if (slot->index == NONE)
 			break;
 		if (slot->hash == hash) {
 			Host *host = c->hosts + slot->index;
-			if (host->length == length && !memcmp(host->address, address, length))
+			if (host->length == length && same_address(host->address, address, length))
 				return slot->index;
 		}
 	}

@@ -90,8 +90,10 @@ static void fold_timeline(uint16_t *bins)
 	}
 }
 
-static int bin_of(Counter *c, int64_t now)
+static uint32_t bin_of(Counter *c, int64_t now)
 {
+	if (now >= c->bin_from && now < c->bin_to) /* as the contact before: divisions are slow */
+		return c->bin_at;
 	if (now <= c->bin_base)
 		return 0;
 	while ((now - c->bin_base) / c->bin >= BINS) {
@@ -101,14 +103,17 @@ static int bin_of(Counter *c, int64_t now)
 		}
 		c->bin *= 2;
 	}
-	return (int)((now - c->bin_base) / c->bin);
+	c->bin_at = (uint32_t)((now - c->bin_base) / c->bin);
+	c->bin_from = c->bin_base + c->bin_at * c->bin;
+	c->bin_to = c->bin_from + c->bin;
+	return c->bin_at;
 }
 
 /* Who has no address yet is only just coming up: 0.0.0.0, or ::. */
 static bool is_nameless(const Host *host)
 {
 	static const uint8_t nothing[16];
-	return host->length && !memcmp(host->address, nothing, host->length);
+	return host->length && same_address(host->address, nothing, host->length);
 }
 
 void contact(Counter *c, Pair *pair, int64_t now)
@@ -127,7 +132,7 @@ void contact(Counter *c, Pair *pair, int64_t now)
 		if (booting(c, far, now))
 			link = far;
 	}
-	int bin = bin_of(c, now);
+	uint32_t bin = bin_of(c, now);
 	uint16_t *timeline = pair->timeline;
 	bool nameless = is_nameless(c->hosts + pair->client);
 	if (link->booting || nameless) {

@@ -22,14 +22,27 @@ static inline uint64_t word(const uint8_t *p)
 	return value;
 }
 
+/* Multiplying by a random odd number and taking the upper half spreads whatever comes (Dietzfelbinger 1997). */
 static inline uint32_t hash_address(const Counter *c, const uint8_t *address, uint8_t length)
 {
 	if (length == 4) {
 		uint32_t value;
 		memcpy(&value, address, 4);
-		return (uint32_t)(mix((value ^ c->seed[0]) * (c->seed[1] | 1)) >> 16);
+		return (uint32_t)((value ^ c->seed[0]) * (c->seed[1] | 1) >> 32);
 	}
 	return (uint32_t)(mix((word(address) ^ c->seed[0]) * (c->seed[1] | 1) + (word(address + 8) ^ c->seed[2]) * (c->seed[3] | 1)) >> 16);
+}
+
+/* Not memcmp: this is asked twice of every packet, and a call costs more than the answer. */
+static inline bool same_address(const uint8_t *one, const uint8_t *two, uint8_t length)
+{
+	if (length == 4) {
+		uint32_t a, b;
+		memcpy(&a, one, 4);
+		memcpy(&b, two, 4);
+		return a == b;
+	}
+	return word(one) == word(two) && word(one + 8) == word(two + 8);
 }
 
 /* For tables where the later one takes the place of the earlier: which ones meet there is the same every time. */
@@ -40,7 +53,8 @@ static inline uint64_t place_of(uint64_t one, uint64_t two)
 
 static inline uint64_t hash_words(const Counter *c, uint64_t one, uint64_t two)
 {
-	return mix(mix((one ^ c->seed[0]) * (c->seed[1] | 1)) + (two ^ c->seed[2]) * (c->seed[3] | 1));
+	uint64_t sum = (one ^ c->seed[0]) * (c->seed[1] | 1) + (two ^ c->seed[2]) * (c->seed[3] | 1);
+	return mix(sum ^ sum >> 29);
 }
 
 /* ---- what was asked for ------------------------------------------------------------------------ */
@@ -66,11 +80,24 @@ uint32_t link_of(Counter *c, const uint8_t *mac);
 bool booting(Counter *c, Link *link, int64_t now);
 void see_dhcp(Counter *c, const Packet *p);
 void see_neighbour(Counter *c, const Packet *p);
-uint32_t host_of(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac);
+/* The number of an address that was not at its first place in the table; it may be new. */
+uint32_t search_host(Counter *c, const uint8_t *address, uint8_t length, uint32_t hash, const uint8_t *mac);
 /* The host that stands for all further addresses behind a router. */
 uint32_t together(Counter *c, uint32_t link);
 void learn_mac(Counter *c, uint32_t index, const uint8_t *mac);
 void claim(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac);
+
+static inline uint32_t host_of(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac)
+{
+	uint32_t hash = hash_address(c, address, length);
+	const Slot *slot = c->host_slots + (hash & (SLOTS_HOST - 1));
+	if (__builtin_expect(slot->hash == hash && slot->index != NONE, 1)) {
+		const Host *host = c->hosts + slot->index;
+		if (__builtin_expect(host->length == length && same_address(host->address, address, length), 1))
+			return slot->index;
+	}
+	return search_host(c, address, length, hash, mac);
+}
 
 /* ---- pairs.c --------------------------------------------------------------------------------- */
 

@@ -121,7 +121,10 @@ def test_tampered_captures(fuzzers: dict[str, Path], seeds: list[str], tables: s
 FLAWS = {
     "reads behind the end": ("decode.c", "if (b.left < 40)", "if (b.left < 24)", "heap-buffer-overflow"),
     "loses packets": ("flows.c", "c->beyond[0] += ", "c->beyond[0] += 0 * ", "does not hold: packets + others"),
-    "does not end": ("hosts.c", "at += 2u + p->payload[at + 1];", "at += p->payload[at + 1];", "does not end"),
+    "does not end": (
+        *("reader.c", "s->start < stop; s->start++)\n\t\t\tif (chain_here", "s->start < stop;)\n\t\t\tif (chain_here"),
+        "does not end",
+    ),
 }
 
 
