@@ -31,7 +31,7 @@ test: setup-tests
 	.venv/bin/python -m pytest
 
 fast: setup-tests
-	.venv/bin/python -m pytest tests/unit -m "not peer"
+	.venv/bin/python -m pytest tests/unit -m "not slow"
 
 lint: setup-tests
 	.venv/bin/python -m pytest -q tests/unit/test_lint.py

@@ -17,7 +17,7 @@ from tests.captures.cluster import ALL, STEADY, Made, Plan, simulate
 from tests.captures.samples import Sample
 from tests.captures.sharks import Counted, by_tshark, tshark
 
-pytestmark = pytest.mark.peer
+pytestmark = pytest.mark.slow
 
 Need = Callable[[str], str]
 

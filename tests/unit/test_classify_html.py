@@ -435,7 +435,7 @@ def written(name: str, folder: Path) -> Path:
     return page
 
 
-@pytest.mark.peer
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 1010, 900, 390, 320])
 @pytest.mark.parametrize("name", PAGES)
@@ -452,7 +452,7 @@ def test_in_a_browser(name: str, width: int, scheme: str, browser: Browser, tmp_
     assert dark == (scheme == "dark")
 
 
-@pytest.mark.peer
+@pytest.mark.slow
 def test_on_paper_the_evidence_is_open(browser: Browser, tmp_path: Path) -> None:
     browser.visit(written("paper", tmp_path), width=720, scheme="dark", media="print")
     shown = browser.evaluate("document.getElementById('service-1').getBoundingClientRect().height")
@@ -461,7 +461,7 @@ def test_on_paper_the_evidence_is_open(browser: Browser, tmp_path: Path) -> None
     measure(browser, width=720, prints=True)
 
 
-@pytest.mark.peer
+@pytest.mark.slow
 def test_a_name_leads_to_its_evidence(browser: Browser, tmp_path: Path) -> None:
     browser.visit(written("paper", tmp_path), width=1280)
     opened = """(async () => {
@@ -472,7 +472,7 @@ def test_a_name_leads_to_its_evidence(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate(opened) == ["slurmctld"]
 
 
-@pytest.mark.peer
+@pytest.mark.slow
 def test_the_policy_holds(browser: Browser, tmp_path: Path) -> None:
     """What would be injected runs nothing, styles nothing, and reaches nobody."""
     browser.visit(written("paper", tmp_path), width=1280)
@@ -489,7 +489,7 @@ def test_the_policy_holds(browser: Browser, tmp_path: Path) -> None:
     assert browser.requests()[1:] == []
 
 
-@pytest.mark.peer
+@pytest.mark.slow
 def test_the_picture_is_a_picture(browser: Browser, tmp_path: Path) -> None:
     """Bars, bands and arrows have a place and a size in the browser, and colours of their own."""
     browser.visit(written("paper", tmp_path), width=390)

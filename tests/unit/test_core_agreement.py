@@ -18,7 +18,7 @@ from tests.captures.cluster import Plan, simulate
 from tests.captures.native import by_core, differences, pairs, run_core
 from tests.captures.sharks import Counted, by_tshark
 
-pytestmark = pytest.mark.peer
+pytestmark = pytest.mark.slow
 
 Need = Callable[[str], str]
 

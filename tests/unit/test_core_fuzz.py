@@ -30,7 +30,7 @@ from tests.captures import packets as p
 from tests.captures.native import PORTS, run_core
 from tests.conftest import find_tool
 
-pytestmark = pytest.mark.peer
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = Path(os.environ.get("SMS_CAPTURES") or ROOT.parent / "shared" / "captures")

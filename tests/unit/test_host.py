@@ -93,6 +93,7 @@ def test_a_program_that_is_missing_has_a_hint(host: Host) -> None:
     assert "sms doctor" in caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_line", [False, True], ids=["whole", "by line"])
 @pytest.mark.parametrize("stubborn", [False, True], ids=["ends", "ignores TERM"])
 def test_a_timeout_ends_all_that_was_started(host: Host, tmp_path: Path, on_line: bool, stubborn: bool) -> None:
@@ -106,6 +107,7 @@ def test_a_timeout_ends_all_that_was_started(host: Host, tmp_path: Path, on_line
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("child", "grandchild"))
 
 
+@pytest.mark.slow
 def test_what_holds_stderr_open_does_not_outlast_the_timeout(host: Host) -> None:
     with pytest.raises(CommandTimeout):
         host.run("sh", "-c", "sleep 60 >/dev/null &", timeout=1, on_line=print)
@@ -118,6 +120,7 @@ def test_hold_gives_the_first_line_and_ends_with_its_input(host: Host, tmp_path:
     assert (tmp_path / "ended").exists()
 
 
+@pytest.mark.slow
 def test_hold_lasts_longer_than_its_timeout(host: Host, tmp_path: Path) -> None:
     with host.hold("sh", "-c", f"echo ready; cat; touch {tmp_path}/ended", timeout=0.5):
         time.sleep(1)

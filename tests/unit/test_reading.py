@@ -108,6 +108,7 @@ def interrupted(first: bytes, last: bytes, *, before_s: float) -> subprocess.Com
     return subprocess.CompletedProcess([], child.returncode, out, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_back", [False, True], ids=["as it comes", "all at the end"])
 def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, packets: list[Packet]) -> None:
     import json
@@ -121,6 +122,7 @@ def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, packets: list[
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_files_are_read_is_an_interruption(tmp_path: Path) -> None:
     """A file of holes takes long enough; no thread goes on behind."""
     path = tmp_path / "zeroes.pcap"

@@ -101,6 +101,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_table_one_of_other_clusters(variant: str, tmp_path: Path) -> None:
     assert groups(found(write(tmp_path, simulate(VARIANTS[variant])))) == TABLE_ONE
@@ -248,6 +249,7 @@ def as_it_is(small: Made, tmp_path_factory: pytest.TempPathFactory) -> Classific
     return found(write(tmp_path_factory.mktemp("small"), small))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_how_it_is_written_changes_nothing(
     way: str, small: Made, as_it_is: Classification, need: Need, tmp_path: Path
@@ -262,6 +264,7 @@ def test_how_it_is_written_changes_nothing(
     assert numbers(found(*reversed(names))) == numbers(as_it_is)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snap", [64, 96, 128])
 def test_short_snap_lengths_change_no_verdict(snap: int, small: Made, as_it_is: Classification, tmp_path: Path) -> None:
     short = tmp_path / "short.pcap"
