@@ -103,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         verb = arguments.verb
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has its way
+            signal.signal(signal.SIGHUP, _interrupt)
         status: int = arguments.run(arguments)
         _flush()
     except SmsError as error:

@@ -198,8 +198,10 @@ def _warming(question: Question) -> Iterator[None]:
         return
     thread = threading.Thread(target=_warm, daemon=True)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()  # an interpreter that ends under a thread that imports aborts
 
 
 def _warm() -> None:

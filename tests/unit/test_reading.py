@@ -87,7 +87,9 @@ def test_packets_that_were_cut(packets: list[Packet], tmp_path: Path) -> None:
     assert observed(tmp_path, files.pcap(packets)).cut == 0
 
 
-def interrupted(first: bytes, last: bytes, *, before_s: float) -> subprocess.CompletedProcess[str]:
+def interrupted(
+    first: bytes, last: bytes, *, before_s: float, by: signal.Signals = signal.SIGINT
+) -> subprocess.CompletedProcess[str]:
     """`sms classify -` at the end of a pipe whose writer, at Ctrl-C, says its last and stays for a while."""
     read, write = os.pipe()
     child = subprocess.Popen(
@@ -98,7 +100,7 @@ def interrupted(first: bytes, last: bytes, *, before_s: float) -> subprocess.Com
         # More than a pipe holds: who takes the last of it is at work.
         os.write(write, first)
         time.sleep(before_s)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(by)
         time.sleep(0.3)
         os.write(write, last)
         time.sleep(0.3)
@@ -108,15 +110,18 @@ def interrupted(first: bytes, last: bytes, *, before_s: float) -> subprocess.Com
     return subprocess.CompletedProcess([], child.returncode, out, errors)
 
 
+ENDS = [(False, signal.SIGINT), (True, signal.SIGINT), (False, signal.SIGHUP), (False, signal.SIGTERM)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("held_back", [False, True], ids=["as it comes", "all at the end"])
-def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, packets: list[Packet]) -> None:
+@pytest.mark.parametrize(("held_back", "by"), ENDS, ids=["as it comes", "all at the end", "hangup", "term"])
+def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, by: signal.Signals, packets: list[Packet]) -> None:
     import json
 
     some = packets[:400]
     data = files.pcap(some)
     cut = 0 if held_back else len(data) // 2
-    done = interrupted(data[:cut], data[cut:], before_s=2.0)
+    done = interrupted(data[:cut], data[cut:], before_s=2.0, by=by)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["capture"]["packets"] == len(some)
     assert "Traceback" not in done.stderr
