@@ -32,8 +32,10 @@
 #define MAX_BOOTS 65536u
 #define MAX_ADDRESSES 4096u /* of one link address; a router's further ones are counted together */
 #define MAX_SAMPLED 64
+#define MAX_SAMPLES (MAX_SAMPLED * 65536u)
 #define MAX_PAYLOAD 1024u
 #define MAX_PROBLEMS 100
+#define MAX_FILES (1u << 20)
 #define MAX_OTHERS 96
 #define INTERVALS 16
 #define LATENCIES 32
@@ -118,7 +120,7 @@ int read_capture(Source *source, const Sink *sink);
 
 /* ---- decode.c ------------------------------------------------------------------------------- */
 
-enum { HAS_FLAGS = 1, HAS_PORTS = 2, LATER_FRAGMENT = 4, FIRST_FRAGMENT = 8, OUTGOING = 16, HAS_MAC = 32, HAS_DST = 64 };
+enum { HAS_FLAGS = 1, HAS_PORTS = 2, LATER_FRAGMENT = 4, FIRST_FRAGMENT = 8, OUTGOING = 16 };
 enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
 
 /* What a frame is when no flow can be made of it; `value` tells which. */
@@ -159,7 +161,6 @@ typedef struct {
 	uint8_t address[16];
 	uint8_t mac[2][6], via[6], claimed[6];
 	uint8_t length, macs, flags; /* flags: HOST_ */
-	uint8_t unused;
 	uint32_t hash, link;
 	uint64_t sent, received;
 } Host;
@@ -168,7 +169,7 @@ enum { HOST_VIA = 1, HOST_CLAIMED = 2, HOST_OUTGOING = 4, HOST_TOGETHER = 8 };
 /* A link address, and the boot of the node that has it. */
 typedef struct {
 	uint8_t mac[6];
-	bool used, booting;
+	bool booting;
 	uint32_t addresses, together, boots, boot;
 	int64_t novel;
 } Link;

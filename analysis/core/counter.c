@@ -120,17 +120,25 @@ static void see_span(Counter *c, int64_t time)
 	span->packets++;
 }
 
+bool grow(void *array, uint32_t *room, size_t size, uint32_t least, uint32_t most)
+{
+	uint32_t wanted = *room == 0 ? least : *room > most / 2 ? most : *room * 2;
+	void *old, *more;
+	memcpy(&old, array, sizeof old);
+	if (wanted > most)
+		wanted = most;
+	if (wanted <= *room || !(more = realloc(old, wanted * size)))
+		return false;
+	memcpy(array, &more, sizeof more);
+	*room = wanted;
+	return true;
+}
+
 bool counter_open(Counter *c)
 {
-	if (c->file == c->span_room) {
-		uint32_t room = c->span_room * 2 + 16;
-		Span *more = realloc(c->spans, room * sizeof *more);
-		if (!more)
-			return false;
-		memset(more + c->span_room, 0, (room - c->span_room) * sizeof *more);
-		c->spans = more;
-		c->span_room = room;
-	}
+	if (c->file == c->span_room && !grow(&c->spans, &c->span_room, sizeof *c->spans, 16, MAX_FILES))
+		return false;
+	c->spans[c->file] = (Span){0};
 	c->fresh = true;
 	return true;
 }
@@ -240,23 +248,19 @@ bool counter_begin(Counter *c)
 	c->bin = NS;
 	c->flow_mask = slots_for(c->max_flows) - 1;
 	c->pair_mask = slots_for(c->max_pairs) - 1;
-	c->flow_room = c->max_flows < 4096 ? c->max_flows : 4096;
-	c->pair_room = c->max_pairs < 1024 ? c->max_pairs : 1024;
 	c->hosts = calloc(MAX_HOSTS, sizeof *c->hosts);
 	c->host_slots = malloc(SLOTS_HOST * sizeof *c->host_slots);
 	c->links = calloc(MAX_LINKS, sizeof *c->links);
 	c->link_slots = malloc(SLOTS_LINK * sizeof *c->link_slots);
-	c->flows = malloc(c->flow_room * sizeof *c->flows);
 	c->free_flows = malloc(c->max_flows * sizeof *c->free_flows);
 	c->flow_slots = malloc(((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
-	c->pairs = malloc(c->pair_room * sizeof *c->pairs);
 	c->pair_slots = malloc(((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
 	c->learnt = calloc(LEARNT, sizeof *c->learnt);
 	c->fragments = calloc(FRAGMENTS, sizeof *c->fragments);
 	c->transfers = calloc(TRANSFERS, sizeof *c->transfers);
 	c->gathers = malloc(MAX_GATHERS * sizeof *c->gathers);
-	if (!c->hosts || !c->host_slots || !c->links || !c->link_slots || !c->flows || !c->free_flows || !c->flow_slots ||
-	    !c->pairs || !c->pair_slots || !c->learnt || !c->fragments || !c->transfers || !c->gathers)
+	if (!c->hosts || !c->host_slots || !c->links || !c->link_slots || !c->free_flows || !c->flow_slots ||
+	    !c->pair_slots || !c->learnt || !c->fragments || !c->transfers || !c->gathers)
 		return false;
 	for (uint32_t i = 0; i < MAX_GATHERS; i++)
 		c->gathers[i].next = i + 1 < MAX_GATHERS ? i + 1 : NONE;

@@ -212,10 +212,8 @@ static bool cooked(Bytes b, size_t header, Packet *p, Other *other)
 	uint16_t type = second ? be16(b.at) : be16(b.at + 14);
 	if (kind == 4)
 		p->what |= OUTGOING;
-	if (size == 6 && hardware == 1) {
+	if (size == 6 && hardware == 1)
 		p->source_mac = b.at + (second ? 12 : 6);
-		p->what |= HAS_MAC;
-	}
 	pass(&b, header);
 	return network(b, type, p, other);
 }
@@ -238,7 +236,6 @@ bool decode(const Record *record, Packet *p, Other *other)
 			return other_is(other, OTHER_SHORT, 0);
 		p->destination_mac = b.at;
 		p->source_mac = b.at + 6;
-		p->what |= HAS_MAC | HAS_DST;
 		pass(&b, 14);
 		return network(b, be16(b.at - 2), p, other);
 	case LINK_IPOIB: /* two InfiniBand addresses, then RFC 4391's header */

@@ -185,15 +185,9 @@ static void gather(Counter *c, Flow *f, const Packet *p)
 
 static void keep_flow(Counter *c, const Flow *f)
 {
-	if (c->kept_count == c->kept_room) {
-		uint32_t room = c->kept_room ? c->kept_room * 2 : 1024;
-		Kept *more = realloc(c->kept, room * sizeof *more);
-		if (!more) {
-			c->out_of_memory = true;
-			return;
-		}
-		c->kept = more;
-		c->kept_room = room;
+	if (c->kept_count == c->kept_room && !grow(&c->kept, &c->kept_room, sizeof *c->kept, 1024, c->keep_flows)) {
+		c->out_of_memory = true;
+		return;
 	}
 	int up = f->client;
 	c->kept[c->kept_count++] = (Kept){
@@ -317,14 +311,8 @@ static void keep_sample(Counter *c, const Flow *f, const Packet *p, bool from_cl
 	Sampled *wanted = c->sampled + f->sample;
 	if (wanted->kept >= wanted->wanted || !p->captured)
 		return;
-	if (c->sample_count == c->sample_room) {
-		uint32_t room = c->sample_room ? c->sample_room * 2 : 64;
-		Sample *more = realloc(c->samples, room * sizeof *more);
-		if (!more)
-			return;
-		c->samples = more;
-		c->sample_room = room;
-	}
+	if (c->sample_count == c->sample_room && !grow(&c->samples, &c->sample_room, sizeof *c->samples, 64, MAX_SAMPLES))
+		return;
 	Sample *sample = c->samples + c->sample_count++;
 	sample->protocol = p->protocol;
 	sample->port = wanted->port;
@@ -397,15 +385,10 @@ static uint32_t open_flow(Counter *c, const Packet *p, uint32_t at)
 		for (at = (uint32_t)p->hash & c->flow_mask; c->flow_slots[at].index != NONE; at = (at + 1) & c->flow_mask)
 			;
 	}
-	if (!c->free_count && c->flow_count == c->flow_room) {
-		uint32_t room = c->flow_room * 2 > c->max_flows ? c->max_flows : c->flow_room * 2;
-		Flow *more = realloc(c->flows, room * sizeof *more);
-		if (!more) {
-			c->out_of_memory = true;
-			return NONE;
-		}
-		c->flows = more;
-		c->flow_room = room;
+	if (!c->free_count && c->flow_count == c->flow_room &&
+	    !grow(&c->flows, &c->flow_room, sizeof *c->flows, 4096, c->max_flows)) {
+		c->out_of_memory = true;
+		return NONE;
 	}
 	uint32_t index = c->free_count ? c->free_flows[--c->free_count] : c->flow_count++;
 	Flow *f = c->flows + index;

@@ -113,15 +113,7 @@ void see_dhcp(Counter *c, const Packet *p)
 	link->boots++;
 	link->novel = p->time;
 	link->boot = NONE;
-	if (c->boot_count == c->boot_room && c->boot_room < MAX_BOOTS) {
-		uint32_t room = c->boot_room ? c->boot_room * 2 : 1024;
-		Boot *more = realloc(c->boots, room * sizeof *more);
-		if (!more)
-			return;
-		c->boots = more;
-		c->boot_room = room;
-	}
-	if (c->boot_count < c->boot_room) {
+	if (c->boot_count < c->boot_room || grow(&c->boots, &c->boot_room, sizeof *c->boots, 1024, MAX_BOOTS)) {
 		link->boot = c->boot_count;
 		Boot *boot = c->boots + c->boot_count++;
 		memcpy(boot->mac, link->mac, 6);

@@ -13,17 +13,6 @@ static uint64_t pair_hash(const Counter *c, uint32_t client, uint32_t server, ui
 	return hash_words(c, (uint64_t)client << 32 | server, (uint64_t)protocol << 32 | (uint64_t)port << 8 | kind);
 }
 
-static bool more_pairs(Counter *c)
-{
-	uint32_t room = c->pair_room * 2 > c->max_pairs ? c->max_pairs : c->pair_room * 2;
-	Pair *more = realloc(c->pairs, room * sizeof *more);
-	if (!more)
-		return false;
-	c->pairs = more;
-	c->pair_room = room;
-	return true;
-}
-
 uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind)
 {
 	for (int turn = 0;; turn++) {
@@ -46,7 +35,7 @@ uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protoco
 				continue;
 			}
 		}
-		if (c->pair_count >= c->max_pairs || (c->pair_count == c->pair_room && !more_pairs(c)))
+		if (c->pair_count == c->pair_room && !grow(&c->pairs, &c->pair_room, sizeof *c->pairs, 1024, c->max_pairs))
 			return NONE;
 		Pair *pair = c->pairs + c->pair_count;
 		memset(pair, 0, sizeof *pair);

@@ -16,8 +16,9 @@ static bool add(PyObject *list, PyObject *item)
 
 static PyObject *bytes_of(const void *data, size_t length) { return PyBytes_FromStringAndSize(data, (Py_ssize_t)length); }
 
-static PyObject *host_tuple(const Host *host)
+static PyObject *host_tuple(const Counter *c, uint32_t index)
 {
+	const Host *host = c->hosts + index;
 	PyObject *macs = PyTuple_New(host->macs);
 	if (!macs)
 		return NULL;
@@ -32,15 +33,6 @@ static PyObject *host_tuple(const Host *host)
 	                     (Py_ssize_t)(host->flags & HOST_VIA ? 6 : 0), (const char *)host->claimed,
 	                     (Py_ssize_t)(host->flags & HOST_CLAIMED ? 6 : 0), (unsigned long long)host->sent,
 	                     (unsigned long long)host->received, host->flags & HOST_OUTGOING ? Py_True : Py_False);
-}
-
-PyObject *give_hosts(const Counter *counter)
-{
-	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < counter->host_count; i++)
-		if (!add(list, host_tuple(counter->hosts + i)))
-			Py_CLEAR(list);
-	return list;
 }
 
 /* (value, weight) of what the pairs of a group kept: together they stand for all that was seen. */
@@ -148,67 +140,66 @@ PyObject *give_rows(const Counter *c, const char *roles, Py_ssize_t length)
 	return list;
 }
 
-PyObject *give_links(const Counter *c)
+static PyObject *link_tuple(const Counter *c, uint32_t index)
+{
+	const Pair *pair = c->pairs + index;
+	return Py_BuildValue("(IIiiKK)", pair->client, pair->server, pair->protocol, pair->port,
+	                     (unsigned long long)(pair->packets[0] + pair->packets[1]),
+	                     (unsigned long long)(pair->bytes[0] + pair->bytes[1]));
+}
+
+static PyObject *sample_tuple(const Counter *c, uint32_t index)
+{
+	const Sample *sample = c->samples + index;
+	return Py_BuildValue("(iiOLIIy#)", sample->protocol, sample->port, sample->from_client ? Py_True : Py_False,
+	                     (long long)sample->time, sample->source, sample->destination, (const char *)sample->payload,
+	                     (Py_ssize_t)sample->length);
+}
+
+static PyObject *boot_tuple(const Counter *c, uint32_t index)
+{
+	const Boot *boot = c->boots + index;
+	return Py_BuildValue("(y#LL)", (const char *)boot->mac, (Py_ssize_t)6, (long long)boot->began, (long long)boot->settled);
+}
+
+static PyObject *problem_tuple(const Counter *c, uint32_t index)
+{
+	const Problem *problem = c->problems + index;
+	return Py_BuildValue("(IKs)", problem->file, (unsigned long long)problem->offset, problem->what);
+}
+
+static PyObject *flow_tuple(const Counter *c, uint32_t index)
+{
+	const Kept *flow = c->kept + index;
+	const Host *client = c->hosts + flow->client, *server = c->hosts + flow->server;
+	return Py_BuildValue("(y#iy#iiKKKK)", (const char *)client->address, (Py_ssize_t)client->length, flow->client_port,
+	                     (const char *)server->address, (Py_ssize_t)server->length, flow->server_port, flow->protocol,
+	                     (unsigned long long)flow->packets[0], (unsigned long long)flow->bytes[0],
+	                     (unsigned long long)flow->packets[1], (unsigned long long)flow->bytes[1]);
+}
+
+static PyObject *file_tuple(const Counter *c, uint32_t index)
+{
+	const Span *span = c->spans + index;
+	return Py_BuildValue("(LLK)", (long long)span->first, (long long)span->last, (unsigned long long)span->packets);
+}
+
+static PyObject *list_of(const Counter *c, uint32_t count, PyObject *(*tuple)(const Counter *, uint32_t))
 {
 	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < c->pair_count; i++) {
-		const Pair *pair = c->pairs + i;
-		if (!add(list, Py_BuildValue("(IIiiKK)", pair->client, pair->server, pair->protocol, pair->port,
-		                             (unsigned long long)(pair->packets[0] + pair->packets[1]),
-		                             (unsigned long long)(pair->bytes[0] + pair->bytes[1]))))
+	for (uint32_t i = 0; list && i < count; i++)
+		if (!add(list, tuple(c, i)))
 			Py_CLEAR(list);
-	}
 	return list;
 }
 
-PyObject *give_samples(const Counter *c)
-{
-	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < c->sample_count; i++) {
-		const Sample *sample = c->samples + i;
-		if (!add(list, Py_BuildValue("(iiOLIIy#)", sample->protocol, sample->port, sample->from_client ? Py_True : Py_False,
-		                             (long long)sample->time, sample->source, sample->destination,
-		                             (const char *)sample->payload, (Py_ssize_t)sample->length)))
-			Py_CLEAR(list);
-	}
-	return list;
-}
-
-PyObject *give_boots(const Counter *c)
-{
-	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < c->boot_count; i++)
-		if (!add(list, Py_BuildValue("(y#LL)", (const char *)c->boots[i].mac, (Py_ssize_t)6, (long long)c->boots[i].began,
-		                             (long long)c->boots[i].settled)))
-			Py_CLEAR(list);
-	return list;
-}
-
-PyObject *give_problems(const Counter *c)
-{
-	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < c->problem_count; i++)
-		if (!add(list, Py_BuildValue("(IKs)", c->problems[i].file, (unsigned long long)c->problems[i].offset,
-		                             c->problems[i].what)))
-			Py_CLEAR(list);
-	return list;
-}
-
-PyObject *give_flows(const Counter *c)
-{
-	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < c->kept_count; i++) {
-		const Kept *flow = c->kept + i;
-		const Host *client = c->hosts + flow->client, *server = c->hosts + flow->server;
-		if (!add(list, Py_BuildValue("(y#iy#iiKKKK)", (const char *)client->address, (Py_ssize_t)client->length,
-		                             flow->client_port, (const char *)server->address, (Py_ssize_t)server->length,
-		                             flow->server_port, flow->protocol, (unsigned long long)flow->packets[0],
-		                             (unsigned long long)flow->bytes[0], (unsigned long long)flow->packets[1],
-		                             (unsigned long long)flow->bytes[1])))
-			Py_CLEAR(list);
-	}
-	return list;
-}
+PyObject *give_hosts(const Counter *c) { return list_of(c, c->host_count, host_tuple); }
+PyObject *give_links(const Counter *c) { return list_of(c, c->pair_count, link_tuple); }
+PyObject *give_samples(const Counter *c) { return list_of(c, c->sample_count, sample_tuple); }
+PyObject *give_boots(const Counter *c) { return list_of(c, c->boot_count, boot_tuple); }
+PyObject *give_problems(const Counter *c) { return list_of(c, c->problem_count, problem_tuple); }
+PyObject *give_flows(const Counter *c) { return list_of(c, c->kept_count, flow_tuple); }
+PyObject *give_files(const Counter *c) { return list_of(c, c->file, file_tuple); }
 
 static PyObject *other_name(const OtherCount *other)
 {
@@ -279,14 +270,4 @@ PyObject *give_totals(const Counter *c)
 		return dict;
 	Py_DECREF(dict);
 	return NULL;
-}
-
-PyObject *give_files(const Counter *c)
-{
-	PyObject *list = PyList_New(0);
-	for (uint32_t i = 0; list && i < c->file; i++)
-		if (!add(list, Py_BuildValue("(LLK)", (long long)c->spans[i].first, (long long)c->spans[i].last,
-		                             (unsigned long long)c->spans[i].packets)))
-			Py_CLEAR(list);
-	return list;
 }

@@ -70,6 +70,12 @@ static inline bool bit(const uint8_t map[3][8192], uint8_t protocol, uint16_t po
 	return row >= 0 && (map[row][port >> 3] >> (port & 7) & 1);
 }
 
+/* ---- counter.c ------------------------------------------------------------------------------- */
+
+/* Makes an array larger, at first `least` entries, then twice as many each time, `most` at last; `array` is the address
+ * of the pointer to it. False when it cannot be: no memory, or it has that many. */
+bool grow(void *array, uint32_t *room, size_t size, uint32_t least, uint32_t most);
+
 /* ---- hosts.c --------------------------------------------------------------------------------- */
 
 void count_other(Counter *c, int what, uint32_t value, uint64_t packets, uint64_t bytes);

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,24 +20,22 @@ from analysis.classify import classify as judge
 from analysis.errors import CaptureError
 from analysis.model import Classification, Made, Verdict
 from analysis.protocols import warm
-from analysis.reading import Reading, Source, Watch, read_captures, read_stream
+from analysis.reading import Reading, Watch, read_captures, read_stream
 from analysis.roles import find_roles
-from analysis.signatures import PROTOCOLS, FirstBytes, Signature
+from analysis.signatures import Signature
+from analysis.sources import STDIN, Source, check_files
 from appliance import __version__
-from appliance.catalog import Service, read_catalog
-from appliance.catalog.own import OwnService, read_own
 from appliance.config.document import printable
 from appliance.config.wording import nearest
 from appliance.errors import ConfigError, SmsError
 from appliance.flow.init import replace_file
+from appliance.flow.signatures import Catalogue, make_signatures, open_catalogue
 from appliance.host.local import Local
 from appliance.progress import Progress
-from appliance.share import share
 from appliance.tools import tcpdump
 
-__all__ = ["Catalogue", "Question", "classify", "open_catalogue", "units"]
+__all__ = ["STDIN", "Catalogue", "Question", "classify", "open_catalogue", "units"]
 
-STDIN = "-"
 LARGE = 256 << 20
 """Bytes of captures that take the core longer than Python takes to import what comes after."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -67,41 +65,6 @@ class Question:
     nodes: tuple[str, ...] = ()
     services: Path | None = None
     overrides: Mapping[str, Verdict] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Catalogue:
-    """The services that are shipped, and the site's own, which stand before them."""
-
-    shipped: Mapping[str, Service]
-    own: Mapping[str, OwnService]
-
-    def find(self, name: str) -> str:
-        """The name of a service that is called so, or has such a port; else the name as it is."""
-        both: dict[str, Service] = {**self.shipped, **self.own}
-        other = {alias.lower(): each.name for each in both.values() for alias in (*each.ports, *each.known_as)}
-        lower = name.lower()
-        return lower if lower in both else other.get(lower, name)
-
-    def has(self, name: str) -> bool:
-        """Whether a service has this name."""
-        return name in self.shipped or name in self.own
-
-    def nearest(self, name: str, seen: Iterable[str]) -> str:
-        """A hint for a name that nothing goes by."""
-        names = {*self.shipped, *self.own, *(alias for each in self.shipped.values() for alias in each.known_as)}
-        hint = nearest(name, {*names, *seen})
-        return hint if hint.startswith("did you mean") else nearest(name, seen).replace("known here", "seen here")
-
-
-def open_catalogue(services: Path | None) -> Catalogue:
-    """What is shipped, and the site's own folder.
-
-    Raises:
-        ConfigError: with every mistake in that folder.
-    """
-    shipped = read_catalog(share("definitions", "services"))
-    return Catalogue(shipped, read_own(services, shipped) if services else {})
 
 
 def classify(question: Question, progress: Progress, catalogue: Catalogue | None = None) -> Classification:
@@ -219,40 +182,14 @@ def check_captures(question: Question) -> None:
     Raises:
         ConfigError: nothing is named, or something that is not there or no file.
     """
-    if bool(question.live) == bool(question.captures):
-        words = "captures and --live exclude each other" if question.live else "no capture is named"
-        raise ConfigError(words, hint="sms classify FILE..., or - for standard input, or --live INTERFACE")
-    if question.captures.count(STDIN) > 1:
-        raise ConfigError("standard input (-) can be read only once", hint="name - once")
-    for name in question.captures:
-        if name == STDIN:
-            continue
-        shown = printable(name, 200)
-        if Path(name).is_dir():
-            raise ConfigError(f"{shown} is a folder", hint=f"name the files in it: {shown.rstrip('/')}/*.pcap")
-        try:
-            # A named pipe would wait for its writer here.
-            if Path(name).is_fifo():
-                continue
-            with Path(name).open("rb"):
-                pass
-        except (OSError, ValueError) as error:
-            reason = (getattr(error, "strerror", "") or str(error)).lower()
-            raise ConfigError(f"{shown}: cannot be read: {reason}", hint="check the path and its permissions") from None
-    _check_twice(question.captures)
-
-
-def _check_twice(captures: Iterable[str]) -> None:
-    seen: dict[tuple[int, int], str] = {}
-    for name in captures:
-        if name == STDIN:
-            continue
-        status = Path(name).stat()
-        file = (status.st_dev, status.st_ino)
-        if file in seen:
-            also = f", as {printable(seen[file], 200)} too" if seen[file] != name else ""
-            raise ConfigError(f"{printable(name, 200)} is given twice{also}", hint="name every file once")
-        seen[file] = name
+    if question.live and question.captures:
+        raise ConfigError("captures and --live exclude each other", hint="sms classify --live INTERFACE")
+    if question.live:
+        return
+    try:
+        check_files(question.captures)
+    except CaptureError as error:
+        raise ConfigError(units.plain(error.message), hint=units.plain(error.hint)) from None
 
 
 def check_address(value: str, option: str) -> str:
@@ -313,60 +250,6 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
         if overrides.setdefault(name, verdict) != verdict:
             raise ConfigError(f"--override: {printable(name)} is said to be both", hint="say it once")
     return overrides
-
-
-# The catalogue, as the room of analysis wants it
-
-
-def make_signatures(catalogue: Catalogue) -> tuple[Signature, ...]:
-    """How every service is told by its traffic: the site's own first, whose ports are then nobody else's."""
-    shipped, own = catalogue.shipped, catalogue.own
-    ours = [make_signature(each, _carried(each, shipped)) for each in own.values()]
-    taken = {port for each in ours for port in each.ports}
-    theirs = [make_signature(each, each.container) for name, each in shipped.items() if name not in own]
-    return (*ours, *(_without(each, taken) for each in theirs))
-
-
-def _without(signature: Signature, taken: Collection[tuple[int, int]]) -> Signature:
-    """Less the ports that a service of the site's own has; not seeing it means nothing then."""
-    left = tuple(port for port in signature.ports if port not in taken)
-    return replace(signature, ports=left, silent=signature.silent or left != signature.ports)
-
-
-def _carried(service: Service, shipped: Mapping[str, Service]) -> bool:
-    return service.name in shipped and shipped[service.name].container
-
-
-def make_signature(service: Service, carried: bool) -> Signature:
-    """One service of the catalogue as the room of analysis wants it."""
-    traffic = service.traffic
-    verdict: str = service.verdict if isinstance(service, OwnService) else ""
-    why = service.why if isinstance(service, OwnService) else ""
-    # The ports of a service that routes are what it answers itself, not what it is told by.
-    ports = () if traffic.routed else dict.fromkeys((*service.ports, *traffic.ports))
-    return Signature(
-        name=service.name,
-        summary=service.summary,
-        ports=tuple(_port(port) for port in ports),
-        first=tuple(FirstBytes(*_port(each.port), each.at, *each.bounds) for each in traffic.first),
-        routed=traffic.routed,
-        critical=service.critical,
-        boot=traffic.boot,
-        poll=traffic.poll,
-        every_s=traffic.every_s,
-        budget_s=service.outage.seconds,
-        budget_why=service.outage.why,
-        carried=carried,
-        silent=traffic.silent,
-        advice=service.advice,
-        verdict=verdict,
-        verdict_why=why,
-    )
-
-
-def _port(text: str) -> tuple[int, int]:
-    protocol, _, number = text.partition("/")
-    return PROTOCOLS[protocol], 0 if number == "any" else int(number)
 
 
 # What comes out

@@ -27,6 +27,7 @@ from appliance.cli.classify_cmd import FORMS
 from appliance.cli.common import duration
 from appliance.errors import ConfigError, SmsError
 from appliance.flow import classify as flow
+from appliance.flow import signatures
 from appliance.flow.context import open_cluster
 from appliance.flow.site import open_site
 from appliance.progress import Silent
@@ -169,7 +170,7 @@ def test_overrides(words: list[str], expected: dict[str, str] | str) -> None:
         flow.parse_overrides(words)
 
 
-CATALOGUE = flow.open_catalogue(None)
+CATALOGUE = signatures.open_catalogue(None)
 NAMES = {"ntp": "chrony", "tcp/2049": "nfs", "NFSD": "nfs", "NFS": "nfs", "tcp/4444": "tcp/4444", "foo": "foo"}
 
 
@@ -202,7 +203,7 @@ def test_an_override_that_changes_nothing_is_told(name: str, words: str) -> None
 
 
 def test_signatures_of_the_catalogue() -> None:
-    made = {each.name: each for each in flow.make_signatures(CATALOGUE)}
+    made = {each.name: each for each in signatures.make_signatures(CATALOGUE)}
     assert made.keys() == SHIPPED.keys()
     slurm, nat, ssh, munge = (made[name] for name in ("slurmctld", "nat", "ssh", "munge"))
     assert slurm.ports == ((6, 6817), (6, 6818))
@@ -220,7 +221,7 @@ def test_signatures_of_the_catalogue() -> None:
 @pytest.mark.parametrize("length", [60, 1500, 70000])
 def test_slurm_is_told_on_any_port(version: int, length: int) -> None:
     """2.6, 22.05 and 26.11; and neither HTTP, SSH nor TLS is taken for it."""
-    (first,) = (first for first in flow.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
+    (first,) = (first for first in signatures.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
 
     def fits(data: bytes) -> bool:
         part = data[first.offset : first.offset + len(first.low)]
@@ -260,10 +261,10 @@ def test_services_of_the_site(tmp_path: Path) -> None:
         nfs="name: nfs\nverdict: deferrable\nwhy: read while booting only\n",
         portal=OWN.replace("licences", "portal").replace("1947", "443"),
     )
-    made = {each.name: each for each in flow.make_signatures(flow.open_catalogue(folder))}
+    made = {each.name: each for each in signatures.make_signatures(signatures.open_catalogue(folder))}
     new = made["licences"]
     assert (new.ports, new.budget_s, new.critical, new.carried, new.verdict) == (((6, 1947),), 600, True, False, "")
-    nfs, before = made["nfs"], flow.make_signature(SHIPPED["nfs"], False)
+    nfs, before = made["nfs"], signatures.make_signature(SHIPPED["nfs"], False)
     assert nfs == replace(before, verdict="deferrable", verdict_why="read while booting only")
     assert (6, 443) in made["portal"].ports
     assert (6, 443) not in made["http"].ports
@@ -274,7 +275,7 @@ def test_services_of_the_site(tmp_path: Path) -> None:
 
 def test_a_service_that_the_container_carries_stays_carried(tmp_path: Path) -> None:
     folder = own(tmp_path / "own", chrony="name: chrony\noutage: {seconds: 60, why: we are strict}\n")
-    made = {each.name: each for each in flow.make_signatures(flow.open_catalogue(folder))}
+    made = {each.name: each for each in signatures.make_signatures(signatures.open_catalogue(folder))}
     assert (made["chrony"].budget_s, made["chrony"].carried, made["chrony"].every_s) == (60, True, 1024)
 
 

@@ -498,9 +498,9 @@ def wrong_none(folder: Path) -> list[str]:
 
 WRONG = [
     (wrong_folder, r"captures is a folder", "captures/*.pcap"),
-    (wrong_missing, r"none\.pcap: No such file or directory", ""),
-    (wrong_twice, r"one is given twice$", ""),
-    (wrong_by_another_name, r"other is given twice, as .*one too", ""),
+    (wrong_missing, r"none\.pcap: cannot be read: no such file or directory$", "check the path"),
+    (wrong_twice, r"one is given twice$", "name every file once"),
+    (wrong_by_another_name, r"other is given twice, as .*one too$", "name every file once"),
     (wrong_text, r"syslog is neither pcap nor pcapng", "tcpdump -w"),
     (wrong_empty, r"empty is empty", "tcpdump without -U"),
     (wrong_compressed, r"log\.gz is neither pcap nor pcapng", "tcpdump -w"),

@@ -1,0 +1,99 @@
+"""The catalogue, and the site's own services, as `analysis` wants them: how each is told by its traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from analysis.signatures import PROTOCOLS, FirstBytes, Signature
+from appliance.catalog import Service, read_catalog
+from appliance.catalog.own import OwnService, read_own
+from appliance.config.wording import nearest
+from appliance.share import share
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The services that are shipped, and the site's own, which stand before them."""
+
+    shipped: Mapping[str, Service]
+    own: Mapping[str, OwnService]
+
+    def find(self, name: str) -> str:
+        """The name of a service that is called so, or has such a port; else the name as it is."""
+        both: dict[str, Service] = {**self.shipped, **self.own}
+        other = {alias.lower(): each.name for each in both.values() for alias in (*each.ports, *each.known_as)}
+        lower = name.lower()
+        return lower if lower in both else other.get(lower, name)
+
+    def has(self, name: str) -> bool:
+        """Whether a service has this name."""
+        return name in self.shipped or name in self.own
+
+    def nearest(self, name: str, seen: Iterable[str]) -> str:
+        """A hint for a name that nothing goes by."""
+        names = {*self.shipped, *self.own, *(alias for each in self.shipped.values() for alias in each.known_as)}
+        hint = nearest(name, {*names, *seen})
+        return hint if hint.startswith("did you mean") else nearest(name, seen).replace("known here", "seen here")
+
+
+def open_catalogue(services: Path | None) -> Catalogue:
+    """What is shipped, and the site's own folder.
+
+    Raises:
+        ConfigError: with every mistake in that folder.
+    """
+    shipped = read_catalog(share("definitions", "services"))
+    return Catalogue(shipped, read_own(services, shipped) if services else {})
+
+
+def make_signatures(catalogue: Catalogue) -> tuple[Signature, ...]:
+    """How every service is told by its traffic: the site's own first, whose ports are then nobody else's."""
+    shipped, own = catalogue.shipped, catalogue.own
+    ours = [make_signature(each, _carried(each, shipped)) for each in own.values()]
+    taken = {port for each in ours for port in each.ports}
+    theirs = [make_signature(each, each.container) for name, each in shipped.items() if name not in own]
+    return (*ours, *(_without(each, taken) for each in theirs))
+
+
+def _without(signature: Signature, taken: Collection[tuple[int, int]]) -> Signature:
+    """Less the ports that a service of the site's own has; not seeing it means nothing then."""
+    left = tuple(port for port in signature.ports if port not in taken)
+    return replace(signature, ports=left, silent=signature.silent or left != signature.ports)
+
+
+def _carried(service: Service, shipped: Mapping[str, Service]) -> bool:
+    return service.name in shipped and shipped[service.name].container
+
+
+def make_signature(service: Service, carried: bool) -> Signature:
+    """One service of the catalogue as the room of analysis wants it."""
+    traffic = service.traffic
+    verdict: str = service.verdict if isinstance(service, OwnService) else ""
+    why = service.why if isinstance(service, OwnService) else ""
+    # The ports of a service that routes are what it answers itself, not what it is told by.
+    ports = () if traffic.routed else dict.fromkeys((*service.ports, *traffic.ports))
+    return Signature(
+        name=service.name,
+        summary=service.summary,
+        ports=tuple(_port(port) for port in ports),
+        first=tuple(FirstBytes(*_port(each.port), each.at, *each.bounds) for each in traffic.first),
+        routed=traffic.routed,
+        critical=service.critical,
+        boot=traffic.boot,
+        poll=traffic.poll,
+        every_s=traffic.every_s,
+        budget_s=service.outage.seconds,
+        budget_why=service.outage.why,
+        carried=carried,
+        silent=traffic.silent,
+        advice=service.advice,
+        verdict=verdict,
+        verdict_why=why,
+    )
+
+
+def _port(text: str) -> tuple[int, int]:
+    protocol, _, number = text.partition("/")
+    return PROTOCOLS[protocol], 0 if number == "any" else int(number)
