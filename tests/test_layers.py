@@ -25,6 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"config", "catalog"},
     "export": {"plan", "config", "catalog"},
     "host": set(),
+    # Brought to admin hosts as it is: nothing of the rest goes with it.
+    "agent": set(),
     "tools": {"host", "plan"},
     "lab": {"host", "tools", "plan"},
     "provision": {"host", "tools", "plan"},

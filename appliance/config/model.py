@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -230,6 +230,44 @@ class Retention(Section):
     monthly: int = Field(6, ge=0, description="One a month, for so many months.")
 
 
+class BorgRepository(Section):
+    """A Borg repository that snapshots are pushed to, from the admin host that has them."""
+
+    repository: Annotated[
+        str,
+        Text(
+            r"(ssh://[A-Za-z0-9._@:\[\]-]+)?/[A-Za-z0-9._/+@-]*[A-Za-z0-9._+@-]",
+            "a Borg repository",
+            "write it as /backup/sms.borg or ssh://borg@backup.example.org/srv/sms.borg",
+        ),
+    ] = Field(description="Where it is: a folder, or ssh://user@host/path.")
+    passphrase: File = Field(description="A file of mode 0600 with the passphrase that encrypts it.")
+    ssh_key: File | None = Field(None, description="The SSH private key; without it, the usual files of root.")
+    known_hosts: File | None = Field(None, description="SSH host keys; root's own file when not given.")
+
+
+class Snapshots(Section):
+    """How snapshots of the overlay are taken, and where else they go."""
+
+    directory: File | None = Field(
+        None,
+        description="Where they lie; the state folder's snapshots/ when not given. On the overlay's own XFS or "
+        "Btrfs they are taken by reflink.",
+    )
+    method: Literal["auto", "reflink", "delta", "full"] = Field("auto", description="How they are taken.")
+    every_minutes: int = Field(15, ge=1, le=1440, description="Minutes between two scheduled ones.")
+    oldest_minutes: int | None = Field(
+        None,
+        ge=2,
+        le=43200,
+        description="Age of the newest verified one that is too old; twice `every_minutes` and "
+        "five more when not given.",
+    )
+    dump: bool = Field(True, description="Dump databases before each one.")
+    borg: BorgRepository | None = Field(None, description="A Borg repository that they are pushed to.")
+    standby: tuple[HostName, ...] = Field((), description="Admin hosts that they are pushed to.")
+
+
 DEFAULT_SERVICES: tuple[str, ...] = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
 
 
@@ -256,6 +294,7 @@ class Site(Section):
     secrets: Secrets = Field(Secrets(), description="Files that never reach an image.")
     signing: Signing = Field(Signing(), description="Keys that images are signed with and held against.")
     overlay: Overlay = Field(Overlay(), description="The writable part of the container.")
+    snapshots: Snapshots = Field(Snapshots(), description="How snapshots are taken, and where else they go.")
     retention: Retention = Field(Retention(), description="How many snapshots are kept.")
     state: File = Field(
         Path("/var/lib/sms"), description="Images, overlays, snapshots, leases, journal: all below here."

@@ -18,6 +18,7 @@ class Places:
     images: PurePosixPath
     current: PurePosixPath
     overlay: PurePosixPath
+    snapshots: PurePosixPath
     lease: PurePosixPath
     journal: PurePosixPath
     lock: PurePosixPath
@@ -33,6 +34,7 @@ def places(site: Site) -> Places:
         images=state / "images",
         current=state / "images" / f"{site.cluster}.sif",
         overlay=overlay,
+        snapshots=PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster,
         # Beside the overlay: where hosts share the one they share the other.
         lease=overlays / f"{site.cluster}.lease",
         journal=state / "journal",

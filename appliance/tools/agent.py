@@ -1,0 +1,127 @@
+"""The agent: our own program on an admin host, brought there as one file and asked for one thing at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shlex
+import zipfile
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import CommandError, Host, Result
+from appliance.progress import Progress, Silent, Step
+
+SOURCES = Path(__file__).parents[1] / "agent"
+FOLDER = "/run/sms"
+KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
+
+MAIN = "from agent.main import main\nraise SystemExit(main())\n"
+
+
+@cache
+def packed() -> bytes:
+    """The agent as a zip file that Python runs; the same bytes for the same sources."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(SOURCES.glob("*.py")):
+            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}", (2020, 1, 1, 0, 0, 0)), path.read_bytes())
+        archive.writestr(zipfile.ZipInfo("__main__.py", (2020, 1, 1, 0, 0, 0)), MAIN)
+    return buffer.getvalue()
+
+
+def place() -> str:
+    """Where it lies on a host."""
+    return f"{FOLDER}/agent-{hashlib.sha256(packed()).hexdigest()[:16]}.pyz"
+
+
+def install(host: Host) -> str:
+    """Bring it to the host where it is not there yet; give its path.
+
+    Raises:
+        Refused: the host has no Python.
+    """
+    path = place()
+    state = host.run("sh", "-c", 'command -v python3 >/dev/null || exit 44; [ -s "$1" ]', "ask", path, ok=(0, 1, 44))
+    if state.status == 44:
+        raise Refused(f"{host.name} has no python3", hint=f"`sms host prepare {host.name}` installs it")
+    if state.status:
+        host.write(path, packed(), mode=0o600)
+    return path
+
+
+def argv(path: str, command: str, request: dict[str, Any]) -> tuple[str, ...]:
+    """The command that asks it. A request holds paths and numbers, never a secret."""
+    return ("python3", "-I", path, command, json.dumps(request))
+
+
+def ask(
+    host: Host, command: str, request: dict[str, Any], progress: Progress | None = None, *, timeout: float | None = None
+) -> dict[str, Any]:
+    """Have the agent do one thing; give its result.
+
+    Raises:
+        Refused, SmsError: what it says went wrong.
+        CommandError: it died.
+    """
+    path = install(host)
+    with ExitStack() as stack:
+        listener = Listener(progress or Silent(), stack)
+        result = host.run(*argv(path, command, request), ok=None, timeout=timeout, on_line=listener.hear)
+        return listener.outcome(result)
+
+
+class Listener:
+    """Turns the agent's lines into progress, and keeps its result."""
+
+    def __init__(self, progress: Progress, stack: ExitStack) -> None:
+        self.progress = progress
+        self.stack = stack
+        self.current: Step | None = None
+        self.result: dict[str, Any] | None = None
+        self.problem: dict[str, Any] | None = None
+
+    def hear(self, line: str) -> None:
+        """One line of the agent's."""
+        try:
+            said = json.loads(line)
+            kind = said["kind"]
+        except (ValueError, KeyError, TypeError):
+            return  # a word of somebody else's on the way
+        if kind == "result":
+            self.result = said
+        elif kind == "problem":
+            self.problem = said
+        elif kind == "step" and said["text"]:
+            self.stack.close()
+            self.current = self.stack.enter_context(self.progress.step(said["text"]))
+        elif kind == "moved" and self.current:
+            self.current.moved(said["done"], said["total"])
+        elif kind == "detail" and self.current:
+            self.current.detail(said["text"])
+        elif kind == "note":
+            self.progress.say(said["text"])
+
+    def outcome(self, result: Result) -> dict[str, Any]:
+        """What it ended with.
+
+        Raises:
+            Refused, SmsError, CommandError: as ``ask``.
+        """
+        if self.problem:
+            words = self.problem
+            raise KINDS.get(words["status"], SmsError)(f"{result.host}: {words['message']}", hint=words["hint"])
+        if self.result is None or result.status:
+            short = Result(
+                result.host,
+                (*result.argv[:2], shlex.quote(place()), *result.argv[3:4]),
+                result.status,
+                b"",
+                result.stderr,
+            )
+            raise CommandError(short, hint="it was ended in the middle; what it had begun the next run clears away")
+        return self.result
