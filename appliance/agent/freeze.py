@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import Iterator, List
+from typing import ContextManager, Iterator, List
 
 from .words import Problem
 
@@ -66,7 +66,7 @@ def find_loops(path: str) -> List[str]:
     return said.decode().split()
 
 
-def joined(loop: str) -> "contextmanager[str]":  # type: ignore[type-arg]
+def joined(loop: str) -> ContextManager[str]:
     """The file system that is mounted from ``loop`` already, once more, for us: ext3 refuses it read-only."""
     return mounted(loop, "ext3", MS_NOATIME | MS_NODEV | MS_NOSUID | MS_NOEXEC)
 
@@ -149,8 +149,8 @@ class Frozen:
                 os.write(ready, b".")
                 # Whoever waits for our output to end must not wait for the watchdog.
                 nowhere = os.open(os.devnull, os.O_RDWR)
-                for number in (0, 1, 2):
-                    os.dup2(nowhere, number)
+                for stream in (0, 1, 2):
+                    os.dup2(nowhere, stream)
                 watch(reader, self.descriptor, self.limit_s)
             finally:
                 os._exit(0)

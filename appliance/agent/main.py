@@ -9,7 +9,7 @@ from . import words
 
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
 
-COMMANDS = {}  # type: Dict[str, Command]
+COMMANDS: Dict[str, Command] = {}
 
 
 def main(argv: Optional[List[str]] = None) -> int:

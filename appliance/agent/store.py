@@ -19,7 +19,7 @@ import shutil
 import stat
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from .words import Problem
 
@@ -102,9 +102,9 @@ class Reader:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.size = snapshot.manifest["size"]
+        self.size: int = snapshot.manifest["size"]
         self.list = snapshot.digests()
-        self.image = None  # type: Optional[int]
+        self.image: Optional[int] = None
         if snapshot.manifest["method"] != "delta":
             try:
                 self.image = os.open(os.path.join(snapshot.folder, "image"), os.O_RDONLY | os.O_CLOEXEC)
@@ -173,8 +173,8 @@ class Store:
         self.chunks = os.path.join(root, "chunks")
         self.temporary = os.path.join(root, "tmp")
         self.new_bytes = 0
-        self.new = []  # type: List[bytes]
-        self._folders = set()  # type: Set[str]
+        self.new: List[bytes] = []
+        self._folders: Set[str] = set()
         self._at = 0
 
     @contextmanager
@@ -264,7 +264,7 @@ class Store:
         manifest = json.loads(data.decode())
         if manifest["format"] != FORMAT:
             raise ValueError("its format %r is not known here" % manifest["format"])
-        health = {}  # type: Dict[str, Any]
+        health: Dict[str, Any] = {}
         try:
             with open(os.path.join(folder, "health.json")) as text:
                 health = json.load(text)
@@ -415,7 +415,7 @@ class Store:
                 "snapshot %d is damaged: %s; what it needs is not known" % (number, why),
                 "nothing is removed; `sms overlay prune %d` removes it by name" % number,
             )
-        used = set()  # type: Set[bytes]
+        used: Set[bytes] = set()
         for one in found:
             if one.manifest["method"] == "delta":
                 data = one.digests()
