@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,15 @@ def test_every_room_is_in_the_table() -> None:
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
 def test_imports(room: str) -> None:
     assert [line for path in sources() if room_of(path) in (room, "__init__") for line in breaks(path)] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "appliance" / "agent").glob("*.py")), ids=lambda path: path.name)
+def test_the_agent_runs_on_sle_15(path: Path) -> None:
+    """Python 3.6, and nothing but its standard library."""
+    ast.parse(path.read_text(), feature_version=(3, 6))
+    tops = {one.module.split(".")[0] for one in imports_of(path)}
+    assert tops - {"appliance", "__future__"} <= sys.stdlib_module_names
+    assert "__future__.annotations" not in {one.module for one in imports_of(path)}, "3.7 brought it"
 
 
 FORBIDDEN_CALLS = {

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import ContextManager, Iterator, List
 
-from .words import Problem
+from appliance.agent.words import Problem
 
 FIFREEZE = 0xC0045877
 FITHAW = 0xC0045878

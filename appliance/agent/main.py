@@ -5,7 +5,7 @@ import signal
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-from . import words
+from appliance.agent import words
 
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
 
@@ -22,7 +22,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             raise words.Problem("the agent knows: " + ", ".join(sorted(COMMANDS)), status=2)
         result = COMMANDS[arguments[0]](json.loads(arguments[1]))
     except words.Problem as problem:
-        told = dict(message=problem.message, hint=problem.hint, status=problem.status)
+        told = {"message": problem.message, "hint": problem.hint, "status": problem.status}
         words.say("problem", **dict(problem.facts, **told))
         return problem.status
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from .words import Problem
+from appliance.agent.words import Problem
 
 CHUNK = 1 << 16
 """Bytes of a chunk."""
@@ -372,7 +372,7 @@ class Store:
         Raises:
             Problem: the disk refused some of it.
         """
-        from .freeze import sync_file_system
+        from appliance.agent.freeze import sync_file_system
 
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -20,7 +20,7 @@ SOURCES = Path(__file__).parents[1] / "agent"
 FOLDER = "/run/sms"
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
-MAIN = "from agent.main import main\nraise SystemExit(main())\n"
+MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
 
 
 @cache
@@ -28,9 +28,9 @@ def packed() -> bytes:
     """The agent as a zip file that Python runs; the same bytes for the same sources."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(SOURCES.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}", (2020, 1, 1, 0, 0, 0)), path.read_bytes())
-        archive.writestr(zipfile.ZipInfo("__main__.py", (2020, 1, 1, 0, 0, 0)), MAIN)
+        sources = {f"appliance/agent/{path.name}": path.read_bytes() for path in sorted(SOURCES.glob("*.py"))}
+        for name, data in {**sources, "appliance/__init__.py": b"", "__main__.py": MAIN.encode()}.items():
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
