@@ -45,6 +45,11 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     _call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
 
 
+def unmount(target: str) -> None:
+    """umount2(2), at once for everybody who looks, later for who has it open."""
+    _call("umount2", target.encode(), MNT_DETACH)
+
+
 @contextmanager
 def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[str]:
     """A file system at a folder of its own, for as long as the context lasts; needs ``private_mounts``."""
@@ -55,7 +60,7 @@ def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[s
         try:
             yield target
         finally:
-            _call("umount2", target.encode(), MNT_DETACH)
+            unmount(target)
     finally:
         os.rmdir(target)
 

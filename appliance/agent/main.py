@@ -5,11 +5,17 @@ import signal
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-from appliance.agent import words
+from appliance.agent import keep, words
+from appliance.agent.take import take
 
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
 
-COMMANDS: Dict[str, Command] = {}
+COMMANDS: Dict[str, Command] = {
+    "take": take,
+    "list": keep.tell,
+    "verify": keep.verify,
+    "restore": keep.restore,
+}
 
 
 def main(argv: Optional[List[str]] = None) -> int:

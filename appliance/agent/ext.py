@@ -1,0 +1,377 @@
+"""Reads the structures of an ext3 file system: which blocks are metadata, which belong to what file.
+
+Offsets and sizes are those of ext4(5) and of Documentation/filesystems/ext4 in the kernel's sources.
+"""
+
+import stat
+import struct
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+Read = Callable[[int, int], bytes]
+"""(offset, size) in bytes -> that many bytes."""
+
+MAGIC = 0xEF53
+FILETYPE, RECOVER = 0x2, 0x4
+SPARSE_SUPER, LARGE_FILE, BTREE_DIR = 0x1, 0x2, 0x4
+ROOT_INODE, RESIZE_INODE = 2, 7
+IMMEDIATE_LINK = 60
+"""A symbolic link shorter than this lies in the inode itself."""
+CTIME, DTIME, FILE_ACL = 12, 20, 104
+DIRECT, INDIRECT = 12, 3
+
+
+class Unknown(Exception):
+    """The image is no ext3 that we know, or is damaged."""
+
+
+class Group(NamedTuple):
+    """Where a group has its bitmaps and its inode table, in blocks."""
+
+    block_bitmap: int
+    inode_bitmap: int
+    inode_table: int
+
+
+class Layout(NamedTuple):
+    """What the superblock and the group descriptors say."""
+
+    block: int
+    blocks: int
+    first: int
+    blocks_per_group: int
+    inodes_per_group: int
+    inode_size: int
+    inodes: int
+    journal: int
+    recover: bool
+    orphans: bool
+    reserved: int
+    groups: Tuple[Group, ...]
+
+    @property
+    def table_blocks(self) -> int:
+        """Blocks of a group's inode table."""
+        return -(-self.inodes_per_group * self.inode_size // self.block)
+
+    @property
+    def descriptor_blocks(self) -> int:
+        """Blocks of the group descriptors."""
+        return -(-len(self.groups) * 32 // self.block)
+
+
+def read_layout(read: Read) -> Layout:
+    """The layout of an image.
+
+    Raises:
+        Unknown: it has none, or features that ext3 has not.
+    """
+    data = read(1024, 1024)
+    if len(data) < 1024 or struct.unpack_from("<H", data, 56)[0] != MAGIC:
+        raise Unknown("it has no ext3 superblock")
+    inodes, blocks = struct.unpack_from("<II", data, 0)
+    first, log_block = struct.unpack_from("<II", data, 20)
+    (blocks_per_group,) = struct.unpack_from("<I", data, 32)
+    (inodes_per_group,) = struct.unpack_from("<I", data, 40)
+    inode_size, _, _, incompat, ro_compat = struct.unpack_from("<HHIII", data, 88)
+    (reserved,) = struct.unpack_from("<H", data, 206)
+    (journal,) = struct.unpack_from("<I", data, 224)
+    (orphan,) = struct.unpack_from("<I", data, 232)
+    if incompat & ~(FILETYPE | RECOVER) or ro_compat & ~(SPARSE_SUPER | LARGE_FILE | BTREE_DIR):
+        raise Unknown("it has features that ext3 has not")
+    if log_block > 6 or inode_size not in (128, 256, 512, 1024) or not 0 < inodes_per_group <= 1 << 19:
+        raise Unknown("its superblock is damaged")
+    block = 1024 << log_block
+    if not 0 < blocks_per_group <= block * 8 or not first < blocks or journal > inodes:
+        raise Unknown("its superblock is damaged")
+    count = -(-(blocks - first) // blocks_per_group)
+    if count * inodes_per_group != inodes:
+        raise Unknown("its superblock is damaged")
+    raw = read((first + 1) * block, count * 32)
+    groups = tuple(Group(*struct.unpack_from("<III", raw, at * 32)) for at in range(count))
+    if any(max(group) >= blocks for group in groups):
+        raise Unknown("its group descriptors are damaged")
+    recover = bool(incompat & RECOVER)
+    return Layout(
+        block, blocks, first, blocks_per_group, inodes_per_group, inode_size, inodes, journal,
+        recover, bool(orphan), reserved, groups,
+    )  # fmt: skip
+
+
+class File(NamedTuple):
+    """The blocks of an inode: its contents, (place in the file, block), without holes; and those that list others."""
+
+    data: List[Tuple[int, int]]
+    lists: List[int]
+
+
+class Image:
+    """An ext3 image behind a way to read it."""
+
+    def __init__(self, read: Read, layout: Optional[Layout] = None) -> None:
+        self.read = read
+        self.layout = layout or read_layout(read)
+        self._pointers = struct.Struct("<%dI" % (self.layout.block // 4))
+
+    def blocks(self, number: int, count: int = 1) -> bytes:
+        """The bytes of so many blocks."""
+        return self.read(number * self.layout.block, count * self.layout.block)
+
+    def inode(self, number: int) -> bytes:
+        """The raw inode of a number.
+
+        Raises:
+            Unknown: there is none.
+        """
+        if not 0 < number <= self.layout.inodes:
+            raise Unknown("it names inode %d, which is not there" % number)
+        group, at = divmod(number - 1, self.layout.inodes_per_group)
+        offset = self.layout.groups[group].inode_table * self.layout.block + at * self.layout.inode_size
+        return self.read(offset, self.layout.inode_size)
+
+    def used_table_blocks(self) -> Iterator[Tuple[int, List[int]]]:
+        """Blocks of inode tables that hold inodes in use, each with the numbers of these inodes."""
+        layout = self.layout
+        each = layout.block // layout.inode_size
+        for index, group in enumerate(layout.groups):
+            bitmap = self.blocks(group.inode_bitmap)[: -(-layout.inodes_per_group // 8)]
+            if not any(bitmap):
+                continue
+            first = index * layout.inodes_per_group + 1
+            step = max(1, each // 8)
+            for at in range(0, len(bitmap), step):
+                bits = bitmap[at : at + step]
+                if not any(bits):
+                    continue
+                used = [first + at * 8 + bit for bit in range(len(bits) * 8) if bits[bit >> 3] >> (bit & 7) & 1]
+                blocks: Dict[int, List[int]] = {}
+                for number in used:
+                    blocks.setdefault((number - first) // each, []).append(number)
+                for block, numbers in blocks.items():
+                    yield group.inode_table + block, numbers
+
+    def used_inodes(self) -> Iterator[Tuple[int, bytes]]:
+        """Every inode in use: its number, its raw bytes."""
+        layout = self.layout
+        each = layout.block // layout.inode_size
+        for block, numbers in self.used_table_blocks():
+            data = self.blocks(block)
+            for number in numbers:
+                at = (number - 1) % layout.inodes_per_group % each * layout.inode_size
+                yield number, data[at : at + layout.inode_size]
+
+    def file(self, raw: bytes, *, contents: bool = True) -> File:
+        """The blocks of an inode; without ``contents``, those of a regular file's data are left out.
+
+        Raises:
+            Unknown: it points beyond the image, or needs what ext3 has not.
+        """
+        found = File([], [])
+        mode = struct.unpack_from("<H", raw, 0)[0]
+        if struct.unpack_from("<I", raw, 32)[0] & 0x80000:  # EXT4_EXTENTS_FL
+            raise Unknown("it has files with extents")
+        acl = struct.unpack_from("<I", raw, FILE_ACL)[0]
+        if acl:
+            found.lists.append(self._sane(acl))
+        size = size_of(raw)
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+            return found
+        if stat.S_ISLNK(mode) and size < IMMEDIATE_LINK:
+            return found
+        pointers = struct.unpack_from("<15I", raw, 40)
+        wanted = contents or not stat.S_ISREG(mode)
+        # What lies behind the end of the file is not its own.
+        count = -(-size // self.layout.block)
+        if wanted:
+            found.data.extend((at, self._sane(one)) for at, one in enumerate(pointers[: min(DIRECT, count)]) if one)
+        first = DIRECT
+        for depth, pointer in enumerate(pointers[DIRECT:], 1):
+            self._walk(pointer, depth, wanted, found, first, count)
+            first += (self.layout.block // 4) ** depth
+        return found
+
+    def _walk(self, pointer: int, depth: int, wanted: bool, found: File, first: int, count: int) -> None:
+        if not pointer:
+            return
+        found.lists.append(self._sane(pointer))
+        if depth == 1 and not wanted:
+            return
+        below = self._pointers.unpack(self.blocks(pointer))
+        if depth == 1:
+            found.data.extend(
+                (first + at, self._sane(one)) for at, one in enumerate(below) if one and first + at < count
+            )
+            return
+        each = (self.layout.block // 4) ** (depth - 1)
+        for at, one in enumerate(below):
+            self._walk(one, depth - 1, wanted, found, first + at * each, count)
+
+    def _sane(self, pointer: int) -> int:
+        if pointer >= self.layout.blocks:
+            raise Unknown("it points to block %d, which is not there" % pointer)
+        return pointer
+
+    def journal_blocks(self) -> List[int]:
+        """Blocks of the journal's log; its own superblock, the first, is not among them."""
+        if not self.layout.journal:
+            return []
+        return [block for at, block in self.file(self.inode(self.layout.journal)).data if at]
+
+    def journal_head(self) -> int:
+        """The block of the journal's own superblock."""
+        data = self.file(self.inode(self.layout.journal)).data
+        if not data:
+            raise Unknown("its journal has no blocks")
+        return data[0][1]
+
+    def metadata(self) -> Iterator[Tuple[int, int]]:
+        """All that e2fsck reads but files' contents and the journal's log: (first block, how many)."""
+        layout = self.layout
+        head = 1 + layout.descriptor_blocks
+        for index, group in enumerate(layout.groups):
+            if has_superblock(index):
+                yield layout.first + index * layout.blocks_per_group, head
+            yield group.block_bitmap, 1
+            yield group.inode_bitmap, 1
+        for block, _ in self.used_table_blocks():
+            yield block, 1
+        journal = set(self.journal_blocks())
+        for number, raw in self.used_inodes():
+            found = self.file(raw, contents=number == RESIZE_INODE)
+            for block in found.lists:
+                yield block, 1
+            for _, block in found.data:
+                if block not in journal:
+                    yield block, 1
+        if layout.journal:
+            yield self.journal_head(), 1
+
+    def entries(self, raw: bytes) -> Dict[bytes, int]:
+        """Names in a directory, with the inodes that they stand for; without . and .. themselves."""
+        found: Dict[bytes, int] = {}
+        for _, block in self.file(raw).data:
+            data, at = self.blocks(block), 0
+            while at + 8 <= len(data):
+                inode, length, size, _ = struct.unpack_from("<IHBB", data, at)
+                if length < 8:
+                    raise Unknown("a directory is damaged")
+                name = data[at + 8 : at + 8 + size]
+                if inode and name not in (b".", b".."):
+                    found[name] = inode
+                at += length
+        return found
+
+    def lookup(self, path: str) -> Optional[bytes]:
+        """The raw inode at an absolute path, links not followed; None where nothing is."""
+        raw = self.inode(ROOT_INODE)
+        for name in path.encode().split(b"/"):
+            if not name:
+                continue
+            if not stat.S_ISDIR(mode_of(raw)):
+                return None
+            number = self.entries(raw).get(name)
+            if not number:
+                return None
+            raw = self.inode(number)
+        return raw
+
+    def files_below(self, raw: bytes) -> Iterator[bytes]:
+        """Raw inodes of the regular files at or below an inode."""
+        todo, seen = [raw], set()  # type: List[bytes], Set[int]
+        while todo:
+            one = todo.pop()
+            mode = mode_of(one)
+            if stat.S_ISREG(mode):
+                yield one
+            elif stat.S_ISDIR(mode):
+                for number in self.entries(one).values():
+                    if number not in seen:
+                        seen.add(number)
+                        todo.append(self.inode(number))
+
+    def contents(self, raw: bytes, limit: int) -> bytes:
+        """The first ``limit`` bytes of a file."""
+        size = min(size_of(raw), limit)
+        found = bytearray(size)
+        for at, block in self.file(raw).data:
+            if at * self.layout.block < size:
+                data = self.blocks(block)[: size - at * self.layout.block]
+                found[at * self.layout.block : at * self.layout.block + len(data)] = data
+        return bytes(found)
+
+
+def mode_of(raw: bytes) -> int:
+    """st_mode of a raw inode."""
+    mode: int = struct.unpack_from("<H", raw, 0)[0]
+    return mode
+
+
+def size_of(raw: bytes) -> int:
+    """st_size of a raw inode."""
+    low, high = struct.unpack_from("<I", raw, 4)[0], struct.unpack_from("<I", raw, 108)[0]
+    return int(low | (high << 32 if stat.S_ISREG(mode_of(raw)) else 0))
+
+
+def has_superblock(group: int) -> bool:
+    """Whether a group has a copy of the superblock (sparse_super: 0, 1 and powers of 3, 5 and 7)."""
+    if group < 2:
+        return True
+    for base in (3, 5, 7):
+        power = base
+        while power < group:
+            power *= base
+        if power == group:
+            return True
+    return False
+
+
+class Memory:
+    """Remembers every inode in use, and tells later which blocks may have changed since.
+
+    A write changes its inode's ctime, and what changes an inode changes its bytes. The exception are
+    inodes whose ctime was younger than ``since`` when they were remembered: these always count as changed.
+    """
+
+    def __init__(self, image: Image, since: float) -> None:
+        self.layout = image.layout
+        self.tables: Dict[int, bytes] = {}
+        self.young: List[int] = []
+        each = image.layout.block // image.layout.inode_size
+        for block, numbers in image.used_table_blocks():
+            data = self.tables[block] = image.blocks(block)
+            for number in numbers:
+                at = (number - 1) % image.layout.inodes_per_group % each * image.layout.inode_size
+                if struct.unpack_from("<I", data, at + CTIME)[0] >= since:
+                    self.young.append(number)
+
+    def changed(self, image: Image) -> Optional[Set[int]]:
+        """Blocks that may differ; None where the file system itself has another layout. Writers are held."""
+        now = image.layout
+        if now._replace(recover=False, orphans=False) != self.layout._replace(recover=False, orphans=False):
+            return None
+        blocks = set(range(now.first, now.first + 1 + now.descriptor_blocks))
+        for group in now.groups:
+            blocks.update((group.block_bitmap, group.inode_bitmap))
+        tables = dict(image.used_table_blocks())
+        raws: List[bytes] = []
+        for block in set(tables) | set(self.tables):
+            before, after = self.tables.get(block, b""), image.blocks(block)
+            if before == after:
+                continue
+            blocks.add(block)
+            for at in range(0, now.block, now.inode_size):
+                old, new = before[at : at + now.inode_size], after[at : at + now.inode_size]
+                if old != new:
+                    # An attribute block that it has given up has one user less.
+                    raws += [new, *([old] if old and struct.unpack_from("<I", old, FILE_ACL)[0] else [])]
+        raws += [image.inode(number) for number in self.young]
+        if now.journal:
+            blocks.add(image.journal_head())
+        journal = image.inode(now.journal) if now.journal else b""
+        for raw in raws:
+            if raw == journal:
+                continue
+            if not struct.unpack_from("<I", raw, DTIME)[0] and mode_of(raw):
+                found = image.file(raw)
+                blocks.update(found.lists)
+                blocks.update(block for _, block in found.data)
+        return blocks

@@ -1,0 +1,177 @@
+"""What is done with snapshots that are there: told, read again and checked, put back."""
+
+import fcntl
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from appliance.agent import words
+from appliance.agent.check import check, run_e2fsck, write_all
+from appliance.agent.source import WORKERS
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full
+from appliance.agent.words import Problem, field
+
+FICLONE = 0x40049409
+"""ioctl of linux/fs.h."""
+TOLD = 20
+"""Damages of one snapshot that are named."""
+BESIDE = ".restoring"
+
+
+def tell(request: Dict[str, Any]) -> Dict[str, Any]:
+    """All snapshots, the oldest first, and what their store takes."""
+    store = Store(field(request, "store", str))
+    if not os.path.isdir(store.root):
+        return {"snapshots": [], "broken": {}, "stored_bytes": 0, "free_bytes": 0}
+    found, broken = store.list()
+    return {
+        "snapshots": [one.told() for one in found],
+        "broken": {str(number): why for number, why in sorted(broken.items())},
+        "stored_bytes": store.stored_bytes(),
+        "free_bytes": store.free_bytes(),
+    }
+
+
+def verify(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Read snapshots again, every byte, and check them; what was found is kept with each."""
+    store = Store(field(request, "store", str))
+    numbers = field(request, "numbers", list)
+    with store.reading():
+        os.makedirs(store.temporary, 0o700, exist_ok=True)
+        snapshots = [store.find(str(number)) for number in numbers] if numbers else store.list()[0]
+        good: Set[bytes] = set()
+        results = []
+        for one in snapshots:
+            words.step("verify", "verify snapshot %d" % one.number)
+            damage = find_damage(store, one, good, request)
+            store.set_health(one, damage)
+            words.detail("damaged" if damage else "whole")
+            results.append({"number": one.number, "ok": not damage, "damage": damage})
+    return {"snapshots": results}
+
+
+def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dict[str, Any]) -> List[str]:
+    """What is wrong with a snapshot; digests in ``good`` have been read before, and it grows."""
+    try:
+        reader = Reader(snapshot)
+    except Damage as error:
+        return [error.message]
+    with reader:
+        if reader.image is not None:
+            good = set()
+        damage = _read_all(store, reader, good)
+        if damage:
+            return damage
+        try:
+            found = check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
+        except Problem as error:
+            return [error.message]
+        return ["e2fsck had to mend it"] if found.fixed else []
+
+
+def _read_all(store: Store, reader: Reader, good: Set[bytes]) -> List[str]:
+    todo = [number for number in range(reader.count) if reader.digest(number) != ZERO]
+    if reader.image is None:
+        todo = [number for number in todo if reader.digest(number) not in good]
+    damage: List[str] = []
+
+    def read(number: int) -> Tuple[int, str]:
+        try:
+            reader.read(number)
+        except Damage as error:
+            return number, error.message
+        return number, ""
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for done, (number, wrong) in enumerate(pool.map(read, todo, chunksize=1), 1):
+            if wrong:
+                if reader.image is None:
+                    store.set_aside(reader.digest(number))
+                if len(damage) < TOLD:
+                    damage.append(wrong)
+            else:
+                good.add(reader.digest(number))
+            if done % 1024 == 0:
+                words.moved(done * CHUNK, len(todo) * CHUNK)
+    return damage
+
+
+def restore(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Lay a snapshot out as an overlay file: beside its name, checked, then renamed.
+
+    With ``replace`` a file of that name gives way, else it must not be there. Whoever asks holds the host's lock.
+    """
+    store = Store(field(request, "store", str))
+    target = field(request, "target", str)
+    began = time.monotonic()
+    if not field(request, "replace", bool, False) and os.path.lexists(target):
+        raise Problem("%s is there already" % target, "give another name, or remove it", 3)
+    with store.reading():
+        snapshot = store.find(str(request["snapshot"]))
+        beside = target + BESIDE
+        try:
+            with Reader(snapshot) as reader:
+                lay_out(reader, beside)
+            words.step("check", "check the file system")
+            os.makedirs(store.temporary, 0o700, exist_ok=True)
+            status, said = run_e2fsck(beside, "-n", store.temporary)
+            if status:
+                raise snapshot.damaged(said)
+            words.step("rename", "")
+            os.rename(beside, target)
+            sync_folder(os.path.dirname(target))
+        except BaseException:
+            if os.path.lexists(beside):
+                os.unlink(beside)
+            raise
+    return {"number": snapshot.number, "bytes": snapshot.manifest["used_bytes"], "seconds": time.monotonic() - began}
+
+
+def lay_out(reader: Reader, path: str) -> None:
+    """Write a snapshot's image to a new sparse file at ``path``, every chunk held against its digest.
+
+    Raises:
+        Damage: one is not what it was.
+        Problem: the file system is full.
+    """
+    words.step("write", "write the overlay")
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    if os.path.lexists(path):
+        os.unlink(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        cloned = reader.image is not None and _clone(reader.image, descriptor)
+        if not cloned:
+            os.ftruncate(descriptor, reader.size)
+        todo = [number for number in range(reader.count) if reader.digest(number) != ZERO]
+
+        def write(number: int) -> None:
+            data = reader.read(number)
+            if not cloned:
+                write_all(descriptor, data, number * CHUNK)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for done, _ in enumerate(pool.map(write, todo), 1):
+                if done % 1024 == 0:
+                    words.moved(done * CHUNK, len(todo) * CHUNK)
+        os.fsync(descriptor)
+    except OSError as error:
+        raise full(error, path)
+    finally:
+        os.close(descriptor)
+
+
+def _clone(image: Optional[int], descriptor: int) -> bool:
+    try:
+        fcntl.ioctl(descriptor, FICLONE, image or 0)
+    except OSError:
+        return False
+    return True
+
+
+def sync_folder(path: str) -> None:
+    """A renaming in a folder goes to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    os.fsync(descriptor)
+    os.close(descriptor)
