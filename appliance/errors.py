@@ -56,6 +56,10 @@ class Refused(SmsError):
     status = 3
 
 
+class Busy(Refused):
+    """Another run is at work on the same; later it will do."""
+
+
 class RolledBack(SmsError):
     """A step failed, and what had been changed was put back as it was."""
 

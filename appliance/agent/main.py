@@ -6,6 +6,8 @@ import sys
 from typing import Any, Callable, Dict, List, Optional
 
 from appliance.agent import keep, words
+from appliance.agent.remove import remove
+from appliance.agent.status import brief
 from appliance.agent.take import take
 
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
@@ -15,6 +17,8 @@ COMMANDS: Dict[str, Command] = {
     "list": keep.tell,
     "verify": keep.verify,
     "restore": keep.restore,
+    "remove": remove,
+    "brief": brief,
 }
 
 

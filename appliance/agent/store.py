@@ -23,7 +23,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from appliance.agent.words import Problem
+from appliance.agent.words import Busy, Problem
 
 CHUNK = 1 << 16
 """Bytes of a chunk."""
@@ -225,7 +225,7 @@ class Store:
             try:
                 fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             except OSError:
-                raise Problem(taken, "wait for it, then run this again", 3)
+                raise Busy(taken)
             yield
         finally:
             os.close(descriptor)

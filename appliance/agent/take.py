@@ -20,7 +20,7 @@ from appliance.agent.freeze import Frozen, find_loops, joined, private_mounts, s
 from appliance.agent.source import Sink, Source, chunks_of_blocks
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, full
 from appliance.agent.trace import Trace, Untraceable
-from appliance.agent.words import Problem, field
+from appliance.agent.words import Busy, Problem, field
 
 FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
 """ioctls of linux/fs.h."""
@@ -352,7 +352,7 @@ def locked(path: str) -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise Problem("another sms is at work on this host", "wait for it, then run this again", 3)
+                    raise Busy("another sms is at work on this host")
                 time.sleep(0.05)
         yield
     finally:

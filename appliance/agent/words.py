@@ -20,6 +20,13 @@ class Problem(Exception):
         self.facts = facts
 
 
+class Busy(Problem):
+    """Another run is at work on the same; later it will do."""
+
+    def __init__(self, message: str) -> None:
+        Problem.__init__(self, message, "wait for it, then run this again", 3, busy=True)
+
+
 def say(kind: str, **fields: Any) -> None:
     """One line. Nobody reading on is no reason to stop: the work goes on to its end."""
     line = json.dumps(dict(fields, kind=kind)) + "\n"

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from appliance.errors import ConfigError, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Result
 from appliance.progress import Progress, Silent, Step
 
@@ -65,7 +65,7 @@ def ask(
     """Have the agent do one thing; give its result.
 
     Raises:
-        Refused, SmsError: what it says went wrong.
+        Busy, Refused, SmsError: what it says went wrong.
         CommandError: it died.
     """
     path = install(host)
@@ -114,7 +114,8 @@ class Listener:
         """
         if self.problem:
             words = self.problem
-            raise KINDS.get(words["status"], SmsError)(f"{result.host}: {words['message']}", hint=words["hint"])
+            kind = Busy if words.get("busy") else KINDS.get(words["status"], SmsError)
+            raise kind(f"{result.host}: {words['message']}", hint=words["hint"])
         if self.result is None or result.status:
             short = Result(
                 result.host,
