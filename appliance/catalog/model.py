@@ -100,6 +100,15 @@ class Service(Section):
     ports: tuple[OnePort, ...] = Field((), description="Where it listens.")
     traffic: Traffic = Field(Traffic(), description="How it shows on the wire besides its ports.")
     state: tuple[AbsolutePath, ...] = Field((), description="What it writes and must keep.")
+    state_heads: dict[AbsolutePath, str] = Field(
+        {}, description="State files, and the text that each has near its beginning when it is whole."
+    )
+    dump: str = Field(
+        "",
+        description="Shell, run as root in the container before a snapshot; puts a dump of its data below `state`, "
+        "whole or not at all, mode 0600.",
+    )
+    dump_wait_s: int = Field(300, ge=1, le=3600, description="Seconds that a dump may take.")
     sync: tuple[AbsolutePath, ...] = Field((), description="Files it takes from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     probe: Probe | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.cli.common import verb
 
-ACTIONS: tuple[str, ...] = ()
+ACTIONS: tuple[str, ...] = ("create", "snapshot", "list", "show", "verify", "restore")
 """In the order of the help; each is a module of ``appliance.cli.overlay``."""
 
 EXAMPLES = """\

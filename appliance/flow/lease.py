@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, find_host
+from appliance.flow.preflight import only_one
 from appliance.host.base import SHORT, CommandError, Host, Unreachable
 from appliance.plan.lease import Lease, digest, read_lease, release, take
 
 LOST_RACE = 76
+BUSY = 75
 SWAP = f"""\
-mkdir -p "$(dirname "$1")" && exec 9>"$1.lock" && flock -w 10 9 || exit 75
+mkdir -p "$(dirname "$1")" && exec 9>"$1.lock" && flock -w 10 9 || exit {BUSY}
 now=none
 [ ! -e "$1" ] || {{ now=$(sha256sum <"$1") && now=${{now%% *}}; }} || exit 1
 [ "$now" = "$2" ] || exit {LOST_RACE}
@@ -86,6 +90,20 @@ def ask_others(host: Host, cluster: Cluster) -> list[str]:
     return [name for name, holder in holders.items() if holder == "?"]
 
 
+@contextmanager
+def hold_lease_still(host: Host, cluster: Cluster) -> Iterator[Lease]:
+    """Nobody takes the lease for as long as the context lasts, on any host that shares it; let go with this process.
+
+    Raises:
+        Refused: another run does, or another host has it.
+    """
+    busy = f"another run is at work on the overlay of {cluster.site.cluster}"
+    with only_one(host, f"{cluster.places.lease}.lock", busy):
+        lease = look_at_lease(host, cluster)
+        take(lease, host.name, now=time.time())  # refuses
+        yield lease
+
+
 def put_lease_back(host: Host, cluster: Cluster, before: Lease) -> None:
     """Give the lease to whom it belonged before it was taken; its generation stays grown."""
     now = host.read(str(cluster.places.lease))
@@ -103,5 +121,10 @@ def _swap(host: Host, cluster: Cluster, before: bytes | None, lease: Lease) -> N
         if error.result.status == LOST_RACE:
             raise Refused(
                 "the lease changed while it was taken", hint="another run was faster; look at `sms status`"
+            ) from error
+        if error.result.status == BUSY:
+            raise Refused(
+                "another run keeps the lease as it is",
+                hint="a snapshot or a restore of the stopped overlay is under way: wait for it, then run this again",
             ) from error
         raise

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from appliance.catalog import read_extra_files
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, read_given
 from appliance.flow.image import Image
+from appliance.flow.lease import hold_lease_still
+from appliance.flow.preflight import only_one
 from appliance.host.base import Host
-from appliance.plan.machine import inside_argv, seed_argv
+from appliance.plan.lease import Lease
+from appliance.plan.machine import inside_argv, instance_name, seed_argv
 from appliance.plan.overlay import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
 from appliance.share import share
@@ -51,11 +57,47 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
         return False
     users = ext3.users_of(host, path)
     if users:
-        raise Refused(
-            f"{path} is in use on {host.name} ({', '.join(users)})",
-            hint="is an instance or a mount of it left? `losetup -l` shows who has it",
-        )
+        raise _in_use(path, host, users)
     return True
+
+
+def _in_use(path: str, host: Host, users: list[str]) -> Refused:
+    return Refused(
+        f"{path} is in use on {host.name} ({', '.join(users)})",
+        hint="is an instance or a mount of it left? `losetup -l` shows who has it",
+    )
+
+
+@contextmanager
+def keep_stopped(cluster: Cluster, host: Host) -> Iterator[Lease]:
+    """The appliance stays stopped for as long as the context lasts, wherever this overlay is shared; give the lease.
+
+    Raises:
+        Refused: it runs here, another host has the lease, another run is at work, or something has the overlay open.
+    """
+    with (
+        only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
+        hold_lease_still(host, cluster) as lease,
+    ):
+        if apptainer.find_instance(host, instance_name(cluster.site)):
+            raise Refused(f"the appliance runs on {host.name}", hint=f"sms stop --host {host.name}")
+        users = ext3.users_of(host, str(cluster.places.overlay))
+        if users:
+            raise _in_use(str(cluster.places.overlay), host, users)
+        yield lease
+
+
+def seeded_with(host: Host, path: str) -> str:
+    """The mark of an overlay that nobody has open; empty where it was never seeded."""
+    return ext3.read_inside(host, path, f"/upper{MARK}").decode(errors="replace").strip()
+
+
+def overlay_commands(cluster: Cluster, image: Image, mark: str, exists: bool) -> list[str]:
+    """The commands that make an overlay and seed it, for people."""
+    overlay = str(cluster.places.overlay)
+    create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
+    seed = shlex.join(seed_argv(cluster.site, image.path, overlay, mark))
+    return [*([] if exists else [create]), f"{seed} <the site's files>"]
 
 
 def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress) -> None:
@@ -72,7 +114,7 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
     if exists:
         with progress.step("check the overlay"):
             ext3.check(host, path)
-        if ext3.read_inside(host, path, f"/upper{MARK}").decode(errors="replace").strip() == mark:
+        if seeded_with(host, path) == mark:
             return
     with progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
         if exists:

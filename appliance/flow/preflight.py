@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from appliance.errors import Refused
+from appliance.errors import Busy, Refused
 from appliance.flow.context import Cluster
 from appliance.host.base import CommandError, Host
 from appliance.tools import bridge
@@ -13,6 +13,8 @@ from appliance.tools import bridge
 PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup")
 LOCKED = 75
 """Status of a lock that another run holds (EX_TEMPFAIL, sysexits.h)."""
+LOCK_WAIT_S = 5
+"""A snapshot holds the lock of its host for less than a second, while writers wait: that is no reason to refuse."""
 
 
 def check_programs(host: Host) -> None:
@@ -75,12 +77,12 @@ def only_one(host: Host, path: str, what: str) -> Iterator[None]:
     """Hold the lock at ``path`` on the host.
 
     Raises:
-        Refused: another run holds it.
+        Busy: another run holds it, and goes on holding it.
     """
     try:
-        with host.lock(path):
+        with host.lock(path, wait_s=LOCK_WAIT_S):
             yield
     except CommandError as error:
         if error.result.status == LOCKED:
-            raise Refused(what, hint="wait for it, then run this again") from error
+            raise Busy(what, hint="wait for it, then run this again") from error
         raise

@@ -17,6 +17,7 @@ from appliance.flow.lease import ask_others, look_at_lease, put_lease_back, take
 from appliance.flow.overlay import (
     archive_for,
     check_overlay,
+    overlay_commands,
     overlay_mark,
     prove_writable,
     ready_overlay,
@@ -27,7 +28,7 @@ from appliance.flow.stop import take_down
 from appliance.host.base import Host
 from appliance.plan.definition import runtime_digest
 from appliance.plan.lease import Lease, take
-from appliance.plan.machine import inside_argv, instance_name, seed_argv, start_argv
+from appliance.plan.machine import inside_argv, instance_name, start_argv
 from appliance.plan.network import conflists
 from appliance.progress import Progress
 from appliance.tools import apptainer
@@ -121,14 +122,8 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     trusted = trust(cluster, host, deliver(cluster, host, image, progress, before_sending=lambda: None))
     take(look_at_lease(host, cluster), host.name, now=time.time())
     exists = check_overlay(cluster, host)
-    overlay = str(cluster.places.overlay)
-    seed = shlex.join(seed_argv(cluster.site, trusted.path, overlay, overlay_mark(archive_for(cluster), trusted)))
-    create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
-    return [
-        *([] if exists else [create]),
-        f"{seed} <the site's files>",
-        shlex.join(start_argv(cluster.site, trusted.path)),
-    ]
+    mark = overlay_mark(archive_for(cluster), trusted)
+    return [*overlay_commands(cluster, trusted, mark, exists), shlex.join(start_argv(cluster.site, trusted.path))]
 
 
 def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s: float) -> Started:

@@ -186,12 +186,15 @@ class Host(ABC):
         self.run("rm", "-f", "--", path)
 
     @contextmanager
-    def lock(self, path: str) -> Iterator[None]:
+    def lock(self, path: str, *, wait_s: float = 0) -> Iterator[None]:
         """Hold an exclusive lock on ``path``; it is let go when this process dies, however.
+
+        Args:
+            wait_s: seconds to wait for another run that holds it.
 
         Raises:
             CommandError: another run holds it.
         """
-        script = 'mkdir -p "$(dirname "$1")" && exec flock -n -E 75 "$1" sh -c "echo held; exec cat >/dev/null"'
-        with self.hold("sh", "-c", script, "lock", path):
+        script = 'mkdir -p "$(dirname "$1")" && exec flock -w "$2" -E 75 "$1" sh -c "echo held; exec cat >/dev/null"'
+        with self.hold("sh", "-c", script, "lock", path, f"{wait_s:g}", timeout=30 + wait_s):
             yield

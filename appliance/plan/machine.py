@@ -93,6 +93,12 @@ def stop_argv(site: Site, timeout_s: int) -> tuple[str, ...]:
     return ("apptainer", "instance", "stop", "--signal", "SIGTERM", "--timeout", str(timeout_s), instance_name(site))
 
 
+def dump_argv(site: Site, service: Service) -> tuple[str, ...]:
+    """The command that has a service of the running appliance dump its data."""
+    limit = ("timeout", "--kill-after=10", str(service.dump_wait_s))
+    return inside_argv(site, *limit, "sh", "-c", service.dump, f"dump-{service.name}")
+
+
 def inside_argv(site: Site, *argv: str) -> tuple[str, ...]:
     """A command that runs in the running appliance."""
     return ("apptainer", "exec", "--cleanenv", "--pwd", "/", f"instance://{instance_name(site)}", *argv)

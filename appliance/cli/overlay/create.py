@@ -1,0 +1,52 @@
+"""``sms overlay create``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_host, add_json, open_target, verb
+
+EXAMPLES = """\
+  sms overlay create                  on this admin host
+  sms overlay create --host host-b    on another one, over SSH
+  sms overlay create -n               print the commands, change nothing"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "create",
+        "make and seed the overlay, start nothing",
+        "Make the overlay where there is none, and bring what the site file says into it, as a start does.\n"
+        "Nothing is started.",
+        EXAMPLES,
+    )
+    add_host(parser)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Create."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.flow.create import create, rehearse_create
+
+    cluster, host = open_target(arguments)
+    shown = progress(arguments.quiet)
+    if arguments.dry_run:
+        commands = rehearse_create(cluster, host, shown)
+        words = "\n".join(commands) or "nothing would be done: it is there, and seeded"
+        print_json(commands) if arguments.json else out.print(words, markup=False)
+        return 0
+    done = create(cluster, host, shown)
+    if arguments.json:
+        print_json(asdict(done))
+        return 0
+    what = "is made and seeded" if done.created else "is seeded anew" if done.seeded else "is there, and seeded"
+    out.print(f"{done.path} on {done.host} {what}", markup=False)
+    return 0

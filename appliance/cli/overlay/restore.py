@@ -1,0 +1,59 @@
+"""``sms overlay restore``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_host, add_json, filled, open_target, verb
+
+EXAMPLES = """\
+  sms overlay restore latest              the newest verified one becomes the overlay; stop the appliance first
+  sms overlay restore 42 -n               say what would be done
+  sms overlay restore 42 --as tuesday     a second overlay tuesday.img beside it; the appliance may run"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "restore",
+        "put a snapshot in the overlay's place",
+        "Put a snapshot in the place of the overlay of a stopped appliance. What is replaced is taken as a snapshot\n"
+        "before; the way back is said at the end.",
+        EXAMPLES,
+    )
+    parser.add_argument("snapshot", metavar="NUMBER", help="its number, or latest: the newest verified one")
+    parser.add_argument(
+        "--as", dest="name", type=filled, metavar="NAME", help="a new file instead: a name, or a whole path"
+    )
+    add_host(parser)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Restore."""
+    return run_whole(arguments)
+
+
+def run_whole(arguments: argparse.Namespace) -> int:
+    """Restore all of it."""
+    from dataclasses import asdict
+
+    from appliance.cli.overlay.view import restored_lines
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.flow.restore import rehearse_restore, restore
+
+    cluster, host = open_target(arguments)
+    if arguments.dry_run:
+        steps = rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or "")
+        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        return 0
+    done = restore(cluster, host, arguments.snapshot, progress(arguments.quiet), name=arguments.name or "")
+    if arguments.json:
+        print_json(asdict(done))
+    else:
+        out.print("\n".join(restored_lines(cluster.site.cluster, done)), markup=False)
+    return 0
