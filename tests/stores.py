@@ -1,0 +1,104 @@
+"""Snapshot stores for tests: small ones, made by the agent's own store."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
+
+
+def add_snapshot(
+    store: Store, chunks: list[bytes], *, taken: float | None = None, generation: int = 1, **facts: Any
+) -> Snapshot:
+    """A snapshot of these chunks (an empty one is a chunk of zeros) that counts and is verified."""
+    with store.writing():
+        number, folder = store.begin()
+        digests = b"".join(store.put(chunk) if chunk else ZERO for chunk in chunks)
+        manifest = {
+            "uuid": f"{number:032x}",
+            "cluster": "lab",
+            "host": "host-a",
+            "generation": generation,
+            "image": {"key": "k", "sha256": "s"},
+            "slurm_cluster": "lab",
+            "taken": time.time() if taken is None else taken,
+            "running": True,
+            "frozen_ms": 21.5,
+            "method": "delta",
+            "found_by": "trace",
+            "size": CHUNK * len(chunks),
+            "used_bytes": sum(map(len, chunks)),
+            "new_bytes": store.new_bytes,
+            "checks": {},
+            "notes": [],
+            "reason": "",
+            **facts,
+        }
+        snapshot = store.commit(number, folder, manifest, digests)
+    store.new_bytes = 0
+    store.new = []
+    return snapshot
+
+
+def fill(
+    root: Path, count: int, *, chunks: int = 6, shared: int = 3, start: float | None = None, every_s: float = 900
+) -> Store:
+    """A store of ``count`` snapshots, of whose chunks so many are in all of them."""
+    chance = random.Random(count)
+    store = Store(str(root))
+    common = [chance.randbytes(CHUNK) for _ in range(shared)]
+    at = (time.time() if start is None else start) - every_s * (count - 1)
+    for number in range(count):
+        own = [chance.randbytes(CHUNK) for _ in range(chunks - shared)]
+        add_snapshot(store, [*common, *own, b""], taken=at + number * every_s)
+    return store
+
+
+def damage(store: Store, number: int) -> None:
+    """What a check writes down that found one to be damaged."""
+    store.set_health(store.find(str(number)), ["chunk 1 has changed"])
+
+
+def tear_manifest(store: Store, number: int) -> None:
+    """One that does not tell any more what it is."""
+    path = Path(store.root, f"{number:06d}", "manifest.json")
+    path.write_text(path.read_text().replace('"delta"', '"dElta"'))
+
+
+def stored_chunks(root: Path) -> set[str]:
+    """Digests of the chunks that lie there, whole or half."""
+    return {Path(folder).name + name for folder, _, names in os.walk(root / "chunks") for name in names}
+
+
+def named_chunks(store: Store) -> set[str]:
+    """Digests that snapshots name."""
+    found, _ = store.list()
+    lists = [one.digests() for one in found]
+    named = {data[at : at + 32].hex() for data in lists for at in range(0, len(data), 32)}
+    return named - {ZERO.hex()}
+
+
+def assert_whole(store: Store) -> None:
+    """Every snapshot that counts can be read, every byte."""
+    found, broken = store.list()
+    assert broken == {}
+    for one in found:
+        with Reader(one) as reader:
+            for number in range(reader.count):
+                reader.read(number)
+
+
+def numbers(store: Store) -> list[int]:
+    """Those that count, the oldest first."""
+    return [one.number for one in store.list()[0]]
+
+
+def last_line(text: str) -> dict[str, Any]:
+    """The agent's last word."""
+    said: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+    return said
