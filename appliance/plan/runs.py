@@ -1,0 +1,183 @@
+"""Scheduled runs: what is written down of one, who is told of a failure, and whether all is well with snapshots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+DAY_S = 86400
+GRACE_MINUTES = 5
+"""Minutes that a run may take before the age of its snapshot counts against it."""
+
+Word = Literal["", "failed", "still failing", "well again"]
+"""What people are told after a run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The last scheduled run on a host. Times are Unix seconds; ``number`` is the snapshot that it took.
+
+    ``failing_since`` and ``mailed`` tell when runs began to fail and when that was mailed last; ``met_at`` when one
+    found another still at work, and did nothing.
+    """
+
+    started: float
+    ended: float
+    ok: bool
+    number: int | None = None
+    error: str = ""
+    notes: tuple[str, ...] = ()
+    stored_bytes: int | None = None
+    failing_since: float | None = None
+    mailed: float | None = None
+    met_at: float | None = None
+    met: str = ""
+
+    def text(self) -> bytes:
+        """As it lies in its file."""
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+
+def read_run(data: bytes | str | None) -> Run | None:
+    """The run of a file's bytes; None where there is none, or none that can be read: the next one is written whole."""
+    try:
+        told = json.loads(data or b"null")
+        known = {field.name for field in fields(Run)}
+        run = Run(**{name: value for name, value in told.items() if name in known})
+        return Run(
+            **{**asdict(run), "started": float(run.started), "ended": float(run.ended), "notes": tuple(run.notes)}
+        )
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def follow(previous: Run | None, run: Run) -> tuple[Run, Word]:
+    """The run as it is written down after ``previous``, and what people are mailed of it.
+
+    They are told of the first failure, then once a day, then that all is well again.
+    """
+    since = previous.failing_since if previous else None
+    mailed = previous.mailed if previous else None
+    kept = {"met_at": previous.met_at, "met": previous.met} if previous else {}
+    if run.ok:
+        return _with(run, **kept, failing_since=None, mailed=None), "well again" if since is not None else ""
+    word: Word = ""
+    if since is None:
+        word = "failed"
+    # A clock that was put back is no reason to keep silent.
+    elif mailed is None or not 0 <= run.ended - mailed < DAY_S:
+        word = "still failing"
+    since = run.ended if since is None else since
+    return _with(run, **kept, failing_since=since, mailed=run.ended if word else mailed), word
+
+
+def meet(previous: Run | None, *, now: float, what: str) -> Run:
+    """What is written down when a run found another at work: that run's record, with a note."""
+    return _with(previous or Run(now, now, True), met_at=now, met=what)
+
+
+def _with(run: Run, **changes: Any) -> Run:
+    return Run(**{**{field.name: getattr(run, field.name) for field in fields(Run)}, **changes})
+
+
+def log_line(cluster: str, run: Run, word: Word) -> str:
+    """One line for syslog; empty when there is nothing to say."""
+    if not run.ok:
+        return f"overlay snapshots of {cluster}: {one_line(run.error)}"
+    return f"overlay snapshots of {cluster}: well again, with snapshot {run.number}" if word else ""
+
+
+def one_line(text: str) -> str:
+    """A message of several lines as one."""
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def mail_text(cluster: str, host: str, run: Run, word: Word, *, to: str, since: str) -> str:
+    """The mail that says so; ``since`` is a date for people."""
+    if run.ok:
+        body = f"Scheduled snapshots of the overlay of {cluster} on {host} work again, the newest is {run.number}."
+    else:
+        body = (
+            f"A scheduled snapshot of the overlay of {cluster} on {host} has failed:\n\n"
+            + "".join(f"    {line}\n" for line in run.error.splitlines())
+            + (f"\nThey have been failing since {since}." if word == "still failing" else "")
+            + "\nUntil it works again, what is written since the last one is in the overlay only.\n"
+            "`sms status` and `sms overlay list` show how things stand. The next mail comes in a day, or when all is\n"
+            "well again."
+        )
+    subject = f"[sms] {cluster}: overlay snapshots on {host} {'are ' if word != 'failed' else ''}{word}"
+    return f"To: {to}\nSubject: {subject}\nAuto-Submitted: auto-generated\n\n{body}\n"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether all is well with a host's snapshots; ``warnings`` say what is not."""
+
+    healthy: bool
+    warnings: tuple[str, ...] = ()
+
+
+def limit_minutes(every: int, oldest: int | None) -> int:
+    """The age of the newest verified snapshot, in minutes, that is too old."""
+    return oldest if oldest is not None else 2 * every + GRACE_MINUTES
+
+
+def judge(
+    *,
+    now: float,
+    newest_taken: float | None,
+    run: Run | None,
+    every: int,
+    limit: int,
+    since: float,
+    damaged: Mapping[str, int],
+) -> Judgement:
+    """How snapshots stand on the host that carries the appliance and has a schedule.
+
+    Args:
+        now: what the host's clock shows, in Unix seconds, as all times here.
+        newest_taken: when the newest verified one was taken.
+        every: minutes between two runs.
+        limit: minutes that the newest verified one may be old.
+        since: from when on runs are to be expected: the schedule is there, and the host carries the appliance.
+        damaged: how many snapshots are not what was stored, by what is wrong with them.
+    """
+    warnings = []
+    interval = every * 60
+    # A time in the future is as good as none: the clock has jumped.
+    age = None if newest_taken is None else now - newest_taken
+    since = since if since <= now else 0.0
+    if now - since > limit * 60 and (age is None or abs(age) > limit * 60):
+        warnings.append(_too_old(age, limit))
+    if run and not run.ok:
+        warnings.append(f"the last scheduled snapshot failed: {one_line(run.error)}")
+    seen = (since, run.started, run.met_at or 0.0) if run else (since,)
+    last = max(moment for moment in (*seen, 0.0) if moment <= now + interval)
+    if now - last > 2 * interval:
+        how_long = f"for {minutes_text(now - last)}" if last else "since the clock was put back"
+        warnings.append(
+            f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
+        )
+    healthy = not warnings
+    told = [f"{count} {what}" for what, count in damaged.items() if count]
+    if told:
+        warnings.append(f"of the snapshots {' and '.join(told)}: `sms overlay list` shows which")
+    return Judgement(healthy, tuple(warnings))
+
+
+def _too_old(age: float | None, limit: int) -> str:
+    if age is None:
+        return "there is no verified snapshot"
+    if age < 0:
+        return "the newest verified snapshot was taken in the future: the clock has jumped"
+    return f"the newest verified snapshot is {minutes_text(age)} old, more than {limit} min"
+
+
+def minutes_text(seconds: float) -> str:
+    """A span of time in minutes, hours or days, for people."""
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"
