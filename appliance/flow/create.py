@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from appliance.flow.context import Cluster
 from appliance.flow.image import deliver, trust
-from appliance.flow.lease import hold_lease_still
+from appliance.flow.lease import check_lease, hold_lease_still
 from appliance.flow.overlay import (
     archive_for,
     check_overlay,
@@ -64,10 +64,10 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
     check_programs(host)
     if apptainer.find_instance(host, instance_name(cluster.site)):
         return []
-    with hold_lease_still(host, cluster):
-        exists = check_overlay(cluster, host)
-        image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
-        mark = overlay_mark(archive_for(cluster), image)
-        if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
-            return []
+    check_lease(host, cluster)
+    exists = check_overlay(cluster, host)
+    image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+    mark = overlay_mark(archive_for(cluster), image)
+    if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
+        return []
     return overlay_commands(cluster, image, mark, exists)

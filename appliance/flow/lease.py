@@ -98,10 +98,20 @@ def hold_lease_still(host: Host, cluster: Cluster) -> Iterator[Lease]:
         Refused: another run does, or another host has it.
     """
     busy = f"another run is at work on the overlay of {cluster.site.cluster}"
+    host.run("mkdir", "-p", "-m", "0700", str(cluster.places.lease.parent))
     with only_one(host, f"{cluster.places.lease}.lock", busy):
-        lease = look_at_lease(host, cluster)
-        take(lease, host.name, now=time.time())  # refuses
-        yield lease
+        yield check_lease(host, cluster)
+
+
+def check_lease(host: Host, cluster: Cluster) -> Lease:
+    """The lease as it is.
+
+    Raises:
+        Refused: another host holds it.
+    """
+    lease = look_at_lease(host, cluster)
+    take(lease, host.name, now=time.time())
+    return lease
 
 
 def put_lease_back(host: Host, cluster: Cluster, before: Lease) -> None:

@@ -79,12 +79,21 @@ def keep_stopped(cluster: Cluster, host: Host) -> Iterator[Lease]:
         only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
         hold_lease_still(host, cluster) as lease,
     ):
-        if apptainer.find_instance(host, instance_name(cluster.site)):
-            raise Refused(f"the appliance runs on {host.name}", hint=f"sms stop --host {host.name}")
-        users = ext3.users_of(host, str(cluster.places.overlay))
-        if users:
-            raise _in_use(str(cluster.places.overlay), host, users)
+        check_stopped(cluster, host)
         yield lease
+
+
+def check_stopped(cluster: Cluster, host: Host) -> None:
+    """Whether nothing on the host has the overlay open.
+
+    Raises:
+        Refused: the appliance runs there, or something has been left.
+    """
+    if apptainer.find_instance(host, instance_name(cluster.site)):
+        raise Refused(f"the appliance runs on {host.name}", hint=f"sms stop --host {host.name}")
+    users = ext3.users_of(host, str(cluster.places.overlay))
+    if users:
+        raise _in_use(str(cluster.places.overlay), host, users)
 
 
 def seeded_with(host: Host, path: str) -> str:

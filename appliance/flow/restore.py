@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster
-from appliance.flow.overlay import keep_stopped
+from appliance.flow.lease import check_lease
+from appliance.flow.overlay import check_stopped, keep_stopped
 from appliance.flow.preflight import check_programs
 from appliance.flow.snapshot import Wanted, ask_take
 from appliance.flow.snapshots import Snapshot, find_snapshot, list_snapshots, store
@@ -91,8 +92,9 @@ def rehearse_restore(cluster: Cluster, host: Host, wanted: str, *, name: str = "
     overlay = str(cluster.places.overlay)
     if name:
         return [f"write snapshot {chosen['number']} into {free_target(cluster, host, name)}, and check it"]
-    with keep_stopped(cluster, host):
-        exists = host.works("test", "-e", overlay)
+    check_lease(host, cluster)
+    check_stopped(cluster, host)
+    exists = host.works("test", "-e", overlay)
     return [
         *([f"take {overlay} as a snapshot: {reason(chosen)}"] if exists else []),
         f"write snapshot {chosen['number']} beside {overlay}, check it, and rename it over that",

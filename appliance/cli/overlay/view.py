@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 """Columns of the widest line of a list."""
-HOST_WIDTH = 12
+HOST_WIDTH = 10
+YEAR_S = 366 * 86400
 FOUND_BY = {
     "trace": "changes by block trace",
     "inodes": "changes by the inodes",
@@ -42,6 +43,12 @@ def age(seconds: float) -> str:
     return f"{int(seconds // 86400)} d"
 
 
+def day(stamp: float, now: float) -> str:
+    """Date and time to the minute; the year only where it may be another one."""
+    text = when(stamp)[:16]
+    return text[5:] if abs(now - stamp) < YEAR_S * 0.8 else text
+
+
 def waited(snapshot: Snapshot) -> str:
     """How long writers waited for it."""
     return f"{snapshot['frozen_ms']:.0f} ms" if snapshot["running"] else "-"
@@ -58,7 +65,7 @@ def checks(snapshot: Snapshot) -> str:
     told = snapshot["checks"]
     words = ["e2fsck" if told["e2fsck"] == "clean" else f"e2fsck ({told['e2fsck']})"]
     if "state_files" in told:
-        words.append(f"{told['state_files']} state files")
+        words.append(f"{told['state_files']} state file{'s' * (told['state_files'] != 1)}")
     if told.get("state_unread"):
         words[-1] += " (the largest not read)"
     return ", ".join(words)
@@ -74,7 +81,7 @@ def taken_line(cluster: str, snapshot: Snapshot) -> str:
     )
 
 
-TITLES = ("number", "taken", "age", "method", "used", "new", "waited", "host", "state", "reason")
+TITLES = ("no.", "taken", "age", "method", "used", "new", "waited", "host", "state", "reason")
 RIGHT = (0, 2, 4, 5, 6)
 STYLES = {"verified": "green", "damaged": "red", "unchecked": "yellow"}
 
@@ -101,7 +108,7 @@ def list_lines(listing: Listing, now: float) -> Iterator[str]:
 def _row(one: Snapshot, now: float) -> tuple[str, ...]:
     return (
         str(one["number"]),
-        when(one["taken"])[:16],
+        day(one["taken"], now),
         age(now - one["taken"]),
         one["method"],
         size(one["used_bytes"]),
