@@ -72,9 +72,9 @@ def restore(cluster: Cluster, host: Host, wanted: str, progress: Progress, *, na
     chosen = find_snapshot(list_snapshots(cluster, host), wanted)
     if name:
         return _beside(cluster, host, chosen, free_target(cluster, host, name), progress)
-    path = str(cluster.places.overlay)
     with keep_stopped(cluster, host) as lease:
-        kept = _keep(cluster, host, chosen, lease, progress)
+        path = real_path(cluster, host)
+        kept = _keep(cluster, host, chosen, lease, path, progress)
         if kept and kept.same:
             return Restored(host.name, chosen["number"], path, chosen["used_bytes"], 0.0, kept)
         size, seconds = _ask(cluster, host, chosen, path, True, progress)
@@ -89,11 +89,11 @@ def rehearse_restore(cluster: Cluster, host: Host, wanted: str, *, name: str = "
     """
     check_programs(host)
     chosen = find_snapshot(list_snapshots(cluster, host), wanted)
-    overlay = str(cluster.places.overlay)
     if name:
         return [f"write snapshot {chosen['number']} into {free_target(cluster, host, name)}, and check it"]
     check_lease(host, cluster)
     check_stopped(cluster, host)
+    overlay = real_path(cluster, host)
     exists = host.works("test", "-e", overlay)
     return [
         *([f"take {overlay} as a snapshot: {reason(chosen)}"] if exists else []),
@@ -139,13 +139,28 @@ def _ask(
     return said["bytes"], said["seconds"]
 
 
-def _keep(cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease, progress: Progress) -> Kept | None:
+def real_path(cluster: Cluster, host: Host) -> str:
+    """Where the overlay really lies: its name may be a link, into a mirror above all, and stays one.
+
+    Raises:
+        Refused: it is a link to nothing.
+    """
+    overlay = str(cluster.places.overlay)
+    script = 'if [ -L "$1" ]; then [ -e "$1" ] || exit 44; exec readlink -f "$1"; fi; echo "$1"'
+    found = host.run("sh", "-c", script, "real", overlay, ok=(0, 44))
+    if found.status:
+        raise Refused(f"{overlay} leads to a file that is not there", hint="it is mirrored: is the mirror mounted?")
+    return found.text
+
+
+def _keep(
+    cluster: Cluster, host: Host, chosen: Snapshot, lease: Lease, overlay: str, progress: Progress
+) -> Kept | None:
     """Take the overlay as a snapshot before it is replaced; one that is too damaged for that gets a second name.
 
     Raises:
         Refused, SmsError: it can be kept in neither way.
     """
-    overlay = str(cluster.places.overlay)
     if not host.works("test", "-e", overlay):
         return None
     try:

@@ -84,9 +84,11 @@ def test_a_start_that_is_ended_politely_undoes_what_it_did(stopped: Playground, 
 def test_two_starts_at_once_give_one_appliance(stopped: Playground) -> None:
     runs = [begin(stopped, "start") for _ in range(4)]
     ended = [(process.communicate()[1], process.returncode) for process in runs]
-    assert [status for _, status in ended].count(0) == 1
+    # One starts it. The others wait for a while, then find it running, or say that another is at work.
+    assert [status for _, status in ended].count(0) >= 1
     assert all(status in (0, 3) for _, status in ended)
     assert all(b"another sms is at work" in said for said, status in ended if status == 3)
+    assert sum(b"start the instance" in said for said, _ in ended) == 1
     assert stopped.instances() == ["sms-lab"]
     assert len(stopped.loops()) == 1
 

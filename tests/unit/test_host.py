@@ -151,6 +151,19 @@ def test_a_lock_is_held_by_one(host: Host, tmp_path: Path) -> None:
             pass
 
 
+def test_a_lock_is_waited_for(host: Host, tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with host.lock(path):
+        began = time.monotonic()
+        with pytest.raises(CommandError, match="status 75"), Local().lock(path, wait_s=0.3):
+            pass
+        assert 0.25 < time.monotonic() - began < 3
+    first = subprocess.Popen(["flock", path, "sleep", "0.5"])
+    time.sleep(0.1)
+    with host.lock(path, wait_s=5):
+        assert first.poll() is not None
+
+
 def test_write_says_whether_anything_changed(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     steps = [(b"a", 0o644, True), (b"a", 0o644, False), (b"a", 0o600, True), (b"b", 0o600, True), (b"", 0o600, True)]

@@ -104,7 +104,8 @@ def host(
     }
 
     def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        return (0, "\n".join(users)) if argv[3] == "users" else (0, "")
+        said = {"users": "\n".join(users), "real": argv[4]}
+        return 0, said.get(argv[3], "")
 
     answers[("sh", "-c")] = shell
     fake = Fake({**answers, **(more or {})}, name="host-a")
@@ -369,7 +370,7 @@ def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
 
     def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
         said.append(argv)
-        return (0, f"{argv[5]}") if argv[3] == "keep" else (0, "")
+        return 0, {"keep": argv[-1], "real": argv[-1]}.get(argv[3], "")
 
     bad = {"message": "its file system is damaged", "hint": "", "status": 1}
     fake = host({"list": LISTED, "take": bad, "restore": restored}, lease={}, more={("sh", "-c"): shell})
@@ -384,6 +385,26 @@ def test_where_nothing_can_be_kept_nothing_is_restored() -> None:
     busy = {"message": "another run is at work", "hint": "wait", "status": 3}
     fake = host({"list": LISTED, "take": busy}, lease={})
     with pytest.raises(Refused, match="another run is at work"):
+        restore(cluster(), fake, "40", Silent())
+
+
+def test_a_link_stays_one() -> None:
+    """The overlay's name leads into the mirror: what is restored goes there, and not in the link's place."""
+
+    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        return (0, "/mirror/sample.img") if argv[3] == "real" else (0, "")
+
+    fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={}, more={("sh", "-c"): shell})
+    assert restore(cluster(), fake, "40", Silent()).target == "/mirror/sample.img"
+    assert requests(fake, "restore")[0]["target"] == "/mirror/sample.img"
+
+
+def test_a_link_to_nothing_is_refused() -> None:
+    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        return (44, "") if argv[3] == "real" else (0, "")
+
+    fake = host({"list": LISTED}, lease={}, more={("sh", "-c"): shell})
+    with pytest.raises(Refused, match="leads to a file that is not there"):
         restore(cluster(), fake, "40", Silent())
 
 
