@@ -1,0 +1,109 @@
+"""Loop devices that end with the process that made them: whatever kills it, none is left."""
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from contextlib import contextmanager
+from typing import Iterator, Tuple
+
+from appliance.agent.freeze import MS_NOATIME, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, mounted
+from appliance.agent.words import Problem
+
+GET_FREE, SET_FD, CLR_FD, SET_STATUS, CONFIGURE = 0x4C82, 0x4C00, 0x4C01, 0x4C04, 0x4C0A
+"""ioctls of linux/loop.h; CONFIGURE came with Linux 5.8."""
+READ_ONLY, AUTOCLEAR = 1, 4
+INFO = "<5Q4I64s64s32s2Q"
+"""struct loop_info64."""
+MOST_TRIES = 64
+GONE_S = 10.0
+"""Seconds until a device must have let go of its file."""
+
+
+def _info(flags: int, name: bytes) -> bytes:
+    return struct.pack(INFO, 0, 0, 0, 0, 0, 0, 0, 0, flags, name[:63], b"", b"", 0, 0)
+
+
+def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
+    """A loop device on an open file, which may have no name; give it opened, and its path. Its last user ends it.
+
+    Raises:
+        Problem: the kernel gives none.
+    """
+    info = _info((READ_ONLY if read_only else 0) | AUTOCLEAR, b"sms")
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(MOST_TRIES):
+            path = "/dev/loop%d" % fcntl.ioctl(control, GET_FREE)
+            loop = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+            try:
+                _bind(loop, descriptor, info)
+                return loop, path
+            except OSError as error:
+                os.close(loop)
+                if error.errno != errno.EBUSY:  # somebody was faster
+                    raise
+    finally:
+        os.close(control)
+    raise Problem("the kernel has no loop device left", "`losetup -l` shows who has them")
+
+
+def _bind(loop: int, descriptor: int, info: bytes) -> None:
+    try:
+        fcntl.ioctl(loop, CONFIGURE, struct.pack("<2I", descriptor, 0) + info + bytes(64))
+        return
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTTY):
+            raise
+    fcntl.ioctl(loop, SET_FD, descriptor)
+    try:
+        fcntl.ioctl(loop, SET_STATUS, info)
+    except BaseException:
+        fcntl.ioctl(loop, CLR_FD, 0)
+        raise
+
+
+@contextmanager
+def image_mounted(descriptor: int, *, read_only: bool) -> Iterator[str]:
+    """The file system in an open file, at a folder of its own; needs ``private_mounts``.
+
+    Read-only nothing is written, its journal neither: what is in there is not seen. Otherwise all is in the
+    file when the context has ended.
+
+    Raises:
+        Problem: it does not let go of the file.
+    """
+    loop, path = attach(descriptor, read_only=read_only)
+    flags = MS_NOATIME | MS_NODEV | MS_NOSUID | MS_NOEXEC
+    try:
+        with mounted(path, "ext3", flags | (MS_RDONLY if read_only else 0), "noload" if read_only else "") as folder:
+            os.close(loop)
+            loop = -1
+            yield folder
+    finally:
+        if loop >= 0:
+            os.close(loop)
+    if not read_only:
+        _wait_until_gone(path)
+
+
+def _wait_until_gone(path: str) -> None:
+    """The device goes when the file system is closed: then all of it is written."""
+    backing = "/sys/block/%s/loop/backing_file" % os.path.basename(path)
+    deadline = time.monotonic() + GONE_S
+    while os.path.exists(backing):
+        if time.monotonic() > deadline:
+            raise Problem("%s does not let go of the copy" % path, "who uses it? `losetup -l`; then run this again")
+        time.sleep(0.01)
+
+
+def sweep_mount_points(folder: str = "/run/sms") -> None:
+    """Remove the empty folders that runs have left which were killed; their mounts have ended with them."""
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        parts = name.split("-")
+        if parts[0] == "agent" and len(parts) == 3 and parts[1].isdigit() and not os.path.exists("/proc/" + parts[1]):
+            try:
+                os.rmdir(os.path.join(folder, name))
+            except OSError:
+                pass

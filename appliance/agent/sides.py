@@ -1,0 +1,236 @@
+"""What the container sees of an overlay, of a snapshot's or of the one in use: a tree of files and their contents.
+
+Of a snapshot the metadata alone is laid out and mounted, without a name and read-only; contents are read from the
+store, each chunk held against its digest.
+"""
+
+import os
+import stat
+import tempfile
+from contextlib import ExitStack, contextmanager
+from typing import BinaryIO, Dict, Iterator, List, Optional, Tuple
+
+from appliance.agent import ext, words
+from appliance.agent.check import metadata_chunks, open_image, write_all
+from appliance.agent.clone import copy_into
+from appliance.agent.freeze import find_loops, joined
+from appliance.agent.loops import image_mounted
+from appliance.agent.names import Ladder
+from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
+from appliance.agent.take import locked
+from appliance.agent.words import Problem
+
+FLAGS = 32
+"""Offset of i_flags in a raw inode."""
+Token = Tuple[Tuple[int, int, bytes], ...]
+"""What tells a window of a file without its bytes: the blocks in it, and the digests of the chunks these lie in."""
+
+
+class Contents:
+    """The bytes of a regular file, by windows of ``CHUNK`` bytes."""
+
+    size = 0
+
+    def windows(self) -> Iterator[int]:
+        """Numbers of the windows that may hold more than zeros, in order."""
+        raise NotImplementedError
+
+    def window(self, number: int) -> bytes:
+        """The bytes of a window, up to the end of the file."""
+        raise NotImplementedError
+
+    def token(self, number: int) -> Optional[Token]:
+        """What stands for the bytes of a window; the same token, the same bytes."""
+        return None
+
+    def close(self) -> None:
+        """Done with it."""
+
+
+class Opened(Contents):
+    """A file that is read as files are."""
+
+    def __init__(self, folder: int, name: bytes) -> None:
+        # What is a pipe by now must not make us wait.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self.descriptor = os.open(name, flags, dir_fd=folder)
+        state = os.fstat(self.descriptor)
+        self.size = state.st_size
+        if not stat.S_ISREG(state.st_mode):
+            self.close()
+            raise FileNotFoundError("no longer a file")
+
+    def windows(self) -> Iterator[int]:
+        offset = last = 0
+        while offset < self.size:
+            try:
+                begin = os.lseek(self.descriptor, offset, os.SEEK_DATA)
+                offset = os.lseek(self.descriptor, begin, os.SEEK_HOLE)
+            except OSError:  # ENXIO: a hole up to the end
+                return
+            first = max(begin // CHUNK, last)
+            last = (offset - 1) // CHUNK + 1
+            for number in range(first, last):
+                yield number
+
+    def window(self, number: int) -> bytes:
+        wanted = max(0, min(CHUNK, self.size - number * CHUNK))
+        return os.pread(self.descriptor, wanted, number * CHUNK).ljust(wanted, b"\0")
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Stored(Contents):
+    """A file of a snapshot."""
+
+    def __init__(self, image: ext.Image, reader: Reader, number: int) -> None:
+        self.image = image
+        self.reader = reader
+        raw = image.inode(number)
+        self.size = ext.size_of(raw)
+        self.each = CHUNK // image.layout.block
+        self.blocks: Dict[int, List[Tuple[int, int]]] = {}
+        for at, block in image.file(raw).data:
+            self.blocks.setdefault(at // self.each, []).append((at % self.each, block))
+
+    def windows(self) -> Iterator[int]:
+        return iter(sorted(self.blocks))
+
+    def window(self, number: int) -> bytes:
+        found = bytearray(CHUNK)
+        size = self.image.layout.block
+        for at, block in self.blocks.get(number, ()):
+            found[at * size : (at + 1) * size] = self.image.blocks(block)
+        return bytes(found[: max(0, self.size - number * CHUNK)])
+
+    def token(self, number: int) -> Optional[Token]:
+        size = self.image.layout.block
+        found = self.blocks.get(number, ())
+        return tuple((at, block, self.reader.digest(block * size // CHUNK)) for at, block in found)
+
+
+class Side:
+    """A tree as the container sees it, at ``root``; ``taken`` says when, in Unix seconds, None for now."""
+
+    def __init__(self, root: int, taken: Optional[float] = None) -> None:
+        self.root = root
+        self.taken = taken
+
+    def contents(self, folder: int, name: bytes, state: os.stat_result) -> Contents:
+        """The bytes of the regular file ``name`` in an open folder of this tree."""
+        return Opened(folder, name)
+
+    def flags(self, state: os.stat_result) -> int:
+        """What chattr(1) sets."""
+        return 0
+
+    def ladder(self) -> Ladder:
+        """One that stands at the root."""
+        return Ladder(self.root)
+
+
+class Past(Side):
+    """A snapshot's."""
+
+    def __init__(self, root: int, reader: Reader, image: ext.Image) -> None:
+        Side.__init__(self, root, float(reader.snapshot.manifest["taken"]))
+        self.reader = reader
+        self.image = image
+
+    def contents(self, folder: int, name: bytes, state: os.stat_result) -> Contents:
+        return Stored(self.image, self.reader, state.st_ino)
+
+    def flags(self, state: os.stat_result) -> int:
+        raw = self.image.inode(state.st_ino)
+        return int.from_bytes(raw[FLAGS : FLAGS + 4], "little")
+
+
+@contextmanager
+def open_root(folder: str) -> Iterator[int]:
+    """The container's root below the root of an overlay's file system.
+
+    Raises:
+        Problem: there is none.
+    """
+    try:
+        root = os.open(os.path.join(folder, "upper"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        raise Problem("it is no overlay of a container: it has no folder /upper")
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def open_past(store: Store, snapshot: Snapshot) -> Iterator[Past]:
+    """A snapshot's tree. Needs ``private_mounts``, and the store's lock for readers."""
+    os.makedirs(store.temporary, 0o700, exist_ok=True)
+    with ExitStack() as stack:
+        reader = stack.enter_context(Reader(snapshot))
+        image = open_image(reader)
+        if image.layout.recover:
+            raise snapshot.damaged("its journal was not replayed")
+        file = stack.enter_context(temporary(store))
+        os.ftruncate(file.fileno(), reader.size)
+        for number in sorted(metadata_chunks(image)):
+            if reader.digest(number) != ZERO:
+                write_all(file.fileno(), image.read(number * CHUNK, reader.length(number)), number * CHUNK)
+        folder = stack.enter_context(image_mounted(file.fileno(), read_only=True))
+        yield Past(stack.enter_context(open_root(folder)), reader, image)
+
+
+@contextmanager
+def open_now(store: Store, overlay: str, lock: str) -> Iterator[Side]:
+    """The tree of the overlay in use, or of the one of a stopped appliance. Needs ``private_mounts``.
+
+    Args:
+        lock: the lock of the host, so that nobody starts or stops it meanwhile; empty: the caller holds it.
+
+    Raises:
+        Problem: there is no overlay, or it is in use in a way that cannot be joined.
+    """
+    if not os.path.isfile(overlay):
+        raise Problem("there is no overlay %s" % overlay, "`sms overlay list` shows snapshots to compare", 3)
+    with ExitStack() as stack:
+        stack.enter_context(locked(lock))
+        loops = find_loops(overlay)
+        if len(loops) > 1 or (loops and not _is_mounted(loops[0])):
+            raise Problem("%s is in use by %s" % (overlay, " and ".join(loops)), "`losetup -l` tells who has it", 3)
+        if loops:
+            folder = stack.enter_context(joined(loops[0]))
+        else:
+            folder = stack.enter_context(_open_stopped(store, overlay))
+        yield Side(stack.enter_context(open_root(folder)))
+
+
+def _is_mounted(loop: str) -> bool:
+    """Whether an ext3 is mounted from it; else joining would be the first mount, and write."""
+    return os.path.isdir("/sys/fs/ext4/" + os.path.basename(loop))
+
+
+@contextmanager
+def _open_stopped(store: Store, overlay: str) -> Iterator[str]:
+    with ExitStack() as stack:
+        file: BinaryIO = stack.enter_context(open(overlay, "rb", 0))
+        try:
+            recover = ext.read_layout(lambda offset, size: os.pread(file.fileno(), size, offset)).recover
+        except ext.Unknown as error:
+            raise Problem("%s cannot be read: %s" % (overlay, error), "`e2fsck -n` on it tells more")
+        if recover:
+            # It was not closed: what its journal holds is seen once it is replayed, and that is not for us to do in it.
+            words.step("replay", "replay the journal, in a copy")
+            copy = stack.enter_context(temporary(store))
+            copy_into(file.fileno(), copy.fileno(), store.root)
+            yield stack.enter_context(image_mounted(copy.fileno(), read_only=False))
+        else:
+            yield stack.enter_context(image_mounted(file.fileno(), read_only=True))
+
+
+@contextmanager
+def temporary(store: Store) -> Iterator[BinaryIO]:
+    """A file without a name, beside the snapshots: it ends with the process."""
+    os.makedirs(store.temporary, 0o700, exist_ok=True)
+    with tempfile.TemporaryFile(dir=store.temporary, buffering=0) as file:
+        yield file
