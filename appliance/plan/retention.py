@@ -77,7 +77,7 @@ def decide(
     for number, rule in _by_count(newest_first, retention, zone):
         kept[number].append(rule)
     for number in _damaged(snapshots, retention.last):
-        kept[number].append("damaged, but new")
+        kept[number].append("not verified, but new")
     for one in snapshots:
         if _is_of_a_restore(one, now):
             kept[one.number].append(one.reason)
@@ -135,7 +135,7 @@ def _is_of_a_restore(one: Candidate, now: float) -> bool:
 
 
 def _why_not(one: Candidate) -> str:
-    return "no rule keeps it" if one.verified else "damaged"
+    return "no rule keeps it" if one.verified else "not verified"
 
 
 def _local(taken: float, zone: tzinfo | None) -> datetime:

@@ -144,7 +144,7 @@ def test_each_is_told_why() -> None:
     assert told == {
         1: ("no rule keeps it",),
         2: ("no rule keeps it",),
-        3: ("damaged",),
+        3: ("not verified",),
         4: ("daily 1",),
         5: (NEWEST, "last 1"),
     }
