@@ -20,7 +20,6 @@ CARRIED = 0x8 | IMMUTABLE | APPEND | 0x40 | 0x80 | 0x10000
 """Flags that are a user's: synchronous, immutable, append-only, no dump, no atime, synchronous folder."""
 PAGE = 4096
 BLANK = bytes(PAGE)
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 TOLD_EVERY = 256
 ACCEPTED = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.E2BIG, errno.ERANGE)
 

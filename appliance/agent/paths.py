@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 from appliance.agent import ext, words
 from appliance.agent.check import run_e2fsck
 from appliance.agent.clone import copy_into
-from appliance.agent.copier import CARRIED, FOLDER, Copier, Counts, free_folder, remove, set_flags
+from appliance.agent.copier import CARRIED, Copier, Counts, free_folder, remove, set_flags
 from appliance.agent.freeze import find_loops, private_mounts, sync_file_system
 from appliance.agent.keep import sync_folder
 from appliance.agent.loops import image_mounted, sweep_mount_points
@@ -81,6 +81,8 @@ def place_paths(request: Dict[str, Any]) -> Dict[str, Any]:
 def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     """Bring ``paths`` of a snapshot into a new folder of the host.
 
+    With ``rehearse`` nothing is brought.
+
     Raises:
         Problem: the folder is there already, or a path is not in the snapshot; nothing was changed.
     """
@@ -98,8 +100,10 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     begin()
     with store.reading(), ExitStack() as stack:
         snapshot = store.find(str(request["snapshot"]))
-        top = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        stack.callback(os.close, top)
+        top = stack.enter_context(_opened(parent))
+        if field(request, "rehearse", bool, False):
+            past = stack.enter_context(open_past(store, snapshot))
+            return dict(Bringing(past, top, top, outside=True).rehearse(paths), number=snapshot.number, folder=folder)
         beside = stack.enter_context(Ladder(top))
         remove(beside, partial.encode())
         words.step("bring back", "take it out of snapshot %d" % snapshot.number)
@@ -204,7 +208,7 @@ def _settle(top: int, beside: str) -> None:
 
 @contextmanager
 def _opened(folder: str) -> Iterator[int]:
-    descriptor = os.open(folder, FOLDER)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
@@ -248,6 +252,17 @@ class Bringing:
         self._tell(copier.made)
         return {"paths": told, "notes": self.notes}
 
+    def rehearse(self, paths: List[Names]) -> Dict[str, Any]:
+        """Say what the paths are in the snapshot, and bring nothing."""
+        told = []
+        copier = Copier(self.past, self.spare, outside=self.outside)
+        for path in paths:
+            with self.past.ladder() as source, Ladder(self.root) as target:
+                way = Way(self, copier, source, target, path)
+                way.look_back()
+                told.append({"path": show(path), "kind": kind_of(way.there) if way.there else "image"})
+        return {"paths": told, "notes": self.notes}
+
     @contextmanager
     def _links(self) -> Iterator[int]:
         if self.outside:  # what the container has may bear any name
@@ -274,10 +289,8 @@ class Bringing:
         """Bring one; give what it was in the snapshot, and how many entries gave way."""
         with self.past.ladder() as source, Ladder(self.root) as target:
             way = Way(self, copier, source, target, path)
+            way.look_back()
             found, there, name = way.go(), way.there, path[-1]
-            if self.outside and (there is None or kind_of(there) == "removed"):
-                why = "had removed it" if there else "has nothing of it: it was the image's, or nothing"
-                raise Problem("%s: snapshot %d %s" % (show(path), way.number, why), "`sms overlay diff` tells more", 3)
             gone = 0
             if found:
                 way.free()
@@ -323,17 +336,27 @@ class Way:
         self.hides: List[bool] = []
         self.flags: Dict[int, int] = {}
 
+    def look_back(self) -> None:
+        """Go there in the snapshot.
+
+        Raises:
+            Problem: it cannot be brought back on its own, or, outside of an overlay, at all.
+        """
+        if all(self._then(self.path[:depth]) for depth in range(1, len(self.path))):
+            self.there = look(self.source, self.path[-1])
+        if self.bringing.outside and (self.there is None or kind_of(self.there) == "removed"):
+            why = "had removed it" if self.there else "has nothing of it: it was the image's, or nothing"
+            message = "%s: snapshot %d %s" % (show(self.path), self.number, why)
+            raise Problem(message, "`sms overlay diff` tells what it has", 3)
+
     def go(self) -> bool:
-        """Go to the folder of the path, making what is missing; False where nothing of the path is there now.
+        """Go there in the other tree, making what is missing; False where nothing of the path is there now.
 
         Raises:
             Problem: it cannot be brought back on its own.
         """
-        parts = [self.path[:depth] for depth in range(1, len(self.path))]
-        if all(self._then(part) for part in parts):
-            self.there = look(self.source, self.path[-1])
         wanted = self.there is not None or self.hidden_then
-        return all(self._now(part, wanted) for part in parts)
+        return all(self._now(self.path[:depth], wanted) for depth in range(1, len(self.path)))
 
     def _then(self, part: Names) -> bool:
         """A step in the snapshot; False where from here on all is the image's."""

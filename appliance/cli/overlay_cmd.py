@@ -8,7 +8,18 @@ from typing import Any
 
 from appliance.cli.common import verb
 
-ACTIONS: tuple[str, ...] = ("create", "snapshot", "list", "show", "verify", "restore", "prune", "grow", "mirror")
+ACTIONS: tuple[str, ...] = (
+    "create",
+    "snapshot",
+    "list",
+    "show",
+    "diff",
+    "verify",
+    "restore",
+    "prune",
+    "grow",
+    "mirror",
+)
 """In the order of the help; each is a module of ``appliance.cli.overlay``."""
 
 EXAMPLES = """\

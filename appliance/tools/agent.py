@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 import zipfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from appliance.progress import Progress, Silent, Step
 
 SOURCES = Path(__file__).parents[1] / "agent"
 FOLDER = "/run/sms"
+OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
 MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
@@ -60,9 +62,18 @@ def argv(path: str, command: str, request: dict[str, Any]) -> tuple[str, ...]:
 
 
 def ask(
-    host: Host, command: str, request: dict[str, Any], progress: Progress | None = None, *, timeout: float | None = None
+    host: Host,
+    command: str,
+    request: dict[str, Any],
+    progress: Progress | None = None,
+    *,
+    timeout: float | None = None,
+    on_rows: OnRows | None = None,
 ) -> dict[str, Any]:
     """Have the agent do one thing; give its result.
+
+    Args:
+        on_rows: called with the rows of a long result as they come.
 
     Raises:
         Busy, Refused, SmsError: what it says went wrong.
@@ -70,7 +81,7 @@ def ask(
     """
     path = install(host)
     with ExitStack() as stack:
-        listener = Listener(progress or Silent(), stack)
+        listener = Listener(progress or Silent(), stack, on_rows)
         result = host.run(*argv(path, command, request), ok=None, timeout=timeout, on_line=listener.hear)
         return listener.outcome(result)
 
@@ -78,9 +89,10 @@ def ask(
 class Listener:
     """Turns the agent's lines into progress, and keeps its result."""
 
-    def __init__(self, progress: Progress, stack: ExitStack) -> None:
+    def __init__(self, progress: Progress, stack: ExitStack, on_rows: OnRows | None = None) -> None:
         self.progress = progress
         self.stack = stack
+        self.on_rows = on_rows
         self.current: Step | None = None
         self.result: dict[str, Any] | None = None
         self.problem: dict[str, Any] | None = None
@@ -105,6 +117,8 @@ class Listener:
             self.current.detail(said["text"])
         elif kind == "note":
             self.progress.say(said["text"])
+        elif kind == "rows" and self.on_rows:
+            self.on_rows(said["rows"])
 
     def outcome(self, result: Result) -> dict[str, Any]:
         """What it ended with.
