@@ -17,6 +17,7 @@ ACTIONS: tuple[str, ...] = (
     "verify",
     "restore",
     "prune",
+    "schedule",
     "grow",
     "mirror",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_host, add_json, open_target, verb
@@ -71,6 +72,29 @@ def watch(ask: Any) -> int:
         return 0 if found.healthy else 4
 
 
+def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The newest verified snapshot in a line, and what takes them in another."""
+    from appliance.cli.overlay.view import age, size
+    from appliance.flow.status import when
+
+    newest, run = snapshots["newest"], snapshots["last_run"]
+    if snapshots["problem"]:
+        yield "snapshots", f"not known: {snapshots['problem']}"
+        return
+    words = [f"{snapshots['count']} in all"]
+    if newest:
+        held = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
+        words.insert(0, f"{newest['number']}, {age(newest['age_s'])} ago, by {newest['method']}{held}")
+    if snapshots["bytes"] is not None:
+        words.append(size(snapshots["bytes"]))
+    yield "snapshots", "; ".join(words) if snapshots["count"] else "none"
+    if not snapshots["schedule"]:
+        yield "schedule", "none: `sms overlay schedule install` has them taken"
+        return
+    last = "no run yet" if not run else f"last run {when(run['started'])} {'went well' if run['ok'] else 'failed'}"
+    yield "schedule", f"every {snapshots['every_minutes']} min, by {snapshots['schedule']}; {last}"
+
+
 def view(found: Status) -> RenderableType:
     """The status as a person reads it."""
     from rich.console import Group
@@ -98,6 +122,7 @@ def view(found: Status) -> RenderableType:
             used, size = found.overlay["used"], found.overlay["size"]
             facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
     facts.append(("lease", f"{held}, generation {lease['generation']}"))
+    facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
     head = Table.grid(padding=(0, 2))
     for name, text in facts:
         head.add_row(name, text)

@@ -40,22 +40,27 @@ def _why_not(cluster: Cluster, host: Host) -> str:
     """Why the host cannot have a unit; empty when it can."""
     if not host.works("test", "-d", "/run/systemd/system"):
         return "it does not run systemd"
-    if not _find_sms(host):
+    if not find_sms(host):
         return "there is no sms"
+    if not lies_there(cluster, host):
+        return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
+    return ""
+
+
+def lies_there(cluster: Cluster, host: Host) -> bool:
+    """Whether the host has a site file of this cluster where what runs by itself looks for it."""
     try:
         site = yaml.safe_load(host.read(SITE_FILE) or b"")
     except yaml.YAMLError:
-        site = None
-    if not isinstance(site, dict) or site.get("cluster") != cluster.site.cluster:
-        return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
-    return ""
+        return False
+    return isinstance(site, dict) and site.get("cluster") == cluster.site.cluster
 
 
 def _install(cluster: Cluster, host: Host) -> None:
     name = unit_name(cluster.site.cluster)
     text = unit_text(
         cluster.site.cluster,
-        sms=_find_sms(host),
+        sms=find_sms(host),
         site=SITE_FILE,
         state=str(cluster.site.state),
         overlays=str(cluster.places.overlay.parent),
@@ -69,7 +74,7 @@ def _install(cluster: Cluster, host: Host) -> None:
         host.run("systemctl", "start", name, timeout=120)
 
 
-def _find_sms(host: Host) -> str:
+def find_sms(host: Host) -> str:
     """Where sms is on the host."""
     if isinstance(host, Local):
         return shutil.which("sms") or shutil.which(sys.argv[0]) or ""

@@ -58,7 +58,17 @@ for folder in "$state/images" "$overlays"; do [ -d "$folder" ] && stat -c '%a:%n
 echo "images_free=$(df -B1 --output=avail "$(there "$state/images")" | tail -n 1)"
 echo "overlay_free=$(df -B1 --output=avail "$(there "$overlays")" | tail -n 1)"
 yes systemd test -d /run/systemd/system
-yes cron sh -c 'pgrep -x cron || pgrep -x crond'
+# The appliance has a cron of its own, in a process namespace of its own.
+yes cron sh -c 'pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond'
+entry=sms-$(basename "$overlay" .img) timer=/etc/systemd/system/$entry.snapshot.timer
+if [ -e "$timer" ]; then
+    echo "schedule=systemd"
+    yes schedule_runs systemctl is-active "${timer##*/}"
+    yes schedule_sms test -x "$(sed -n 's/^# By //p' "$timer")"
+elif [ -e "/etc/cron.d/$entry" ]; then
+    echo "schedule=cron"
+    yes schedule_sms test -x "$(sed -n 's/^# By //p' "/etc/cron.d/$entry")"
+fi
 exit 0
 """
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease
+from appliance.flow.snapshot_status import SnapshotStatus, snapshot_status
 from appliance.flow.start import PROBE, read_note
 from appliance.host.base import Host, Unreachable
 from appliance.plan.lease import Lease
@@ -48,6 +50,7 @@ class Status:
     overlay: dict[str, int] = field(default_factory=dict)
     uptime_s: int = 0
     warnings: list[str] = field(default_factory=list)
+    snapshots: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -62,6 +65,23 @@ def status(cluster: Cluster, host: Host) -> Status:
         raise
     except SmsError as error:  # what runs must be seen all the same
         lease, trouble = Lease(cluster.site.cluster), [error.message]
+    with ThreadPoolExecutor(1) as pool:  # while services are asked
+        snapshots = pool.submit(snapshot_status, cluster, host, lease)
+        return _with_snapshots(_appliance(cluster, host, lease, trouble), snapshots)
+
+
+def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
+    found = asked.result()
+    return replace(
+        status,
+        healthy=status.healthy and found.judgement.healthy,
+        warnings=[*status.warnings, *found.judgement.warnings],
+        snapshots=found.as_dict(),
+    )
+
+
+def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -> Status:
+    """The appliance itself, ``trouble`` being what is known to be wrong already."""
     running = apptainer.find_instance(host, instance_name(cluster.site))
     if not running:
         warnings = trouble + ([f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else [])

@@ -43,6 +43,7 @@ def examine(facts: Facts, *, bridges: Mapping[str, str | None], overlay_bytes: i
         bridges: each with the interface that the site file names as its port.
     """
     findings = [check(facts) for check in CHECKS]
+    findings += [_schedule(facts)] if bridges else []
     findings += [_bridge(facts, name, port) for name, port in bridges.items()]
     findings.append(_room(facts, "room for images", "images_free", IMAGE_BYTES))
     if not facts.said.get("overlay_there"):
@@ -198,6 +199,21 @@ def _cron(facts: Facts) -> Finding:
     daemon = "cron" if "cron" in facts.words("programs") else "crond"
     mend = f"systemctl enable --now {name}" if facts.said.get("systemd") == "yes" else daemon
     return Finding("cron", "warning", "installed, but does not run", mend)
+
+
+def _schedule(facts: Facts) -> Finding:
+    """Whether snapshots are taken by themselves: an entry alone takes none."""
+    what, install = "snapshots", f"sms overlay schedule install --host {facts.host}"
+    kind = facts.said.get("schedule")
+    if not kind:
+        return Finding(what, "warning", "nothing takes them by itself", install)
+    if facts.said.get("schedule_sms") != "yes":
+        return Finding(what, "missing", f"{kind} is to take them by an sms that is not there", install)
+    if kind == "systemd" and facts.said.get("schedule_runs") != "yes":
+        return Finding(what, "missing", "the timer that takes them is not active", install)
+    if kind == "cron" and facts.said.get("cron") != "yes":
+        return Finding(what, "missing", "cron is to take them, and does not run", _cron(facts).mend)
+    return Finding(what, "ok", f"{kind} takes them")
 
 
 def _bridge(facts: Facts, name: str, port: str | None) -> Finding:

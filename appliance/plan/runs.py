@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -119,6 +118,9 @@ class Judgement:
     warnings: tuple[str, ...] = ()
 
 
+WELL = Judgement(True)
+
+
 def limit_minutes(every: int, oldest: int | None) -> int:
     """The age of the newest verified snapshot, in minutes, that is too old."""
     return oldest if oldest is not None else 2 * every + GRACE_MINUTES
@@ -132,7 +134,7 @@ def judge(
     every: int,
     limit: int,
     since: float,
-    damaged: Mapping[str, int],
+    damaged: int = 0,
 ) -> Judgement:
     """How snapshots stand on the host that carries the appliance and has a schedule.
 
@@ -142,7 +144,7 @@ def judge(
         every: minutes between two runs.
         limit: minutes that the newest verified one may be old.
         since: from when on runs are to be expected: the schedule is there, and the host carries the appliance.
-        damaged: how many snapshots are not what was stored, by what is wrong with them.
+        damaged: how many snapshots are not what was stored.
     """
     warnings = []
     interval = every * 60
@@ -161,9 +163,9 @@ def judge(
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
     healthy = not warnings
-    told = [f"{count} {what}" for what, count in damaged.items() if count]
-    if told:
-        warnings.append(f"of the snapshots {' and '.join(told)}: `sms overlay list` shows which")
+    if damaged:
+        what = "a snapshot is" if damaged == 1 else f"{damaged} snapshots are"
+        warnings.append(f"{what} damaged: `sms overlay list` shows which")
     return Judgement(healthy, tuple(warnings))
 
 

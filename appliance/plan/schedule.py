@@ -24,6 +24,7 @@ LEAST_S = 1800
 CRON = """\
 # Written by `sms overlay schedule install`.
 # Every {every} minutes: a snapshot of the overlay of cluster {cluster}, kept by the site's rule.
+# By {sms}
 SHELL=/bin/sh
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # A run that fails says so itself. What it cannot say, for the site file cannot be read, goes to syslog.
@@ -49,6 +50,7 @@ TimeoutStartSec={timeout}
 TIMER = """\
 # Written by `sms overlay schedule install`.
 # Every {every} minutes: a snapshot of the overlay of cluster {cluster}, kept by the site's rule.
+# By {sms}
 [Unit]
 Description=Snapshots of the overlay of sms cluster {cluster}
 
@@ -163,7 +165,7 @@ def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], 
         ConfigError: it cannot be kept evenly.
     """
     check_every(every)
-    values = {"cluster": site.cluster, "every": every}
+    values = {"cluster": site.cluster, "every": every, "sms": argv[0]}
     if kind == "cron":
         command = cron_command(argv)
         text = CRON.format(**values, fields=cron_fields(every), command=command)

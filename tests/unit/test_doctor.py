@@ -44,6 +44,8 @@ FINE = {
     "systemd": "yes",
     "sms": "/usr/local/bin/sms",
     "cron": "yes",
+    "schedule": "cron",
+    "schedule_sms": "yes",
     "images_free": str(50 << 30),
     "overlay_free": str(50 << 30),
 }
@@ -93,7 +95,10 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
         ({"systemd": "no"}, "after a reboot", "warning", "'@reboot /usr/local/bin/sms --quiet", "no systemd"),
         ({"systemd": "no", "sms": None}, "after a reboot", "warning", "", "sms is not in the PATH there"),
         ({"netns": "no"}, "kernel", "missing", "", "without netns; take a kernel with CONFIG_NET_NS"),
-        ({"cron": "no"}, "cron", "warning", "systemctl enable --now cron", ""),
+        ({"cron": "no", "schedule": "systemd", "schedule_runs": "yes"}, "cron", "warning", "enable --now cron", ""),
+        ({"schedule": None}, "snapshots", "warning", "sms overlay schedule install --host host-a", "by itself"),
+        ({"schedule_sms": "no"}, "snapshots", "missing", "sms overlay schedule install", "an sms that is not there"),
+        ({"schedule": "systemd"}, "snapshots", "missing", "sms overlay schedule install", "is not active"),
         ({"images_free": str(100 << 20)}, "room for images", "missing", "", "make room"),
         ({"overlay_free": str(1 << 30)}, "room for the overlay", "warning", "", "make room"),
         ({"overlay_free": None}, "room for the overlay", "warning", "df -h", ""),
@@ -157,6 +162,16 @@ def test_cron_without_systemd_is_started_by_its_name() -> None:
     assert [finding.mend for finding in unwell(facts(systemd="no", cron="no"))][-1] == "cron"
 
 
+def test_cron_that_is_to_take_snapshots_must_run() -> None:
+    found = {finding.what: (finding.state, finding.mend) for finding in unwell(facts(cron="no"))}
+    assert found["snapshots"] == ("missing", "systemctl enable --now cron")
+
+
+def test_a_machine_that_only_builds_takes_no_snapshots() -> None:
+    found = examine(facts(schedule=None), bridges={}, overlay_bytes=1)
+    assert "snapshots" not in {finding.what for finding in found}
+
+
 def test_an_overlay_that_is_there_needs_no_room() -> None:
     assert unwell(facts(overlay_free="0", overlay_there="yes")) == []
 
@@ -185,7 +200,7 @@ def test_every_program_has_a_package_everywhere() -> None:
 
 def test_a_machine_that_says_nothing_ends_in_findings_not_in_a_crash() -> None:
     found = examine(Facts("mute", "", frozenset(), {}), bridges={"br-prov": None}, overlay_bytes=1)
-    assert len(found) == len(CHECKS) + 3
+    assert len(found) == len(CHECKS) + 4
     assert worst(found) == "missing"
     assert all(finding.detail for finding in found if finding.state != "ok")
 

@@ -105,7 +105,6 @@ FINE = {
     "every": 15,
     "limit": 35,
     "since": T - 86400,
-    "damaged": {},
 }
 
 
@@ -126,7 +125,8 @@ FINE = {
         ({"run": None}, False, "no scheduled snapshot has run for 24 h"),
         ({"run": None, "since": T - 29 * 60}, True, ""),
         ({"run": run(T + 86400), "since": T + 86400}, False, "since the clock was put back"),
-        ({"damaged": {"damaged": 2}}, True, "of the snapshots 2 damaged: `sms overlay list` shows which"),
+        ({"damaged": 2}, True, "2 snapshots are damaged: `sms overlay list` shows which"),
+        ({"damaged": 1}, True, "a snapshot is damaged"),
     ],
 )
 def test_what_is_wrong(changed: dict[str, object], healthy: bool, words: str) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_host, add_json, duration, open_target, verb
+
+if TYPE_CHECKING:
+    from appliance.flow.context import Cluster
+    from appliance.flow.snapshot import Wanted
+    from appliance.host.base import Host
 
 LONGEST_FREEZE_S = 60
 
@@ -51,10 +56,30 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--no-dump", action="store_true", help="do not dump databases before")
     why = parser.add_mutually_exclusive_group()
     why.add_argument("--reason", default="", metavar="TEXT", help="a word on why, for the list")
-    why.add_argument("--scheduled", action="store_true", help="cron asks for it")
+    why.add_argument(
+        "--scheduled",
+        action="store_true",
+        help="as cron does: also prune and push, write it down, and tell people of a failure; does nothing where the "
+        "appliance is not carried",
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
+
+
+def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, wanted: Wanted) -> int:
+    """Take one, prune and push; what fails has been told where people look, so only a person is told here."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import err, print_json, progress
+    from appliance.flow.scheduled import run_scheduled
+
+    run = run_scheduled(cluster, host, progress(arguments.quiet), wanted)
+    if arguments.json:
+        print_json(asdict(run) if run else None)
+    elif run and not run.ok and err.is_terminal:
+        err.print(f"sms: {run.error}", markup=False)
+    return 0 if run is None or run.ok else 1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         steps = rehearse_snapshot(cluster, host, wanted)
         print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
         return 0
+    if arguments.scheduled:
+        return run_as_scheduled(arguments, cluster, host, wanted)
     taken = snapshot(cluster, host, progress(arguments.quiet), wanted)
     if arguments.json:
         print_json(taken.snapshot)

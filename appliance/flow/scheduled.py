@@ -1,0 +1,158 @@
+"""What cron or systemd runs: a snapshot, pruned, pushed, written down; people are told when it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from appliance.errors import Busy, SmsError
+from appliance.flow.context import Cluster
+from appliance.flow.lease import look_at_lease
+from appliance.flow.prune import prune
+from appliance.flow.schedule import run_record
+from appliance.flow.snapshot import Wanted, snapshot
+from appliance.flow.status import when
+from appliance.host.base import Host
+from appliance.plan.machine import inside_argv
+from appliance.plan.runs import Run, Word, follow, log_line, mail_text, meet, one_line, read_run
+from appliance.progress import Progress
+
+SENDMAIL = """\
+PATH=$PATH:/usr/sbin:/usr/lib:/sbin
+command -v sendmail >/dev/null || exit 44
+exec sendmail -oi -t
+"""
+"""Shell: a mail on standard input, to whom its header says."""
+
+
+@dataclass
+class Work:
+    """What a run has done so far."""
+
+    number: int | None = None
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    stored_bytes: int | None = None
+
+    def attempt(self, what: str, do: Callable[[], None]) -> None:
+        """Do a part of it; its failure is no reason not to try the others. What another run holds up is a note."""
+        try:
+            do()
+        except Busy as error:
+            self.notes += (f"{what}: {one_line(error.message)}",)
+        except Exception as error:
+            self.fail(f"{what}: ", error)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Keep why it failed. Nobody looks on: a mistake of ours must be told as any other failure is."""
+        if isinstance(error, SmsError):
+            words = error.message + (f"\nhint: {error.hint}" if error.hint else "")
+        else:
+            words = f"{type(error).__name__}: {error}"
+        self.errors += (what + words,)
+
+
+def run_scheduled(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted) -> Run | None:
+    """Take a snapshot as the schedule wants it, prune, push; give what is written down of it.
+
+    None: it did nothing, for the host does not carry the appliance, or another run is at work. What fails is not
+    raised; it is written down, and goes to syslog and mail.
+    """
+    started = time.time()
+    work = Work()
+    try:
+        try:
+            if look_at_lease(host, cluster).holder != host.name:
+                return None
+            taken = snapshot(cluster, host, progress, wanted)
+            work.number = taken.snapshot["number"]
+            work.errors += taken.not_dumped
+        except Busy as error:
+            _write(cluster, host, meet(_read(cluster, host), now=time.time(), what=one_line(error.message)))
+            return None
+        except Exception as error:
+            work.fail("", error)
+        after_scheduled(cluster, host, progress, work)
+    except KeyboardInterrupt:
+        # The host goes down, or systemd lost its patience: no time for mails.
+        run = Run(started, time.time(), False, work.number, "it was interrupted", work.notes)
+        _log(cluster, host, run, "")
+        _write(cluster, host, _quietly(_read(cluster, host), run))
+        raise
+    run = Run(started, time.time(), not work.errors, work.number, "\n".join(work.errors), work.notes, work.stored_bytes)
+    return finish(cluster, host, run)
+
+
+def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: Work) -> None:
+    """What follows a scheduled snapshot. Also one that failed: a full disk is helped by pruning."""
+
+    def thin() -> None:
+        work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
+
+    work.attempt("prune", thin)
+    if work.number is not None and (cluster.site.snapshots.borg or cluster.site.snapshots.standby):
+        work.attempt("push", lambda: push_all(cluster, host, progress))
+
+
+def push_all(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Push to where the site file says."""
+
+
+def finish(cluster: Cluster, host: Host, run: Run) -> Run:
+    """Write the run down, and tell people what they should know; give it as it was written."""
+    previous = _read(cluster, host)
+    run, word = follow(previous, run)
+    trouble = []
+    if word and (not run.ok or (previous and previous.mailed is not None)):
+        trouble += _mail(cluster, host, run, word)
+    trouble += _write(cluster, host, run)
+    _log(cluster, host, run, word, trouble)
+    return run
+
+
+def _quietly(previous: Run | None, run: Run) -> Run:
+    """As ``follow``, when nobody is mailed: the next failure still is."""
+    followed, _ = follow(previous, run)
+    before = (previous.failing_since, previous.mailed) if previous else (None, None)
+    return replace(followed, failing_since=before[0], mailed=before[1])
+
+
+def _read(cluster: Cluster, host: Host) -> Run | None:
+    try:
+        return read_run(host.read(run_record(cluster)))
+    except SmsError:
+        return None
+
+
+def _write(cluster: Cluster, host: Host, run: Run) -> list[str]:
+    """Write the run down; give what went wrong with that: a full disk must not keep people from being told."""
+    try:
+        host.write(run_record(cluster), run.text(), mode=0o600)
+    except SmsError as error:
+        return [f"{run_record(cluster)} cannot be written: {one_line(error.message)}"]
+    return []
+
+
+def _log(cluster: Cluster, host: Host, run: Run, word: Word, trouble: list[str] | None = None) -> None:
+    line = "; ".join(filter(None, [log_line(cluster.site.cluster, run, word), *(trouble or [])]))
+    if line:
+        level = "notice" if run.ok and not trouble else "err"
+        host.run("logger", "-t", "sms", "-p", f"cron.{level}", "--", line[:900], ok=None)
+
+
+def _mail(cluster: Cluster, host: Host, run: Run, word: Word) -> list[str]:
+    """Send it by the running appliance, whose work mail is, or by the host's own program; give why neither did."""
+    to = cluster.site.mail.root or "root"
+    since = when(run.failing_since) if run.failing_since else ""
+    text = mail_text(cluster.site.cluster, host.name, run, word, to=to, since=since).encode()
+    try:
+        if "postfix" in {service.name for service in cluster.services}:
+            argv = inside_argv(cluster.site, "sh", "-c", SENDMAIL, "mail")
+            if not host.run(*argv, input=text, ok=None, timeout=60).status:
+                return []
+        if not host.run("sh", "-c", SENDMAIL, "mail", input=text, ok=None, timeout=60).status:
+            return []
+    except SmsError as error:
+        return [f"no mail could be sent: {one_line(error.message)}"]
+    return ["no mail could be sent: neither the appliance nor the host takes it"]
