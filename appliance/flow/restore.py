@@ -173,7 +173,13 @@ def _keep(
     except SmsError as error:
         why = error.message
     name = f"{overlay}.before-{chosen['number']}"
-    path = host.run("sh", "-c", KEEP, "keep", overlay, name).text
+    told = host.run("sh", "-c", KEEP, "keep", overlay, name, ok=None)
+    if told.status:
+        raise SmsError(
+            f"the overlay can be kept neither as a snapshot ({why}) nor as {name}; nothing is replaced",
+            hint=f"move it away yourself, if you can do without it: mv {overlay} /elsewhere",
+        )
+    path = told.text
     progress.say(f"note: the overlay cannot be taken as a snapshot ({why}); it is kept as {path}")
     return Kept(path=path, why=why)
 

@@ -381,6 +381,16 @@ def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
     assert "ln -T" in keep[2] and keep[4:] == (overlay, f"{overlay}.before-40")
 
 
+def test_an_overlay_that_cannot_be_kept_at_all_is_not_replaced() -> None:
+    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        return (1, "ln: no hard links here") if argv[3] == "keep" else (0, argv[-1] if argv[3] == "real" else "")
+
+    bad = {"message": "its file system is damaged", "hint": "", "status": 1}
+    fake = host({"list": LISTED, "take": bad}, lease={}, more={("sh", "-c"): shell})
+    with pytest.raises(SmsError, match=r"neither as a snapshot \(host-a: its file system is damaged\) nor as"):
+        restore(cluster(), fake, "40", Silent())
+
+
 def test_where_nothing_can_be_kept_nothing_is_restored() -> None:
     busy = {"message": "another run is at work", "hint": "wait", "status": 3}
     fake = host({"list": LISTED, "take": busy}, lease={})
