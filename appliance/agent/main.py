@@ -6,6 +6,8 @@ import sys
 from typing import Any, Callable, Dict, List, Optional
 
 from appliance.agent import keep, words
+from appliance.agent.carry import carry
+from appliance.agent.grow import grow
 from appliance.agent.paths import extract_paths, place_paths, restore_paths
 from appliance.agent.remove import remove
 from appliance.agent.status import brief
@@ -21,6 +23,8 @@ COMMANDS: Dict[str, Command] = {
     "restore": keep.restore,
     "remove": remove,
     "brief": brief,
+    "grow": grow,
+    "carry": carry,
     "diff": diff,
     "restore_paths": restore_paths,
     "place_paths": place_paths,

@@ -72,6 +72,20 @@ def watch(ask: Any) -> int:
         return 0 if found.healthy else 4
 
 
+def mirror_text(mirror: dict[str, Any]) -> str:
+    """A mirror in a line: its members, and when all of it was read last."""
+    from rich.markup import escape
+
+    from appliance.flow.status import when
+
+    colours = {"whole": "green", "sick": "red", "lost": "red"}
+    members = ", ".join(
+        f"{escape(member['file'])} [{colours[member['state']]}]{member['state']}[/]" for member in mirror["members"]
+    )
+    scrubbed = f"scrubbed {when(mirror['scrubbed'])}" if mirror["scrubbed"] else "never scrubbed"
+    return f"{members}; {scrubbed}"
+
+
 def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The newest verified snapshot in a line, and what takes them in another."""
     from appliance.cli.overlay.view import age, size
@@ -121,6 +135,8 @@ def view(found: Status) -> RenderableType:
         if found.overlay:
             used, size = found.overlay["used"], found.overlay["size"]
             facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
+    if found.mirror:
+        facts.append(("mirror", mirror_text(found.mirror)))
     facts.append(("lease", f"{held}, generation {lease['generation']}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
     head = Table.grid(padding=(0, 2))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from appliance.flow.context import Cluster
 from appliance.flow.image import deliver, trust
 from appliance.flow.lease import check_lease, hold_lease_still
+from appliance.flow.mirrored import opened
 from appliance.flow.overlay import (
     archive_for,
     check_overlay,
@@ -44,7 +45,7 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
     with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
         if apptainer.find_instance(host, instance_name(cluster.site)):
             return Created(host.name, path, False, False)
-        with hold_lease_still(host, cluster):
+        with hold_lease_still(host, cluster), opened(cluster, host, progress):
             exists = check_overlay(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
             host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from appliance.errors import ConfigError, Refused
 from appliance.flow.context import Cluster
+from appliance.flow.mirrored import is_linked
+from appliance.flow.overlay import keep_stopped
 from appliance.host.base import Host
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.tools import apptainer, ext3
@@ -52,8 +56,9 @@ def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: boo
     if follow:
         raise Refused(f"the appliance does not run on {host.name}", hint="without --follow the old log is shown")
     overlay = str(cluster.places.overlay)
-    if not host.works("test", "-f", overlay):
-        raise Refused(f"there is no overlay {overlay} on {host.name}", hint="it never ran here")
-    text = ext3.read_inside(host, overlay, f"/upper{path}").decode(errors="replace")
+    with keep_stopped(cluster, host) if is_linked(cluster, host) else nullcontext():
+        if not host.works("test", "-f", overlay):
+            raise Refused(f"there is no overlay {overlay} on {host.name}", hint="it never ran here")
+        text = ext3.read_inside(host, overlay, f"/upper{path}").decode(errors="replace")
     print("\n".join(text.splitlines()[-lines:]))  # noqa: T201 - the log itself is the result
     return 0

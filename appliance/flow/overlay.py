@@ -12,6 +12,7 @@ from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, read_given
 from appliance.flow.image import Image
 from appliance.flow.lease import hold_lease_still
+from appliance.flow.mirrored import ADOPT, find_mirror, is_linked, opened
 from appliance.flow.preflight import only_one
 from appliance.host.base import Host
 from appliance.plan.lease import Lease
@@ -53,11 +54,29 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
     """
     path = str(cluster.places.overlay)
     if not host.works("test", "-e", path):
+        if lies_on_closed_mirror(cluster, host):
+            return True
         _check_room(cluster, host)
         return False
     users = ext3.users_of(host, path)
     if users:
         raise _in_use(path, host, users)
+    return True
+
+
+def lies_on_closed_mirror(cluster: Cluster, host: Host) -> bool:
+    """Whether an overlay that cannot be reached is there all the same, on a mirror that is not open now.
+
+    Raises:
+        Refused: it should be on one, and nothing is known of that.
+    """
+    if not is_linked(cluster, host):
+        return False
+    if find_mirror(cluster, host) is None:
+        raise Refused(
+            f"{cluster.places.overlay} on {host.name} lies on a mirror, and {cluster.places.mirror_note} is gone",
+            hint=f"take it up again by a folder that has a member: {ADOPT}",
+        )
     return True
 
 
@@ -69,8 +88,10 @@ def _in_use(path: str, host: Host, users: list[str]) -> Refused:
 
 
 @contextmanager
-def keep_stopped(cluster: Cluster, host: Host) -> Iterator[Lease]:
+def keep_stopped(cluster: Cluster, host: Host, progress: Progress | None = None) -> Iterator[Lease]:
     """The appliance stays stopped for as long as the context lasts, wherever this overlay is shared; give the lease.
+
+    An overlay that lies on a mirror can be reached meanwhile.
 
     Raises:
         Refused: it runs here, another host has the lease, another run is at work, or something has the overlay open.
@@ -80,7 +101,10 @@ def keep_stopped(cluster: Cluster, host: Host) -> Iterator[Lease]:
         hold_lease_still(host, cluster) as lease,
     ):
         check_stopped(cluster, host)
-        yield lease
+        with opened(cluster, host, progress) as mirror:
+            if mirror:
+                check_stopped(cluster, host)
+            yield lease
 
 
 def check_stopped(cluster: Cluster, host: Host) -> None:

@@ -10,7 +10,7 @@ from appliance.catalog import Service
 from appliance.errors import Refused
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease
-from appliance.flow.overlay import keep_stopped
+from appliance.flow.overlay import keep_stopped, lies_on_closed_mirror
 from appliance.flow.preflight import check_programs
 from appliance.flow.snapshots import Snapshot, state_heads, state_paths, store
 from appliance.flow.start import read_note
@@ -100,7 +100,7 @@ def look(cluster: Cluster, host: Host) -> tuple[Instance | None, Lease]:
     if lease.holder not in (None, host.name):
         raise Refused(f"the appliance runs on {lease.holder}", hint=f"sms overlay snapshot --host {lease.holder}")
     path = str(cluster.places.overlay)
-    if not host.works("test", "-f", path):
+    if not host.works("test", "-f", path) and not lies_on_closed_mirror(cluster, host):
         raise Refused(
             f"there is no overlay {path} on {host.name}", hint="`sms overlay create` or `sms start` makes one"
         )

@@ -14,6 +14,7 @@ from appliance.flow.boot import install_unit
 from appliance.flow.context import Cluster, runtime_files
 from appliance.flow.image import Image, deliver, trust
 from appliance.flow.lease import ask_others, look_at_lease, put_lease_back, take_lease
+from appliance.flow.mirrored import open_mirror
 from appliance.flow.overlay import (
     archive_for,
     check_overlay,
@@ -35,6 +36,8 @@ from appliance.tools import apptainer
 
 SETTLED_S = 10
 """Seconds that services of an appliance that runs already may take to answer."""
+DISKS_S = 60
+"""Seconds that the disks of a mirror may come late after a boot; then a start does without."""
 PROBE = "/opt/sms/bin/sms-probe"
 
 
@@ -101,7 +104,7 @@ def start(
         if running:
             started = _already(cluster, host, progress, running.image, wait_s)
         else:
-            started = _start(cluster, host, progress, image, wait_s, keep)
+            started = _start(cluster, host, progress, image, wait_s, keep, DISKS_S if boot else 0)
     # After the lock: starting the unit runs `sms start --boot`, which takes it.
     install_unit(cluster, host, progress)
     return started
@@ -145,7 +148,15 @@ def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s
     )
 
 
-def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None, wait_s: float, keep: bool) -> Started:
+def _start(
+    cluster: Cluster,
+    host: Host,
+    progress: Progress,
+    chosen: Path | None,
+    wait_s: float,
+    keep: bool,
+    disks_s: float,
+) -> Started:
     parts: dict[str, float] = {}
     clock = Clock(parts)
     with progress.step("check the host"):
@@ -167,6 +178,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None
             silent = ask_others(host, cluster)
             step.detail(f"generation {lease.generation}" + (f"; {', '.join(silent)} cannot be asked" if silent else ""))
         started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
+        open_mirror(cluster, host, progress, patience_s=disks_s)
         ready_overlay(cluster, host, image, progress)
         clock.lap("overlay")
         for path, text in conflists(cluster.site).items():

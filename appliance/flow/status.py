@@ -11,6 +11,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease
+from appliance.flow.mirrored import look_at_mirror
 from appliance.flow.snapshot_status import SnapshotStatus, snapshot_status
 from appliance.flow.start import PROBE, read_note
 from appliance.host.base import Host, Unreachable
@@ -48,6 +49,7 @@ class Status:
     services: list[Answer] = field(default_factory=list)
     image: dict[str, str] = field(default_factory=dict)
     overlay: dict[str, int] = field(default_factory=dict)
+    mirror: dict[str, Any] | None = None
     uptime_s: int = 0
     warnings: list[str] = field(default_factory=list)
     snapshots: dict[str, Any] = field(default_factory=dict)
@@ -83,9 +85,11 @@ def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
 def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -> Status:
     """The appliance itself, ``trouble`` being what is known to be wrong already."""
     running = apptainer.find_instance(host, instance_name(cluster.site))
+    mirror, problems = _mirror(cluster, host)
+    trouble += problems
     if not running:
         warnings = trouble + ([f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else [])
-        return Status(cluster.site.cluster, host.name, False, False, asdict(lease), warnings=warnings)
+        return Status(cluster.site.cluster, host.name, False, False, asdict(lease), mirror=mirror, warnings=warnings)
     answers = ask(cluster, host)
     note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
@@ -94,7 +98,8 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         warnings.append(f"it runs on {host.name}, but {lease.holder or 'nobody'} holds the lease")
     full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
     if full:
-        warnings.append(f"the overlay is {overlay['used'] * 100 // overlay['size']}% full")
+        percent = overlay["used"] * 100 // overlay["size"]
+        warnings.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
     uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
     alone = any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers)
     if cluster.site.ntp and alone and uptime > SETTLING_S:
@@ -106,14 +111,26 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         cluster.site.cluster,
         host.name,
         True,
-        all(answer.ok for answer in answers) and lease.holder == host.name and not full,
+        all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
         asdict(lease),
         answers,
         {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},
         overlay,
+        mirror,
         uptime,
         warnings,
     )
+
+
+def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[str]]:
+    """The overlay's mirror, None where there is none, and what is wrong with it."""
+    try:
+        state = look_at_mirror(cluster, host)
+    except Unreachable:
+        raise
+    except SmsError as error:
+        return None, [error.message]
+    return (asdict(state), list(state.problems)) if state else (None, [])
 
 
 def ask(cluster: Cluster, host: Host) -> list[Answer]:

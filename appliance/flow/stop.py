@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.lease import look_at_lease, release_lease
+from appliance.flow.mirrored import close_mirror
 from appliance.flow.preflight import check_programs, only_one
 from appliance.host.base import Host
 from appliance.plan.machine import instance_name, stop_argv, stop_timeout
@@ -55,7 +56,7 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
 
 
 def take_down(cluster: Cluster, host: Host) -> bool:
-    """End the instance, if one runs, and see that nothing has the overlay open; say whether one ran.
+    """End the instance, if one runs, see that nothing has the overlay open, and close its mirror; say whether one ran.
 
     Raises:
         SmsError: the overlay is still in use.
@@ -67,6 +68,7 @@ def take_down(cluster: Cluster, host: Host) -> bool:
     # A host that neither ran it nor holds the lease has no say over a shared overlay.
     if running or look_at_lease(host, cluster).holder == host.name:
         _wait_for_overlay(cluster, host)
+    close_mirror(cluster, host)
     return running is not None
 
 

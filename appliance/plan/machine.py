@@ -18,6 +18,8 @@ class Places:
     images: PurePosixPath
     current: PurePosixPath
     overlay: PurePosixPath
+    mirror: PurePosixPath
+    mirror_note: PurePosixPath
     snapshots: PurePosixPath
     lease: PurePosixPath
     journal: PurePosixPath
@@ -34,6 +36,9 @@ def places(site: Site) -> Places:
         images=state / "images",
         current=state / "images" / f"{site.cluster}.sif",
         overlay=overlay,
+        # Where the overlay lies when it is mirrored; its own path is a link to there then.
+        mirror=overlays / f"{site.cluster}.mirror",
+        mirror_note=overlays / f"{site.cluster}.mirror.json",
         snapshots=PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster,
         # Beside the overlay: where hosts share the one they share the other.
         lease=overlays / f"{site.cluster}.lease",

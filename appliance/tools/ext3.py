@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from appliance.errors import SmsError
 from appliance.host.base import Host
 
@@ -18,13 +20,16 @@ def users_of(host: Host, path: str) -> list[str]:
     return host.run("sh", "-c", script, "users", path).text.split()
 
 
-def check(host: Host, path: str) -> None:
+def check(host: Host, path: str, *, whole: bool = False) -> None:
     """Replay the journal and mend what can be mended without asking. Nobody may use the image.
+
+    Args:
+        whole: look at everything, also where it was left in order.
 
     Raises:
         SmsError: it is damaged beyond that.
     """
-    result = host.run("e2fsck", "-p", path, ok=None, timeout=1800)
+    result = host.run("e2fsck", "-p", *(["-f"] if whole else []), path, ok=None, timeout=1800)
     if result.status < UNCORRECTED:
         return
     words = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
@@ -35,6 +40,28 @@ def check(host: Host, path: str) -> None:
         f"{path} is damaged: {words}",
         hint="put a backup of it in its place; `e2fsck -n` on a copy shows the damage",
     )
+
+
+def sizes_of(host: Host, path: str) -> tuple[int, int, int]:
+    """Bytes of an image file, of the file system in it, and those that the file takes on the disk.
+
+    Raises:
+        SmsError: there is no ext3 file system in it.
+    """
+    users = users_of(host, path)
+    # While it is in use, the kernel's own view of it is the newer one.
+    script = 'stat --dereference --format="%s %b %B" "$1" && exec dumpe2fs -h "$2" 2>/dev/null'
+    said = host.run("sh", "-c", script, "sizes", path, users[0] if users else path, ok=None)
+    found = dict(re.findall(r"^(Block count|Block size): +(\d+)$", said.text, re.MULTILINE))
+    if said.status or len(found) < 2:
+        raise SmsError(f"{path} holds no ext3 file system", hint=f"dumpe2fs -h {path}")
+    size, blocks, unit = (int(word) for word in said.text.splitlines()[0].split())
+    return size, int(found["Block count"]) * int(found["Block size"]), blocks * unit
+
+
+def resize(host: Host, path: str) -> None:
+    """Have the file system in an image take all of its file. Nobody may use it, and it must have been checked."""
+    host.run("resize2fs", path, timeout=1800)
 
 
 def read_inside(host: Host, path: str, name: str) -> bytes:

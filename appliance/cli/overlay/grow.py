@@ -1,0 +1,53 @@
+"""``sms overlay grow``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from appliance.cli.common import add_host, add_json, open_target, verb
+
+EXAMPLES = """\
+  sms overlay grow 4G           4 GiB in all
+  sms overlay grow +1G          1 GiB more
+  sms overlay grow 4G --dry-run   look whether there is room, change nothing"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "grow",
+        "make the overlay larger, while the appliance runs or not",
+        "Make the overlay's file and the file system in it larger. The appliance may run: its writers do not wait.\n"
+        "It never shrinks. A run that was cut off is finished by the next. Where the kernel does not let root grow a\n"
+        "file system in use, it says so, and the appliance has to be stopped for it.",
+        EXAMPLES,
+    )
+    parser.add_argument("size", metavar="SIZE", help="how large, or how much more: 4096M, 4G, +1G")
+    add_host(parser)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Grow."""
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.flow.grow import grow, read_wanted
+
+    wanted = read_wanted(arguments.size)
+    cluster, host = open_target(arguments)
+    done = grow(cluster, host, progress(arguments.quiet), wanted, dry_run=arguments.dry_run)
+    if arguments.json:
+        print_json(asdict(done))
+        return 0
+    if not done.changed:
+        out.print(f"{done.path} on {done.host} has {done.size >> 20} MiB already", markup=False)
+    elif arguments.dry_run:
+        out.print("\n".join(done.steps), markup=False)
+    else:
+        how = f"from {done.before >> 20} to {done.size >> 20} MiB"
+        out.print(f"{done.path} on {done.host} has grown {how}", markup=False)
+    return 0

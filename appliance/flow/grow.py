@@ -1,0 +1,114 @@
+"""``sms overlay grow``: a larger overlay, whether the appliance runs or is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.errors import Refused
+from appliance.flow.context import Cluster
+from appliance.flow.lease import look_at_lease
+from appliance.flow.mirror import check_members_room, enlarge
+from appliance.flow.mirrored import find_mirror, is_linked
+from appliance.flow.overlay import keep_stopped
+from appliance.flow.preflight import check_programs
+from appliance.host.base import Host
+from appliance.plan.grow import MIB, Wanted, grown, new_size, read_size
+from appliance.plan.machine import instance_name
+from appliance.progress import Progress
+from appliance.tools import agent, apptainer, ext3
+
+
+@dataclass(frozen=True)
+class Grown:
+    """An overlay that has grown from ``before`` to ``size`` bytes, or would; ``steps`` in words."""
+
+    host: str
+    path: str
+    before: int
+    size: int
+    running: bool
+    changed: bool
+    steps: tuple[str, ...] = ()
+
+
+def read_wanted(text: str) -> Wanted:
+    """The size that a person wrote.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return read_size(text)
+
+
+def grow(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted, *, dry_run: bool = False) -> Grown:
+    """Make the overlay larger; finish what an earlier run left half done.
+
+    Raises:
+        Refused: it would shrink, there is no room, another host has the lease, or this host cannot do it while
+            the appliance runs; nothing was changed.
+        SmsError: it failed; run again, it goes on.
+    """
+    check_programs(host)
+    if apptainer.find_instance(host, instance_name(cluster.site)):
+        lease = look_at_lease(host, cluster)
+        if lease.holder != host.name:
+            raise Refused(
+                f"the appliance runs on {host.name}, but {lease.holder or 'nobody'} holds the lease",
+                hint="sms status",
+            )
+        done = _grow(cluster, host, progress, wanted, running=True, dry_run=dry_run)
+    else:
+        with keep_stopped(cluster, host, progress):
+            done = _grow(cluster, host, progress, wanted, running=False, dry_run=dry_run)
+    if done.size // MIB != cluster.site.overlay.size_mb:
+        progress.say(f"note: a new overlay is made by the site file: set overlay.size_mb to {done.size // MIB} there")
+    return done
+
+
+def _grow(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted, *, running: bool, dry_run: bool) -> Grown:
+    path = str(cluster.places.overlay)
+    if not host.works("test", "-f", path):
+        raise Refused(f"there is no overlay {path} on {host.name}", hint="`sms overlay create` makes one")
+    file, system, used = ext3.sizes_of(host, path)
+    size = new_size(wanted, file=file, system=system)
+    if grown(file, system, size):
+        return Grown(host.name, path, system, size, running, False)
+    request = {"overlay": path, "size": size, "lock": str(cluster.places.lock)}
+    if running:
+        agent.ask(host, "grow", {**request, "rehearse": True})
+    mirror = find_mirror(cluster, host) if is_linked(cluster, host) else None
+    if mirror:
+        check_members_room(host, mirror, size)
+    else:
+        _check_room(host, str(cluster.places.overlay.parent), size - used)
+    steps = (
+        *([f"make the mirror's members large enough for {size // MIB} MiB"] if mirror else []),
+        f"make {path} {size // MIB} MiB long, sparse",
+        "grow its file system, in use" if running else "check its file system, and grow it",
+    )
+    if not dry_run:
+        if mirror:
+            with progress.step("make the mirror larger"):
+                enlarge(cluster, host, mirror, size)
+        if running:
+            agent.ask(host, "grow", request, progress)
+        else:
+            _grow_stopped(host, path, size, progress)
+    return Grown(host.name, path, system, size, running, True, steps)
+
+
+def _grow_stopped(host: Host, path: str, size: int, progress: Progress) -> None:
+    with progress.step("check the overlay"):
+        ext3.check(host, path, whole=True)
+    with progress.step("grow the overlay"):
+        host.run("truncate", "-s", str(size), path)
+        ext3.resize(host, path)
+
+
+def _check_room(host: Host, folder: str, more: int) -> None:
+    free = int(host.run("df", "--block-size=1", "--output=avail", folder).text.splitlines()[-1])
+    if free < more:
+        raise Refused(
+            f"{folder} on {host.name} has {free // MIB} MiB free, the overlay may come to need {more // MIB} more",
+            hint="make room there, or grow it by less",
+        )
