@@ -12,12 +12,13 @@ UNCORRECTED = 4
 OPERATIONAL = 8 | 16 | 32 | 128
 """Bits that say nothing of the image: it could not be opened, or e2fsck was ended."""
 
+# losetup goes by device and inode, but by the mere name where there is no such file.
+USERS = '[ ! -e "$1" ] || exec losetup --noheadings --output NAME --associated "$1"'
+
 
 def users_of(host: Host, path: str) -> list[str]:
     """Loop devices of this host that have the file open."""
-    # losetup goes by device and inode, but by the mere name where there is no such file.
-    script = '[ ! -e "$1" ] || exec losetup --noheadings --output NAME --associated "$1"'
-    return host.run("sh", "-c", script, "users", path).text.split()
+    return host.run("sh", "-c", USERS, "users", path).text.split()
 
 
 def check(host: Host, path: str, *, whole: bool = False) -> None:
