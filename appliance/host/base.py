@@ -8,9 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from appliance.errors import SmsError
+
+if TYPE_CHECKING:
+    from appliance.host.stream import Stream
 
 BLOCK = 1 << 18
 """Bytes moved at a time by ``send`` and ``fetch``."""
@@ -152,6 +155,19 @@ class Host(ABC):
         Raises:
             CommandError: it ended before it printed a line.
             CommandTimeout: it did not print one in time.
+            Unreachable: the host did not answer.
+        """
+
+    @abstractmethod
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> AbstractContextManager[Stream]:
+        """Run ``argv`` with its input and its output in the caller's hands, for GBs both ways, without a time limit.
+
+        Left before its ``result``, by an error or Ctrl-C, the command is ended with all it started.
+
+        Args:
+            on_line: called with each line of standard error as it comes, by another thread.
+
+        Raises:
             Unreachable: the host did not answer.
         """
 

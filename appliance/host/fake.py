@@ -6,9 +6,50 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from appliance.host.base import SHORT, CommandError, Host, OnLine, Progress, Result, check_written, count_bytes
+from appliance.host.base import BLOCK, SHORT, CommandError, Host, OnLine, Progress, Result, check_written, count_bytes
+from appliance.host.stream import Ears, Stream
 
 Answer = tuple[int, str] | Callable[[tuple[str, ...], bytes | None], tuple[int, str]]
+
+
+class FakeStream(Stream):
+    """Answers all at once when it is first read, from what was written until then."""
+
+    def __init__(self, host: str, argv: tuple[str, ...], answer: Callable[[bytes], Result], ears: Ears) -> None:
+        self.host = host
+        self.argv = argv
+        self.answer = answer
+        self.ears = ears
+        self.given = b""
+        self._result: Result | None = None
+        self._out = b""
+
+    def _answered(self) -> Result:
+        if self._result is None:
+            self._result = self.answer(self.given)
+            self._out = self._result.stdout
+            self.ears.hear(self._result.stderr)
+            self.ears.hear(b"")
+        return self._result
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.given += bytes(data)
+        return len(data)
+
+    def end(self) -> None:
+        pass
+
+    def read(self, size: int = BLOCK) -> bytes:
+        self._answered()
+        block, self._out = self._out[:size], self._out[size:]
+        return block
+
+    def result(self, *, ok: Container[int] | None = (0,)) -> Result:
+        found = self._answered()
+        result = Result(self.host, self.argv, found.status, b"", self.ears.said)
+        if ok is not None and result.status not in ok:
+            raise CommandError(result)
+        return result
 
 
 class Fake(Host):
@@ -31,19 +72,22 @@ class Fake(Host):
         timeout: float | None = 60,
         on_line: OnLine | None = None,
     ) -> Result:
+        result = self._answer(argv, input)
+        if on_line:
+            for line in (result.stdout or result.stderr).decode().splitlines():
+                on_line(line)
+        if ok is not None and result.status not in ok:
+            raise CommandError(result)
+        return result
+
+    def _answer(self, argv: tuple[str, ...], given: bytes | None) -> Result:
         self.asked.append(argv)
         matches = [key for key in self.answers if argv[: len(key)] == key]
         if not matches:
             raise AssertionError(f"no answer for {argv}")
         answer = self.answers[max(matches, key=len)]
-        status, text = answer if isinstance(answer, tuple) else answer(argv, input)
-        if on_line:
-            for line in text.splitlines():
-                on_line(line)
-        result = Result(self.name, argv, status, text.encode() if not status else b"", text.encode() if status else b"")
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        status, text = answer if isinstance(answer, tuple) else answer(argv, given)
+        return Result(self.name, argv, status, text.encode() if not status else b"", text.encode() if status else b"")
 
     def read(self, path: str) -> bytes | None:
         return self.files.get(path)
@@ -66,6 +110,10 @@ class Fake(Host):
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
         self.asked.append(argv)
         yield "held"
+
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        yield FakeStream(self.name, argv, lambda given: self._answer(argv, given), Ears(on_line))
 
     def interact(self, *argv: str) -> int:
         return self.run(*argv, ok=None).status

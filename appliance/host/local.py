@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -27,11 +28,14 @@ from appliance.host.base import (
     check_written,
     count_bytes,
 )
+from appliance.host.stream import LATE_S, Ears, Stream
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """What commands see besides the caller's own environment: messages that can be read back."""
 
 CONTAINER_TOOLS = ("APPTAINER_", "SINGULARITY_")
+PIPE_BYTES = 1 << 20
+"""What a pipe of a stream holds, so that both sides work at the same time."""
 KEPT = {tool + what for tool in CONTAINER_TOOLS for what in ("TMPDIR", "CACHEDIR")}
 
 
@@ -62,6 +66,73 @@ class Running:
         status = self.process.wait()
         self.said.seek(0)
         return Result(self.host, self.argv, status, b"", self.said.read())
+
+
+class LocalStream(Stream):
+    """A child of this process, in a session of its own."""
+
+    def __init__(self, host: str, argv: tuple[str, ...], process: subprocess.Popen[bytes], errors: int, ears: Ears):
+        self.host = host
+        self.argv = argv
+        self.process = process
+        self.ears = ears
+        assert process.stdin and process.stdout
+        self._in: int | None = process.stdin.fileno()
+        self._out = process.stdout.fileno()
+        for descriptor in (self._in, self._out):
+            with contextlib.suppress(OSError):  # more than a user may have
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._thread = threading.Thread(target=self._hear, args=(errors,), daemon=True)
+        self._thread.start()
+
+    def _hear(self, errors: int) -> None:
+        with open(errors, "rb", 0) as stream:
+            while block := stream.read(BLOCK):
+                self.ears.hear(block)
+        self.ears.hear(b"")
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data)
+        while len(view):
+            try:
+                assert self._in is not None, "its input is closed"
+                view = view[os.write(self._in, view) :]
+            except BrokenPipeError:
+                raise self._went() from None
+        return len(data)
+
+    def _went(self) -> CommandError:
+        return CommandError(self.result(ok=None), hint="it ended before it had read all")
+
+    def end(self) -> None:
+        if self._in is not None:
+            self._in = None
+            assert self.process.stdin
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+
+    def read(self, size: int = BLOCK) -> bytes:
+        return os.read(self._out, size)
+
+    def result(self, *, ok: Container[int] | None = (0,)) -> Result:
+        self.end()
+        while os.read(self._out, BLOCK):
+            pass
+        status = self.process.wait()
+        self._thread.join(LATE_S)
+        result = Result(self.host, self.argv, status, b"", self.ears.said)
+        if ok is not None and status not in ok:
+            raise CommandError(result)
+        return result
+
+    def close(self) -> None:
+        """End it, if it has not ended, and let go of its pipes."""
+        if self.process.poll() is None:
+            _end_group(self.process)
+        self.end()
+        assert self.process.stdout
+        self.process.stdout.close()
+        self._thread.join(LATE_S)
 
 
 class Local(Host):
@@ -192,6 +263,21 @@ class Local(Host):
                 finally:
                     if process.poll() is None:
                         _end_group(process)
+
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        errors, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            with open(theirs, "wb", 0) as far:  # noqa: PTH123 - a descriptor
+                process = self._spawn(argv, subprocess.PIPE, far)
+        except BaseException:
+            os.close(errors)
+            raise
+        stream = LocalStream(self.name, argv, process, errors, Ears(on_line))
+        try:
+            yield stream
+        finally:
+            stream.close()
 
     def interact(self, *argv: str) -> int:
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode

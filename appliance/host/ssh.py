@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import paramiko
 
@@ -32,6 +32,7 @@ from appliance.host.base import (
     check_written,
     count_bytes,
 )
+from appliance.host.stream import KILL_S, LATE_S, TERM_S, Ears, Stream
 
 # It writes tracebacks of its threads to standard error where nobody has set up logging.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -49,8 +50,139 @@ STALLED_S = 120
 """Seconds without one byte moved until a copy is given up."""
 GONE_MS = 60_000
 """How long the far side's kernel may leave what was sent unacknowledged, the keepalives included."""
+WINDOW_BYTES = 1 << 24
+"""What the far side of a stream may send before we have read it: with paramiko's own 2 MiB it waits for us often."""
+PACKET_BYTES = 1 << 15
+"""What a channel sends at a time (OpenSSH's limit)."""
+TELL_PID = 'echo "$$" >&2; exec "$@"'
+"""Shell: a command that says its process id on standard error before all else."""
+END_GROUP = """\
+group=$(ps -o pgid= -p "$1" | tr -d " ") && [ -n "$group" ] || exit 0
+kill -s "$2" -- "-$group" 2>/dev/null
+for tenth in $(seq "$3"); do kill -s 0 -- "-$group" 2>/dev/null || exit 0; sleep 0.1; done
+exit 1
+"""
+"""Shell: signal $2 to the group of process $1; status 1 when any of it is left after $3 tenths of a second."""
 BROKEN = (OSError, EOFError, paramiko.SSHException)
 AGAIN = "run the command again"
+
+
+def _make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
+    """A connection that asks for AES-GCM first, where paramiko has it: twice the bytes a second of its own choice."""
+    transport = paramiko.Transport(sock, **options)
+    choice = transport.get_security_options()
+    choice.ciphers = tuple(sorted(choice.ciphers, key=lambda name: "gcm" not in name))
+    return transport
+
+
+class SshStream(Stream):
+    """A command behind a channel of its own."""
+
+    def __init__(self, host: Ssh, channel: paramiko.Channel, argv: tuple[str, ...], ears: Ears) -> None:
+        self.host = host
+        self.channel = channel
+        self.argv = argv
+        self.ears = ears
+        self.pid = ""
+        self._told = False
+        channel.settimeout(STALLED_S)
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+
+    def _hear(self) -> None:
+        first: bytes | None = b""
+        with contextlib.suppress(*BROKEN):
+            while True:
+                try:
+                    block = self.channel.recv_stderr(BLOCK)
+                except TimeoutError:
+                    continue  # it has nothing to say
+                if first is not None:
+                    first += block
+                    if block and b"\n" not in first:
+                        continue
+                    pid, _, rest = first.partition(b"\n")
+                    self.pid, first = pid.decode(errors="replace"), None
+                    if rest:
+                        self.ears.hear(rest)
+                elif block:
+                    self.ears.hear(block)
+                if not block:
+                    break
+        self.ears.hear(b"")
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data)
+        while len(view):
+            try:
+                view = view[self.channel.send(bytes(view[:PACKET_BYTES])) :]
+            except TimeoutError as error:
+                self._still_there(error)
+            except BROKEN:
+                # It ended, or the connection did: its status tells.
+                raise CommandError(self.result(ok=None), hint="it ended before it had read all") from None
+        return len(data)
+
+    def _still_there(self, error: TimeoutError) -> None:
+        """Nothing moved for long: a slow command may go on, a silent host may not."""
+        why = self.host._silent(self.channel, self.argv, STALLED_S)
+        if isinstance(why, Unreachable):
+            raise why from error
+
+    def end(self) -> None:
+        with contextlib.suppress(*BROKEN):
+            self.channel.shutdown_write()
+
+    def read(self, size: int = BLOCK) -> bytes:
+        while True:
+            try:
+                block = self.channel.recv(size)
+            except TimeoutError as error:
+                self._still_there(error)
+                continue
+            except BROKEN as error:
+                raise self.host._broken(self.argv) from error
+            if not block and not self.channel.eof_received:
+                # A connection that broke looks like an end as well.
+                self.channel.get_transport().join(0.2)
+                if not self.channel.get_transport().is_active():
+                    raise self.host._broken(self.argv)
+            return block
+
+    def _status(self) -> int:
+        while True:
+            try:
+                return self.host._status(self.channel, self.argv)
+            except CommandTimeout:
+                continue  # the host answers: the command takes its time
+
+    def result(self, *, ok: Container[int] | None = (0,)) -> Result:
+        self.end()
+        while self.read():
+            pass
+        status = self._status()
+        self._thread.join(LATE_S)
+        self._told = True
+        result = Result(self.host.name, self.argv, status, b"", self.ears.said)
+        if ok is not None and status not in ok:
+            raise CommandError(result)
+        return result
+
+    def close(self) -> None:
+        """End it, if it has not ended.
+
+        sshd tells a command without a terminal nothing when its channel closes: one that neither reads nor
+        writes would go on.
+        """
+        if self._told or self.channel.status_event.is_set():
+            return
+        self.end()
+        for name, grace in (("TERM", TERM_S), ("KILL", KILL_S)):
+            if not self.pid.isdecimal():
+                return
+            words = ("sh", "-c", END_GROUP, "end", self.pid, name, f"{grace * 10:.0f}")
+            if self.host.run(*words, ok=None, timeout=30).status == 0:
+                return
 
 
 class Ssh(Host):
@@ -112,6 +244,7 @@ class Ssh(Host):
                 timeout=5,
                 banner_timeout=10,
                 auth_timeout=10,
+                transport_factory=_make_transport,
             )
         except paramiko.BadHostKeyException as error:
             raise Unreachable(
@@ -132,12 +265,12 @@ class Ssh(Host):
             raise Unreachable(f"{self.name}: {where}: {error}", hint=hint) from error
 
     @contextmanager
-    def _start(self, argv: tuple[str, ...]) -> Iterator[paramiko.Channel]:
+    def _start(self, argv: tuple[str, ...], *, window: int | None = None) -> Iterator[paramiko.Channel]:
         """A channel that ``argv`` runs behind, closed in the end however that comes."""
         sudo = () if self.user == "root" else ("sudo", "-n", "--")
         transport = self._transport()
         try:
-            channel = transport.open_session(timeout=10)
+            channel = transport.open_session(window_size=window, timeout=10)
         except paramiko.ChannelException as error:
             raise Unreachable(f"{self.name}: it takes no further session: {error}", hint=AGAIN) from error
         except BROKEN as error:
@@ -316,6 +449,16 @@ class Ssh(Host):
                 with contextlib.suppress(*BROKEN):
                     channel.shutdown_write()
                 channel.status_event.wait(5)
+
+    @contextmanager
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
+        with self._start(("sh", "-c", TELL_PID, "stream", *argv), window=WINDOW_BYTES) as channel:
+            stream = SshStream(self, channel, argv, Ears(on_line))
+            try:
+                yield stream
+            finally:
+                with contextlib.suppress(SmsError):  # there is a better reason for its end
+                    stream.close()
 
     def interact(self, *argv: str) -> int:
         options = ["-o", "StrictHostKeyChecking=yes", "-p", str(self.port)]
