@@ -361,8 +361,10 @@ class Memory:
             for at in range(0, now.block, now.inode_size):
                 old, new = before[at : at + now.inode_size], after[at : at + now.inode_size]
                 if old != new:
-                    # An attribute block that it has given up has one user less.
-                    raws += [new, *([old] if old and struct.unpack_from("<I", old, FILE_ACL)[0] else [])]
+                    raws.append(new)
+                    # An attribute block that it has given up has one user less; its other blocks are no longer its own.
+                    given_up = struct.unpack_from("<I", old, FILE_ACL)[0] if old else 0
+                    blocks.update([given_up] if 0 < given_up < now.blocks else [])
         raws += [image.inode(number) for number in self.young]
         if now.journal:
             blocks.add(image.journal_head())

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import re
 import select
 import signal
 import subprocess
@@ -19,6 +20,7 @@ FITHAW = 0xC0045878
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE, MS_NOATIME, MS_NODEV, MS_NOSUID, MS_NOEXEC, MS_RDONLY = 16384, 1 << 18, 1024, 4, 2, 8, 1
 MNT_DETACH = 2
+FOLDER = "/run/sms"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,6 +40,19 @@ def private_mounts() -> None:
     """Mounts made from now on are seen by this process and its children only, and end with them."""
     _call("unshare", CLONE_NEWNS)
     _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    _clear_left()
+
+
+def _clear_left() -> None:
+    """Remove the folders that killed runs mounted at: their mounts went with them."""
+    os.makedirs(FOLDER, 0o755, exist_ok=True)
+    for name in os.listdir(FOLDER):
+        found = re.match(r"(?:agent|trace)-(\d+)(?:-\d+)?$", name)
+        if found and not os.path.exists("/proc/" + found.group(1)):
+            try:
+                os.rmdir(os.path.join(FOLDER, name))
+            except OSError:
+                pass
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -53,7 +68,7 @@ def unmount(target: str) -> None:
 @contextmanager
 def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[str]:
     """A file system at a folder of its own, for as long as the context lasts; needs ``private_mounts``."""
-    target = "/run/sms/agent-%d-%d" % (os.getpid(), time.monotonic() * 1e6)
+    target = "%s/agent-%d-%d" % (FOLDER, os.getpid(), time.monotonic() * 1e6)
     os.makedirs(target, 0o700)
     try:
         mount(source, target, kind, flags, options)
@@ -89,11 +104,12 @@ class Frozen:
     """Writers wait from ``hold`` to ``release``.
 
     A second process shares the hold: it lets them go when this one is gone or silent for ``limit_s`` seconds.
+    Where that one is killed as well, the file ``mark`` tells the next run to do it.
     """
 
-    def __init__(self, folder: str, limit_s: float) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, limit_s: float, mark: str) -> None:
         self.limit_s = limit_s
+        self.mark = mark
         self.descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.pipe = -1
         self.watcher = 0
@@ -107,12 +123,18 @@ class Frozen:
             Problem: somebody else does already, or the kernel will not.
         """
         sync_file_system(self.descriptor)  # what is written now need not be waited for later
+        if os.path.exists(self.mark):
+            # A run was killed together with its watchdog.
+            thaw(self.descriptor)
+        with open(self.mark, "w"):
+            pass
         self._start_watchdog()
         self.began = time.monotonic()
         try:
             fcntl.ioctl(self.descriptor, FIFREEZE, 0)
         except OSError as error:
             self._end_watchdog()
+            os.unlink(self.mark)
             raise Problem("the overlay cannot be frozen: %s" % (error.strerror or error), "does another program do it?")
 
     def release(self) -> None:
@@ -135,6 +157,8 @@ class Frozen:
         if self.watcher:
             thaw(self.descriptor)
             self._end_watchdog()
+        if os.path.exists(self.mark):
+            os.unlink(self.mark)
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -189,12 +213,3 @@ def watch(reader: int, descriptor: int, limit_s: float) -> None:
         if thaw(descriptor):
             return
         time.sleep(0.02)
-
-
-def thaw_left(folder: str) -> bool:
-    """Let go the writers of a file system that a run held whose watchdog was killed with it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return thaw(descriptor)
-    finally:
-        os.close(descriptor)

@@ -155,6 +155,11 @@ class Source:
             digest = ZERO if is_blank(data) else sink(number, data)
             self.digests[number * 32 : number * 32 + 32] = digest
 
+    def blank(self, numbers: Iterable[int]) -> None:
+        """Chunks that count as zeros, whatever stands in them."""
+        for number in numbers:
+            self.digests[number * 32 : number * 32 + 32] = ZERO
+
     def used_bytes(self) -> int:
         """Bytes of the chunks that are not zeros."""
         blank = sum(self.digests[at : at + 32] == ZERO for at in range(0, len(self.digests), 32))
@@ -178,3 +183,19 @@ def chunks_of_blocks(blocks: Set[int], size: int) -> Set[int]:
         return {one for block in blocks for one in range(block * size // CHUNK, (block * size + size - 1) // CHUNK + 1)}
     each = CHUNK // size
     return {block // each for block in blocks}
+
+
+def free_chunks(image: ext.Image) -> Set[int]:
+    """Numbers of the chunks of which the file system uses no block."""
+    layout = image.layout
+    if layout.blocks_per_group % 8 or layout.block > CHUNK // 8:
+        return set()
+    bitmap = b"".join(image.blocks(group.block_bitmap)[: layout.blocks_per_group // 8] for group in layout.groups)
+    if layout.first:
+        # Small blocks: the first bit is block 1.
+        shifted = (int.from_bytes(bitmap, "little") << layout.first) | (1 << layout.first) - 1
+        bitmap = shifted.to_bytes(len(bitmap) + 1, "little")
+    each = CHUNK // layout.block // 8
+    nothing = bytes(each)
+    whole = layout.blocks * layout.block // CHUNK
+    return {number for number in range(whole) if bitmap[number * each : number * each + each] == nothing}

@@ -298,17 +298,19 @@ class Store:
 
     def begin(self) -> Tuple[int, str]:
         """A number that no snapshot has had, and a folder for what belongs to it."""
-        last = 0
-        try:
-            with open(os.path.join(self.root, "counter")) as stream:
-                last = int(stream.read())
-        except (OSError, ValueError):
-            pass
         taken = [int(name) for name in os.listdir(self.root) if name.isdigit()]
-        number = max([last, *taken]) + 1
+        number = max([self._last(), *taken]) + 1
         folder = os.path.join(self.root, ORDER % number) + PARTIAL
         os.mkdir(folder, 0o700)
         return number, folder
+
+    def _last(self) -> int:
+        """The highest number that a snapshot has had."""
+        try:
+            with open(os.path.join(self.root, "counter")) as stream:
+                return int(stream.read())
+        except (OSError, ValueError):
+            return 0
 
     def put(self, data: Any) -> bytes:
         """Store a chunk; give its digest. One that is there already is not written again."""
@@ -369,7 +371,8 @@ class Store:
         self.sync()
         final = os.path.join(self.root, ORDER % number)
         os.rename(folder, final)
-        self.replace("counter", b"%d\n" % number)
+        # One that comes from elsewhere has its number from there.
+        self.replace("counter", b"%d\n" % max(number, self._last()))
         self.sync_folder()
         return self._load(number)
 

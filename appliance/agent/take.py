@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 from appliance.agent import ext, words
 from appliance.agent.check import check
 from appliance.agent.freeze import Frozen, find_loops, joined, private_mounts, sync_file_system
-from appliance.agent.source import Sink, Source, chunks_of_blocks
+from appliance.agent.source import Sink, Source, chunks_of_blocks, free_chunks
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, full
 from appliance.agent.trace import Trace, Untraceable
 from appliance.agent.words import Busy, Problem, field
@@ -132,7 +132,7 @@ class Taking:
             changes = Changes(source, loop, stack)
             words.step("read", "read the overlay")
             changes.remember()
-            source.take(source.data_chunks(), self.sink, show=True)
+            source.take(set(source.data_chunks()) - changes.free, self.sink, show=True)
             for _ in range(PASSES):
                 found = changes.so_far()
                 if found is None or len(found) <= SMALL:
@@ -150,6 +150,7 @@ class Taking:
             words.detail("%.0f ms" % (self.frozen_s * 1000))
             words.step("store", "store what had changed")
             source.put(held, self.sink)
+            source.blank(changes.free)
         self.running = True
         return source
 
@@ -177,7 +178,7 @@ class Taking:
 
     def _freeze(self, loop: str, work: Any) -> Tuple[List[Tuple[int, bytes]], float]:
         with joined(loop) as folder:
-            frozen = Frozen(folder, self.limit_s)
+            frozen = Frozen(folder, self.limit_s, os.path.join(self.store.root, "frozen"))
             try:
                 self.taken = time.time()
                 frozen.hold()
@@ -200,9 +201,11 @@ class Taking:
             words.step("read", "read the overlay")
             source = Source(self.overlay)
             source.understand()
+            free: Set[int] = set()
             if source.image and not source.image.layout.recover:
                 source.mask_journal()
-            source.take(source.data_chunks(), self.sink, show=True)
+                free = free_chunks(source.image)
+            source.take(set(source.data_chunks()) - free, self.sink, show=True)
         return source
 
     def _finish(self, source: Source) -> Snapshot:
@@ -250,6 +253,8 @@ class Changes:
         self.last = 1 << 62
         self.carried: Set[int] = set()
         """Chunks that the trace has told and nobody has read since."""
+        self.free: Set[int] = set()
+        """Chunks that belong to no file: what was deleted is not kept."""
 
     def remember(self) -> None:
         """From now on."""
@@ -271,7 +276,14 @@ class Changes:
         self.source.understand()
         # A freeze leaves the journal empty.
         self.source.mask_journal()
+        with open(self.loop, "rb", 0) as device:
+            # What the kernel has in memory of the bitmaps; in the file they are as old as the last checkpoint.
+            try:
+                self.free = free_chunks(ext.Image(lambda offset, size: os.pread(device.fileno(), size, offset)))
+            except ext.Unknown:
+                self.free = set()
         if not self.trace and self.source.image:
+            # Inodes as the file has them, for that is what is read: an older one only counts as changed.
             try:
                 self.memory = ext.Memory(self.source.image, since - YOUNG_S)
             except ext.Unknown:
@@ -295,11 +307,13 @@ class Changes:
     def final(self, sink: Sink) -> List[Tuple[int, bytes]]:
         """What differs now that writers are held, with its bytes."""
         source = self.source
+        before, self.free = self.free, self._free_now()
+        missed = before - self.free
         if os.fstat(source.descriptor).st_size != source.size:
             raise Problem("the overlay was grown meanwhile", "run it again")
         if self.trace:
             try:
-                numbers = self._in_image(self.trace.written()) | self.carried
+                numbers = self._in_image(self.trace.written()) | self.carried | missed
                 self.found_by = "trace"
                 # What does not fit into memory is stored while they wait.
                 many = sorted(numbers)
@@ -310,10 +324,16 @@ class Changes:
         blocks = self._by_inodes()
         if blocks is not None and source.image:
             self.found_by = "inodes"
-            return source.differing(self._in_image(chunks_of_blocks(blocks, source.image.layout.block)))
+            return source.differing(self._in_image(chunks_of_blocks(blocks, source.image.layout.block)) | missed)
         self.found_by = "all"
         known = {at // 32 for at in range(0, len(source.digests), 32) if source.digests[at : at + 32] != ZERO}
-        return source.differing(known | set(source.data_chunks()))
+        return source.differing((known | set(source.data_chunks())) - self.free)
+
+    def _free_now(self) -> Set[int]:
+        try:
+            return free_chunks(ext.Image(self.source.read))
+        except ext.Unknown:
+            return set()
 
     def _in_image(self, numbers: Set[int]) -> Set[int]:
         return {number for number in numbers if number < self.source.count}

@@ -1,0 +1,344 @@
+"""The agent's snapshots of a mounted overlay: equal to what the writers had written, whatever finds the changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.overlays import Bed, Writer, bed, differing_chunks, file_system, is_prefix, sh
+
+pytestmark = pytest.mark.real
+
+TRUTH = """
+import subprocess
+from appliance.agent import take
+freeze = take.Taking._freeze
+def with_truth(self, loop, work):
+    def both():
+        held = work()
+        subprocess.check_call(["cp", "--sparse=always", "--reflink=never", self.overlay, self.overlay + ".truth"])
+        return held
+    return freeze(self, loop, both)
+take.Taking._freeze = with_truth
+"""
+"""While writers are held, the whole overlay is copied besides: what a snapshot must be equal to."""
+
+NO_TRACE = """
+from appliance.agent import trace
+def start(self):
+    raise trace.Untraceable("left out by a test")
+trace.Trace.start = start
+"""
+NOTHING = (
+    NO_TRACE
+    + """
+from appliance.agent import ext
+def forget(self, image, since):
+    raise ext.Unknown("left out by a test")
+ext.Memory.__init__ = forget
+"""
+)
+WAYS = {"trace": "", "inodes": NO_TRACE, "all": NOTHING}
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Bed]:
+    with bed(tmp_path / "bed") as made:
+        yield made
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_to_what_was_written(way: str, seed: int, overlay: Bed) -> None:
+    with Writer(overlay.upper / "w", seed=seed + len(way)) as writer:
+        for _ in range(4):
+            time.sleep(0.3)
+            before = writer.count()
+            manifest = overlay.take(before=WAYS[way] + TRUTH, freeze_limit_s=20)
+            assert (manifest["found_by"], manifest["method"]) == (way, "delta")
+            back = overlay.restore(manifest["number"])
+            if manifest["checks"]["e2fsck"] == "clean":
+                assert differing_chunks(back, Path(f"{overlay.overlay}.truth")) == []
+            assert subprocess.run(["e2fsck", "-fn", back], capture_output=True, check=False).returncode == 0
+            lines = sh("debugfs", "-R", "cat /upper/w/lines", back)
+            assert is_prefix(lines) >= before
+    overlay.assert_clean()
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_reflink(kind: str, tmp_path: Path) -> None:
+    with file_system(tmp_path, kind, 400) as folder, bed(folder / "bed") as overlay:
+        with Writer(overlay.upper / "w") as writer:
+            time.sleep(0.5)
+            before = writer.count()
+            manifest = overlay.take(before=TRUTH, freeze_limit_s=20)
+        assert (manifest["method"], manifest["found_by"]) == ("reflink", "clone")
+        back = overlay.restore(manifest["number"])
+        if manifest["checks"]["e2fsck"] == "clean":
+            assert differing_chunks(back, Path(f"{overlay.overlay}.truth")) == []
+        assert is_prefix(sh("debugfs", "-R", "cat /upper/w/lines", back)) >= before
+        overlay.assert_clean()
+
+
+def test_full_is_an_image_of_its_own(overlay: Bed) -> None:
+    (overlay.upper / "file").write_bytes(os.urandom(3 << 20))
+    manifest = overlay.take(method="full", before=TRUTH, freeze_limit_s=20)
+    image = overlay.store / "000001" / "image"
+    assert differing_chunks(image, Path(f"{overlay.overlay}.truth")) == []
+    assert image.stat().st_blocks * 512 < manifest["used_bytes"] * 1.2
+    assert not [path for path in (overlay.store / "chunks").rglob("*") if path.is_file()]
+
+
+def test_only_what_changed_is_written(overlay: Bed) -> None:
+    (overlay.upper / "large").write_bytes(os.urandom(20 << 20))
+    first = overlay.take()
+    (overlay.upper / "small").write_bytes(os.urandom(1 << 20))
+    second = overlay.take()
+    third = overlay.take()
+    assert first["new_bytes"] > 20 << 20
+    assert 1 << 20 <= second["new_bytes"] < 3 << 20
+    assert third["new_bytes"] < 1 << 20
+
+
+def test_a_file_deleted_while_open_is_let_go(overlay: Bed) -> None:
+    with (overlay.upper / "gone").open("wb") as stream:
+        stream.write(os.urandom(1 << 20))
+        stream.flush()
+        os.fsync(stream.fileno())
+        (overlay.upper / "gone").unlink()
+        manifest = overlay.take()
+        assert manifest["checks"]["e2fsck"] == "deleted files let go"
+        back = overlay.restore(manifest["number"])
+    assert subprocess.run(["e2fsck", "-fn", back], capture_output=True, check=False).returncode == 0
+
+
+def test_a_stopped_overlay(overlay: Bed) -> None:
+    (overlay.upper / "file").write_bytes(b"text")
+    overlay.unmount()
+    manifest = overlay.take()
+    assert (manifest["found_by"], manifest["running"], manifest["frozen_ms"]) == ("stopped", False, 0)
+    assert differing_chunks(overlay.restore(manifest["number"]), overlay.overlay) == []
+
+
+def test_an_overlay_of_a_host_that_lost_its_power(overlay: Bed) -> None:
+    """Its journal holds what its blocks do not."""
+    with Writer(overlay.upper / "w"):
+        time.sleep(0.5)
+        copy = overlay.folder / "crashed.img"
+        sh("cp", "--sparse=always", overlay.overlay, copy)
+    overlay.unmount()
+    copy.replace(overlay.overlay)
+    assert "needs_recovery" in sh("dumpe2fs", "-h", overlay.overlay)
+    manifest = overlay.take()
+    assert manifest["checks"]["e2fsck"] == "journal replayed"
+    back = overlay.restore(manifest["number"])
+    assert subprocess.run(["e2fsck", "-fn", back], capture_output=True, check=False).returncode == 0
+
+
+def test_a_damaged_overlay_does_not_count(overlay: Bed) -> None:
+    overlay.unmount()
+    layout = sh("dumpe2fs", overlay.overlay)
+    table = int(layout.split("Inode table at ")[1].split("-")[0])
+    block = int(layout.split("Block size:")[1].split()[0])
+    size = int(layout.split("Inode size:")[1].split()[0])
+    with overlay.overlay.open("r+b") as stream:
+        stream.seek(table * block + size)  # the root folder
+        stream.write(os.urandom(128))
+    said = overlay.ask("take")
+    assert said.status == 1
+    assert "file system" in said.last["message"]
+    assert overlay.numbers() == []
+    overlay.assert_clean()
+
+
+def test_state_that_is_torn_does_not_count(overlay: Bed) -> None:
+    (overlay.upper / "var/spool/slurmctld/job_state").write_bytes(b"")
+    said = overlay.ask("take")
+    assert (said.status, "job_state in it is not" in said.last["message"]) == (1, True)
+    assert overlay.numbers() == []
+
+
+def test_two_writers_are_refused(overlay: Bed) -> None:
+    other = sh("losetup", "--find", "--show", overlay.overlay).strip()
+    try:
+        said = overlay.ask("take")
+        assert said.status == 3
+        assert f"in use by {' and '.join(sorted([overlay.loop, other]))}" in said.last["message"]
+    finally:
+        sh("losetup", "--detach", other)
+
+
+STEPS_WHILE_RUNNING = ("read", "freeze", "frozen", "thawed", "store", "check", "commit")
+KILL = """
+import os, signal
+from appliance.agent import words
+say = words.say
+def kill_at(kind, **fields):
+    say(kind, **fields)
+    if kind == "step" and fields["name"] == {step!r}:
+        os.kill(os.getpid(), signal.SIGKILL)
+words.say = kill_at
+"""
+
+
+def test_the_steps_are_these(overlay: Bed) -> None:
+    assert tuple(overlay.ask("take").steps) == STEPS_WHILE_RUNNING
+
+
+@pytest.mark.parametrize("step", STEPS_WHILE_RUNNING)
+def test_killed(step: str, overlay: Bed) -> None:
+    """The appliance runs on, nothing half counts, the next run clears away and goes on."""
+    first = overlay.take()
+    (overlay.upper / "more").write_bytes(os.urandom(1 << 20))
+    said = overlay.ask("take", before=KILL.format(step=step))
+    assert said.status == -9
+    assert overlay.writes()
+    assert overlay.numbers() == [first["number"]]
+    second = overlay.take()
+    assert second["number"] > first["number"]
+    assert overlay.ask("verify", numbers=[]).last["snapshots"] == [
+        {"number": one["number"], "ok": True, "damage": []} for one in (first, second)
+    ]
+    overlay.assert_clean()
+
+
+def test_killed_with_its_watchdog(overlay: Bed) -> None:
+    """Then the writers wait, until the next run lets them go."""
+    kill_both = KILL.format(step="frozen").replace(
+        "os.kill(os.getpid()", "os.kill(frozen.watcher, signal.SIGKILL); os.kill(os.getpid()"
+    )
+    kill_both += """
+from appliance.agent import freeze
+start = freeze.Frozen._start_watchdog
+def remember(self):
+    global frozen
+    frozen = self
+    start(self)
+freeze.Frozen._start_watchdog = remember
+"""
+    assert overlay.ask("take", before=kill_both).status == -9
+    held = subprocess.Popen(["touch", str(overlay.upper / "held")])
+    time.sleep(0.3)
+    assert held.poll() is None
+    overlay.take()
+    assert held.wait(5) == 0
+
+
+def test_the_watchdog_ends_a_freeze_that_lasts(overlay: Bed) -> None:
+    slow = """
+import time
+from appliance.agent import take
+freeze = take.Taking._freeze
+take.Taking._freeze = lambda self, loop, work: freeze(self, loop, lambda: (work(), time.sleep(30))[0])
+"""
+    began = time.monotonic()
+    process = subprocess.Popen(["sh", "-c", "sleep 1.2; time -p touch $1", "t", str(overlay.upper / "t")])
+    said = overlay.ask("take", before=slow.replace("30", "3"), freeze_limit_s=1)
+    assert said.status == 1
+    assert "writers waited longer than 1 s" in said.last["message"]
+    assert process.wait(10) == 0
+    assert time.monotonic() - began < 10
+    assert overlay.numbers() == []
+
+
+def test_a_second_run_is_refused(overlay: Bed) -> None:
+    held = subprocess.Popen(
+        ["flock", str(overlay.store / "write.lock"), "sleep", "20"] if overlay.take() else [], start_new_session=True
+    )
+    try:
+        time.sleep(0.2)
+        said = overlay.ask("take")
+        assert (said.status, "another run is at work" in said.last["message"]) == (3, True)
+    finally:
+        held.terminate()
+        os.killpg(held.pid, 9)
+        held.wait()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The error says so, what had counted counts, and the room is given back."""
+    with file_system(tmp_path, "ext4", 40) as small, bed(tmp_path / "bed", store_folder=small / "store") as overlay:
+        (overlay.upper / "a").write_bytes(os.urandom(10 << 20))
+        first = overlay.take()
+        free = os.statvfs(small).f_bavail
+        (overlay.upper / "b").write_bytes(os.urandom(40 << 20))
+        said = overlay.ask("take")
+        assert said.status == 1
+        assert "is full" in said.last["message"]
+        assert "prune" in said.last["hint"]
+        assert os.statvfs(small).f_bavail > free - 300
+        assert overlay.numbers() == [first["number"]]
+        assert overlay.writes()
+        (overlay.upper / "b").unlink()
+        overlay.take()
+
+
+def test_a_clock_that_jumps_back(overlay: Bed) -> None:
+    """Numbers tell what is newer; ctimes are not believed."""
+    first = overlay.take()
+    jump = (
+        NO_TRACE
+        + """
+import time
+real = time.time
+from appliance.agent import take
+read = take.Changes.remember
+def jumped(self):
+    read(self)
+    time.time = lambda: real() - 7200
+take.Changes.remember = jumped
+"""
+    )
+    second = overlay.take(before=jump)
+    assert second["found_by"] == "all"
+    assert second["taken"] < first["taken"]
+    assert overlay.numbers() == [1, 2]
+    assert json.loads((overlay.store / "000002" / "health.json").read_text())["ok"]
+
+
+def chunk_files(overlay: Bed) -> list[Path]:
+    return sorted(path for path in (overlay.store / "chunks").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("harm", ["flip", "remove", "cut"])
+def test_damage_is_found_and_healed(harm: str, overlay: Bed) -> None:
+    (overlay.upper / "file").write_bytes(os.urandom(2 << 20))
+    overlay.take()
+    victim = chunk_files(overlay)[0]
+    data = bytearray(victim.read_bytes())
+    if harm == "remove":
+        victim.unlink()
+    else:
+        data[100] ^= 1
+        victim.write_bytes(data if harm == "flip" else data[:1000])
+    said = overlay.ask("restore", snapshot="1", target=str(overlay.folder / "back.img"))
+    assert said.status == 1
+    assert "snapshot 1 is damaged" in said.last["message"]
+    assert not list(overlay.folder.glob("back.img*"))
+    said = overlay.ask("verify", numbers=[1])
+    assert not said.last["snapshots"][0]["ok"]
+    assert overlay.ask("restore", snapshot="latest", target=str(overlay.folder / "back.img")).status == 3
+    # The next snapshot has the same contents, and stores them anew.
+    overlay.take()
+    assert [one["ok"] for one in overlay.ask("verify", numbers=[]).last["snapshots"]] == [True, True]
+
+
+def test_grown_meanwhile(overlay: Bed) -> None:
+    grow = """
+import os
+from appliance.agent import take
+remember = take.Changes.remember
+def grown(self):
+    remember(self)
+    os.truncate(self.source.path, self.source.size + (1 << 20))
+take.Changes.remember = grown
+"""
+    said = overlay.ask("take", before=grow)
+    assert (said.status, "was grown meanwhile" in said.last["message"]) == (1, True)
+    assert overlay.writes()
