@@ -1,0 +1,549 @@
+"""Snapshots compared, and single files taken back out of them: held against trees as the kernel shows them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.overlays import Bed, Said, bed, file_system, sh
+from tests.real.trees import Print, fingerprint, make_everything, stir, thaw_flags, write
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Bed]:
+    with bed(tmp_path / "bed") as made:
+        yield made
+        thaw_flags(made.upper)
+        assert not list(made.store.glob("*.partial")) and not list((made.store / "tmp").iterdir())
+        assert str(made.store) not in sh("losetup", "-l") + Path("/proc/self/mounts").read_text()
+
+
+def diff(overlay: Bed, a: int | None, b: int | None, *paths: str, limit: int | None = 1000) -> dict[str, Any]:
+    """Changes by path, and the summary under ''."""
+    said = overlay.ask("diff", a=a, b=b, overlay=str(overlay.overlay), limit=limit, paths=list(paths))
+    assert said.status == 0, (said.last, said.stderr)
+    rows = [row for line in said.lines if line["kind"] == "rows" for row in line["rows"]]
+    whole = [row["path"] for row in rows if len(row["path"]) < 4096]  # longer ones are cut
+    assert whole == list(dict.fromkeys(whole))
+    return {**{row["path"]: row for row in rows}, "": said.last}
+
+
+def close(overlay: Bed) -> None:
+    """Unmount it; a program that looks at loop devices may hold one for a moment."""
+    overlay.unmount()
+    while sh("losetup", "-j", overlay.overlay):
+        time.sleep(0.02)
+
+
+def bring(overlay: Bed, number: int, *paths: str) -> dict[str, Any]:
+    """Restore paths; the overlay is unmounted for it, and mounted again."""
+    close(overlay)
+    try:
+        said = overlay.ask("restore_paths", snapshot=str(number), overlay=str(overlay.overlay), paths=list(paths))
+        assert said.status == 0, (said.last, said.stderr)
+        placed = overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"])
+        assert placed.status == 0, (placed.last, placed.stderr)
+        sh("e2fsck", "-fn", overlay.overlay)
+    finally:
+        overlay.mount()
+    return said.last
+
+
+def refused(said: Said, words: str, status: int = 3) -> None:
+    assert (said.status, words in said.last.get("message", "")) == (status, True), (said.last, said.stderr)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_all_that_files_have_survives(overlay: Bed, tmp_path: Path) -> None:
+    made = make_everything(overlay.upper / "keep")
+    write(overlay.upper / "other/stays", b"1")
+    before = fingerprint(overlay.upper, below=(b"keep",))
+    number = overlay.take()["number"]
+    thaw_flags(overlay.upper)
+    for path in made.values():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    write(overlay.upper / "keep/new/one")
+    subprocess.run(["chattr", "+i", overlay.upper / "keep/new", overlay.upper / "keep/new/one"], check=True)
+    write(overlay.upper / "other/stays", b"2")
+    said = bring(overlay, number, "/keep")
+    after = fingerprint(overlay.upper, below=(b"keep",))
+    assert set(after) == set(before)
+    for name, one in before.items():
+        assert after[name] == one, name
+    assert len(before) >= len(made) and said["notes"] == []
+    assert (overlay.upper / "other/stays").read_bytes() == b"2"
+    assert (overlay.upper / "keep/sparse").stat().st_blocks <= 64
+    # The same, into a folder of the host.
+    target = tmp_path / "out"
+    said = overlay.ask("extract_paths", snapshot=str(number), paths=["/keep"], folder=str(target)).last
+    assert stat.S_IMODE(target.stat().st_mode) == 0o700
+    out = fingerprint(target, below=(b"keep",))
+    thaw_flags(target)
+    assert set(before) - set(out) == {b"/keep/whiteout"}
+    for name, one in out.items():
+        assert {**one, "flags": 0} == {**before[name], "flags": 0}, name
+    assert said["notes"] == ["removed from the image, so not made: /keep/whiteout"]
+    assert (target / "keep/sparse").stat().st_blocks <= 64
+
+
+def test_what_a_comparison_tells(overlay: Bed) -> None:
+    root = overlay.upper
+    for name in ("content", "grown", "mode", "owner", "xattr", "touched", "gone", "kind", "same", "white", "rewritten"):
+        write(root / "t" / name, name.encode() * 30_000)
+    write(root / "t/wasfolder/x/y")
+    write(root / "t/closed/z")
+    (root / "t/link").symlink_to("a")
+    first = overlay.take()["number"]
+    with (root / "t/content").open("r+b") as stream:
+        stream.seek(70_000)
+        stream.write(b"!")
+    with (root / "t/grown").open("ab") as stream:
+        stream.write(b"!")
+    (root / "t/mode").chmod(0o600)
+    os.chown(root / "t/owner", 7, 8)
+    os.setxattr(root / "t/xattr", "user.a", b"1")
+    os.utime(root / "t/touched", (1, 1))
+    data = (root / "t/rewritten").read_bytes()
+    state = (root / "t/rewritten").stat()
+    (root / "t/rewritten").unlink()
+    write(root / "t/filler", b"f" * 100_000)
+    write(root / "t/rewritten", data)
+    os.utime(root / "t/rewritten", ns=(state.st_atime_ns, state.st_mtime_ns))
+    (root / "t/gone").unlink()
+    (root / "t/kind").unlink()
+    (root / "t/kind").mkdir()
+    (root / "t/white").unlink()
+    os.mknod(root / "t/white", stat.S_IFCHR, 0)
+    os.mknod(root / "t/unseen", stat.S_IFCHR, 0)
+    shutil.rmtree(root / "t/wasfolder")
+    os.setxattr(root / "t/closed", "trusted.overlay.opaque", b"y")
+    write(root / "t/new/a/b", b"12")
+    write(root / "t/copied", b"1")
+    os.setxattr(root / "t/copied", "trusted.overlay.origin", b"")
+    write(root / "t/merged/inner", b"1")
+    os.setxattr(root / "t/merged", "trusted.overlay.origin", b"")
+    (root / "t/link").unlink()
+    (root / "t/link").symlink_to("b")
+    expected = {
+        "/t/closed": {"change": "changed", "kind": "folder", "image": "hides"},
+        "/t/content": {"change": "changed", "kind": "file", "what": ["content"]},
+        "/t/copied": {
+            "change": "changed", "kind": "file", "size": 1, "image": "copied", "what": ["no longer the image's"]
+        },
+        "/t/filler": {"change": "added", "kind": "file", "size": 100_000},
+        "/t/gone": {"change": "gone", "kind": "file", "was_size": 120_000},
+        "/t/grown": {
+            "change": "changed", "kind": "file", "what": ["content", "size"], "was_size": 150_000, "size": 150_001
+        },
+        "/t/kind": {
+            "change": "changed", "kind": "folder", "was": "file", "what": ["type"], "entries": 0, "bytes": 0
+        },
+        "/t/link": {"change": "changed", "kind": "link", "what": ["link target"]},
+        "/t/merged/inner": {"change": "added", "kind": "file", "size": 1},
+        "/t/mode": {"change": "changed", "kind": "file", "what": ["mode"], "was_mode": "0644", "mode": "0600"},
+        "/t/new": {"change": "added", "kind": "folder", "entries": 2, "bytes": 2},
+        "/t/owner": {"change": "changed", "kind": "file", "what": ["owner"], "was_owner": "0:0", "owner": "7:8"},
+        "/t/touched": {"change": "changed", "kind": "file", "what": ["times"]},
+        "/t/unseen": {"change": "gone", "kind": "image", "image": "removed"},
+        "/t/wasfolder": {"change": "gone", "kind": "folder", "entries": 2, "bytes": 1},
+        "/t/white": {"change": "gone", "kind": "file", "was_size": 150_000, "image": "removed"},
+        "/t/xattr": {"change": "changed", "kind": "file", "what": ["xattr"]},
+    }  # fmt: skip
+
+    def check(found: dict[str, Any]) -> None:
+        summary = found.pop("")
+        told = {path: {name: value for name, value in row.items() if name != "path"} for path, row in found.items()}
+        assert told == expected
+        assert list(told) == sorted(told)
+        assert summary["counts"] == {"added": 5, "changed": 10, "gone": 6} and summary["lines"] == 17
+
+    check(diff(overlay, first, None))
+    second = overlay.take()["number"]
+    check(diff(overlay, first, second))
+    close(overlay)
+    size = digest(overlay.overlay)
+    check(diff(overlay, first, None))
+    assert digest(overlay.overlay) == size, "looking at it must not write"
+    overlay.mount()
+    assert diff(overlay, second, None)[""]["lines"] == 0
+    assert diff(overlay, first, second, limit=2)[""]["told"] == 2
+    backwards = diff(overlay, second, first)
+    assert backwards["/t/new"]["change"] == "gone" and backwards["/t/gone"]["change"] == "added"
+    assert backwards["/t/unseen"] == {"path": "/t/unseen", "change": "added", "kind": "image", "image": "shows"}
+    assert list(diff(overlay, first, second, "/t/new/a/b", "/t/kind", "/t/same")) == ["/t/kind", "/t/new/a/b", ""]
+    everything = diff(overlay, first, second, limit=None)
+    assert {"/t/new", "/t/new/a", "/t/new/a/b", "/t/wasfolder/x/y"} <= set(everything)
+
+
+def naive(before: Print, after: Print) -> dict[bytes, str]:
+    """What differs, from two prints."""
+
+    def strip(one: dict[str, Any]) -> dict[str, Any]:
+        folder = one["mode"].startswith("0o4")
+        return {
+            key: value for key, value in one.items() if key not in (("same as", "mtime") if folder else ("same as",))
+        }
+
+    found = {name: "added" for name in after if name not in before}
+    found.update({name: "gone" for name in before if name not in after})
+    found.update({name: "changed" for name in before if name in after and strip(before[name]) != strip(after[name])})
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_against_a_comparison_file_by_file(overlay: Bed, seed: int) -> None:
+    """Random changes; and all that a comparison tells is mended by a restore of these paths."""
+    root = overlay.upper / "r"
+    root.mkdir()
+    stir(root, seed, 150)
+    before = fingerprint(overlay.upper, below=(b"r",))
+    first = overlay.take(method="full" if seed % 2 else "delta")["number"]
+    stir(root, seed + 100, 100)
+    after = fingerprint(overlay.upper, below=(b"r",))
+    told = diff(overlay, first, None, limit=None)
+    told.pop("")
+    assert {os.fsencode(path): row["change"] for path, row in told.items()} == naive(before, after)
+    assert len(told) > 20
+    bring(overlay, first, *list(told)[: len(told) // 2])
+    bring(overlay, first, *told)
+    assert diff(overlay, first, None)[""]["lines"] == 0
+    assert not naive(before, fingerprint(overlay.upper, below=(b"r",)))
+    assert not naive(fingerprint(overlay.upper, below=(b"r",)), before)
+
+
+@contextmanager
+def container(overlay: Bed, lower: Path) -> Iterator[Path]:
+    """What the container sees: the image below, the overlay above."""
+    merged = overlay.folder / "merged"
+    merged.mkdir(exist_ok=True)
+    options = f"lowerdir={lower},upperdir={overlay.upper},workdir={overlay.tree / 'work'}"
+    sh("mount", "-t", "overlay", "overlay", "-o", options, merged)
+    try:
+        yield merged
+    finally:
+        sh("umount", merged)
+
+
+def rm(path: Path) -> None:
+    sh("rm", "-rf", path)
+
+
+FULL = bool(os.environ.get("SMS_EVERY_CASE"))
+PATHS = ("a", "a/f", "a/b", "a/b/c", "a/b/g", "new", "new/n", "a/fresh")
+CHANGES: dict[str, Any] = {
+    "nothing": lambda root: None,
+    "a file of the image is written": lambda root: write(root / "a/b/g", b"mine"),
+    "a file of the image is removed": lambda root: rm(root / "a/b/g"),
+    "a folder of the image is removed": lambda root: rm(root / "a/b"),
+    "a folder of the image is made anew": lambda root: (rm(root / "a/b"), write(root / "a/b/own")),
+    "the folder above is removed": lambda root: rm(root / "a"),
+    "the folder above is made anew": lambda root: (rm(root / "a"), write(root / "a/b/c/own")),
+    "the folder above is a file": lambda root: (rm(root / "a"), write(root / "a")),
+    "the folder is a link": lambda root: (rm(root / "a/b"), (root / "a/b").symlink_to("/etc")),
+    "new files": lambda root: (write(root / "new/n"), write(root / "a/fresh"), write(root / "a/b/c/d/e")),
+}
+
+
+def see(root: Path, path: str) -> Print:
+    """What the container sees at a path."""
+    found = fingerprint(root, below=(path.encode(),))
+    for one in found.values():
+        one.pop("attributes")
+        one.pop("mtime", None)
+    return found
+
+
+@pytest.mark.parametrize("then", CHANGES)
+def test_the_container_sees_what_it_saw(overlay: Bed, then: str, tmp_path: Path) -> None:
+    """A path brought back is what the container saw there then, as overlayfs itself shows it, whatever came after."""
+    lower = tmp_path / "lower"
+    for name in ("a/f", "a/b/g", "a/b/h", "a/b/c/i"):
+        write(lower / name, b"image's " + name.encode())
+    with container(overlay, lower) as root:
+        CHANGES[then](root)
+        saw = {path: see(root, path) for path in PATHS}
+    number = overlay.take()["number"]
+    close(overlay)
+    kept, changed = overlay.folder / "kept.img", overlay.folder / "changed.img"
+    sh("cp", overlay.overlay, kept)
+    done = 0
+    for at, now in enumerate(CHANGES):
+        sh("cp", kept, overlay.overlay)
+        overlay.mount()
+        with container(overlay, lower) as root, suppress(OSError):  # not all of it can be done after everything
+            CHANGES[now](root)
+        close(overlay)
+        sh("cp", overlay.overlay, changed)
+        first = 3 * list(CHANGES).index(then) + 5 * at
+        for path in PATHS if FULL else {PATHS[first % len(PATHS)], PATHS[(first + 3) % len(PATHS)]}:
+            sh("cp", changed, overlay.overlay)
+            done += _comes_back(overlay, lower, number, path, saw[path], now)
+    assert done >= 8
+    overlay.mount()
+
+
+def _comes_back(overlay: Bed, lower: Path, number: int, path: str, saw: Print, now: str) -> bool:
+    said = overlay.ask("restore_paths", snapshot=str(number), overlay=str(overlay.overlay), paths=[f"/{path}"])
+    if said.status:
+        assert said.status == 3
+        assert "--path /" in said.last["hint"] or "link" in said.last["message"], said.last
+        return False
+    assert overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"]).status == 0
+    overlay.mount()
+    with container(overlay, lower) as root:
+        sees = see(root, path)
+    close(overlay)
+    if any("hides the image's" in note for note in said.last["notes"]):
+        return False
+    assert sees == saw, (now, path, said.last)
+    return True
+
+
+def test_no_link_leads_out(overlay: Bed, tmp_path: Path) -> None:
+    """A container that is somebody else's by now points folders at the host."""
+    outside = tmp_path / "host"
+    write(outside / "slurmctld/key", b"the host's")
+    seen = fingerprint(outside)
+    write(overlay.upper / "srv/spool/state", b"good")
+    (overlay.upper / "trap").symlink_to(outside)
+    write(overlay.upper / "srv/deep/x")
+    (overlay.upper / "srv/deep/out").symlink_to(outside)
+    first = overlay.take()["number"]
+    rm(overlay.upper / "srv")
+    (overlay.upper / "srv").symlink_to(outside)
+    write(overlay.upper / "trap2/slurmctld/key", b"the container's")
+    close(overlay)
+    for path in ("/trap/slurmctld", "/trap/slurmctld/key"):
+        said = overlay.ask("restore_paths", snapshot=str(first), overlay=str(overlay.overlay), paths=[path])
+        refused(said, "/trap was a symbolic link in snapshot 1")
+        target = str(tmp_path / "never")
+        refused(overlay.ask("extract_paths", snapshot=str(first), paths=[path], folder=target), "/trap was a symbolic")
+    overlay.mount()
+    refused(overlay.ask("diff", a=first, b=None, overlay=str(overlay.overlay), paths=["/trap/x"]), "symbolic link")
+    said = bring(overlay, first, "/srv/spool")
+    assert said["notes"] == ["/srv was a link, and is a folder again"]
+    assert (overlay.upper / "srv/spool/state").read_bytes() == b"good" and not (overlay.upper / "srv/deep").exists()
+    said = overlay.ask("extract_paths", snapshot=str(first), paths=["/srv/deep", "/trap"], folder=str(tmp_path / "out"))
+    assert said.status == 0, said.last
+    assert (tmp_path / "out/trap").is_symlink() and (tmp_path / "out/srv/deep/out").is_symlink()
+    assert not (tmp_path / "never").exists() and fingerprint(outside) == seen
+
+
+@pytest.mark.parametrize(
+    "path, words", [("/", "/ is all of it"), ("x", "does not begin with /"), ("/a/../b", "has ..")]
+)
+def test_paths_that_are_none(overlay: Bed, path: str, words: str, tmp_path: Path) -> None:
+    first = overlay.take()["number"]
+    refused(overlay.ask("restore_paths", snapshot=str(first), overlay=str(overlay.overlay), paths=[path]), words, 2)
+    folder = str(tmp_path / "out")
+    refused(overlay.ask("extract_paths", snapshot=str(first), folder=folder, paths=[path]), words, 2)
+    assert not Path(folder).exists()
+
+
+def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
+    """Deeper than any path, and a file with very many names."""
+    top = overlay.upper / "h"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d" * 20, dir_fd=here)
+        below = os.open("d" * 20, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    write(top / "linked")
+    for number in range(2000):
+        os.link(top / "linked", top / f"l{number}\n\x1b")
+    first = overlay.take()["number"]
+    sh("rm", "-rf", top)
+    told = diff(overlay, first, None)
+    assert told["/h"]["entries"] == 3000 + 1 + 2001
+    everything = diff(overlay, first, None, limit=None)
+    assert max(len(path) for path in everything) <= 4096
+    said = bring(overlay, first, "/h")
+    assert said["paths"][0]["entries"] == 5003 and said["notes"] == []
+    assert (top / "linked").stat().st_nlink == 2001
+    assert diff(overlay, first, None)[""]["lines"] == 0
+    said = overlay.ask("extract_paths", snapshot=str(first), paths=["/h"], folder=str(tmp_path / "out"))
+    assert said.status == 0 and said.last["paths"][0]["entries"] == 5003
+    sh("rm", "-rf", tmp_path / "out")
+    bring(overlay, first, "/h")
+
+
+def test_names_outside_are_told(overlay: Bed) -> None:
+    write(overlay.upper / "p/one")
+    os.link(overlay.upper / "p/one", overlay.upper / "two")
+    first = overlay.take()["number"]
+    write(overlay.upper / "p/one", b"changed")
+    said = bring(overlay, first, "/p")
+    assert said["notes"] == ["1 files had more names outside of what was brought back, and share nothing now"]
+    assert (overlay.upper / "p/one").read_bytes() == b"x" and (overlay.upper / "two").read_bytes() == b"changed"
+
+
+def test_a_stopped_overlay_that_was_not_closed(overlay: Bed) -> None:
+    """What is only in its journal is seen, and nothing is written into it."""
+    write(overlay.upper / "before")
+    first = overlay.take()["number"]
+    write(overlay.upper / "after/x")
+    descriptor = os.open(overlay.upper, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    crashed = overlay.folder / "crashed.img"
+    shutil.copy(overlay.overlay, crashed)
+    assert "needs_recovery" in sh("dumpe2fs", "-h", crashed)
+    was = digest(crashed)
+    said = overlay.ask("diff", a=first, b=None, overlay=str(crashed), limit=9)
+    rows = [row["path"] for line in said.lines if line["kind"] == "rows" for row in line["rows"]]
+    assert rows == ["/after"] and digest(crashed) == was
+    said = overlay.ask("restore_paths", snapshot=str(first), overlay=str(crashed), paths=["/after"])
+    assert said.status == 0 and digest(crashed) == was
+    assert overlay.ask("place_paths", overlay=str(crashed), was=said.last["was"]).status == 0
+    assert "/after" not in sh("debugfs", "-R", "ls -p /upper", crashed)
+    sh("e2fsck", "-fn", crashed)
+
+
+KILLED = """
+import os, signal
+from appliance.agent import words
+step = words.step
+def deadly(name, text):
+    step(name, text)
+    if name == {name!r}: os.kill(os.getpid(), signal.SIGKILL)
+words.step = deadly
+"""
+
+
+@pytest.mark.parametrize("step", ["copy", "bring back", "check", "rename"])
+def test_killed_on_the_way_back(overlay: Bed, step: str, tmp_path: Path) -> None:
+    write(overlay.upper / "p/state", b"then" * 50_000)
+    first = overlay.take()["number"]
+    write(overlay.upper / "p/state", b"now")
+    close(overlay)
+    was = digest(overlay.overlay)
+    request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/p"]}
+    before = KILLED.format(name=step)
+    said = overlay.ask("restore_paths", before=before, **request)
+    if step == "rename":
+        said = overlay.ask("place_paths", before=before, overlay=str(overlay.overlay), was=said.last["was"])
+    assert said.status == -9 and step in said.steps
+    time.sleep(0.1)
+    assert digest(overlay.overlay) == was
+    assert str(overlay.folder) not in sh("losetup", "-l")
+    # The overlay starts as ever, and the next run clears what is left.
+    sh("e2fsck", "-fn", overlay.overlay)
+    said = overlay.ask("restore_paths", **request)
+    assert overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"]).status == 0
+    assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
+    overlay.mount()
+    assert (overlay.upper / "p/state").read_bytes() == b"then" * 50_000
+
+
+@pytest.mark.parametrize("step", ["bring back", "rename"])
+def test_killed_on_the_way_out(overlay: Bed, step: str, tmp_path: Path) -> None:
+    write(overlay.upper / "p/state")
+    first = overlay.take()["number"]
+    folder = tmp_path / "out"
+    request: dict[str, Any] = {"snapshot": str(first), "folder": str(folder), "paths": ["/p"]}
+    assert overlay.ask("extract_paths", before=KILLED.format(name=step), **request).status == -9
+    assert not folder.exists() and str(overlay.store) not in sh("losetup", "-l")
+    assert overlay.ask("extract_paths", **request).status == 0
+    assert (folder / "p/state").read_bytes() == b"x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bed", "out"]
+    refused(overlay.ask("extract_paths", **request), "is there already")
+
+
+@pytest.mark.parametrize("step", ["lay out", "compare"])
+def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
+    first = overlay.take()["number"]
+    request: dict[str, Any] = {"a": first, "b": None, "overlay": str(overlay.overlay)}
+    assert overlay.ask("diff", before=KILLED.format(name=step), **request).status == -9
+    assert str(overlay.store) not in sh("losetup", "-l")
+    assert overlay.ask("diff", **request).status == 0
+    close(overlay)  # nobody else holds it
+    assert sh("losetup", "-j", overlay.overlay) == ""
+    overlay.mount()
+
+
+def test_while_it_runs_and_when_it_was_used(overlay: Bed) -> None:
+    first = overlay.take()["number"]
+    request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/var"]}
+    refused(overlay.ask("restore_paths", **request), "is in use")
+    close(overlay)
+    said = overlay.ask("restore_paths", **request)
+    overlay.mount()
+    write(overlay.upper / "written/meanwhile")
+    refused(overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"]), "was used meanwhile")
+    close(overlay)
+    said = overlay.ask("restore_paths", **request)
+    overlay.mount()
+    write(overlay.upper / "written/again")
+    close(overlay)
+    refused(overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"]), "was used meanwhile")
+    overlay.mount()
+    assert (overlay.upper / "written/again").exists()
+    assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
+
+
+def test_damage_is_found_before_anything_is_replaced(overlay: Bed, tmp_path: Path) -> None:
+    write(overlay.upper / "p/state", os.urandom(300_000))
+    write(overlay.upper / "q", b"sound")
+    manifest = overlay.take(method="delta")
+    data = (overlay.upper / "p/state").read_bytes()
+    write(overlay.upper / "p/state", os.urandom(300_000))
+    close(overlay)
+    for chunk in (overlay.store / "chunks").rglob("*"):
+        if chunk.is_file() and data[150_000:150_400] in chunk.read_bytes():
+            chunk.write_bytes(chunk.read_bytes().replace(data[150_000:150_400], bytes(400)))
+    was = digest(overlay.overlay)
+    number = manifest["number"]
+    request: dict[str, Any] = {"snapshot": str(number), "overlay": str(overlay.overlay), "paths": ["/p"]}
+    refused(overlay.ask("restore_paths", **request), "is damaged", 1)
+    folder = tmp_path / "out"
+    refused(overlay.ask("extract_paths", snapshot=str(number), folder=str(folder), paths=["/p"]), "is damaged", 1)
+    assert digest(overlay.overlay) == was and not list(tmp_path.glob("*out*"))
+    assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
+    overlay.mount()
+    # What does not need it is still to be had.
+    assert bring(overlay, number, "/q")["paths"][0]["entries"] == 1
+
+
+def test_no_room(overlay: Bed, tmp_path: Path) -> None:
+    write(overlay.upper / "p/state", os.urandom(30 << 20))
+    first = overlay.take()["number"]
+    rm(overlay.upper / "p")
+    write(overlay.upper / "other", os.urandom(30 << 20))
+    close(overlay)
+    was = digest(overlay.overlay)
+    request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/p"]}
+    refused(overlay.ask("restore_paths", **request), "the overlay has no room for it", 1)
+    with file_system(tmp_path / "small", "ext4", 16) as small:
+        said = overlay.ask("extract_paths", snapshot=str(first), folder=str(small / "out"), paths=["/p"])
+        refused(said, "is full", 1)
+        assert [path.name for path in small.iterdir()] == ["lost+found"]
+        # The copy does not fit beside it.
+        sh("truncate", "-s", "8M", small / "ov.img")
+        sh("mkfs.ext3", "-q", "-F", small / "ov.img")
+        write(small / "fill", os.urandom(12 << 20))
+        refused(overlay.ask("restore_paths", **{**request, "overlay": str(small / "ov.img")}), "no room beside")
+    assert digest(overlay.overlay) == was
+    assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
+    overlay.mount()
