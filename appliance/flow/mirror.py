@@ -28,7 +28,17 @@ from appliance.flow.overlay import check_stopped, keep_stopped
 from appliance.flow.preflight import check_programs, only_one
 from appliance.host.base import CommandError, Host
 from appliance.plan.machine import instance_name
-from appliance.plan.mirror import GIB, Member, Mirror, choose, member_bytes, read_mirror, refuse_same, room_bytes
+from appliance.plan.mirror import (
+    GIB,
+    REBUILD,
+    Member,
+    Mirror,
+    choose,
+    member_bytes,
+    read_mirror,
+    refuse_same,
+    room_bytes,
+)
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, ext3, loop
 
@@ -285,19 +295,24 @@ def _at_work(cluster: Cluster, host: Host, progress: Progress) -> Iterator[Mirro
             stack.enter_context(keep_stopped(cluster, host, progress))
         mirror = find_mirror(cluster, host)
         if mirror is None or not is_linked(cluster, host):
-            raise Refused(
-                f"the overlay on {host.name} is not mirrored", hint="sms overlay mirror create --on DIR1 --on DIR2"
-            )
+            raise _not_mirrored(host)
         yield mirror
+
+
+def _not_mirrored(host: Host) -> Refused:
+    return Refused(f"the overlay on {host.name} is not mirrored", hint="sms overlay mirror create --on DIR1 --on DIR2")
 
 
 def scrub(cluster: Cluster, host: Host, progress: Progress) -> Done:
     """Read both members, and mend from the other what is not as it was written. The appliance may run.
 
     Raises:
+        Refused: a member is lost.
         SmsError: something is lost on both.
     """
     with _at_work(cluster, host, progress) as mirror:
+        if gone := [member for member in mirror.members if member.lost]:
+            raise Refused(f"the mirror has lost {mirror.path(gone[0])}: there is nothing to mend from", hint=REBUILD)
         mended = _scrub(cluster, host, progress, mirror)
     return Done(host.name, bool(mended), mended=mended)
 
@@ -337,6 +352,8 @@ def rebuild(
         Refused: no member is, or the folder cannot take one.
         SmsError: it failed; run again, it goes on.
     """
+    if dry_run:
+        return _rehearse(cluster, host, folder, number, same_fs)
     with _at_work(cluster, host, progress) as mirror:
         tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
         devices = {device.devid: device for device in tool.devices(host, mirror.uuid, place)}
@@ -347,17 +364,40 @@ def rebuild(
         present = not member.lost and member.devid in devices and not devices[member.devid].missing
         behind = present and devices[member.devid].path in ext3.users_of(host, mirror.path(member))
         if behind and folder is None and not mirror.pending and mirror.kind == "btrfs":
-            if dry_run:
-                return Done(host.name, True, (f"mend {mirror.path(member)} from the other member",))
             return Done(host.name, True, ("mended",), mended=_scrub(cluster, host, progress, mirror))
         target = Member(mirror.next_number, folder or member.folder, member.devid)
         _check_target(host, mirror, member, target, same_fs)
         length = int(host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).text)
         _need_room(host, target.folder, room_bytes(length))
-        steps = (f"make {mirror.path(target)}", f"copy to it what {mirror.path(member)} should hold")
-        if not dry_run:
-            _replace(cluster, host, progress, mirror, member, target)
-    return Done(host.name, True, steps)
+        _replace(cluster, host, progress, mirror, member, target)
+    return Done(host.name, True, _steps(mirror, member, target))
+
+
+def _steps(mirror: Mirror, old: Member, new: Member) -> tuple[str, ...]:
+    return (f"make {mirror.path(new)}", f"copy to it what {mirror.path(old)} should hold")
+
+
+def _rehearse(cluster: Cluster, host: Host, folder: str | None, number: int | None, same_fs: bool) -> Done:
+    """What a rebuild would do. A closed mirror stays closed: opened with one member, the other would be lost for good.
+
+    Raises:
+        Refused: there is no mirror, or it cannot be done.
+    """
+    mirror, state = find_mirror(cluster, host), look_at_mirror(cluster, host)
+    if mirror is None or state is None or not is_linked(cluster, host):
+        raise _not_mirrored(host)
+    lost = {one["number"]: one["detail"] for one in state.members if one["state"] == "lost"}
+    sick = {one["number"]: one["detail"] for one in state.members if one["state"] == "sick"}
+    members = tuple(replace(member, lost=lost.get(member.number, "")) for member in mirror.members)
+    mirror = replace(mirror, members=members)
+    member = _find_sick(mirror, sick, folder, number)
+    if member is None:
+        return Done(host.name, False)
+    target = Member(mirror.next_number, folder or member.folder, member.devid)
+    _check_target(host, mirror, member, target, same_fs)
+    if folder is None and not member.lost and not mirror.pending:
+        return Done(host.name, True, (f"mend {mirror.path(member)} from the other member",))
+    return Done(host.name, True, _steps(mirror, member, target))
 
 
 def _find_sick(mirror: Mirror, troubles: dict[int, str], folder: str | None, number: int | None) -> Member | None:

@@ -197,12 +197,20 @@ def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: i
 @pytest.mark.parametrize("sick, other", [(1, 2), (2, 1)])
 def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: int, other: int) -> None:
     bench.create()
+    away = bench.member(sick).rename(f"{bench.member(sick)}.away")
+    planned = mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3), dry_run=True)
+    assert planned.changed and bench.disk(3) in planned.steps[0] and bench.clean()
+    # Nothing was changed: it may still come back.
+    away.rename(bench.member(sick))
+    assert bench.problems() == ""
     bench.member(sick).unlink()
     assert "its file is not there" in bench.problems()
     heard = Heard()
     open_mirror(bench.cluster, bench.host, heard)
     assert "WARNING: the mirror has lost" in heard.lines[0] and "on one disk only" in heard.lines[0]
     close_mirror(bench.cluster, bench.host)
+    with pytest.raises(Refused, match="nothing to mend from"):
+        mirror.scrub(bench.cluster, bench.host, QUIET)
     with pytest.raises(Refused, match="MiB free"):
         mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(4))
     with pytest.raises(Refused, match=r"one disk|other member lies"):
@@ -239,12 +247,14 @@ def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
     assert bench.kept() and bench.problems() == ""
 
 
-def test_a_file_removed_while_in_use_is_seen_and_made_anew(bench: Bench) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_file_removed_while_in_use_is_seen_and_made_anew(bench: Bench, closed: bool) -> None:
     bench.create()
     open_mirror(bench.cluster, bench.host, QUIET)
     bench.member(1).unlink()
     assert "removed while in use" in bench.problems()
-    close_mirror(bench.cluster, bench.host)
+    if closed:
+        close_mirror(bench.cluster, bench.host)
     mirror.rebuild(bench.cluster, bench.host, QUIET)
     assert bench.problems() == ""
     bench.member(2).unlink()
