@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import threading
@@ -116,6 +117,14 @@ def time_critical(capture: Path) -> str:
     if missing := {"slurmctld", "rsyslog", "nat"} - set(names):
         raise SmsError(f"the classification does not say so of {', '.join(sorted(missing))}")
     return f"{', '.join(names)}; seen in {found.capture.packets:,} packets"
+
+
+def snapshot_holds(lab: Lab) -> str:
+    """A snapshot of the running appliance's overlay, every byte of it read again."""
+    admin = lab.host("admin")
+    taken = json.loads(admin.run("sms", "-q", "overlay", "snapshot", "--host", CARRIER, "--json", timeout=300).stdout)
+    admin.run("sms", "-q", "overlay", "verify", str(taken["number"]), "--host", CARRIER, timeout=300)
+    return f"{taken['used_bytes'] >> 20} MiB, writers waited {taken['frozen_ms']:.0f} ms, verified"
 
 
 def start(lab: Lab, quiet: bool) -> str:
