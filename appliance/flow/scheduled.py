@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from appliance.errors import Busy, SmsError
-from appliance.flow.context import Cluster
+from appliance.flow.context import Cluster, find_host
 from appliance.flow.lease import look_at_lease
+from appliance.flow.preflight import only_one
 from appliance.flow.prune import prune
 from appliance.flow.schedule import run_record
 from appliance.flow.snapshot import Wanted, snapshot
@@ -18,6 +20,8 @@ from appliance.plan.machine import inside_argv
 from appliance.plan.runs import Run, Word, follow, log_line, mail_text, meet, one_line, read_run
 from appliance.progress import Progress
 
+BORG = "borg"
+"""Names the site's Borg repository among the targets of a push."""
 SENDMAIL = """\
 PATH=$PATH:/usr/sbin:/usr/lib:/sbin
 command -v sendmail >/dev/null || exit 44
@@ -91,12 +95,35 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: Work
         work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
 
     work.attempt("prune", thin)
-    if work.number is not None and (cluster.site.snapshots.borg or cluster.site.snapshots.standby):
-        work.attempt("push", lambda: push_all(cluster, host, progress))
+    for target in push_targets(cluster, host):
+        work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
 
 
-def push_all(cluster: Cluster, host: Host, progress: Progress) -> None:
-    """Push to where the site file says."""
+def push_targets(cluster: Cluster, host: Host) -> list[str]:
+    """Where the site's snapshots go to from a host."""
+    settings = cluster.site.snapshots
+    return [*([BORG] if settings.borg else []), *(name for name in settings.standby if name != host.name)]
+
+
+def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> None:
+    """Push what one target lacks, and prune a standby's store: no schedule of its own does, while it stands by.
+
+    Raises:
+        Busy: an earlier run still pushes there.
+        SmsError: not all of it is there.
+    """
+    from appliance.flow.push import FAILED, push
+    from appliance.flow.push import Wanted as Missing
+
+    lock = f"/run/sms/{cluster.site.cluster}.push-{target}.lock"
+    with only_one(host, lock, f"another run pushes to {target}"):
+        done = push(cluster, host, Missing(all_missing=True), [target], progress)
+        failed = [one for one in done if one.state == FAILED]
+        if failed:
+            words = [f"snapshot {one.snapshot}: {one.error}" if one.snapshot else one.error for one in failed]
+            raise SmsError("\n".join(words), hint=failed[0].hint)
+        if target != BORG:
+            prune(cluster, find_host(cluster.site, target), (), progress)
 
 
 def finish(cluster: Cluster, host: Host, run: Run) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from appliance.config.model import Site
+from appliance.config.model import BorgRepository, Site
 from appliance.errors import Busy, ConfigError, Refused, SmsError
+from appliance.flow import push as push_flow
 from appliance.flow import scheduled
 from appliance.flow.context import Cluster, open_cluster
+from appliance.flow.prune import Pruned
 from appliance.flow.schedule import install_schedule, remove_schedule, run_record, show_schedule
 from appliance.flow.scheduled import run_scheduled
 from appliance.flow.snapshot import Taken, Wanted
@@ -318,6 +321,31 @@ def test_a_dump_that_failed_is_told_although_the_snapshot_counts(
     monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 7}, ("mariadb was not dumped: no",)))
     done = run(cluster, host)
     assert done and (done.ok, done.number, done.error) == (False, 7, "mariadb was not dumped: no")
+
+
+def test_pushes_follow_and_each_is_told_of_by_itself(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standby = ("admin-2", NAME, "admin-3")
+    borg = BorgRepository(repository="/srv/borg", passphrase=Path("/etc/sms/borg"))
+    settings = cluster.site.snapshots.model_copy(update={"standby": standby, "borg": borg})
+    cluster = Cluster(cluster.site.model_copy(update={"snapshots": settings}), cluster.services, cluster.base)
+    asked, pruned = [], []
+
+    def push(_: Cluster, host: Host, wanted: push_flow.Wanted, targets: list[str], *__: object) -> list[Any]:
+        asked.append((host.name, wanted.all_missing, *targets))
+        state = push_flow.FAILED if targets == ["admin-2"] else push_flow.PUSHED
+        return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
+
+    monkeypatch.setattr(push_flow, "push", push)
+    monkeypatch.setattr(scheduled, "find_host", lambda _, name: Local(name))
+    monkeypatch.setattr(scheduled, "prune", lambda _, host, *__: pruned.append(host.name) or Pruned(host.name))
+    monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
+    take(None)
+    done = run(cluster, Here())
+    assert asked == [(NAME, True, name) for name in ("borg", "admin-2", "admin-3")]
+    assert pruned == [NAME, "admin-3"]
+    assert done and (done.ok, done.number, done.error) == (False, 1, "push to admin-2: snapshot 1: no way there")
 
 
 HELD = Lease("sample", 3, NAME, 0.0)
