@@ -17,6 +17,8 @@ ACTIONS: tuple[str, ...] = (
     "verify",
     "restore",
     "prune",
+    "push",
+    "pull",
     "schedule",
     "grow",
     "mirror",

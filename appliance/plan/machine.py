@@ -25,6 +25,8 @@ class Places:
     journal: PurePosixPath
     lock: PurePosixPath
     public_keys: PurePosixPath
+    borg: PurePosixPath
+    borg_lock: PurePosixPath
 
 
 def places(site: Site) -> Places:
@@ -45,6 +47,9 @@ def places(site: Site) -> Places:
         journal=state / "journal",
         lock=PurePosixPath("/run/sms") / f"{site.cluster}.lock",
         public_keys=state / "keys",
+        # Its cache, and what it remembers of repositories.
+        borg=state / "borg" / site.cluster,
+        borg_lock=PurePosixPath("/run/sms") / f"{site.cluster}.borg.lock",
     )
 
 

@@ -7,14 +7,15 @@ import io
 import json
 import shlex
 import zipfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import CommandError, Host, Result
+from appliance.host.base import CommandError, Host, OnLine, Result
+from appliance.host.stream import Stream
 from appliance.progress import Progress, Silent, Step
 
 SOURCES = Path(__file__).parents[1] / "agent"
@@ -84,6 +85,69 @@ def ask(
         listener = Listener(progress or Silent(), stack, on_rows)
         result = host.run(*argv(path, command, request), ok=None, timeout=timeout, on_line=listener.hear)
         return listener.outcome(result)
+
+
+@contextmanager
+def converse(
+    host: Host,
+    command: str,
+    request: dict[str, Any],
+    progress: Progress | None = None,
+    *,
+    on_line: OnLine | None = None,
+) -> Iterator[Conversation]:
+    """Have the agent do one thing that takes bytes or gives them; its words come on standard error then.
+
+    Args:
+        on_line: hears all that is said there, of programs too that the agent starts.
+    """
+    path = install(host)
+    with ExitStack() as stack:
+        listener = Listener(progress or Silent(), stack)
+
+        def hear(line: str) -> None:
+            listener.hear(line)
+            if on_line:
+                on_line(line)
+
+        with host.stream(*argv(path, command, request), on_line=hear) as stream:
+            yield Conversation(stream, listener)
+
+
+class Conversation:
+    """An agent at work, whose input and output are ours. All of it raises what the agent says went wrong."""
+
+    def __init__(self, stream: Stream, listener: Listener) -> None:
+        self.stream = stream
+        self.listener = listener
+
+    def write(self, data: bytes) -> None:
+        """Give it bytes."""
+        try:
+            self.stream.write(data)
+        except CommandError as error:
+            self.listener.outcome(error.result)
+            raise
+
+    def end(self) -> None:
+        """There are no more."""
+        self.stream.end()
+
+    def read(self) -> bytes:
+        """What it gives next; nothing at its end."""
+        return self.stream.read()
+
+    def read_exactly(self, size: int) -> bytes:
+        """So many bytes."""
+        try:
+            return self.stream.read_exactly(size)
+        except CommandError as error:
+            self.listener.outcome(error.result)
+            raise
+
+    def outcome(self) -> dict[str, Any]:
+        """Wait for its end; give its result."""
+        return self.listener.outcome(self.stream.result(ok=None))
 
 
 class Listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -134,10 +135,8 @@ def test_cut_off_from_the_far_side(
 
 
 def suppressed(work: Callable[[], object]) -> None:
-    try:
+    with contextlib.suppress(CommandError, Unreachable):
         work()
-    except (CommandError, Unreachable):
-        pass
 
 
 @pytest.fixture

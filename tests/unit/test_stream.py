@@ -1,4 +1,7 @@
-"""A command whose two ends are ours: GBs both ways, its words, its end. tests/real/test_stream_ssh.py does it over SSH."""
+"""A command whose two ends are ours: GBs both ways, its words, its end.
+
+tests/real/test_stream_ssh.py runs most of these over SSH.
+"""
 
 from __future__ import annotations
 
@@ -110,9 +113,9 @@ def test_too_few_bytes_are_an_error(host: Host) -> None:
 
 
 def test_a_result_waits_and_leaves_the_rest(host: Host) -> None:
-    with host.stream("sh", "-c", "head -c 3000000 /dev/zero; cat >/dev/null; exit 2") as stream:
-        with pytest.raises(CommandError, match="status 2"):
-            stream.result()
+    script = "head -c 3000000 /dev/zero; cat >/dev/null; exit 2"
+    with host.stream("sh", "-c", script) as stream, pytest.raises(CommandError, match="status 2"):
+        stream.result()
 
 
 @pytest.mark.slow
