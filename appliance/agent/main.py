@@ -1,35 +1,42 @@
 """The agent's door: ``python3 agent.pyz COMMAND REQUEST``, where the request is a JSON object."""
 
+import importlib
 import json
 import signal
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-from appliance.agent import keep, words
-from appliance.agent.carry import carry
-from appliance.agent.grow import grow
-from appliance.agent.paths import extract_paths, place_paths, restore_paths
-from appliance.agent.remove import remove
-from appliance.agent.status import brief
-from appliance.agent.take import take
-from appliance.agent.tree import diff
+from appliance.agent import words
 
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
 
-COMMANDS: Dict[str, Command] = {
-    "take": take,
-    "list": keep.tell,
-    "verify": keep.verify,
-    "restore": keep.restore,
-    "remove": remove,
-    "brief": brief,
-    "grow": grow,
-    "carry": carry,
-    "diff": diff,
-    "restore_paths": restore_paths,
-    "place_paths": place_paths,
-    "extract_paths": extract_paths,
+COMMANDS: Dict[str, str] = {
+    "take": "take.take",
+    "list": "keep.tell",
+    "verify": "keep.verify",
+    "restore": "keep.restore",
+    "remove": "remove.remove",
+    "brief": "status.brief",
+    "grow": "grow.grow",
+    "carry": "carry.carry",
+    "diff": "tree.diff",
+    "restore_paths": "paths.restore_paths",
+    "place_paths": "paths.place_paths",
+    "extract_paths": "paths.extract_paths",
+    "image": "transfer.image",
+    "export": "transfer.export",
+    "estimate": "transfer.estimate",
+    "import": "transfer.take_in",
+    "import_image": "transfer.receive_image",
 }
+"""Each with its module and function. Only that one is loaded: from a zip file every module is compiled anew."""
+
+
+def find_command(name: str) -> Command:
+    """The function that does it."""
+    module, _, function = COMMANDS[name].partition(".")
+    command: Command = getattr(importlib.import_module("appliance.agent." + module), function)
+    return command
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -40,7 +47,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         if len(arguments) != 2 or arguments[0] not in COMMANDS:
             raise words.Problem("the agent knows: " + ", ".join(sorted(COMMANDS)), status=2)
-        result = COMMANDS[arguments[0]](json.loads(arguments[1]))
+        result = find_command(arguments[0])(json.loads(arguments[1]))
     except words.Problem as problem:
         told = {"message": problem.message, "hint": problem.hint, "status": problem.status}
         words.say("problem", **dict(problem.facts, **told))

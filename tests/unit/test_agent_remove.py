@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from appliance.agent.main import COMMANDS, find_command
 from appliance.agent.remove import remove
 from appliance.agent.status import brief
 from appliance.agent.store import Store
@@ -141,6 +142,15 @@ def test_killed_at_every_change_it_leaves_a_whole_store_and_the_next_run_goes_on
             break
         assert status == -9
     assert moment > 12, "two renamings, their files and folders, four chunks"
+
+
+def test_every_command_is_there_and_is_loaded_alone() -> None:
+    for name in COMMANDS:
+        assert callable(find_command(name))
+    code = "import sys; from appliance.agent.main import find_command; find_command('brief'); print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    ours = {name for name in said.split() if name.startswith("appliance.agent.")}
+    assert ours == {f"appliance.agent.{name}" for name in ("main", "status", "store", "words")}
 
 
 def test_in_brief(tmp_path: Path) -> None:

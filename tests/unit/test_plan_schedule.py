@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def due(fields: str, at: datetime) -> bool:
 def test_cron_runs_it_so_many_times_a_day_and_evenly(every: int) -> None:
     day = [datetime(2026, 11, 21) + timedelta(minutes=minute) for minute in range(2881)]
     times = [at for at in day if due(cron_fields(every), at)]
-    assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {timedelta(minutes=every)}
+    assert {later - earlier for earlier, later in pairwise(times)} == {timedelta(minutes=every)}
 
 
 @pytest.mark.parametrize("every", STEPS)
@@ -94,7 +95,7 @@ def test_systemd_runs_it_at_the_same_times(every: int, need: Callable[[str], str
     times = [datetime.strptime(line, "%a %Y-%m-%d %H:%M:%S %Z") for line in lines]
     assert len(times) == 3
     assert all(due(cron_fields(every), at) for at in times)
-    assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {timedelta(minutes=every)}
+    assert {later - earlier for earlier, later in pairwise(times)} == {timedelta(minutes=every)}
 
 
 @pytest.mark.parametrize(
