@@ -49,7 +49,7 @@ class Booted(Host):
     def run(self, *argv, **options):  # type: ignore[no-untyped-def]
         return self.outer.run(*self.enter, *argv, **options)
 
-    send = fetch = hold = interact = None  # type: ignore[assignment]
+    send = fetch = hold = interact = stream = None  # type: ignore[assignment]
 
 
 @contextmanager
