@@ -4,15 +4,13 @@ import fcntl
 import os
 import struct
 import subprocess
-import time
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 from appliance.agent import words
 from appliance.agent.freeze import find_loops, joined, private_mounts
+from appliance.agent.take import locked
 from appliance.agent.words import Problem, field
 
-LOCK_WAIT_S = 10
 LOOP_SET_STATUS64, LOOP_GET_STATUS64, LOOP_SET_CAPACITY = 0x4C04, 0x4C05, 0x4C07
 """ioctls of linux/loop.h."""
 INFO_BYTES, SIZE_LIMIT = 232, 32
@@ -32,7 +30,7 @@ def grow(request: Dict[str, Any]) -> Dict[str, Any]:
     overlay = field(request, "overlay", str)
     size = field(request, "size", int)
     _need_capability()
-    with _held(field(request, "lock", str)):
+    with locked(field(request, "lock", str)):
         loops = find_loops(overlay)
         if len(loops) != 1:
             raise Problem("%s is open in %d loop devices, not in one" % (overlay, len(loops)), "`losetup -l`", 3)
@@ -105,23 +103,3 @@ def _need_capability() -> None:
         lines = dict(line.split(":", 1) for line in stream if ":" in line)
     if not int(lines["CapEff"], 16) >> CAP_SYS_RESOURCE & 1:
         raise Problem("root has no CAP_SYS_RESOURCE here: the kernel grows no file system in use for it", STOPPED, 3)
-
-
-@contextmanager
-def _held(path: str) -> Iterator[None]:
-    """The lock of the host: nobody starts or stops the appliance meanwhile."""
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise Problem("another sms is at work", "wait for it, then run this again", 3)
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(descriptor)

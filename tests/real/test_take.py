@@ -302,6 +302,27 @@ take.Changes.remember = jumped
     assert json.loads((overlay.store / "000002" / "health.json").read_text())["ok"]
 
 
+STEPS_OF_RESTORE = ("write", "check", "rename")
+
+
+@pytest.mark.parametrize("step", STEPS_OF_RESTORE)
+def test_restore_killed(step: str, overlay: Bed) -> None:
+    """There is the file of before, whole, and the next run puts the snapshot in its place."""
+    (overlay.upper / "file").write_bytes(os.urandom(1 << 20))
+    overlay.take()
+    target = overlay.folder / "target.img"
+    target.write_bytes(b"of before")
+    request = {"snapshot": "1", "target": str(target), "replace": True}
+    said = overlay.ask("restore", before=KILL.format(step=step), **request)
+    assert said.status == -9
+    assert target.read_bytes() == b"of before"
+    said = overlay.ask("restore", **request)
+    assert said.status == 0
+    assert tuple(said.steps) == STEPS_OF_RESTORE
+    assert subprocess.run(["e2fsck", "-fn", target], capture_output=True, check=False).returncode == 0
+    assert sorted(path.name for path in overlay.folder.glob("target*")) == ["target.img"]
+
+
 def chunk_files(overlay: Bed) -> list[Path]:
     return sorted(path for path in (overlay.store / "chunks").rglob("*") if path.is_file())
 
