@@ -17,6 +17,13 @@ from appliance.plan.machine import instance_name
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, ext3
 
+COPY = """\
+rm -f "$2"; umask 077
+cp --reflink=always "$1" "$2" 2>/dev/null || exec cp --sparse=always "$1" "$2"
+"""
+"""Shell: file $1 to $2, sharing its blocks where the file system can; else what it holds, not its holes."""
+PLACE = 'sync "$1" && mv -fT "$1" "$2" && sync "$(dirname "$2")"'
+
 
 @dataclass(frozen=True)
 class Grown:
@@ -80,11 +87,12 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted, *, r
     if mirror:
         check_members_room(host, mirror, size)
     else:
-        _check_room(host, str(cluster.places.overlay.parent), size - used)
+        # Stopped, a copy of it is grown: for a while there are two.
+        _check_room(host, str(cluster.places.overlay.parent), size - used if running else size)
     steps = (
         *([f"make the mirror's members large enough for {size // MIB} MiB"] if mirror else []),
-        f"make {path} {size // MIB} MiB long, sparse",
-        "grow its file system, in use" if running else "check its file system, and grow it",
+        f"make {path} {size // MIB} MiB long, sparse" + ("" if running else ", in a copy that takes its place"),
+        "grow its file system, in use" if running else "grow its file system, and check it",
     )
     if not dry_run:
         if mirror:
@@ -98,11 +106,22 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted, *, r
 
 
 def _grow_stopped(host: Host, path: str, size: int, progress: Progress) -> None:
+    """Grow a copy beside it, and rename: a resize2fs that is cut off may leave what e2fsck does not mend by itself."""
+    path = host.run("readlink", "-f", path).text  # the copy lies on the mirror, where the overlay does
+    beside = f"{path}.new"
     with progress.step("check the overlay"):
         ext3.check(host, path, whole=True)
-    with progress.step("grow the overlay"):
-        host.run("truncate", "-s", str(size), path)
-        ext3.resize(host, path)
+    try:
+        with progress.step("copy the overlay"):
+            host.run("sh", "-c", COPY, "copy", path, beside, timeout=None)
+        with progress.step("grow the copy, and check it"):
+            host.run("truncate", "-s", str(size), beside)
+            ext3.resize(host, beside)
+            ext3.check(host, beside, whole=True)
+        host.run("sh", "-c", PLACE, "place", beside, path, timeout=600)
+    except BaseException:
+        host.remove(beside)
+        raise
 
 
 def _check_room(host: Host, folder: str, more: int) -> None:
