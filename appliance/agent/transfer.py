@@ -68,8 +68,11 @@ def _words_aside() -> None:
 
 def _send(data: Any) -> None:
     view = memoryview(data)
-    while len(view):
-        view = view[os.write(1, view) :]
+    try:
+        while len(view):
+            view = view[os.write(1, view) :]
+    except BrokenPipeError:
+        raise Problem("nobody reads on", "the other side has its own words on that", gone=True)
 
 
 class Incoming:
@@ -142,7 +145,7 @@ class Sound:
             raise self._noted(error)
 
     def _noted(self, error: Damage) -> Damage:
-        self.store.set_health(self.snapshot, [error.message])
+        self.store.set_health(self.snapshot, [error.message.partition(" is damaged: ")[2] or error.message])
         return error
 
 

@@ -34,7 +34,14 @@ def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
         ConfigError, Busy, Refused, SmsError, Unreachable: they cannot be told.
     """
     if source == BORG:
-        return sorted((manifest for manifest, _ in Offsite(cluster, host).open()), key=order)
+        offsite = Offsite(cluster, host)
+        known = offsite.open()
+        if not offsite.exists:
+            raise Refused(
+                f"there is no repository {offsite.repository.url}",
+                hint="`sms overlay push --to borg` makes it; is its disk mounted?",
+            )
+        return sorted((manifest for manifest, _ in known), key=order)
     choose_targets(cluster, host.name, [source])
     listing = list_snapshots(cluster, find_host(cluster.site, source))
     return [one for one in listing.snapshots if one["health"].get("ok")]

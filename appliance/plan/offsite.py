@@ -29,11 +29,6 @@ def archive_glob(cluster: str) -> str:
     return f"sms-{cluster}-{ANY_NUMBER}-{ANY_UUID}"
 
 
-def uuid_of(name: str) -> str:
-    """The uuid in an archive's name."""
-    return name[-36:]
-
-
 def order(manifest: Manifest) -> tuple[int, int]:
     """What comes after what: generations of the lease first, for clocks jump and hosts differ."""
     return (manifest["generation"], manifest["number"])

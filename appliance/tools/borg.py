@@ -225,7 +225,7 @@ def create(
             while block := stream.read():
                 printed += block
             result = stream.result(ok=None)
-        if listener.problem:
+        if listener.problem and not listener.problem.get("gone"):
             listener.outcome(result)
         if result.status not in FINE:
             raise why(host, repository, result.status, lines)
@@ -342,8 +342,17 @@ def why(host: Host, repository: Repository, status: int, lines: list[str]) -> Sm
 
 def _connection(host: Host, repository: Repository, words: str) -> SmsError:
     url = repository.url
-    place = re.match(r"ssh://(?:[^@/]*@)?(\[[^\]]+\]|[^:/]+)(?::(\d+))?", url)
-    address, port = (place[1].strip("[]"), place[2] or "22") if place else (url, "22")
+    place = re.match(r"ssh://(?:([^@/]*)@)?(\[[^\]]+\]|[^:/]+)(?::(\d+))?", url)
+    address, port = (place[2].strip("[]"), place[3] or "22") if place else (url, "22")
+    if place and "Remote:" not in words:
+        # borg sees the end before it has read why: ssh is asked once more, without it.
+        user = ["-l", place[1]] if place[1] else []
+        ssh = shlex.split(repository.environment()["BORG_RSH"])
+        try:
+            asked = host.run(*ssh, "-p", port, *user, address, "borg", "--version", ok=None)
+            words += "\n" + asked.stderr.decode(errors="replace")
+        except CommandError:
+            pass
     if "Host key verification failed" in words or "IDENTIFICATION HAS CHANGED" in words:
         known = repository.known_hosts or "/root/.ssh/known_hosts"
         changed = "shows another host key than the known one" if "HAS CHANGED" in words else "has no known host key"
