@@ -10,6 +10,8 @@ from functools import partial
 from appliance.errors import Busy, SmsError
 from appliance.flow.context import Cluster, find_host
 from appliance.flow.lease import look_at_lease
+from appliance.flow.mirror import scrub
+from appliance.flow.mirrored import find_mirror
 from appliance.flow.preflight import only_one
 from appliance.flow.prune import prune
 from appliance.flow.schedule import run_record
@@ -17,6 +19,7 @@ from appliance.flow.snapshot import Wanted, snapshot
 from appliance.flow.status import when
 from appliance.host.base import Host
 from appliance.plan.machine import inside_argv
+from appliance.plan.mirror import scrub_is_due
 from appliance.plan.runs import Run, Word, follow, log_line, mail_text, meet, one_line, read_run
 from appliance.progress import Progress
 
@@ -97,6 +100,14 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: Work
     work.attempt("prune", thin)
     for target in push_targets(cluster, host):
         work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
+    work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
+
+
+def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Once a week read both members of the mirror, where there is one: only that finds noise that nobody reads."""
+    mirror = find_mirror(cluster, host)
+    if mirror and scrub_is_due(mirror, now=time.time()):
+        scrub(cluster, host, progress)
 
 
 def push_targets(cluster: Cluster, host: Host) -> list[str]:

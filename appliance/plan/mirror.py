@@ -18,6 +18,7 @@ FULL_PART = 10
 """A mirror with less than this part of it free is a warning."""
 REBUILD = "sms overlay mirror rebuild"
 SCRUB = "sms overlay mirror scrub"
+SCRUB_EVERY_S = 7 * 86400
 
 
 @dataclass(frozen=True)
@@ -242,3 +243,8 @@ def trouble(device: Device | None, *, behind: bool) -> str:
         counted = ", ".join(f"{count} {name.replace('_errs', '').replace('_', ' ')}" for name, count in errors.items())
         return f"errors were found and mended from the other: {counted}; `{REBUILD}` makes it whole"
     return ""
+
+
+def scrub_is_due(mirror: Mirror, *, now: float) -> bool:
+    """Whether a scheduled scrub should run: both members are there, and the last one is a week ago, or in the future."""
+    return not any(member.lost for member in mirror.members) and not 0 <= now - mirror.scrubbed < SCRUB_EVERY_S

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -200,31 +198,3 @@ def test_systemd_takes_them(stopped: Playground, built: Built, need: Callable[[s
         outer.run("umount", f"{ROOT}/root", ok=None)
         outer.run("umount", ROOT, ok=None)
         outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")
-
-
-WITHOUT = """\
-import sys
-import appliance.flow.status as status
-from appliance.flow.snapshot_status import SnapshotStatus
-status.snapshot_status = lambda *_: SnapshotStatus()
-from appliance.cli import main
-sys.exit(main(["status", "--json"]))
-"""
-
-
-@pytest.mark.skipif(not os.environ.get("SMS_BENCH"), reason="a measurement, asked for by SMS_BENCH=1")
-def test_how_long_status_takes(carrier: Playground) -> None:
-    """With 45 snapshots, and as if it did not ask for them."""
-    host = carrier.host("host-a")
-    carrier.sms(*RUN)
-    copy = 'cd /var/lib/sms/snapshots/lab && for n in $(seq 2 45); do cp -a 000001 "$(printf %06d "$n")"; done'
-    host.run("sh", "-c", copy)
-    assert carrier.status()["snapshots"]["count"] == 45
-    times: dict[str, list[float]] = {"with": [], "without": []}
-    for _ in range(15):
-        for name, argv in (("with", ("sms", "status", "--json")), ("without", (sys.executable, "-c", WITHOUT))):
-            began = time.monotonic()
-            host.run(*argv, ok=(0, 4))
-            times[name].append(time.monotonic() - began)
-    for name, took in times.items():
-        print(f"sms status {name} snapshots: median {sorted(took)[7]:.3f} s, least {min(took):.3f} s")

@@ -20,6 +20,7 @@ from appliance.plan.mirror import (
     member_bytes,
     read_mirror,
     refuse_same,
+    scrub_is_due,
     trouble,
     warnings,
 )
@@ -276,3 +277,13 @@ def test_md_grows() -> None:
     assert host.asked[0] == ("mdadm", "--grow", device, "--bitmap", "none")
     assert host.asked[1] == ("mdadm", "--grow", device, "--size", "max", "--assume-clean")
     assert host.asked[-1] == ("xfs_growfs", "/m")
+
+
+@pytest.mark.parametrize(
+    ("scrubbed", "lost", "due"),
+    [(0.0, "", True), (990_000.0, "", False), (300_000.0, "", True), (2_000_000.0, "", True), (0.0, "gone", False)],
+    ids=["never", "not long ago", "a week ago", "the clock has jumped back", "nothing to mend from"],
+)
+def test_a_scheduled_scrub(scrubbed: float, lost: str, due: bool) -> None:
+    members = (TWO.members[0], replace(TWO.members[1], lost=lost))
+    assert scrub_is_due(replace(TWO, members=members, scrubbed=scrubbed), now=1_000_000) == due
