@@ -296,7 +296,8 @@ def test_the_container_sees_what_it_saw(overlay: Bed, then: str, tmp_path: Path)
         for path in PATHS if FULL else {PATHS[first % len(PATHS)], PATHS[(first + 3) % len(PATHS)]}:
             sh("cp", changed, overlay.overlay)
             done += _comes_back(overlay, lower, number, path, saw[path], now)
-    assert done >= 8
+    # Of a folder that was removed then, nothing in it can be taken back alone: that leaves the fewest.
+    assert done >= 5
     overlay.mount()
 
 
