@@ -1,19 +1,18 @@
 """What is done with snapshots that are there: told, read again and checked, put back."""
 
-import fcntl
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 from appliance.agent import words
 from appliance.agent.check import check, run_e2fsck, write_all
+from appliance.agent.clone import share
+from appliance.agent.freeze import find_loops
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full
 from appliance.agent.words import Problem, field
 
-FICLONE = 0x40049409
-"""ioctl of linux/fs.h."""
 TOLD = 20
 """Damages of one snapshot that are named."""
 BESIDE = ".restoring"
@@ -119,6 +118,9 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
             if status:
                 raise snapshot.damaged(said)
             words.step("rename", "")
+            if os.path.exists(target) and find_loops(target):
+                # Who asked has been killed, its lock is gone, and somebody has started the appliance.
+                raise Problem("%s has come into use meanwhile" % target, "sms stop, then run it again", 3)
             os.rename(beside, target)
             sync_folder(os.path.dirname(target))
         except BaseException:
@@ -141,7 +143,7 @@ def lay_out(reader: Reader, path: str) -> None:
         os.unlink(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        cloned = reader.image is not None and _clone(reader.image, descriptor)
+        cloned = reader.image is not None and share(reader.image, descriptor)
         if not cloned:
             os.ftruncate(descriptor, reader.size)
         todo = [number for number in range(reader.count) if reader.digest(number) != ZERO]
@@ -160,14 +162,6 @@ def lay_out(reader: Reader, path: str) -> None:
         raise full(error, path)
     finally:
         os.close(descriptor)
-
-
-def _clone(image: Optional[int], descriptor: int) -> bool:
-    try:
-        fcntl.ioctl(descriptor, FICLONE, image or 0)
-    except OSError:
-        return False
-    return True
 
 
 def sync_folder(path: str) -> None:

@@ -16,14 +16,15 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import ext, words
 from appliance.agent.check import check
+from appliance.agent.clone import share
 from appliance.agent.freeze import Frozen, find_loops, joined, private_mounts, sync_file_system
 from appliance.agent.source import Sink, Source, chunks_of_blocks, free_chunks
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, full
 from appliance.agent.trace import Trace, Untraceable
 from appliance.agent.words import Busy, Problem, field
 
-FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
-"""ioctls of linux/fs.h."""
+FICLONERANGE = 0x4020940D
+"""ioctl of linux/fs.h."""
 LOCK_WAIT_S = 10
 PASSES = 5
 """Looks at what changed before writers are held."""
@@ -167,7 +168,8 @@ class Taking:
     def _clone(self) -> List[Tuple[int, bytes]]:
         assert self.image is not None
         with open(self.overlay, "rb", 0) as stream:
-            fcntl.ioctl(self.image, FICLONE, stream.fileno())
+            if not share(stream.fileno(), self.image):
+                raise Problem("%s can no longer be cloned" % self.overlay, "take it with --method delta")
         return []
 
     def _read_clone(self) -> Source:

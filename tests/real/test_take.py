@@ -323,6 +323,13 @@ def test_restore_killed(step: str, overlay: Bed) -> None:
     assert sorted(path.name for path in overlay.folder.glob("target*")) == ["target.img"]
 
 
+def test_an_overlay_in_use_is_not_replaced(overlay: Bed) -> None:
+    overlay.take()
+    said = overlay.ask("restore", snapshot="1", target=str(overlay.overlay), replace=True)
+    assert (said.status, "has come into use" in said.last["message"]) == (3, True)
+    assert not list(overlay.folder.glob("*.restoring"))
+
+
 def chunk_files(overlay: Bed) -> list[Path]:
     return sorted(path for path in (overlay.store / "chunks").rglob("*") if path.is_file())
 
