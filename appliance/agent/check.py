@@ -16,8 +16,8 @@ KEPT_CHUNKS = 512
 """Chunks of metadata held in memory."""
 STATE_BYTES = 256 << 20
 """So much of the state files is read; a database may be larger, and has a dump besides."""
-UNCORRECTED = 4
-"""Bit of e2fsck's exit status: errors are left (e2fsck(8))."""
+OPERATIONAL = 8 | 16 | 32 | 128
+"""Bits of e2fsck's exit status that say nothing of the image: it could not do its work (e2fsck(8))."""
 CLOCK = "[options]\nbroken_system_clock = true\n"
 """e2fsck.conf(5): a clock that jumped is no damage of the file system."""
 
@@ -63,7 +63,7 @@ def open_image(reader: Reader) -> ext.Image:
     try:
         return ext.Image(ByBytes(reader).read)
     except ext.Unknown as error:
-        raise Problem("its file system cannot be read: %s" % error)
+        raise Damage("its file system cannot be read: %s" % error)
 
 
 def metadata_chunks(image: ext.Image) -> Set[int]:
@@ -81,7 +81,7 @@ def metadata_chunks(image: ext.Image) -> Set[int]:
         for first, count in image.metadata():
             chunks.update(range(first * block // CHUNK, ((first + count) * block - 1) // CHUNK + 1))
     except ext.Unknown as error:
-        raise Problem("its file system is damaged: %s" % error)
+        raise Damage("its file system is damaged: %s" % error)
     return chunks
 
 
@@ -122,7 +122,10 @@ def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:
     )
     said = done.communicate()[0].decode(errors="replace").strip()
     os.unlink(config)
-    return done.returncode, " / ".join(said.splitlines()[-4:])[-400:]
+    words = " / ".join(said.splitlines()[-4:])[-400:]
+    if done.returncode < 0 or (done.returncode & OPERATIONAL and "superblock" not in said.replace("-", "")):
+        raise Problem("e2fsck could not check %s: %s" % (path, words), "is the machine out of memory or room?")
+    return done.returncode, words
 
 
 def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) -> Checked:
@@ -134,7 +137,8 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
         heads: paths in the container, and what must stand in the first bytes there, where there is such a file.
 
     Raises:
-        Problem: it is damaged.
+        Damage: it is damaged.
+        Problem: it could not be checked.
     """
     image = open_image(reader)
     told: Dict[str, Any] = {}
@@ -144,7 +148,7 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
         mend = image.layout.orphans or image.layout.recover
         status, words = run_e2fsck(path, "-p" if mend else "-n", folder)
         if status & ~1 or (status and not mend):
-            raise Problem("its file system is damaged: %s" % words)
+            raise Damage("its file system is damaged: %s" % words)
         fixed = _changed_chunks(reader, path, chunks) if mend else {}
         told["e2fsck"] = "clean"
         if fixed:
@@ -187,11 +191,9 @@ def _check_state(image: ext.Image, state: List[str], heads: Dict[str, str]) -> D
             if raw_head:
                 there.append(path)
                 if text.encode() not in image.contents(raw_head, 64):
-                    raise Problem("%s in it is not what its service writes" % path)
+                    raise Damage("%s in it is not what its service writes" % path)
     except ext.Unknown as error:
-        raise Problem("its state files cannot be read: %s" % error)
-    except Damage:
-        raise
+        raise Damage("its state files cannot be read: %s" % error)
     told: Dict[str, Any] = {"state_files": files, "state_bytes": size, "heads": there}
     if not whole:
         told["state_unread"] = True

@@ -203,6 +203,10 @@ class Image:
             return
         each = (self.layout.block // 4) ** (depth - 1)
         for at, one in enumerate(below):
+            if first + at * each >= count:
+                break
+            if len(found.lists) + len(found.data) > self.layout.blocks:
+                raise Unknown("a file has more blocks than there are")
             self._walk(one, depth - 1, wanted, found, first + at * each, count)
 
     def _sane(self, pointer: int) -> int:

@@ -146,7 +146,7 @@ class Frozen:
         held = thaw(self.descriptor)
         self.seconds = time.monotonic() - self.began
         self._end_watchdog()
-        if not held:
+        if not held or self.seconds > self.limit_s:
             raise Problem(
                 "writers waited longer than %g s, and were let go" % self.limit_s,
                 "too much changes at once: try again, or --freeze-limit SECONDS (Slurm's MessageTimeout is 10 s)",
@@ -203,13 +203,15 @@ class Frozen:
 
 
 def watch(reader: int, descriptor: int, limit_s: float) -> None:
-    """Wait for a word or for the end of it; without a word, let writers go until nothing holds them."""
-    ready = select.select([reader], [], [], limit_s)[0]
-    if ready and os.read(reader, 1):
-        return
-    # Its freeze may just be on its way into the kernel: thaw again while its process may still be there.
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if thaw(descriptor):
+    """Wait for a word. Without one in time let writers go, again and again: a freeze may still be on its way into
+    the kernel, waiting for a write that does not end. Where the process is gone, what it had asked for has ended too.
+    """
+    wait = limit_s
+    while True:
+        ready = select.select([reader], [], [], wait)[0]
+        if ready and os.read(reader, 1):
             return
-        time.sleep(0.02)
+        thaw(descriptor)
+        if ready:
+            return
+        wait = 0.02

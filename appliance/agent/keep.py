@@ -64,7 +64,7 @@ def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dic
             return damage
         try:
             found = check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
-        except Problem as error:
+        except Damage as error:
             return [error.message]
         return ["e2fsck had to mend it"] if found.fixed else []
 
@@ -144,8 +144,7 @@ def lay_out(reader: Reader, path: str) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         cloned = reader.image is not None and share(reader.image, descriptor)
-        if not cloned:
-            os.ftruncate(descriptor, reader.size)
+        os.ftruncate(descriptor, reader.size)
         todo = [number for number in range(reader.count) if reader.digest(number) != ZERO]
 
         def write(number: int) -> None:

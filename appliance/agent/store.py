@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import stat
 import threading
@@ -32,6 +33,8 @@ ZERO = bytes(32)
 FORMAT = 1
 ORDER = "%06d"
 PARTIAL = ".partial"
+KEPT = "before restore"
+"""How the reason begins of those that a restore has made of what it replaced."""
 
 
 def digest_of(data: Any) -> bytes:
@@ -235,7 +238,9 @@ class Store:
             if name.endswith(PARTIAL):
                 shutil.rmtree(os.path.join(self.root, name))
         for name in os.listdir(self.temporary) if os.path.isdir(self.temporary) else []:
-            os.unlink(os.path.join(self.temporary, name))
+            owner = re.search(r"-(\d+)\.", name)  # a verify may be at work: it only reads
+            if not owner or not os.path.exists("/proc/" + owner.group(1)):
+                _remove(os.path.join(self.temporary, name))
 
     def list(self) -> Tuple[List[Snapshot], Dict[int, str]]:
         """All that count, the oldest first; and those whose manifest is damaged, with why."""
@@ -285,7 +290,9 @@ class Store:
             good = [one for one in found if one.verified]
             if not good:
                 raise Problem("there is no verified snapshot", "`sms overlay snapshot` takes one", 3)
-            return good[-1]
+            # What a restore has kept is the state that somebody wanted to get away from.
+            wanted_ones = [one for one in good if not str(one.manifest.get("reason", "")).startswith(KEPT)]
+            return (wanted_ones or good)[-1]
         if wanted.isdigit() and int(wanted) in broken:
             raise Damage(
                 "snapshot %s is damaged: %s" % (wanted, broken[int(wanted)]), "`sms overlay list` shows others"
@@ -414,11 +421,14 @@ class Store:
 
     def drop_new(self, folder: str) -> None:
         """Give back what this run has stored: what is half a snapshot only fills the disk."""
-        used = self.used_chunks() if self.new else set()  # another list may name the same chunk
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            used = self.used_chunks() if self.new else set()  # another list may name the same chunk
+        except Damage:
+            used = set(self.new)  # it may need any of them: the sweep sees to it
         for digest in self.new:
             if digest not in used:
                 _unlink(chunk_path(self.root, digest))
-        shutil.rmtree(folder, ignore_errors=True)
         self.new = []
 
     def used_chunks(self) -> Set[bytes]:
@@ -498,6 +508,13 @@ def full(error: OSError, path: str) -> Problem:
             "the file system of %s is full" % path, "`sms overlay prune` makes room; nothing that counted is lost"
         )
     return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()))
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        _unlink(path)
 
 
 def _unlink(path: str) -> None:

@@ -82,6 +82,7 @@ class Taking:
         self.request = request
         self.lock = field(request, "lock", str)
         self.limit_s = float(field(request, "freeze_limit_s", (int, float), 5))  # type: ignore[arg-type]
+        self.mark = os.path.join(store.root, "frozen")
         self.image: Optional[int] = None
         self.method = ""
         self.found_by = ""
@@ -96,6 +97,7 @@ class Taking:
             self.image = os.open(
                 os.path.join(self.folder, "image"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
+            os.ftruncate(self.image, os.stat(self.overlay).st_size)
         try:
             source = self._take_running() or self._take_stopped()
             try:
@@ -115,7 +117,7 @@ class Taking:
         return lambda number, data: self.store.put_into(image, number, data)
 
     def _take_running(self) -> Optional[Source]:
-        """Of an overlay that is mounted; None where it is not, or is no longer."""
+        """Of an overlay that is mounted; None where it is not."""
         loops = find_loops(self.overlay)
         if not loops:
             return None
@@ -130,7 +132,7 @@ class Taking:
             return self._clone_running(loop)
         with ExitStack() as stack:
             source = Source(self.overlay)
-            changes = Changes(source, loop, stack)
+            changes = Changes(source, loop, stack, self.limit_s, self.mark)
             words.step("read", "read the overlay")
             changes.remember()
             source.take(set(source.data_chunks()) - changes.free, self.sink, show=True)
@@ -143,9 +145,7 @@ class Taking:
                 source.take(found, self.sink)
             words.step("freeze", "hold the writers for a moment")
             with locked(self.lock):
-                if find_loops(self.overlay) != loops:
-                    source.close()
-                    return None
+                self._still(loops)
                 held, self.frozen_s = self._freeze(loop, lambda: changes.final(self.sink))
             self.found_by = changes.found_by
             words.detail("%.0f ms" % (self.frozen_s * 1000))
@@ -155,11 +155,15 @@ class Taking:
         self.running = True
         return source
 
-    def _clone_running(self, loop: str) -> Optional[Source]:
+    def _still(self, loops: List[str]) -> None:
+        if find_loops(self.overlay) != loops:
+            # Where hosts share the folder, it may run on another one by now.
+            raise Problem("the appliance was stopped meanwhile", "run it again", 3)
+
+    def _clone_running(self, loop: str) -> Source:
         words.step("freeze", "hold the writers for a moment")
         with locked(self.lock):
-            if find_loops(self.overlay) != [loop]:
-                return None
+            self._still([loop])
             _, self.frozen_s = self._freeze(loop, self._clone)
         words.detail("%.0f ms" % (self.frozen_s * 1000))
         self.running, self.found_by = True, "clone"
@@ -180,7 +184,7 @@ class Taking:
 
     def _freeze(self, loop: str, work: Any) -> Tuple[List[Tuple[int, bytes]], float]:
         with joined(loop) as folder:
-            frozen = Frozen(folder, self.limit_s, os.path.join(self.store.root, "frozen"))
+            frozen = Frozen(folder, self.limit_s, self.mark)
             try:
                 self.taken = time.time()
                 frozen.hold()
@@ -197,8 +201,10 @@ class Taking:
             if find_loops(self.overlay):
                 raise Problem("the appliance has started meanwhile", "run it again", 3)
             self.taken, self.found_by, self.running = time.time(), "stopped", False
+            before = identity(self.overlay)
             if self.method == "reflink":
                 self._clone()
+                self._untouched(before)
                 return self._read_clone()
             words.step("read", "read the overlay")
             source = Source(self.overlay)
@@ -208,7 +214,13 @@ class Taking:
                 source.mask_journal()
                 free = free_chunks(source.image)
             source.take(set(source.data_chunks()) - free, self.sink, show=True)
+            self._untouched(before)
         return source
+
+    def _untouched(self, before: Tuple[int, ...]) -> None:
+        # Who asked may have been killed, and its lock with it.
+        if find_loops(self.overlay) or identity(self.overlay) != before:
+            raise Problem("the overlay came into use while it was read", "run it again", 3)
 
     def _finish(self, source: Source) -> Snapshot:
         words.step("check", "check the file system and the state files")
@@ -244,9 +256,11 @@ class Taking:
 class Changes:
     """What changed in a mounted overlay since it was read."""
 
-    def __init__(self, source: Source, loop: str, stack: ExitStack) -> None:
+    def __init__(self, source: Source, loop: str, stack: ExitStack, limit_s: float, mark: str) -> None:
         self.source = source
         self.loop = loop
+        self.limit_s = limit_s
+        self.mark = mark
         self.stack = stack
         self.trace: Optional[Trace] = None
         self.memory: Optional[ext.Memory] = None
@@ -270,11 +284,10 @@ class Changes:
         self.clock = clock_offset()
         since = time.time()
         with joined(self.loop) as folder:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                sync_file_system(descriptor)
-            finally:
-                os.close(descriptor)
+            if self.trace:
+                sync_folder_system(folder)
+            else:
+                self._settle(folder)
         self.source.understand()
         # A freeze leaves the journal empty.
         self.source.mask_journal()
@@ -290,6 +303,15 @@ class Changes:
                 self.memory = ext.Memory(self.source.image, since - YOUNG_S)
             except ext.Unknown:
                 self.memory = None
+
+    def _settle(self, folder: str) -> None:
+        # A write under way has changed its inode's ctime when it began: what it writes later would not be told.
+        frozen = Frozen(folder, self.limit_s, self.mark)
+        try:
+            frozen.hold()
+            frozen.release()
+        finally:
+            frozen.close()
 
     def so_far(self) -> Optional[Set[int]]:
         """Chunks to read again while writers go on; None where nobody can tell, or it gets no less."""
@@ -347,6 +369,21 @@ class Changes:
             return self.memory.changed(ext.Image(self.source.read))
         except ext.Unknown:
             return None
+
+
+def sync_folder_system(folder: str) -> None:
+    """What is written on the file system of a folder goes to its disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file_system(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def identity(path: str) -> Tuple[int, ...]:
+    """What changes when anybody writes a file, or puts another in its place."""
+    state = os.stat(path)
+    return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 def clock_offset() -> float:

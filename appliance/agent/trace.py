@@ -17,7 +17,10 @@ SECTOR = 512
 INSTANCE = "sms-%d"
 COMPLETED = re.compile(rb" block_rq_complete: \d+,\d+ ([A-Z]+) \(.*?\) (\d+) \+ (\d+) ")
 """Device, kind (W write, D discard), first sector, sectors: TP_printk of include/trace/events/block.h."""
-LOST = b" LOST "
+READS = re.compile(rb"R|F*$")
+"""Kinds that change nothing: reads, and flushes of no data (blk_fill_rwbs of kernel/trace/blktrace.c)."""
+LOST = re.compile(rb"\[LOST (?:\d+ )?EVENTS\]")
+"""What trace_pipe says where the kernel had no room for all (print_lost_events of kernel/trace/trace_output.c)."""
 
 
 class Untraceable(Exception):
@@ -114,13 +117,13 @@ class Trace:
                     self._note(line)
 
     def _note(self, line: bytes) -> None:
-        if LOST in line:
+        if LOST.search(line):
             self.lost = True
         found = COMPLETED.search(line)
         if not found:
             return
         kind, sector, count = found.group(1), int(found.group(2)), int(found.group(3))
-        if count and (b"W" in kind or b"D" in kind):
+        if count and not READS.match(kind):
             begin, end = sector * SECTOR, (sector + count) * SECTOR
             self.found.update(range(begin // self.chunk, (end - 1) // self.chunk + 1))
 

@@ -86,6 +86,75 @@ def test_reflink(kind: str, tmp_path: Path) -> None:
         overlay.assert_clean()
 
 
+@pytest.mark.parametrize("method", ["reflink", "delta", "full"])
+def test_each_way_comes_back_on_xfs(method: str, tmp_path: Path) -> None:
+    with file_system(tmp_path, "xfs", 400) as folder, bed(folder / "bed") as overlay:
+        (overlay.upper / "file").write_bytes(os.urandom(1 << 20))
+        manifest = overlay.take(method=method, before=TRUTH, freeze_limit_s=20)
+        back = overlay.restore(manifest["number"])
+        assert back.stat().st_size == overlay.overlay.stat().st_size
+        assert differing_chunks(back, Path(f"{overlay.overlay}.truth")) == []
+
+
+def test_more_is_written_than_the_trace_can_note(overlay: Bed) -> None:
+    """Then the inodes are not known either, and everything is compared."""
+    flood = """
+import os
+from appliance.agent import take, trace
+trace.BUFFER_KB = 4
+trace.PAUSE_S = 3600
+read = take.Source.take
+def flooded(self, numbers, sink, **more):
+    read(self, numbers, sink, **more)
+    f = os.open({path!r}, os.O_WRONLY | os.O_CREAT)
+    for at in range(0, 16 << 20, 8192):
+        os.pwrite(f, os.urandom(4096), at)
+    os.fsync(f)
+take.Source.take = flooded
+take.Changes.so_far = lambda self: None
+""".format(path=str(overlay.upper / "scattered"))
+    (overlay.upper / "scattered").write_bytes(bytes(16 << 20))
+    manifest = overlay.take(before=flood + TRUTH, freeze_limit_s=20)
+    assert manifest["found_by"] == "all"
+    assert differing_chunks(overlay.restore(manifest["number"]), Path(f"{overlay.overlay}.truth")) == []
+
+
+def test_stopped_meanwhile(overlay: Bed) -> None:
+    """Its loop device is gone: where hosts share the folder, it may run elsewhere by now."""
+    stop = f"""
+import os, subprocess
+from appliance.agent import take
+read = take.Source.take
+def stopped(self, numbers, sink, **more):
+    read(self, numbers, sink, **more)
+    subprocess.check_call(["nsenter", "-t", str(os.getppid()), "-m", "umount", {str(overlay.tree)!r}])
+    subprocess.check_call(["losetup", "--detach", {overlay.loop!r}])
+take.Source.take = stopped
+take.Changes.so_far = lambda self: None
+"""
+    said = overlay.ask("take", before=stop)
+    overlay.loop = ""
+    assert (said.status, "was stopped meanwhile" in said.last["message"]) == (3, True)
+    assert overlay.numbers() == []
+
+
+def test_started_meanwhile(overlay: Bed) -> None:
+    """Whoever held the lock for us has been killed, and somebody has started the appliance."""
+    overlay.unmount()
+    start = f"""
+import subprocess
+from appliance.agent import take
+read = take.Source.take
+def started(self, numbers, sink, **more):
+    read(self, numbers, sink, **more)
+    with open({str(overlay.overlay)!r}, "r+b") as stream:
+        stream.write(stream.read(1))
+take.Source.take = started
+"""
+    said = overlay.ask("take", before=start)
+    assert (said.status, "came into use" in said.last["message"]) == (3, True)
+
+
 def test_full_is_an_image_of_its_own(overlay: Bed) -> None:
     (overlay.upper / "file").write_bytes(os.urandom(3 << 20))
     manifest = overlay.take(method="full", before=TRUTH, freeze_limit_s=20)
@@ -169,7 +238,8 @@ def test_two_writers_are_refused(overlay: Bed) -> None:
     try:
         said = overlay.ask("take")
         assert said.status == 3
-        assert f"in use by {' and '.join(sorted([overlay.loop, other]))}" in said.last["message"]
+        assert overlay.loop in said.last["message"]
+        assert other in said.last["message"]
     finally:
         sh("losetup", "--detach", other)
 
@@ -328,6 +398,56 @@ def test_an_overlay_in_use_is_not_replaced(overlay: Bed) -> None:
     said = overlay.ask("restore", snapshot="1", target=str(overlay.overlay), replace=True)
     assert (said.status, "has come into use" in said.last["message"]) == (3, True)
     assert not list(overlay.folder.glob("*.restoring"))
+
+
+def test_latest_is_not_what_a_restore_has_kept(overlay: Bed) -> None:
+    overlay.take()
+    (overlay.upper / "bad").write_bytes(b"state")
+    overlay.take(reason="before restore of 1")
+    said = overlay.ask("restore", snapshot="latest", target=str(overlay.folder / "back.img"))
+    assert said.last["number"] == 1
+
+
+def test_a_verify_at_work_keeps_its_files(overlay: Bed) -> None:
+    overlay.take()
+    mine = overlay.store / "tmp" / f"check-{os.getpid()}.img"
+    left = overlay.store / "tmp" / "check-4194304.img"
+    for path in (mine, left):
+        path.write_bytes(b"x")
+    overlay.take()
+    assert (mine.exists(), left.exists()) == (True, False)
+    mine.unlink()
+
+
+def test_a_full_disk_beside_a_broken_manifest(tmp_path: Path) -> None:
+    with file_system(tmp_path, "ext4", 40) as small, bed(tmp_path / "bed", store_folder=small / "store") as overlay:
+        overlay.take()
+        (overlay.store / "000001" / "manifest.json").write_text("{}")
+        (overlay.upper / "b").write_bytes(os.urandom(40 << 20))
+        said = overlay.ask("take")
+        assert "is full" in said.last["message"]
+        assert not list(overlay.store.glob("*.partial"))
+
+
+def test_a_write_that_does_not_end(overlay: Bed) -> None:
+    """It holds the freeze up, and with it every writer; past the limit nothing counts, and nothing stays held."""
+    splice = """\
+import os, sys
+reader, writer = os.pipe()
+f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+print("ready", flush=True)
+os.splice(reader, f, 100)
+"""
+    stuck = subprocess.Popen(["/usr/bin/python3", "-c", splice, str(overlay.upper / "stuck")], stdout=subprocess.PIPE)
+    assert stuck.stdout
+    stuck.stdout.readline()
+    killer = subprocess.Popen(["sh", "-c", "sleep 4; kill -9 $1", "k", str(stuck.pid)])
+    said = overlay.ask("take", freeze_limit_s=1)
+    killer.wait()
+    stuck.wait()
+    assert (said.status, "writers waited longer" in said.last["message"]) == (1, True)
+    assert overlay.writes()
+    assert overlay.numbers() == []
 
 
 def chunk_files(overlay: Bed) -> list[Path]:
