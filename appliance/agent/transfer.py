@@ -10,6 +10,7 @@ Chunks that have come stay when the rest does not: the next try goes on behind t
 sweep of `sms overlay prune` removes.
 """
 
+import collections
 import hashlib
 import json
 import os
@@ -19,11 +20,12 @@ import struct
 import subprocess
 import time
 import zlib
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import words
 from appliance.agent.check import check
-from appliance.agent.source import is_blank
+from appliance.agent.source import WORKERS, is_blank
 from appliance.agent.store import (
     CHUNK,
     FORMAT,
@@ -387,36 +389,54 @@ def take_in(request: Dict[str, Any]) -> Dict[str, Any]:
         for number in missing:
             bits[number // 8] |= 1 << number % 8
         _send(struct.pack(LENGTH, len(bits)) + bits)
-        done = 0
-        for at, number in enumerate(missing):
-            if at % SHOWN == 0:
-                words.moved(done, total)
-            put_as(store, read_chunk(incoming, offer.digest(number)), offer.digest(number))
-            done += offer.length(number)
-        words.moved(total, total)
+        receive(store, incoming, offer, missing, total)
         snapshot = keep(store, offer, origin, request)
     return {"snapshot": snapshot.told(), "present": False, "bytes": total}
 
 
-def read_chunk(incoming: Incoming, wanted: bytes) -> bytes:
-    """The next chunk that comes.
+def receive(store: Store, incoming: Incoming, offer: Offer, missing: List[int], total: int) -> None:
+    """Store the chunks as they come; several threads.
 
     Raises:
-        Problem: the connection ended, or it is another one.
+        Problem: the connection ended, or what came is something else.
+    """
+    done = 0
+    waiting: Deque[Any] = collections.deque()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for at, number in enumerate(missing):
+            if at % SHOWN == 0:
+                words.moved(done, total)
+            waiting.append(pool.submit(put_as, store, read_frame(incoming), offer.digest(number)))
+            if len(waiting) > 2 * WORKERS:
+                waiting.popleft().result()
+            done += offer.length(number)
+        for one in waiting:
+            one.result()
+    words.moved(total, total)
+
+
+def read_frame(incoming: Incoming) -> Tuple[int, bytes]:
+    """How the next chunk is packed, and what it is then.
+
+    Raises:
+        Problem: the connection ended, or this is none.
     """
     kind, length = struct.unpack(FRAME, incoming.take(5, "the chunks"))
     if length > 2 * CHUNK:
         raise _damaged_on_the_way()
-    data = unpack(kind, incoming.take(length, "the chunks"))
-    if digest_of(data) != wanted:
-        raise _damaged_on_the_way()
-    return data
+    return kind, incoming.take(length, "the chunks")
 
 
-def put_as(store: Store, data: bytes, digest: bytes) -> None:
-    """Store a chunk whose digest is known; one of the same size that is there was found to be no good."""
+def put_as(store: Store, frame: Tuple[int, bytes], digest: bytes) -> None:
+    """Store a chunk that is to have this digest; one of the same name that is there was found to be no good.
+
+    Raises:
+        Problem: it is another one.
+    """
+    data = unpack(*frame)
     store.set_aside(digest)
-    store.put(data)
+    if store.put(data) != digest:
+        raise _damaged_on_the_way()
 
 
 def _check_room(store: Store, wanted: int) -> None:
@@ -468,7 +488,7 @@ def store_image(store: Store, child: "subprocess.Popen[bytes]", size: int) -> by
         digest = ZERO if is_blank(data) else digest_of(data)
         digests += digest
         if digest != ZERO and not _is_here(store, digest, len(data), trusted=digest in good):
-            put_as(store, data, digest)
+            put_as(store, (PLAIN, data), digest)
     return bytes(digests)
 
 

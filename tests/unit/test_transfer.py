@@ -371,7 +371,7 @@ def test_a_file_system_that_is_damaged_does_not_count(tmp_path: Path) -> None:
     """Whole by its digests, and no good all the same: a taken one would have been refused as well."""
     source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
     stores.add_snapshot(source, [os.urandom(CHUNK) for _ in range(4)], uuid=str(uuid.uuid4()))
-    with pytest.raises(SmsError, match="snapshot 1 of host-a: its file system cannot be read"):
+    with pytest.raises(SmsError, match="snapshot 1 of host-a cannot be kept: its file system cannot be read"):
         send(source, 1, target)
     assert stores.numbers(target) == []
 
@@ -423,8 +423,8 @@ def image_argv(two: tuple[Store, Store]) -> Callable[..., list[str]]:
     return argv
 
 
-def receive(target: Store, manifest: dict[str, Any], argv: list[str]) -> dict[str, Any]:
-    request = {"store": target.root, "manifest": manifest, "argv": argv, "program": "x", "origin": "there"}
+def receive(target: Store, manifest: dict[str, Any], argv: list[str], **more: Any) -> dict[str, Any]:
+    request = {"store": target.root, "manifest": manifest, "argv": argv, "program": "x", "origin": "there", **more}
     with agent.converse(Local(), "import_image", request) as talk:
         talk.end()
         return talk.outcome()
@@ -468,3 +468,25 @@ def test_nobody_reads_the_image(image_argv: Callable[..., list[str]]) -> None:
     done = subprocess.run(["sh", "-c", '"$@" | head -c 10 >/dev/null', "x", *image_argv()], capture_output=True)
     assert b"Traceback" not in done.stderr
     assert b"nobody reads on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"taken": float("nan")}, "no good taken"),
+        ({"generation": 10**9}, "no good generation"),
+        ({"host": "a\x1b[2J"}, "no good host"),
+        ({"cluster": "other"}, "of cluster other, not of lab"),
+    ],
+)
+def test_a_peer_does_not_poison_the_store(tmp_path: Path, facts: dict[str, Any], words: str) -> None:
+    source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
+    one = keep_image(source, make_image(tmp_path / "ov.img", size_mb=4, files=1), **facts)
+    with pytest.raises(SmsError, match=words):
+        send(source, 1, target, cluster="lab")
+    path = agent.install(Local())
+    argv = list(agent.argv(path, "image", {"store": source.root, "snapshot": 1}))
+    with pytest.raises(SmsError, match=words):
+        receive(target, one.manifest, argv, cluster="lab")
+    assert stores.numbers(target) == []
+    assert stores.stored_chunks(Path(target.root)) == set()
