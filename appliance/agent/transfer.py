@@ -25,10 +25,10 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import words
 from appliance.agent.check import check
+from appliance.agent.manifest import check_manifest
 from appliance.agent.source import WORKERS, is_blank
 from appliance.agent.store import (
     CHUNK,
-    FORMAT,
     ORDER,
     PARTIAL,
     ZERO,
@@ -49,7 +49,10 @@ HEAD = ">IQ"
 FRAME = ">BI"
 PLAIN, PACKED = 0, 1
 """How a chunk is packed: as it is, or by zlib."""
-LONGEST_MANIFEST = 1 << 20
+LONGEST_MANIFEST = 1 << 18
+"""Bytes; flow/transfer.py lets no more through."""
+LEAP = 100000
+"""A number that comes is taken over when it is no further ahead: one that is would use up all there are."""
 SAMPLE, PAUSE = 16, 256
 """So many chunks are packed to see whether it pays; where it does not, so many go as they are until the next look."""
 PAYS = 0.8
@@ -246,8 +249,8 @@ def _damaged_on_the_way() -> Problem:
 class Offer:
     """A snapshot that comes: what it is, and the digests of its chunks."""
 
-    def __init__(self, manifest: Any, digests: bytes) -> None:
-        self.manifest: Dict[str, Any] = check_manifest(manifest)
+    def __init__(self, manifest: Dict[str, Any], digests: bytes) -> None:
+        self.manifest = manifest
         self.digests = digests
         self.size: int = self.manifest["size"]
         self.count = count_chunks(self.size)
@@ -263,31 +266,8 @@ class Offer:
         return self.digests[number * 32 : number * 32 + 32]
 
 
-def check_manifest(manifest: Any) -> Dict[str, Any]:
-    """The manifest, if it is one that we know.
-
-    Raises:
-        Problem: it is not.
-    """
-    kinds: Dict[str, Any] = {
-        "uuid": str,
-        "size": int,
-        "generation": int,
-        "number": int,
-        "digests": str,
-        "taken": (int, float),
-    }
-    fine = isinstance(manifest, dict) and manifest.get("format") == FORMAT
-    if not (fine and all(isinstance(manifest.get(name), kind) for name, kind in kinds.items())):
-        raise Problem("what comes is no snapshot that is known here", "is `sms` the same version on both sides?")
-    if not 0 < manifest["size"] < 1 << 50:
-        raise Problem("what comes has a size of %d bytes" % manifest["size"])
-    found: Dict[str, Any] = manifest
-    return found
-
-
-def read_offer(incoming: Incoming) -> Offer:
-    """What ``export`` says first.
+def read_offer(incoming: Incoming, cluster: str = "") -> Offer:
+    """What ``export`` says first; ``cluster``: whose snapshot it must be.
 
     Raises:
         Problem: it is something else, or cut off.
@@ -299,8 +279,8 @@ def read_offer(incoming: Incoming) -> Offer:
     if length > LONGEST_MANIFEST:
         raise Problem("what comes has a manifest of %d bytes" % length)
     try:
-        manifest = check_manifest(json.loads(incoming.take(length, what).decode()))
-    except ValueError:
+        manifest = check_manifest(json.loads(incoming.take(length, what).decode()), cluster)
+    except (ValueError, RecursionError):
         raise _damaged_on_the_way()
     if digests != count_chunks(manifest["size"]) * 32:
         raise _damaged_on_the_way()
@@ -360,7 +340,7 @@ def estimate(request: Dict[str, Any]) -> Dict[str, Any]:
     """What an import of the snapshot on standard input would ask for; changes nothing."""
     _words_aside()
     store = Store(field(request, "store", str))
-    offer = read_offer(Incoming())
+    offer = read_offer(Incoming(), field(request, "cluster", str, ""))
     same = find_same(store, offer.manifest["uuid"])
     missing = [] if same else lacking(store, offer)
     told = {"present": same.number if same else 0, "chunks": len(missing)}
@@ -374,7 +354,7 @@ def take_in(request: Dict[str, Any]) -> Dict[str, Any]:
     origin = field(request, "origin", str)
     incoming = Incoming()
     with store.writing():
-        offer = read_offer(incoming)
+        offer = read_offer(incoming, field(request, "cluster", str, ""))
         same = find_same(store, offer.manifest["uuid"])
         if same:
             _send(struct.pack(LENGTH, 0))
@@ -453,7 +433,7 @@ def receive_image(request: Dict[str, Any]) -> Dict[str, Any]:
     """Store the snapshot whose image a program prints: borg, which is started here as a child."""
     _words_aside()
     store = Store(field(request, "store", str))
-    manifest = check_manifest(field(request, "manifest", dict))
+    manifest = check_manifest(field(request, "manifest", dict), field(request, "cluster", str, ""))
     with store.writing():
         same = find_same(store, manifest["uuid"])
         if same:
@@ -533,7 +513,8 @@ def keep(store: Store, offer: Offer, origin: str, request: Dict[str, Any]) -> Sn
 def begin_as(store: Store, wanted: int) -> Tuple[int, str]:
     """A folder for a snapshot of that number where it is free here, else of the next one."""
     final = os.path.join(store.root, ORDER % wanted)
-    if wanted > 0 and not os.path.exists(final):
+    newest = max([one.number for one in store.list()[0]] or [0])
+    if 0 < wanted <= newest + LEAP and not os.path.exists(final):
         os.mkdir(final + PARTIAL, 0o700)
         return wanted, final + PARTIAL
     return store.begin()

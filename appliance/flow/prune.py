@@ -84,7 +84,7 @@ def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progre
 def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
     """What the site's retention says of each; broken ones it leaves alone, for they do not tell what they are."""
     candidates = [
-        Candidate(one["number"], one["taken"], bool(one["health"].get("ok")), one["reason"])
+        Candidate(one["number"], one["taken"], bool(one["health"].get("ok")), one.get("reason", ""))
         for one in listing.snapshots
     ]
     return decide(candidates, cluster.site.retention, now=time.time())

@@ -22,6 +22,12 @@ BORG = "borg"
 NOTHING = struct.pack(">I", 0)
 HEAD = struct.Struct(">4sIQ")
 """What begins a snapshot on its way: a mark, bytes of the manifest, bytes of the digests (agent/transfer.py)."""
+MOST_CHUNKS = 1 << 28
+"""Of 64 KiB each, in the largest overlay that a site file allows (overlay.size_mb)."""
+MOST = {"a manifest": 1 << 18, "a list of digests": MOST_CHUNKS * 32, "a list of what is wanted": MOST_CHUNKS // 8}
+"""Bytes of what a host may say: it may be one that somebody else holds."""
+BLOCK = 1 << 18
+"""Bytes that are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
     over_ssh = not (isinstance(source, Local) and isinstance(target, Local))
     taking_in = {
         "store": store(cluster),
+        "cluster": cluster.site.cluster,
         "state": state_paths(cluster),
         "heads": state_heads(cluster),
         "origin": source.name,
@@ -66,8 +73,11 @@ def connect(giving: agent.Conversation, taking: agent.Conversation) -> dict[str,
         Busy, Refused, SmsError, Unreachable: what either of them says went wrong.
     """
     _pass_offer(giving, taking)
-    length = taking.read_exactly(len(NOTHING))
-    giving.write(length + taking.read_exactly(struct.unpack(">I", length)[0]))
+    answer = taking.read_exactly(len(NOTHING))
+    (length,) = struct.unpack(">I", answer)
+    _check_length("a list of what is wanted", length)
+    giving.write(answer)
+    _pass_on(taking, giving, length)
     giving.end()
     try:
         while block := giving.read():
@@ -95,7 +105,7 @@ def estimate(cluster: Cluster, source: Host, number: int, target: Host) -> Sent:
     Raises:
         Refused, SmsError, Unreachable: as ``send``.
     """
-    request = {"store": store(cluster)}
+    request = {"store": store(cluster), "cluster": cluster.site.cluster}
     with (
         agent.converse(source, "export", {**request, "snapshot": number}) as giving,
         agent.converse(target, "estimate", request) as asking,
@@ -112,7 +122,26 @@ def estimate(cluster: Cluster, source: Host, number: int, target: Host) -> Sent:
 def _pass_offer(giving: agent.Conversation, taking: agent.Conversation) -> None:
     head = giving.read_exactly(HEAD.size)
     _, manifest, digests = HEAD.unpack(head)
-    taking.write(head + giving.read_exactly(manifest + digests))
+    _check_length("a manifest", manifest)
+    _check_length("a list of digests", digests)
+    taking.write(head)
+    _pass_on(giving, taking, manifest + digests)
+
+
+def _check_length(what: str, length: int) -> None:
+    if length > MOST[what]:
+        raise SmsError(
+            f"a host says that {what} of {length} bytes comes: no snapshot has one of more than {MOST[what]}",
+            hint="is `sms` the same version on both sides?",
+        )
+
+
+def _pass_on(one: agent.Conversation, other: agent.Conversation, length: int) -> None:
+    """So many bytes, a block at a time: memory does not grow with what the other side says."""
+    while length > 0:
+        block = one.read_exactly(min(length, BLOCK))
+        other.write(block)
+        length -= len(block)
 
 
 class Offsite:
@@ -203,6 +232,7 @@ class Offsite:
         """
         request = {
             "store": store(self.cluster),
+            "cluster": self.cluster.site.cluster,
             "manifest": one,
             "argv": list(borg.extract_argv(self.repository, archive_name(one))),
             "program": BORG,

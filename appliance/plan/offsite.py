@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from appliance.config.model import Retention
-from appliance.plan.retention import Candidate, decide
+from appliance.plan.retention import LAST_DAY, Candidate, decide
 
 Manifest = dict[str, Any]
 """What describes a snapshot."""
@@ -17,6 +17,8 @@ Manifest = dict[str, Any]
 ANY_NUMBER = "[0-9]" * 6
 ANY_UUID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 LATEST = "latest"
+ORDERED_BY: dict[str, Any] = {"generation": int, "number": int, "taken": (int, float), "uuid": str, "host": str}
+"""What an archive's manifest must tell before any of it is read."""
 
 
 def archive_name(manifest: Manifest) -> str:
@@ -41,11 +43,17 @@ def comment(manifest: Manifest) -> str:
 
 
 def read_comment(text: str, name: str) -> Manifest | None:
-    """The manifest of an archive; None where it is not one of ours, or of another name."""
+    """The manifest of an archive; None where it is not one of ours, or of another name.
+
+    What it is ordered and thinned out by is looked at here; all of it is where the snapshot comes in.
+    """
     try:
         manifest = json.loads(text)
-        fine = archive_name(manifest) == name and isinstance(manifest["generation"], int)
-    except (ValueError, KeyError, TypeError):
+        fine = archive_name(manifest) == name and all(
+            isinstance(manifest[key], kind) and not isinstance(manifest[key], bool) for key, kind in ORDERED_BY.items()
+        )
+        fine = fine and 0 <= manifest["taken"] <= LAST_DAY and isinstance(manifest.get("reason", ""), str)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return manifest if fine else None
 

@@ -49,7 +49,7 @@ def test_the_pattern_takes_our_archives_and_no_others(name: str, ours: bool) -> 
 
 
 def test_a_manifest_goes_into_a_comment_and_comes_back() -> None:
-    manifest = one(42, checks={"e2fsck": "clean", "heads": ["/a {b}"]})
+    manifest = one(42, host="host-a", checks={"e2fsck": "clean", "heads": ["/a {b}"]})
     text = offsite.comment(manifest).format()  # as borg does
     name = offsite.archive_name(manifest)
     kept = {key: value for key, value in manifest.items() if key != "health"}

@@ -545,6 +545,18 @@ def test_all_of_a_manifest_is_shown() -> None:
     assert "not known" in "\n".join(view.show_lines(manifest(image={"key": "", "sha256": ""}), NOW))
 
 
+def test_nothing_of_a_snapshot_reaches_the_terminal_as_it_is() -> None:
+    """It may be another host's, or of a store that somebody else writes."""
+    nasty = "a\x1b]0;x\x07\r\u202eb"
+    one = manifest(reason=nasty, host=nasty, method="delta", notes=[nasty], slurm_cluster=nasty)
+    one["health"] = {"ok": False, "damage": [nasty]}
+    listing = Listing("host-a", (one,), {9: nasty}, 0, 0)
+    lines = [*view.list_lines(listing, NOW), *view.show_lines(one, NOW)]
+    lines += view.verified_lines([Verified(9, (nasty,))], "lab")
+    assert all(line.isprintable() for line in lines)
+    assert r"\x1b]0;x\x07\r\u202eb" in "\n".join(lines)
+
+
 def test_what_a_check_says() -> None:
     lines = list(view.verified_lines([Verified(1, ()), Verified(2, ("chunk 3 [x]", "chunk 4"))], "lab"))
     assert lines == [

@@ -53,7 +53,7 @@ def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
     """Each snapshot with what becomes of it and why, with rich's markup; then the sum."""
     from rich.markup import escape
 
-    from appliance.cli.overlay.view import size
+    from appliance.cli.overlay.view import printable, size
     from appliance.flow.status import when
 
     facts = {one["number"]: one for one in done.snapshots}
@@ -61,12 +61,12 @@ def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
         word = "keep" if one.keep else "would remove" if dry_run else "removed"
         shown = f"[green]{word:<12}[/]" if one.keep else f"[yellow]{word:<12}[/]"
         taken = when(facts[one.number]["taken"])[:16] if one.number in facts else "-"
-        yield f"{one.number:>6}  {taken:<16}  {shown}  {escape(', '.join(one.why))}"
+        yield f"{one.number:>6}  {taken:<16}  {shown}  {escape(printable(', '.join(one.why)))}"
     named = {one.number for one in done.decisions}
     for number, why in sorted(done.broken.items()):
         if number not in named:
             cure = f"{why}: `sms overlay prune {number}` removes it"
-            yield f"{number:>6}  {'-':<16}  [red]{'damaged':<12}[/]  {escape(cure)}"
+            yield f"{number:>6}  {'-':<16}  [red]{'damaged':<12}[/]  {escape(printable(cure))}"
     going = [one for one in done.decisions if not one.keep]
     staying = len(done.decisions) - len(going)
     if dry_run:

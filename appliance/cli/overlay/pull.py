@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """What is there."""
-    from appliance.cli.overlay.view import size
+    from appliance.cli.overlay.view import printable, size
     from appliance.cli.screen import out, print_json
     from appliance.flow.pull import list_elsewhere, name_of
     from appliance.flow.status import when
@@ -83,7 +83,7 @@ def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
         print_json(there)
         return 0
     for one in there:
-        line = f"{one['number']:>6}  {when(one['taken'])[:16]}  {size(one['used_bytes']):>8}  {one['host']}"
+        line = f"{one['number']:>6}  {when(one['taken'])[:16]}  {size(one['used_bytes']):>8}  {printable(one['host'])}"
         out.print(f"{line}  {name_of(one)}", markup=False)
     if not there:
         out.print(f"no snapshots at {arguments.source}", markup=False)

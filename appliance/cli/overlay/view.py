@@ -63,7 +63,8 @@ def state(snapshot: Snapshot) -> str:
 def checks(snapshot: Snapshot) -> str:
     """What it was held against before it counted."""
     told = snapshot["checks"]
-    words = ["e2fsck" if told["e2fsck"] == "clean" else f"e2fsck ({told['e2fsck']})"]
+    said = told.get("e2fsck", "not told")
+    words = ["e2fsck" if said == "clean" else f"e2fsck ({said})"]
     if "state_files" in told:
         words.append(f"{told['state_files']} state file{'s' * (told['state_files'] != 1)}")
     if told.get("state_unread"):
@@ -88,8 +89,8 @@ STYLES = {"verified": "green", "damaged": "red", "unchecked": "yellow"}
 
 def list_lines(listing: Listing, now: float) -> Iterator[str]:
     """The table of ``sms overlay list`` and what is below it, with rich's markup; no line is longer than WIDTH."""
-    rows = [_row(one, now) for one in listing.snapshots]
-    broken = [(number, why) for number, why in sorted(listing.broken.items())]
+    rows = [tuple(printable(cell) for cell in _row(one, now)) for one in listing.snapshots]
+    broken = [(number, printable(why)) for number, why in sorted(listing.broken.items())]
     if rows:
         widths = [max(len(row[at]) for row in (TITLES, *rows)) for at in range(len(TITLES) - 1)]
         room = max(6, WIDTH - sum(widths) - 2 * len(widths))
@@ -116,7 +117,7 @@ def _row(one: Snapshot, now: float) -> tuple[str, ...]:
         waited(one),
         clip(one["host"], HOST_WIDTH),
         state(one),
-        one["reason"],
+        one.get("reason", ""),
     )
 
 
@@ -131,6 +132,11 @@ def _line(row: Sequence[str], widths: Sequence[int], room: int) -> str:
         for at, (cell, width) in enumerate(zip(row[:-1], widths, strict=True))
     ]
     return "  ".join([*cells, clip(row[-1], room)]).rstrip()
+
+
+def printable(text: str) -> str:
+    """Text without what a terminal would obey: a snapshot may be another host's."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _colour(line: str, word: str) -> str:
@@ -162,7 +168,7 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
     facts += [("damage", damage) for damage in one["health"].get("damage", [])]
     width = max(len(name) for name, _ in facts)
     for name, text in facts:
-        yield f"{name:<{width}}  {text}"
+        yield f"{name:<{width}}  {printable(text)}"
 
 
 def _health(one: Snapshot) -> str:
@@ -177,7 +183,7 @@ def verified_lines(found: list[Verified], cluster: str) -> Iterator[str]:
         if one.ok:
             yield f"snapshot {one.number} of {cluster}: [green]whole[/]"
         for damage in one.damage:
-            yield f"snapshot {one.number} of {cluster}: [red]damaged[/]: {escape(damage)}"
+            yield f"snapshot {one.number} of {cluster}: [red]damaged[/]: {escape(printable(damage))}"
 
 
 def restored_lines(cluster: str, done: Restored) -> Iterator[str]:
