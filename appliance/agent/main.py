@@ -1,9 +1,11 @@
-"""The agent's door: ``python3 agent.pyz COMMAND REQUEST``, where the request is a JSON object."""
+"""The agent's door: ``python3 agent.pyz COMMAND REQUEST [lifeline]``, where the request is a JSON object."""
 
 import importlib
 import json
+import os
 import signal
 import sys
+import threading
 from typing import Any, Callable, Dict, List, Optional
 
 from appliance.agent import words
@@ -45,8 +47,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        if len(arguments) != 2 or arguments[0] not in COMMANDS:
+        if arguments[:1] not in [[name] for name in COMMANDS] or arguments[2:] not in ([], ["lifeline"]):
             raise words.Problem("the agent knows: " + ", ".join(sorted(COMMANDS)), status=2)
+        if len(arguments) == 3:
+            threading.Thread(target=_watch_caller, daemon=True).start()
         result = find_command(arguments[0])(json.loads(arguments[1]))
     except words.Problem as problem:
         told = {"message": problem.message, "hint": problem.hint, "status": problem.status}
@@ -65,3 +69,10 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _watch_caller() -> None:
+    """Give up when standard input ends: who asked is gone, and so are the locks that it held for us."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

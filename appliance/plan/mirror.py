@@ -246,5 +246,5 @@ def trouble(device: Device | None, *, behind: bool) -> str:
 
 
 def scrub_is_due(mirror: Mirror, *, now: float) -> bool:
-    """Whether a scheduled scrub should run: both members are there, and the last one is a week ago, or in the future."""
+    """Whether a scheduled scrub should run: both members are there, the last one was a week ago or is in the future."""
     return not any(member.lost for member in mirror.members) and not 0 <= now - mirror.scrubbed < SCRUB_EVERY_S

@@ -15,11 +15,13 @@ from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
-from appliance.host.stream import Stream
+from appliance.host.stream import Ears, Stream
 from appliance.progress import Progress, Silent, Step
 
 SOURCES = Path(__file__).parents[1] / "agent"
 FOLDER = "/run/sms"
+LIFELINE = "lifeline"
+"""Has the agent give up when its standard input ends."""
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
@@ -68,10 +70,9 @@ def ask(
     request: dict[str, Any],
     progress: Progress | None = None,
     *,
-    timeout: float | None = None,
     on_rows: OnRows | None = None,
 ) -> dict[str, Any]:
-    """Have the agent do one thing; give its result.
+    """Have the agent do one thing; give its result. It gives up when we are gone: locks that we hold go with us.
 
     Args:
         on_rows: called with the rows of a long result as they come.
@@ -83,8 +84,12 @@ def ask(
     path = install(host)
     with ExitStack() as stack:
         listener = Listener(progress or Silent(), stack, on_rows)
-        result = host.run(*argv(path, command, request), ok=None, timeout=timeout, on_line=listener.hear)
-        return listener.outcome(result)
+        with host.stream(*argv(path, command, request), LIFELINE, on_line=listener.hear) as stream:
+            lines = Ears(listener.hear)
+            while block := stream.read():
+                lines.hear(block)
+            lines.hear(b"")
+            return listener.outcome(stream.result(ok=None))
 
 
 @contextmanager

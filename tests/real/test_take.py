@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.real.overlays import Bed, Writer, bed, differing_chunks, file_system, is_prefix, sh
+from tests.real.overlays import FACTS, Bed, Writer, bed, differing_chunks, file_system, is_prefix, sh
 
 pytestmark = pytest.mark.real
 
@@ -121,19 +122,13 @@ take.Changes.so_far = lambda self: None
 
 def test_stopped_meanwhile(overlay: Bed) -> None:
     """Its loop device is gone: where hosts share the folder, it may run elsewhere by now."""
-    stop = f"""
-import os, subprocess
+    stop = """
 from appliance.agent import take
-read = take.Source.take
-def stopped(self, numbers, sink, **more):
-    read(self, numbers, sink, **more)
-    subprocess.check_call(["nsenter", "-t", str(os.getppid()), "-m", "umount", {str(overlay.tree)!r}])
-    subprocess.check_call(["losetup", "--detach", {overlay.loop!r}])
-take.Source.take = stopped
-take.Changes.so_far = lambda self: None
+def gone(self):
+    take.find_loops = lambda path: []
+take.Changes.so_far = gone
 """
     said = overlay.ask("take", before=stop)
-    overlay.loop = ""
     assert (said.status, "was stopped meanwhile" in said.last["message"]) == (3, True)
     assert overlay.numbers() == []
 
@@ -448,6 +443,53 @@ os.splice(reader, f, 100)
     assert (said.status, "writers waited longer" in said.last["message"]) == (1, True)
     assert overlay.writes()
     assert overlay.numbers() == []
+
+
+CALLER = """
+import json, sys
+from appliance.host.local import Local
+from appliance.tools import agent
+agent.ask(Local(), "take", json.loads(sys.argv[1]))
+"""
+
+
+def test_who_asked_is_killed(overlay: Bed) -> None:
+    """The locks that it held are gone with it, so the agent ends; nothing of it counts."""
+    lock = overlay.folder / "lock"
+    request = {"store": str(overlay.store), "overlay": str(overlay.overlay), "lock": str(lock), "facts": FACTS}
+    overlay.unmount()
+    with subprocess.Popen(["flock", str(lock), "sleep", "30"], start_new_session=True) as holder:
+        time.sleep(0.2)
+        caller = subprocess.Popen([sys.executable, "-c", CALLER, json.dumps(request)])
+        mark = f'"store": "{overlay.store}"'
+        wait_until(lambda: list(overlay.store.glob("*.partial")))
+        assert len(processes(mark)) == 1
+        caller.kill()
+        caller.wait()
+        wait_until(lambda: not processes(mark))
+        os.killpg(holder.pid, 9)
+    assert overlay.numbers() == []
+    assert not list(overlay.store.glob("*.partial"))
+
+
+def processes(words: str) -> list[int]:
+    """Agents whose request holds these words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if words in line and "agent-" in line:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 5
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def chunk_files(overlay: Bed) -> list[Path]:
