@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from appliance.errors import Refused
@@ -10,7 +11,7 @@ from appliance.flow.lease import look_at_lease
 from appliance.flow.mirror import check_members_room, enlarge
 from appliance.flow.mirrored import find_mirror, is_linked
 from appliance.flow.overlay import keep_stopped
-from appliance.flow.preflight import check_programs
+from appliance.flow.preflight import check_programs, only_one
 from appliance.host.base import Host
 from appliance.plan.grow import MIB, Wanted, grown, new_size, read_size
 from appliance.plan.machine import instance_name
@@ -97,12 +98,33 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted, *, r
     if not dry_run:
         if mirror:
             with progress.step("make the mirror larger"):
-                enlarge(cluster, host, mirror, size)
+                _enlarge_mirror(cluster, host, size, running=running)
         if running:
             agent.ask(host, "grow", request, progress)
         else:
             _grow_stopped(host, path, size, progress)
     return Grown(host.name, path, system, size, running, True, steps)
+
+
+def _enlarge_mirror(cluster: Cluster, host: Host, size: int, *, running: bool) -> None:
+    """Enlarge it with the host held: a stop closes it, and writes that down, while a note read before says otherwise.
+
+    The agent takes the lock for itself afterwards; of a stopped appliance it is held already.
+
+    Raises:
+        Busy: another run is at work.
+        Refused: it was stopped meanwhile.
+    """
+    with ExitStack() as stack:
+        if running:
+            busy = f"another sms is at work on {host.name}"
+            stack.enter_context(only_one(host, str(cluster.places.lock), busy))
+            if not apptainer.find_instance(host, instance_name(cluster.site)):
+                raise Refused("the appliance was stopped meanwhile", hint="run it again")
+        mirror = find_mirror(cluster, host)
+        if mirror is None:
+            raise Refused("the mirror was removed meanwhile", hint="run it again")
+        enlarge(cluster, host, mirror, size)
 
 
 def _grow_stopped(host: Host, path: str, size: int, progress: Progress) -> None:

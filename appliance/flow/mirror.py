@@ -528,7 +528,10 @@ def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str) -> Done
 
 
 def enlarge(cluster: Cluster, host: Host, mirror: Mirror, size: int) -> None:
-    """Have the members of the open mirror take an overlay of ``size`` bytes."""
+    """Have the members of the open mirror take an overlay of ``size`` bytes.
+
+    Whoever asks holds the host's lock, and has read ``mirror`` since: it is written back.
+    """
     wanted = max(mirror.size, member_bytes(size))
     for member in mirror.counting:
         path = mirror.path(member)

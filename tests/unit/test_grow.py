@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,14 @@ import pytest
 from appliance.agent import grow as agent_grow
 from appliance.agent.words import Problem
 from appliance.errors import ConfigError, Refused, SmsError
+from appliance.flow import grow as flow_grow
+from appliance.flow.context import Cluster, open_cluster
+from appliance.flow.mirrored import TOOLS
 from appliance.host.fake import Fake
 from appliance.plan.grow import MIB, Wanted, grown, new_size, read_size
-from appliance.tools import ext3
+from appliance.plan.mirror import Member, Mirror, read_mirror
+from appliance.progress import Silent
+from appliance.tools import agent, apptainer, ext3
 
 GIB = 1 << 30
 
@@ -95,3 +103,55 @@ def test_a_file_only_becomes_longer(tmp_path: Path) -> None:
     agent_grow.lengthen(str(path), 8)
     agent_grow.lengthen(str(path), 2)
     assert path.read_bytes() == b"abc\0\0\0\0\0"
+
+
+SITE = Path(__file__).parents[1] / "golden" / "sites" / "debian-12.yaml"
+
+
+class Held(Fake):
+    """A host on which another run does something just before we get the lock."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        said = {("stat",): (0, "1"), ("truncate",): (0, ""), ("sh",): (0, ""), ("sync",): (0, ""), ("test",): (0, "")}
+        super().__init__(said, name="host-a")
+        self.meanwhile = meanwhile
+        self.held: list[str] = []
+
+    @contextmanager
+    def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
+        self.meanwhile()
+        self.held.append(argv[4])
+        yield "held"
+        self.held.pop()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_mirror_grows_with_the_host_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """A scrub has written its note meanwhile, or a stop, which closed the mirror: neither is undone."""
+    cluster: Cluster = open_cluster(SITE, tmp_path, Silent())
+    name, note = cluster.site.cluster, str(cluster.places.mirror_note)
+    members = (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2"))
+    before = Mirror(name, "btrfs", 5 << 30, members, "whole", mounted_on="host-a")
+    running = [object()]
+
+    def meanwhile() -> None:
+        if stopped:
+            running.clear()
+        host.files[note] = replace(before, mounted_on=None if stopped else "host-a", scrubbed=7.0).text()
+
+    def enlarged(*_: object) -> None:
+        assert host.held == [str(cluster.places.lock)]
+
+    host = Held(meanwhile)
+    host.files[note] = before.text()
+    monkeypatch.setattr(apptainer, "find_instance", lambda *_: running[0] if running else None)
+    monkeypatch.setattr(TOOLS["btrfs"], "enlarge", enlarged)
+    monkeypatch.setattr(ext3, "sizes_of", lambda *_: (GIB, GIB, MIB))
+    monkeypatch.setattr(flow_grow, "is_linked", lambda *_: True)
+    monkeypatch.setattr(flow_grow, "check_members_room", lambda *_: None)
+    monkeypatch.setattr(agent, "ask", lambda *_: {})
+    with pytest.raises(Refused, match="stopped meanwhile") if stopped else nullcontext():
+        flow_grow._grow(cluster, host, Silent(), read_size("8G"), running=True, dry_run=False)
+    left = read_mirror(host.files[note], name)
+    assert left and (left.scrubbed, left.mounted_on) == (7.0, None if stopped else "host-a")
+    assert (left.size > before.size) is not stopped
