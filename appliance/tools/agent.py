@@ -25,6 +25,8 @@ LIFELINE = "lifeline"
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
+REMOVE_OLD = 'exec find "$1" -maxdepth 1 -type f -name "agent-*.pyz" ! -path "$2" -mtime +0 -exec rm -f {} +'
+"""Shell: other versions of more than a day; a younger one may be at work, for an sms of another version."""
 MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
 
 
@@ -56,6 +58,7 @@ def install(host: Host) -> str:
         raise Refused(f"{host.name} has no python3", hint=f"`sms host prepare {host.name}` installs it")
     if state.status:
         host.write(path, packed(), mode=0o600)
+        host.run("sh", "-c", REMOVE_OLD, "old", FOLDER, path, ok=None)
     return path
 
 
