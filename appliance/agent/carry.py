@@ -5,6 +5,7 @@ import os
 from typing import Any, Dict, Iterator, List, Tuple
 
 from appliance.agent import words
+from appliance.agent.keep import sync_folder
 from appliance.agent.words import Problem, field
 
 BLOCK = 1 << 20
@@ -40,7 +41,7 @@ def carry(request: Dict[str, Any]) -> Dict[str, Any]:
             os.close(writer)
     finally:
         os.close(reader)
-    _sync_folder(os.path.dirname(target))
+    sync_folder(os.path.dirname(target))
     return {"bytes": len(digests) * BLOCK, "size": size}
 
 
@@ -99,9 +100,3 @@ def _read(descriptor: int, at: int, size: int) -> bytes:
     if len(data) != wanted:
         raise Problem("the file ends at byte %d, sooner than it should" % (at + len(data)))
     return data
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.fsync(descriptor)
-    os.close(descriptor)

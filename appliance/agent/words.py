@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from typing import Any, Dict, Optional
 
 CHANNEL = [1]
@@ -54,18 +53,6 @@ def detail(text: str) -> None:
 def note(text: str) -> None:
     """A line for people that stays."""
     say("note", text=text)
-
-
-def read_exactly(size: int, what: str) -> bytes:
-    """So many bytes of standard input.
-
-    Raises:
-        Problem: it ended before.
-    """
-    data = sys.stdin.buffer.read(size)
-    if len(data) != size:
-        raise Problem("the connection ended in the middle of " + what, "run it again")
-    return data
 
 
 def field(request: Dict[str, Any], name: str, kind: type, default: Optional[Any] = None) -> Any:
