@@ -29,8 +29,8 @@ def grow(request: Dict[str, Any]) -> Dict[str, Any]:
     """
     overlay = field(request, "overlay", str)
     size = field(request, "size", int)
-    _need_capability()
     with locked(field(request, "lock", str)):
+        _need_capability()
         loops = find_loops(overlay)
         if len(loops) != 1:
             raise Problem("%s is open in %d loop devices, not in one" % (overlay, len(loops)), "`losetup -l`", 3)
