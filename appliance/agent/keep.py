@@ -1,6 +1,7 @@
 """What is done with snapshots that are there: told, read again and checked, put back."""
 
 import os
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Set, Tuple
@@ -48,6 +49,32 @@ def verify(request: Dict[str, Any]) -> Dict[str, Any]:
             words.detail("damaged" if damage else "whole")
             results.append({"number": one.number, "ok": not damage, "damage": damage})
     return {"snapshots": results}
+
+
+def reread(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Hold every byte of the newest verified snapshot against its digest, unless that was done ``every_s`` seconds ago.
+
+    Later ones are built on its chunks. One that has changed is set aside, so that the next snapshot stores it anew.
+    """
+    store = Store(field(request, "store", str))
+    good = [one for one in store.list()[0] if one.verified]
+    path = os.path.join(store.root, "reread")
+    age = time.time() - os.stat(path).st_mtime if os.path.exists(path) else -1.0
+    if not good or 0 <= age < field(request, "every_s", int):
+        return {"number": 0, "damage": []}
+    newest = good[-1]
+    with store.reading():
+        os.makedirs(store.temporary, 0o700, exist_ok=True)
+        words.step("reread", "read snapshot %d again" % newest.number)
+        try:
+            with Reader(newest) as reader:
+                damage = _read_all(store, reader, set())
+        except Damage as error:
+            damage = [error.message]
+        if damage:
+            store.set_health(newest, damage)
+        store.replace("reread", b"")
+    return {"number": newest.number, "damage": damage}
 
 
 def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dict[str, Any]) -> List[str]:
@@ -110,13 +137,19 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
         snapshot = store.find(str(request["snapshot"]))
         beside = target + BESIDE
         try:
-            with Reader(snapshot) as reader:
-                lay_out(reader, beside)
-            words.step("check", "check the file system")
             os.makedirs(store.temporary, 0o700, exist_ok=True)
-            status, said = run_e2fsck(beside, "-n", store.temporary)
-            if status:
-                raise snapshot.damaged(said)
+            try:
+                with Reader(snapshot) as reader:
+                    lay_out(reader, beside)
+                words.step("check", "check the file system")
+                status, said = run_e2fsck(beside, "-n", store.temporary)
+                if status:
+                    raise snapshot.damaged(said)
+            except Damage as error:
+                store.set_health(snapshot, [error.message])
+                raise
+            if os.path.exists(target):
+                _widen(beside, os.stat(target).st_size)
             words.step("rename", "")
             if os.path.exists(target) and find_loops(target):
                 # Who asked has been killed, its lock is gone, and somebody has started the appliance.
@@ -130,6 +163,20 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
     return {"number": snapshot.number, "bytes": snapshot.manifest["used_bytes"], "seconds": time.monotonic() - began}
 
 
+def _widen(path: str, size: int) -> None:
+    """An overlay that has been grown since stays as large as it is."""
+    if os.stat(path).st_size >= size:
+        return
+    os.truncate(path, size)
+    done = subprocess.Popen(
+        ["resize2fs", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    said = done.communicate()[0].decode(errors="replace").strip()
+    if done.returncode:
+        raise Problem("it cannot be made as large as the overlay is now: %s" % " / ".join(said.splitlines()[-2:]))
+    words.note("note: it is as large as the overlay was, %d MiB" % (size >> 20))
+
+
 def lay_out(reader: Reader, path: str) -> None:
     """Write a snapshot's image to a new sparse file at ``path``, every chunk held against its digest.
 
@@ -138,7 +185,8 @@ def lay_out(reader: Reader, path: str) -> None:
         Problem: the file system is full.
     """
     words.step("write", "write the overlay")
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise Problem("there is no folder %s" % os.path.dirname(path), "make it first, or give another name", 3)
     if os.path.lexists(path):
         os.unlink(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -16,6 +16,7 @@ COMMANDS: Dict[str, str] = {
     "take": "take.take",
     "list": "keep.tell",
     "verify": "keep.verify",
+    "reread": "keep.reread",
     "restore": "keep.restore",
     "remove": "remove.remove",
     "brief": "status.brief",

@@ -7,7 +7,7 @@ from ipaddress import IPv4Interface
 
 from appliance.config.check_slurm import Finding, check_slurm
 from appliance.config.document import Document, Place, first_problems
-from appliance.config.model import PublicNetwork, ServicesFrom, Site
+from appliance.config.model import EVEN_MINUTES, PublicNetwork, ServicesFrom, Site
 from appliance.config.wording import nearest
 from appliance.errors import Problem
 
@@ -32,6 +32,7 @@ def check_site(
         *_gateway(site.networks.public),
         *_macs(site),
         *_admin_hosts(site),
+        *_snapshots(site),
         *_services(site, services),
         *_base(site, bases),
         *check_slurm(site, wanted),
@@ -141,6 +142,22 @@ def _admin_hosts(site: Site) -> Iterator[Finding]:
             )
         names.add(host.name)
         ends.add((host.address, host.port))
+
+
+def _snapshots(site: Site) -> Iterator[Finding]:
+    every = site.snapshots.every_minutes
+    if every not in EVEN_MINUTES:
+        yield Finding(
+            ("snapshots", "every_minutes"),
+            f"nothing can be run evenly every {every} minutes: they must divide an hour, or be hours that divide a day",
+            f"take {min(EVEN_MINUTES, key=lambda even: abs(even - every))}",
+        )
+    names = {host.name for host in site.admin_hosts}
+    for at, name in enumerate(site.snapshots.standby):
+        if name not in names:
+            yield Finding(
+                ("snapshots", "standby", at), f"{name} is no admin host of the site", f"there are: {', '.join(names)}"
+            )
 
 
 def _services(site: Site, known: Collection[str]) -> Iterator[Finding]:

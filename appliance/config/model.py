@@ -246,6 +246,13 @@ class BorgRepository(Section):
     known_hosts: File | None = Field(None, description="SSH host keys; root's own file when not given.")
 
 
+_HOUR, _DAY = 60, 1440
+EVEN_MINUTES = tuple(
+    every for every in range(1, _DAY + 1) if _HOUR % every == 0 or (every % _HOUR == 0 and _DAY % every == 0)
+)
+"""Minutes between two runs that both cron and systemd can keep: they divide an hour, or are hours that divide a day."""
+
+
 class Snapshots(Section):
     """How snapshots of the overlay are taken, and where else they go."""
 

@@ -14,17 +14,22 @@ from appliance.flow.mirror import scrub
 from appliance.flow.mirrored import find_mirror
 from appliance.flow.preflight import only_one
 from appliance.flow.prune import prune
-from appliance.flow.schedule import run_record
+from appliance.flow.schedule import run_record, schedule_files
 from appliance.flow.snapshot import Wanted, snapshot
+from appliance.flow.snapshots import store
 from appliance.flow.status import when
 from appliance.host.base import Host
+from appliance.plan.lease import Lease
 from appliance.plan.machine import inside_argv
 from appliance.plan.mirror import scrub_is_due
-from appliance.plan.runs import Run, Word, follow, log_line, mail_text, meet, one_line, read_run
+from appliance.plan.runs import Run, Word, find_gap, follow, log_line, mail_text, meet, one_line, put_off, read_run
+from appliance.plan.schedule import installed
 from appliance.progress import Progress
+from appliance.tools import agent
 
 BORG = "borg"
 """Names the site's Borg repository among the targets of a push."""
+REREAD_EVERY_S = 86400
 SENDMAIL = """\
 PATH=$PATH:/usr/sbin:/usr/lib:/sbin
 command -v sendmail >/dev/null || exit 44
@@ -41,15 +46,23 @@ class Work:
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     stored_bytes: int | None = None
+    put_off: int = 0
+    missed: str = ""
+    generation: int | None = None
 
-    def attempt(self, what: str, do: Callable[[], None]) -> None:
-        """Do a part of it; its failure is no reason not to try the others. What another run holds up is a note."""
+    def attempt(self, what: str, do: Callable[[], None]) -> str:
+        """Do a part of it; its failure is no reason not to try the others. What another run holds up is a note.
+
+        Give what held it up, if anything did.
+        """
         try:
             do()
         except Busy as error:
             self.notes += (f"{what}: {one_line(error.message)}",)
+            return one_line(error.message)
         except Exception as error:
             self.fail(f"{what}: ", error)
+        return ""
 
     def fail(self, what: str, error: Exception) -> None:
         """Keep why it failed. Nobody looks on: a mistake of ours must be told as any other failure is."""
@@ -58,6 +71,12 @@ class Work:
         else:
             words = f"{type(error).__name__}: {error}"
         self.errors += (what + words,)
+
+    def run(self, started: float, *interrupted: str) -> Run:
+        """What is written down of it."""
+        errors = interrupted or self.errors
+        run = Run(started, time.time(), not errors, self.number, "\n".join(errors), self.notes, self.stored_bytes)
+        return replace(run, put_off=self.put_off, missed=self.missed, generation=self.generation)
 
 
 def run_scheduled(cluster: Cluster, host: Host, progress: Progress, wanted: Wanted) -> Run | None:
@@ -70,8 +89,13 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, wanted: Want
     work = Work()
     try:
         try:
-            if look_at_lease(host, cluster).holder != host.name:
+            lease = look_at_lease(host, cluster)
+            if lease.holder != host.name:
                 return None
+            work.generation = lease.generation
+            work.missed = look_for_gap(cluster, host, lease, started)
+            # Before it is taken: chunks that have changed are stored anew with it.
+            work.attempt("read again", partial(reread_when_due, cluster, host, progress))
             taken = snapshot(cluster, host, progress, wanted)
             work.number = taken.snapshot["number"]
             work.errors += taken.not_dumped
@@ -83,12 +107,11 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, wanted: Want
         after_scheduled(cluster, host, progress, work)
     except KeyboardInterrupt:
         # The host goes down, or systemd lost its patience: no time for mails.
-        run = Run(started, time.time(), False, work.number, "it was interrupted", work.notes)
+        run = work.run(started, "it was interrupted")
         _log(cluster, host, run, "")
         _write(cluster, host, _quietly(_read(cluster, host), run))
         raise
-    run = Run(started, time.time(), not work.errors, work.number, "\n".join(work.errors), work.notes, work.stored_bytes)
-    return finish(cluster, host, run)
+    return finish(cluster, host, work.run(started))
 
 
 def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: Work) -> None:
@@ -97,10 +120,45 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: Work
     def thin() -> None:
         work.stored_bytes = prune(cluster, host, (), progress).stored_bytes
 
-    work.attempt("prune", thin)
+    if busy := work.attempt("prune", thin):
+        work.put_off, trouble = put_off(_read(cluster, host), busy)
+        work.errors += (trouble,) if trouble else ()
     for target in push_targets(cluster, host):
         work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
     work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
+
+
+def reread_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Once a day hold the newest verified snapshot against its digests: disks rot, and later ones are built on it.
+
+    Raises:
+        SmsError: it has changed.
+    """
+    said = agent.ask(host, "reread", {"store": store(cluster), "every_s": REREAD_EVERY_S}, progress)
+    if said["damage"]:
+        raise SmsError(said["damage"][0], hint="sms overlay verify --all")
+
+
+def look_for_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
+    """What is to be said of runs that did not take place; where that cannot be told, nothing."""
+    try:
+        found = {path: data for path in schedule_files(cluster) if (data := host.read(path))}
+        every = installed({path: data.decode(errors="replace") for path, data in found.items()}, cluster.site.cluster)
+        if not every:
+            return ""
+        written = [float(word) for word in host.run("stat", "-c", "%Y", *found).text.split()]
+        booted = float(host.run("sed", "-n", "s/^btime //p", "/proc/stat").text)
+    except (SmsError, ValueError):
+        return ""
+    return find_gap(
+        _read(cluster, host),
+        now=now,
+        every=every[1],
+        installed=max(written),
+        lease_since=lease.since,
+        generation=lease.generation,
+        booted=booted,
+    )
 
 
 def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
@@ -142,7 +200,7 @@ def finish(cluster: Cluster, host: Host, run: Run) -> Run:
     previous = _read(cluster, host)
     run, word = follow(previous, run)
     trouble = []
-    if word and (not run.ok or (previous and previous.mailed is not None)):
+    if word and (not run.ok or word == "missed" or (previous and previous.mailed is not None)):
         trouble += _mail(cluster, host, run, word)
     trouble += _write(cluster, host, run)
     _log(cluster, host, run, word, trouble)
@@ -153,7 +211,8 @@ def _quietly(previous: Run | None, run: Run) -> Run:
     """As ``follow``, when nobody is mailed: the next failure still is."""
     followed, _ = follow(previous, run)
     before = (previous.failing_since, previous.mailed) if previous else (None, None)
-    return replace(followed, failing_since=before[0], mailed=before[1])
+    off = previous.put_off if previous else 0
+    return replace(followed, failing_since=before[0], mailed=before[1], put_off=max(off, run.put_off))
 
 
 def _read(cluster: Cluster, host: Host) -> Run | None:
@@ -175,7 +234,7 @@ def _write(cluster: Cluster, host: Host, run: Run) -> list[str]:
 def _log(cluster: Cluster, host: Host, run: Run, word: Word, trouble: list[str] | None = None) -> None:
     line = "; ".join(filter(None, [log_line(cluster.site.cluster, run, word), *(trouble or [])]))
     if line:
-        level = "notice" if run.ok and not trouble else "err"
+        level = "notice" if run.ok and not trouble and not run.missed else "err"
         host.run("logger", "-t", "sms", "-p", f"cron.{level}", "--", line[:900], ok=None)
 
 

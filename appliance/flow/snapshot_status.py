@@ -10,7 +10,7 @@ from appliance.flow.context import Cluster
 from appliance.flow.schedule import run_record, schedule_files
 from appliance.host.base import Host, Unreachable
 from appliance.plan.lease import Lease
-from appliance.plan.runs import WELL, Judgement, Run, judge, limit_minutes, read_run
+from appliance.plan.runs import WELL, Judgement, Run, damage_warnings, judge, limit_minutes, read_run
 from appliance.plan.schedule import installed
 from appliance.tools import agent
 
@@ -60,7 +60,7 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
     damaged = sorted([*said["damaged"], *said["broken"]])
     if newest:
         newest = {**newest, "age_s": round(said["now"] - newest["taken"], 1)}
-    judgement = WELL
+    judgement = Judgement(True, damage_warnings(len(damaged)))
     if schedule and lease.holder == host.name:
         at = max(said["texts"][path]["at"] for path in schedule_files(cluster) if path in texts)
         judgement = judge(

@@ -9,6 +9,7 @@ from typing import Any
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster
 from appliance.host.base import Host
+from appliance.plan.retention import RESTORE
 from appliance.progress import Progress
 from appliance.tools import agent
 
@@ -97,7 +98,9 @@ def find_snapshot(listing: Listing, wanted: str) -> Snapshot:
                 f"no snapshot on {listing.host} is verified",
                 hint="`sms overlay verify --all` tells what is wrong with them; `sms overlay snapshot` takes one",
             )
-        return good[-1]
+        # What a restore has kept is the state that somebody wanted to get away from.
+        chosen = [one for one in good if not one["reason"].startswith(RESTORE)]
+        return (chosen or good)[-1]
     number = int(wanted)
     if number in listing.broken:
         raise SmsError(

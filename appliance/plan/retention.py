@@ -74,7 +74,8 @@ def decide(
     newest_first = [one for one in reversed(snapshots) if one.verified]
     for one in newest_first[:1]:
         kept[one.number].append(NEWEST)
-    for number, rule in _by_count(newest_first, retention, zone):
+    # What a restore kept stays by itself, and takes nobody's place either.
+    for number, rule in _by_count([one for one in newest_first if not _is_of_a_restore(one, now)], retention, zone):
         kept[number].append(rule)
     for number in _damaged(snapshots, retention.last):
         kept[number].append("not verified, but new")

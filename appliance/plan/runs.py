@@ -10,7 +10,12 @@ DAY_S = 86400
 GRACE_MINUTES = 5
 """Minutes that a run may take before the age of its snapshot counts against it."""
 
-Word = Literal["", "failed", "still failing", "well again"]
+PUT_OFF = 4
+"""So many runs in a row that could not prune are a failure: the disk fills meanwhile."""
+BOOT_S = 900
+"""Seconds after a boot in which an appliance that starts is taken to come back with its host."""
+
+Word = Literal["", "failed", "still failing", "well again", "missed"]
 """What people are told after a run."""
 
 
@@ -19,7 +24,9 @@ class Run:
     """The last scheduled run on a host. Times are Unix seconds; ``number`` is the snapshot that it took.
 
     ``failing_since`` and ``mailed`` tell when runs began to fail and when that was mailed last; ``met_at`` when one
-    found another still at work, and did nothing.
+    found another still at work, and did nothing. ``put_off`` counts the last runs in a row that could not prune.
+    ``missed`` says that runs before this one did not take place, ``missed_mailed`` when that was mailed last;
+    ``generation`` is that of the lease.
     """
 
     started: float
@@ -33,6 +40,10 @@ class Run:
     mailed: float | None = None
     met_at: float | None = None
     met: str = ""
+    put_off: int = 0
+    missed: str = ""
+    missed_mailed: float | None = None
+    generation: int | None = None
 
     def text(self) -> bytes:
         """As it lies in its file."""
@@ -55,21 +66,81 @@ def read_run(data: bytes | str | None) -> Run | None:
 def follow(previous: Run | None, run: Run) -> tuple[Run, Word]:
     """The run as it is written down after ``previous``, and what people are mailed of it.
 
-    They are told of the first failure, then once a day, then that all is well again.
+    They are told of the first failure, then once a day, then that all is well again; and of runs that did not take
+    place, when one does again, once a day as well.
     """
     since = previous.failing_since if previous else None
     mailed = previous.mailed if previous else None
-    kept = {"met_at": previous.met_at, "met": previous.met} if previous else {}
-    if run.ok:
-        return _with(run, **kept, failing_since=None, mailed=None), "well again" if since is not None else ""
+    told = previous.missed_mailed if previous else None
+    kept: dict[str, Any] = {"met_at": previous.met_at, "met": previous.met} if previous else {}
     word: Word = ""
-    if since is None:
-        word = "failed"
-    # A clock that was put back is no reason to keep silent.
-    elif mailed is None or not 0 <= run.ended - mailed < DAY_S:
-        word = "still failing"
-    since = run.ended if since is None else since
-    return _with(run, **kept, failing_since=since, mailed=run.ended if word else mailed), word
+    if run.ok:
+        if since is not None:
+            word = "well again"
+        elif run.missed and _is_due(told, run.ended):
+            word = "missed"
+        since = mailed = None
+    else:
+        if since is None:
+            word = "failed"
+        elif _is_due(mailed, run.ended):
+            word = "still failing"
+        since = run.ended if since is None else since
+        mailed = run.ended if word else mailed
+    kept["missed_mailed"] = run.ended if run.missed and word else told
+    return _with(run, **kept, failing_since=since, mailed=mailed), word
+
+
+def _is_due(mailed: float | None, now: float) -> bool:
+    """Whether a day has passed since. A clock that was put back is no reason to keep silent."""
+    return mailed is None or not 0 <= now - mailed < DAY_S
+
+
+def put_off(previous: Run | None, why: str) -> tuple[int, str]:
+    """How many runs in a row could not prune, this one too, and what is to be said once they are too many."""
+    count = (previous.put_off if previous else 0) + 1
+    if count < PUT_OFF:
+        return count, ""
+    return count, (
+        f"prune: {count} runs in a row could not: {why}; until one can, the disk fills\n"
+        "hint: `sms overlay prune` once it is free; is a push too slow?"
+    )
+
+
+def find_gap(
+    previous: Run | None,
+    *,
+    now: float,
+    every: int,
+    installed: float,
+    lease_since: float,
+    generation: int,
+    booted: float,
+) -> str:
+    """What is to be said of runs that should have been before this one, and were not.
+
+    None are to be expected while the appliance was stopped, or on another host. Where it started with the host, and
+    nobody else had it since the last run, the host was down.
+
+    Args:
+        now: when this run began, in Unix seconds, as all times here.
+        every: minutes between two runs.
+        installed: since when there is a schedule.
+        lease_since: since when the host carries the appliance.
+        generation: of the lease.
+        booted: when the host was.
+    """
+    same = previous is not None and previous.generation is not None and generation == previous.generation + 1
+    came_back = same and booted <= lease_since <= booted + BOOT_S
+    since = installed if came_back else max(installed, lease_since)
+    seen = (since, previous.started, previous.ended, previous.met_at or 0.0) if previous else (since,)
+    last = max((moment for moment in seen if 0 < moment <= now), default=now)
+    if now - last <= 2 * every * 60:
+        return ""
+    return (
+        f"no scheduled snapshot ran for {minutes_text(now - last)} before this one, one is due every {every} min: "
+        + ("the host was down" if came_back and booted > last else "were cron or systemd, or the host, down?")
+    )
 
 
 def meet(previous: Run | None, *, now: float, what: str) -> Run:
@@ -83,9 +154,9 @@ def _with(run: Run, **changes: Any) -> Run:
 
 def log_line(cluster: str, run: Run, word: Word) -> str:
     """One line for syslog; empty when there is nothing to say."""
-    if not run.ok:
-        return f"overlay snapshots of {cluster}: {one_line(run.error)}"
-    return f"overlay snapshots of {cluster}: well again, with snapshot {run.number}" if word else ""
+    well = f"well again, with snapshot {run.number}" if run.ok and word == "well again" else ""
+    said = "; ".join(filter(None, [one_line(run.error), well, run.missed]))
+    return f"overlay snapshots of {cluster}: {said}" if said else ""
 
 
 def one_line(text: str) -> str:
@@ -96,17 +167,27 @@ def one_line(text: str) -> str:
 def mail_text(cluster: str, host: str, run: Run, word: Word, *, to: str, since: str) -> str:
     """The mail that says so; ``since`` is a date for people."""
     if run.ok:
-        body = f"Scheduled snapshots of the overlay of {cluster} on {host} work again, the newest is {run.number}."
+        body = f"Scheduled snapshots of the overlay of {cluster} on {host} work{' again' * (word != 'missed')}, "
+        body += f"the newest is {run.number}."
     else:
+        if run.number is None:
+            what = f"A scheduled snapshot of the overlay of {cluster} on {host} has failed:"
+            so = "Until it works again, what is written since the last one is in the overlay only."
+        else:
+            what = f"Snapshot {run.number} of {cluster} on {host} was taken, but not all that follows was done:"
+            so = "The snapshot itself counts."
         body = (
-            f"A scheduled snapshot of the overlay of {cluster} on {host} has failed:\n\n"
+            f"{what}\n\n"
             + "".join(f"    {line}\n" for line in run.error.splitlines())
             + (f"\nThey have been failing since {since}." if word == "still failing" else "")
-            + "\nUntil it works again, what is written since the last one is in the overlay only.\n"
+            + f"\n{so}\n"
             "`sms status` and `sms overlay list` show how things stand. The next mail comes in a day, or when all is\n"
             "well again."
         )
-    subject = f"[sms] {cluster}: overlay snapshots on {host} {'are ' if word != 'failed' else ''}{word}"
+    if run.missed:
+        body = f"{run.missed[0].upper()}{run.missed[1:]}\n\n{body}"
+    verb = {"failed": "", "missed": "were "}.get(word, "are ")
+    subject = f"[sms] {cluster}: overlay snapshots on {host} {verb}{word}"
     return f"To: {to}\nSubject: {subject}\nAuto-Submitted: auto-generated\n\n{body}\n"
 
 
@@ -154,7 +235,8 @@ def judge(
     if now - since > limit * 60 and (age is None or abs(age) > limit * 60):
         warnings.append(_too_old(age, limit))
     if run and not run.ok:
-        warnings.append(f"the last scheduled snapshot failed: {one_line(run.error)}")
+        what = "the last scheduled snapshot failed" if run.number is None else f"snapshot {run.number} was taken, but"
+        warnings.append(f"{what}: {one_line(run.error)}")
     seen = (since, run.started, run.met_at or 0.0) if run else (since,)
     last = max(moment for moment in (*seen, 0.0) if moment <= now + interval)
     if now - last > 2 * interval:
@@ -163,10 +245,13 @@ def judge(
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
     healthy = not warnings
-    if damaged:
-        what = "a snapshot is" if damaged == 1 else f"{damaged} snapshots are"
-        warnings.append(f"{what} damaged: `sms overlay list` shows which")
-    return Judgement(healthy, tuple(warnings))
+    return Judgement(healthy, (*warnings, *damage_warnings(damaged)))
+
+
+def damage_warnings(damaged: int) -> tuple[str, ...]:
+    """What is said of so many damaged snapshots."""
+    what = "a snapshot is" if damaged == 1 else f"{damaged} snapshots are"
+    return (f"{what} damaged: `sms overlay list` shows which",) if damaged else ()
 
 
 def _too_old(age: float | None, limit: int) -> str:

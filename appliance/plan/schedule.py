@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from appliance.config.model import Site
+from appliance.config.model import EVEN_MINUTES, Site
 from appliance.errors import ConfigError
 
 Kind = Literal["cron", "systemd"]
 
 HOUR, DAY = 60, 1440
-STEPS = tuple(every for every in range(1, DAY + 1) if HOUR % every == 0 or (every % HOUR == 0 and DAY % every == 0))
-"""Minutes between two runs that both cron and systemd can keep: they divide an hour, or are hours that divide a day."""
 EVERY = re.compile(r"^# Every (\d+) minutes", re.MULTILINE)
 """How a file says so; both kinds have the line."""
 LEAST_S = 1800
@@ -103,10 +101,10 @@ def check_every(every: int) -> None:
     Raises:
         ConfigError: with the nearest that they can.
     """
-    if every in STEPS:
+    if every in EVEN_MINUTES:
         return
-    lower = max((step for step in STEPS if step < every), default=1)
-    higher = min((step for step in STEPS if step > every), default=DAY)
+    lower = max((step for step in EVEN_MINUTES if step < every), default=1)
+    higher = min((step for step in EVEN_MINUTES if step > every), default=DAY)
     near = " or ".join(map(str, sorted({lower, higher})))
     raise ConfigError(
         f"nothing can be run evenly every {every} minutes: they must divide an hour, or be hours that divide a day",

@@ -445,6 +445,36 @@ os.splice(reader, f, 100)
     assert overlay.numbers() == []
 
 
+def test_a_grown_overlay_stays_as_large(overlay: Bed) -> None:
+    (overlay.upper / "file").write_bytes(b"text")
+    overlay.take()
+    target = overlay.folder / "target.img"
+    with target.open("wb") as stream:
+        stream.truncate(96 << 20)
+    said = overlay.ask("restore", snapshot="1", target=str(target), replace=True)
+    assert said.status == 0, said.last
+    assert target.stat().st_size == 96 << 20
+    assert subprocess.run(["e2fsck", "-fn", target], capture_output=True, check=False).returncode == 0
+    blocks = sh("dumpe2fs", "-h", target)
+    assert int(blocks.split("Block count:")[1].split()[0]) * int(blocks.split("Block size:")[1].split()[0]) == 96 << 20
+    assert sh("debugfs", "-R", "cat /upper/file", target) == "text"
+
+
+def test_the_newest_is_read_again_once_a_day(overlay: Bed) -> None:
+    overlay.take()
+    once = {"every_s": 86400}
+    assert overlay.ask("reread", **once).last["number"] == 1
+    victim = chunk_files(overlay)[0]
+    data = bytearray(victim.read_bytes())
+    data[0] ^= 1
+    victim.write_bytes(data)
+    assert overlay.ask("reread", **once).last["number"] == 0
+    os.utime(overlay.store / "reread", (1, 1))
+    assert "has changed" in overlay.ask("reread", **once).last["damage"][0]
+    overlay.take()
+    assert [one["ok"] for one in overlay.ask("verify", numbers=[]).last["snapshots"]] == [True, True]
+
+
 CALLER = """
 import json, sys
 from appliance.host.local import Local

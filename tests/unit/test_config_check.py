@@ -254,6 +254,16 @@ def test_services_of_a_classification_count_for_slurm() -> None:
     assert len(_problems(text, wanted=("slurmctld",))) == 2
 
 
+def test_snapshots() -> None:
+    text = GOOD + "snapshots: {every_minutes: 7, standby: [host-b, host-c]}\n"
+    line = text.count("\n")
+    assert _problems(text) == [
+        f"{line}: snapshots.every_minutes: nothing can be run evenly every 7 minutes: they must divide an hour, or be "
+        "hours that divide a day",
+        f"{line}: snapshots.standby[1]: host-c is no admin host of the site",
+    ]
+
+
 def test_all_at_once() -> None:
     text = GOOD.replace("10.77.0.1/24", "10.77.0.0/24").replace("02:00:0a:4d:00:01", "01:00:0a:4d:00:01")
     text = text.replace("gateway: 10.78.0.254", "gateway: 10.9.0.1").replace("[slurmctld, munge]", "[slurm]")

@@ -68,7 +68,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, wanted: Wanted) -> int:
-    """Take one, prune and push; what fails has been told where people look, so only a person is told here."""
+    """Take one, prune and push; what fails has been told where people look: cron, which is quiet, need not."""
     from dataclasses import asdict
 
     from appliance.cli.screen import err, print_json, progress
@@ -77,7 +77,7 @@ def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host
     run = run_scheduled(cluster, host, progress(arguments.quiet), wanted)
     if arguments.json:
         print_json(asdict(run) if run else None)
-    elif run and not run.ok and err.is_terminal:
+    elif run and not run.ok and not arguments.quiet:
         err.print(f"sms: {run.error}", markup=False)
     return 0 if run is None or run.ok else 1
 
