@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from email import message_from_string
+from typing import Any
 
 import pytest
 
-from appliance.plan.runs import DAY_S, Run, Word, follow, judge, limit_minutes, log_line, mail_text, meet, read_run
+from appliance.plan.runs import (
+    DAY_S,
+    PUT_OFF,
+    Run,
+    Word,
+    find_gap,
+    follow,
+    judge,
+    limit_minutes,
+    log_line,
+    mail_text,
+    meet,
+    put_off,
+    read_run,
+)
 
 T = 1_000_000.0
 QUARTER = 900.0
@@ -139,3 +155,76 @@ def test_what_is_wrong(changed: dict[str, object], healthy: bool, words: str) ->
 
 def test_the_limit() -> None:
     assert (limit_minutes(15, None), limit_minutes(15, 20), limit_minutes(1, None)) == (35, 20, 7)
+
+
+def test_a_prune_that_is_put_off_again_and_again_is_a_failure() -> None:
+    previous: Run | None = None
+    said = []
+    for step in range(PUT_OFF + 1):
+        count, words = put_off(previous, "snapshots are being read")
+        previous = replace(run(T + step * QUARTER), put_off=count)
+        said.append(words)
+    assert said[: PUT_OFF - 1] == [""] * (PUT_OFF - 1)
+    assert all(words.startswith("prune: ") and "snapshots are being read" in words for words in said[PUT_OFF - 1 :])
+    assert "hint: `sms overlay prune`" in said[-1]
+    assert put_off(replace(run(T), put_off=0), "x") == (1, ""), "one that could begins anew"
+    assert meet(previous, now=T, what="x").put_off == PUT_OFF + 1
+
+
+GAP = {
+    "now": T,
+    "every": 15,
+    "installed": T - 9 * DAY_S,
+    "lease_since": T - 8 * DAY_S,
+    "generation": 7,
+    "booted": T - 10 * DAY_S,
+}
+
+
+@pytest.mark.parametrize(
+    ("at", "changed", "words"),
+    [
+        (T - 900, {}, ""),
+        (T - 29 * 60, {}, ""),
+        (T - 31 * 60, {}, "for 31 min before this one, one is due every 15 min: were cron"),
+        (T - 5 * DAY_S, {}, "for 5 d before this one"),
+        (T - 5 * DAY_S, {"every": 6000}, ""),
+        (None, {}, "for 8 d"),
+        (None, {"lease_since": T - 60}, ""),
+        (T - 5 * DAY_S, {"installed": T - 60}, ""),
+        # it was stopped, or on another host
+        (T - 5 * DAY_S, {"lease_since": T - 60}, ""),
+        (T - 5 * DAY_S, {"lease_since": T - 60, "generation": 8, "booted": T - 2000}, ""),
+        # the host was down, and the appliance with it
+        (T - 5 * DAY_S, {"lease_since": T - 60, "generation": 8, "booted": T - 120}, "for 5 d .*the host was down"),
+        # it was down as well, but another one had it meanwhile
+        (T - 5 * DAY_S, {"lease_since": T - 60, "generation": 9, "booted": T - 120}, ""),
+        (T + 5 * DAY_S, {"lease_since": T - 60}, ""),  # the clock was put back
+    ],
+)
+def test_runs_that_did_not_take_place(at: float | None, changed: dict[str, Any], words: str) -> None:
+    previous = None if at is None else replace(run(at), generation=7)
+    said = find_gap(previous, **{**GAP, **changed})
+    assert re.search(words, said) and bool(said) is bool(words)
+
+
+def test_a_gap_is_told_once_a_day() -> None:
+    previous: Run | None = None
+    said = []
+    for missed in ("", "none ran", "", "none ran", ""):
+        previous, word = follow(previous, replace(run(T + len(said) * 7200), missed=missed))
+        said.append(word)
+        assert bool(log_line("lab", previous, word)) is bool(missed), "syslog is told every time"
+    assert said == ["", "missed", "", "", ""]
+    _, word = follow(previous, replace(run(T + 2 * DAY_S), missed="none ran"))
+    assert word == "missed"
+
+
+def test_a_gap_before_a_failure_is_in_its_mail() -> None:
+    failed, word = follow(None, replace(run(T, "no room"), missed="no scheduled snapshot ran for 5 h"))
+    assert word == "failed" and failed.missed_mailed == T
+    assert log_line("lab", failed, word) == "overlay snapshots of lab: no room; no scheduled snapshot ran for 5 h"
+    text = mail_text("lab", "h", failed, word, to="x", since="")
+    assert "No scheduled snapshot ran for 5 h" in text and "    no room\n" in text
+    well = mail_text("lab", "h", replace(run(T, number=9), missed="none ran"), "missed", to="x", since="")
+    assert "overlay snapshots on h were missed\n" in well and "on h work, the newest is 9" in well

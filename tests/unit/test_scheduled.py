@@ -188,10 +188,11 @@ def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Excepti
     return chosen
 
 
-def hold_lease(cluster: Cluster, holder: str | None) -> None:
+def hold_lease(cluster: Cluster, holder: str | None, *, since: float | None = None) -> None:
     path = Path(cluster.places.lease)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(Lease(cluster.site.cluster, 3, holder, time.time() - 86400).text())
+    since = time.time() - 86400 if since is None else since
+    path.write_bytes(Lease(cluster.site.cluster, 3, holder, since).text())
 
 
 def run(cluster: Cluster, host: Host) -> Run | None:
@@ -299,6 +300,45 @@ def test_a_prune_that_meets_a_reader_is_noted_only(cluster: Cluster, take: Any) 
         done = run(cluster, host)
     assert done and done.ok
     assert "are being read" in done.notes[0] and done.notes[0].startswith("prune: ")
+
+
+def test_prunes_that_meet_readers_again_and_again_are_told(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push that takes hours reads all the while: nothing is removed, and in the end the disk is full."""
+    host = Here()
+    take(None)
+    run(cluster, host)
+    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 1}))
+    store = stores.Store(str(cluster.places.snapshots))
+    with store.reading():
+        done = [run(cluster, host) for _ in range(4)]
+    assert [one and one.ok for one in done] == [True, True, True, False]
+    assert done[-1] and "4 runs in a row" in done[-1].error and "are being read" in done[-1].error
+    assert len(host.mails) == 1 and "hint: `sms overlay prune`" in host.mails[0]
+    last = run(cluster, host)
+    assert last and last.ok and last.put_off == 0
+    assert "well again" in host.mails[1]
+
+
+def test_the_first_run_after_a_gap_tells_of_it(cluster: Cluster, take: Any, with_schedule: Any) -> None:
+    host = Here()
+    with_schedule(cluster.site)
+    take(None)
+    hold_lease(cluster, NAME, since=time.time() - 20 * 3600)
+    run(cluster, host)
+    assert len(host.mails) == 1 and "ran for 20 h before this one" in host.mails[0], "none ever ran"
+    found = record(cluster)
+    assert found and found.ok and found.number == 1
+    for hours in (5, 7):
+        at = time.time() - hours * 3600
+        Path(run_record(cluster)).write_bytes(replace(found, started=at, ended=at + 9, missed_mailed=None).text())
+        run(cluster, host)
+        run(cluster, host)
+    assert len(host.mails) == len(host.log) == 3, "once each"
+    assert "were missed" in host.mails[2] and "No scheduled snapshot ran for 7 h before this one" in host.mails[2]
+    assert host.log[2].startswith("cron.err overlay snapshots of sample: no scheduled snapshot ran for 7 h")
+    assert snapshot_status(cluster, host, HELD).judgement.healthy
 
 
 def test_an_interrupted_run_is_written_down_without_mail(cluster: Cluster, take: Any) -> None:
