@@ -303,18 +303,32 @@ def _not_mirrored(host: Host) -> Refused:
     return Refused(f"the overlay on {host.name} is not mirrored", hint="sms overlay mirror create --on DIR1 --on DIR2")
 
 
-def scrub(cluster: Cluster, host: Host, progress: Progress) -> Done:
+def scrub(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Done:
     """Read both members, and mend from the other what is not as it was written. The appliance may run.
 
     Raises:
         Refused: a member is lost.
         SmsError: something is lost on both.
     """
+    if dry_run:
+        return _rehearse_scrub(cluster, host)
     with _at_work(cluster, host, progress) as mirror:
         if gone := [member for member in mirror.members if member.lost]:
             raise Refused(f"the mirror has lost {mirror.path(gone[0])}: there is nothing to mend from", hint=REBUILD)
         mended = _scrub(cluster, host, progress, mirror)
     return Done(host.name, bool(mended), mended=mended)
+
+
+def _rehearse_scrub(cluster: Cluster, host: Host) -> Done:
+    """What a scrub would do; a closed mirror stays closed."""
+    mirror, state = find_mirror(cluster, host), look_at_mirror(cluster, host)
+    if mirror is None or state is None or not is_linked(cluster, host):
+        raise _not_mirrored(host)
+    for member in state.members:
+        if member["state"] == "lost":
+            raise Refused(f"the mirror has lost {member['file']}: there is nothing to mend from", hint=REBUILD)
+    steps = (*(f"read {file}" for file in mirror.files), "mend from the other what is not as it was written")
+    return Done(host.name, True, steps if state.open else ("open the mirror", *steps, "close it"))
 
 
 def _scrub(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror) -> int:
@@ -502,7 +516,7 @@ def _finish(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, ol
         progress.say(f"note: {mirror.path(old)} cannot be removed; it is no member any more")
 
 
-def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str) -> Done:
+def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str, *, dry_run: bool = False) -> Done:
     """Take up a mirror by one of its members, where the folder of the overlay was lost with the other.
 
     Raises:
@@ -519,6 +533,15 @@ def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str) -> Done
         mirror = read_mirror(host.read(name), cluster.site.cluster)
         if mirror is None:
             raise Refused(f"there is no {name} on {host.name}", hint="give the folder that a member lies in")
+        if dry_run:
+            seen = {member.number: TOOLS[mirror.kind].look(host, mirror.path(member)) for member in mirror.members}
+            files = " and ".join(mirror.path(member) for member in choose(mirror, seen).counting)
+            steps = (
+                f"write {cluster.places.mirror_note}",
+                f"make {path} a link to the mirror",
+                f"open it with {files}",
+            )
+            return Done(host.name, True, steps)
         host.run("mkdir", "-p", "-m", "0700", str(cluster.places.overlay.parent))
         write_note(cluster, host, mirror)
         host.run("sh", "-c", SWITCH, "switch", path, _link(cluster))

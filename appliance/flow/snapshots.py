@@ -126,7 +126,39 @@ def verify(
     Raises:
         Refused: there is no such snapshot.
     """
+    numbers, broken = _choose(list_snapshots(cluster, host), wanted, everything)
+    found = [Verified(number, (why,)) for number, why in broken.items()]
+    if numbers:
+        request = {
+            "store": store(cluster),
+            "numbers": numbers,
+            "state": state_paths(cluster),
+            "heads": state_heads(cluster),
+        }
+        said = agent.ask(host, "verify", request, progress)
+        found += [Verified(one["number"], tuple(one["damage"])) for one in said["snapshots"]]
+    return sorted(found, key=lambda one: one.number)
+
+
+def rehearse_verify(
+    cluster: Cluster, host: Host, wanted: Sequence[str], *, everything: bool = False
+) -> list[dict[str, int]]:
+    """Number and bytes of the snapshots that ``verify`` would read, in their order.
+
+    Raises:
+        Refused: there is no such snapshot.
+    """
     listing = list_snapshots(cluster, host)
+    numbers, _ = _choose(listing, wanted, everything)
+    return [
+        {"number": one["number"], "used_bytes": one["used_bytes"]}
+        for one in listing.snapshots
+        if one["number"] in numbers
+    ]
+
+
+def _choose(listing: Listing, wanted: Sequence[str], everything: bool) -> tuple[list[int], dict[int, str]]:
+    """Numbers of the snapshots that are meant, and of those of them that do not tell what they are, with why."""
     broken: dict[int, str] = dict(listing.broken) if everything else {}
     if everything:
         if not listing.snapshots and not broken:
@@ -139,17 +171,7 @@ def verify(
                 broken[int(word)] = listing.broken[int(word)]
             else:
                 numbers.append(find_snapshot(listing, word)["number"])
-    found = [Verified(number, (why,)) for number, why in broken.items()]
-    if numbers:
-        request = {
-            "store": store(cluster),
-            "numbers": list(dict.fromkeys(numbers)),
-            "state": state_paths(cluster),
-            "heads": state_heads(cluster),
-        }
-        said = agent.ask(host, "verify", request, progress)
-        found += [Verified(one["number"], tuple(one["damage"])) for one in said["snapshots"]]
-    return sorted(found, key=lambda one: one.number)
+    return list(dict.fromkeys(numbers)), broken
 
 
 def show(cluster: Cluster, host: Host, wanted: str) -> Snapshot:

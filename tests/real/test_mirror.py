@@ -283,6 +283,10 @@ def test_the_folder_of_the_overlay_is_lost_with_one_member(bench: Bench) -> None
         path.unlink()
     with pytest.raises(Refused, match=r"there is no .*mirror.json"):
         mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(1))
+    planned = mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2), dry_run=True)
+    member = f"{bench.disk(2)}/{bench.cluster.site.cluster}.member-2.img"
+    assert planned.changed and planned.steps[-1] == f"open it with {member}"
+    assert not list(Path(bench.overlay).parent.glob(f"{bench.cluster.site.cluster}*img*")) and bench.clean()
     assert mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2)).changed
     assert bench.kept() and "has lost" in bench.problems()
     assert not mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2)).changed
@@ -336,6 +340,25 @@ def test_a_member_moves_while_both_are_whole(bench: Bench) -> None:
     assert list(Path(bench.disk(1)).iterdir()) == [] and bench.problems() == ""
     bench.member(2).unlink()
     assert bench.kept()
+
+
+def test_a_rehearsed_scrub_reads_nothing(bench: Bench) -> None:
+    with pytest.raises(Refused, match="is not mirrored"):
+        mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
+    bench.create()
+    before = Path(str(bench.cluster.places.mirror_note)).read_bytes()
+    planned = mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
+    files = [str(bench.member(number)) for number in (1, 2)]
+    assert planned.steps == (
+        "open the mirror",
+        *(f"read {file}" for file in files),
+        "mend from the other what is not as it was written",
+        "close it",
+    )
+    assert Path(str(bench.cluster.places.mirror_note)).read_bytes() == before and bench.clean()
+    bench.member(2).unlink()
+    with pytest.raises(Refused, match="nothing to mend from"):
+        mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
 
 
 def test_a_mirrored_overlay_grows(bench: Bench) -> None:

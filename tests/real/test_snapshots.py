@@ -272,8 +272,8 @@ def test_another_host_has_the_lease(stopped: Playground, built: Built) -> None:
         stopped.host("host-b").run("rm", "-rf", "/var/lib/sms/snapshots", "/srv/shared/s", "/srv/shared/snapped")
 
 
-def test_a_start_elsewhere_waits_for_a_restore(stopped: Playground, built: Built) -> None:
-    """While one is under way on a shared folder nobody takes the lease; killed, it is free at once."""
+def test_a_start_elsewhere_is_refused_while_the_lease_is_kept_as_it_is(stopped: Playground, built: Built) -> None:
+    """As a snapshot of a stopped overlay and a restore do, on a shared folder; once let go, it is free at once."""
     give_image(stopped, built, "host-b")
 
     def change(document: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,16 @@ from appliance.flow.lease import hold_lease_still
 from appliance.flow.overlay import keep_stopped
 from appliance.flow.restore import Kept, Restored, free_target, other_image, rehearse_restore, restore
 from appliance.flow.snapshot import Wanted, rehearse_snapshot, snapshot
-from appliance.flow.snapshots import Listing, Verified, find_snapshot, list_snapshots, state_heads, state_paths, verify
+from appliance.flow.snapshots import (
+    Listing,
+    Verified,
+    find_snapshot,
+    list_snapshots,
+    rehearse_verify,
+    state_heads,
+    state_paths,
+    verify,
+)
 from appliance.host.fake import Answer, Fake
 from appliance.progress import Silent
 from appliance.tools.agent import place
@@ -338,6 +348,9 @@ def test_which_are_verified(
     results = verify(cluster(), fake, wanted, Silent(), everything=everything)
     assert {one.number: one.ok for one in results} == found
     assert [request["numbers"] for request in requests(fake, "verify")] == ([asked] if asked else [])
+    fake = host({"list": LISTED})
+    would = rehearse_verify(cluster(), fake, wanted, everything=everything)
+    assert [one["number"] for one in would] == sorted(asked), "a rehearsal asks for none of it"
 
 
 # Restoring
@@ -356,6 +369,33 @@ def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     assert taken["reason"] == "before restore of 40" and taken["lock"] == ""
     places = cluster().places
     assert put == {"store": str(places.snapshots), "snapshot": "40", "target": str(places.overlay), "replace": True}
+
+
+def test_nobody_starts_it_anywhere_while_it_is_restored() -> None:
+    """The lock of this host, and on a shared folder that of the lease: from before it is kept until it is replaced."""
+    held: list[str] = []
+    seen: list[list[str]] = []
+
+    def kept(request: dict[str, Any]) -> dict[str, Any]:
+        seen.append(list(held))
+        return echo(request)
+
+    def put(request: dict[str, Any]) -> dict[str, Any]:
+        seen.append(list(held))
+        return restored(request)
+
+    fake = host({"list": LISTED, "take": kept, "restore": put}, lease={})
+
+    @contextmanager
+    def hold(*argv: str, timeout: float = 30) -> Iterator[str]:
+        held.append(argv[4])
+        yield "held"
+        held.remove(argv[4])
+
+    fake.hold = hold  # type: ignore[method-assign]
+    restore(cluster(), fake, "40", Silent())
+    places = cluster().places
+    assert seen == [[str(places.lock), f"{places.lease}.lock"]] * 2 and not held
 
 
 def test_an_overlay_that_is_the_snapshot_already_is_left_alone() -> None:

@@ -43,13 +43,14 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     _add_create(parts)
     _add(parts, "status", run_status, "how the mirror stands", "Show both members and their errors; changes nothing.")
-    _add(
+    scrub = _add(
         parts,
         "scrub",
         run_scrub,
         "read all of it, mend what is not as it was written",
         "Read both members; what is not as it was written is mended from the other. The appliance may run.",
     )
+    _add_dry_run(scrub)
     _add_rebuild(parts)
     remove = _add(
         parts,
@@ -59,7 +60,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         "Bring the overlay back into one plain file, and remove both members. The appliance is stopped.",
     )
     remove.add_argument("--abandon", action="store_true", help="no member is whole: give it up, without an overlay")
-    remove.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    _add_dry_run(remove)
     adopt = _add(
         parts,
         "adopt",
@@ -69,6 +70,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         "  sms overlay mirror adopt /disk2/sms",
     )
     adopt.add_argument("folder", metavar="DIR", help="the folder that a member lies in")
+    _add_dry_run(adopt)
 
 
 def _add(parts: Any, name: str, run: Any, help: str, description: str, examples: str = "") -> argparse.ArgumentParser:
@@ -77,6 +79,10 @@ def _add(parts: Any, name: str, run: Any, help: str, description: str, examples:
     add_json(parser)
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
 
 
 def _add_create(parts: Any) -> None:
@@ -94,7 +100,7 @@ def _add_create(parts: Any) -> None:
     )
     create.add_argument("--size", metavar="SIZE", help="of each member (twice the overlay and 1G); it is sparse")
     create.add_argument("--same-fs", action="store_true", help="although both folders are on one file system")
-    create.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    _add_dry_run(create)
 
 
 def _add_rebuild(parts: Any) -> None:
@@ -110,7 +116,7 @@ def _add_rebuild(parts: Any) -> None:
     rebuild.add_argument("--on", type=filled, metavar="DIR", help="where the new member is to lie")
     rebuild.add_argument("--member", type=int, metavar="NUMBER", help="the member to replace (the lost or sick one)")
     rebuild.add_argument("--same-fs", action="store_true", help="although both folders are on one file system")
-    rebuild.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    _add_dry_run(rebuild)
 
 
 def run_create(arguments: argparse.Namespace) -> int:
@@ -173,7 +179,7 @@ def run_scrub(arguments: argparse.Namespace) -> int:
     from appliance.flow.mirror import scrub
 
     cluster, host = open_target(arguments)
-    done = scrub(cluster, host, progress(arguments.quiet))
+    done = scrub(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
     return _told(arguments, done, f"{done.mended} errors were mended on {host.name}", "has nothing to mend")
 
 
@@ -213,7 +219,8 @@ def run_adopt(arguments: argparse.Namespace) -> int:
     from appliance.flow.mirror import adopt
 
     cluster, host = open_target(arguments)
-    done = adopt(cluster, host, progress(arguments.quiet), arguments.folder.rstrip("/"))
+    folder = arguments.folder.rstrip("/")
+    done = adopt(cluster, host, progress(arguments.quiet), folder, dry_run=arguments.dry_run)
     return _told(arguments, done, f"the overlay on {host.name} lies on its mirror again", "lies on its mirror")
 
 

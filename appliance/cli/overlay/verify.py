@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_host, add_json, open_target, verb
+
+if TYPE_CHECKING:
+    from appliance.flow.context import Cluster
+    from appliance.host.base import Host
 
 EXAMPLES = """\
   sms overlay verify            the newest verified one again, every byte of it
   sms overlay verify 41 42      these
-  sms overlay verify --all      all there are"""
+  sms overlay verify --all      all there are
+  sms overlay verify --all -n   only say which would be read"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -26,6 +31,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("snapshots", nargs="*", metavar="NUMBER", default=["latest"], help="numbers, or latest (default)")
     what.add_argument("--all", action="store_true", help="all there are")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be read; nothing is noted")
     add_host(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -38,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.flow.snapshots import verify
 
     cluster, host = open_target(arguments)
+    if arguments.dry_run:
+        return rehearse(cluster, host, arguments)
     shown = progress(arguments.quiet)
     found = verify(cluster, host, arguments.snapshots, shown, everything=arguments.all)
     if arguments.json:
@@ -54,3 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
             markup=False,
         )
     return 4 if bad else 0
+
+
+def rehearse(cluster: Cluster, host: Host, arguments: argparse.Namespace) -> int:
+    """Say what would be read."""
+    from appliance.cli.overlay.view import size
+    from appliance.cli.screen import out, print_json
+    from appliance.flow.snapshots import rehearse_verify
+
+    found = rehearse_verify(cluster, host, arguments.snapshots, everything=arguments.all)
+    if arguments.json:
+        print_json(found)
+        return 0
+    for one in found:
+        out.print(f"read snapshot {one['number']} of {cluster.site.cluster}, {size(one['used_bytes'])}", markup=False)
+    out.print("what is found would be written down beside each", markup=False)
+    return 0
