@@ -177,4 +177,4 @@ def test_the_host_is_held_meanwhile(mounted: tuple[Cluster, str, Path]) -> None:
     request = {"overlay": str(cluster.places.overlay), "size": GIB, "lock": str(cluster.places.lock)}
     with Local("host-a").lock(str(cluster.places.lock)), pytest.raises(Busy, match="another sms is at work"):
         agent.ask(Local("host-a"), "grow", request)
-    assert device_bytes(loop) == os.stat(str(cluster.places.overlay)).st_size == 96 * MIB
+    assert device_bytes(loop) == Path(cluster.places.overlay).stat().st_size == 96 * MIB
