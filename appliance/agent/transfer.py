@@ -452,7 +452,7 @@ def receive_image(request: Dict[str, Any]) -> Dict[str, Any]:
             raise Problem("%s ended with status %d" % (field(request, "program", str), status), program=status)
         offer = Offer(manifest, digests)
         snapshot = keep(store, offer, field(request, "origin", str), request)
-    return {"snapshot": snapshot.told(), "present": False, "bytes": manifest["size"]}
+    return {"snapshot": snapshot.told(), "present": False, "bytes": manifest["used_bytes"]}
 
 
 def store_image(store: Store, child: "subprocess.Popen[bytes]", size: int) -> bytes:

@@ -38,6 +38,9 @@ class _ShownStep:
             self.spinner.update(f"{escape(self.text)} [dim]{escape(text[:room])}[/]")
 
     def moved(self, done: int, total: int) -> None:
+        if (total or done) < 1 << 20:
+            # "0 of 0 MiB" tells nobody anything.
+            return
         elapsed = max(time.monotonic() - self.began, 0.001)
         rate = done / elapsed
         left = f", {(total - done) / rate:.0f} s left" if rate and done < total else ""
