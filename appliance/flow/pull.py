@@ -24,7 +24,6 @@ class Pulled:
     number: int
     present: bool
     bytes: int
-    notes: tuple[str, ...] = ()
 
 
 def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
@@ -42,7 +41,7 @@ def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
                 hint="`sms overlay push --to borg` makes it; is its disk mounted?",
             )
         return sorted((manifest for manifest, _ in known), key=order)
-    choose_targets(cluster, host.name, [source])
+    choose_targets(cluster, host.name, [source], option="--from")
     listing = list_snapshots(cluster, find_host(cluster.site, source))
     return [one for one in listing.snapshots if one["health"].get("ok")]
 
@@ -99,4 +98,4 @@ def pull(
             sent = offsite.pull(one, progress)
         else:
             sent = send(cluster, find_host(cluster.site, source), one["number"], host, progress)
-    return Pulled(source, one["number"], int(sent.name), sent.present, sent.bytes, sent.notes)
+    return Pulled(source, one["number"], int(sent.name), sent.present, sent.bytes)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster, find_host
+from appliance.flow.prune import by_rule, prune
 from appliance.flow.snapshots import LATEST, Listing, Snapshot, find_snapshot, list_snapshots
 from appliance.flow.transfer import BORG, Offsite, Sent, estimate, send
 from appliance.host.base import Host
@@ -16,13 +17,15 @@ from appliance.plan.offsite import archive_name, missing
 from appliance.progress import Progress
 
 PUSHED, PRESENT, WOULD, FAILED = "pushed", "present", "would push", "failed"
+REMOVED, WOULD_REMOVE = "removed", "would remove"
 
 
 @dataclass(frozen=True)
 class Pushed:
     """What became of one snapshot at one target; ``name`` is its number or archive there.
 
-    ``snapshot`` is 0 where the target itself is the trouble.
+    ``snapshot`` is 0 where the target itself is the trouble; of one that was removed there, it is its number there.
+    ``status`` is the exit status of its failure, else 0.
     """
 
     target: str
@@ -31,17 +34,21 @@ class Pushed:
     name: str = ""
     bytes: int = 0
     seconds: float = 0.0
-    notes: tuple[str, ...] = ()
     error: str = ""
     hint: str = ""
+    status: int = 0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to push: a number, ``latest``, or every one that is missing there."""
+    """What to push: a number, ``latest``, or every one that is missing there.
+
+    ``prune``: then remove there what the site's retention does not keep.
+    """
 
     snapshot: str = LATEST
     all_missing: bool = False
+    prune: bool = False
     dry_run: bool = False
 
 
@@ -68,14 +75,25 @@ def push(cluster: Cluster, source: Host, wanted: Wanted, targets: Sequence[str],
     for name in names:
         work = _to_borg if name == BORG else _to_host
         try:
-            work(Push(cluster, source, listing, chosen, wanted.dry_run, name, progress, done.append))
+            work(Push(cluster, source, listing, chosen, wanted.prune, wanted.dry_run, name, progress, done.append))
         except SmsError as error:
-            done.append(Pushed(name, 0, FAILED, error=error.message, hint=error.hint))
+            done.append(Pushed(name, 0, FAILED, error=error.message, hint=error.hint, status=error.status))
     return done
 
 
-def choose_targets(cluster: Cluster, source: str, targets: Sequence[str]) -> list[str]:
+def exit_status(done: Sequence[Pushed]) -> int:
+    """The status of the failures, as a pull has it, where all are alike and nothing was changed; else 1, or 0."""
+    failed = {one.status for one in done if one.state == FAILED}
+    if len(failed) == 1 and not any(one.state in (PUSHED, REMOVED) for one in done):
+        return failed.pop()
+    return 1 if failed else 0
+
+
+def choose_targets(cluster: Cluster, source: str, targets: Sequence[str], *, option: str = "--to") -> list[str]:
     """Where to push to.
+
+    Args:
+        option: what names one on the command line.
 
     Raises:
         ConfigError: a target is neither borg nor an admin host.
@@ -84,9 +102,11 @@ def choose_targets(cluster: Cluster, source: str, targets: Sequence[str]) -> lis
     known = [host.name for host in cluster.site.admin_hosts]
     for name in targets:
         if name != BORG and name not in known:
-            raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}; or --to {BORG}")
+            raise ConfigError(
+                f"no admin host named {name}", hint=f"the site has: {', '.join(known)}; or {option} {BORG}"
+            )
         if name == source:
-            raise Refused(f"the snapshots are on {name} already", hint="name another one with --to")
+            raise Refused(f"the snapshots are on {name} already", hint=f"name another one with {option}")
     settings = cluster.site.snapshots
     site = [*([BORG] if settings.borg else []), *(name for name in settings.standby if name != source)]
     chosen = list(dict.fromkeys(targets)) or site
@@ -105,6 +125,7 @@ class Push:
     source: Host
     listing: Listing
     chosen: Snapshot | None
+    prune: bool
     dry_run: bool
     target: str
     progress: Progress
@@ -127,17 +148,22 @@ class Push:
         try:
             sent = work()
         except SmsError as error:
-            self.tell(Pushed(self.target, number, FAILED, error=error.message, hint=error.hint))
+            self.tell(Pushed(self.target, number, FAILED, error=error.message, hint=error.hint, status=error.status))
             return False
         state = PRESENT if sent.present else WOULD if self.dry_run else PUSHED
         seconds = round(time.monotonic() - began, 3)
-        self.tell(Pushed(self.target, number, state, sent.name, sent.bytes, seconds, sent.notes))
+        self.tell(Pushed(self.target, number, state, sent.name, sent.bytes, seconds))
         return True
+
+    def removed(self, number: int, name: str) -> None:
+        """Tell of one that went there, or would."""
+        self.tell(Pushed(self.target, number, WOULD_REMOVE if self.dry_run else REMOVED, name))
 
 
 def _to_host(push: Push) -> None:
     target = find_host(push.cluster.site, push.target)
-    there = [one for one in list_snapshots(push.cluster, target).snapshots if one["health"].get("ok")]
+    listing = list_snapshots(push.cluster, target)
+    there = [one for one in listing.snapshots if one["health"].get("ok")]
     wanted = push.wanted(there)
     if push.chosen and not wanted:
         same = next(one for one in there if one["uuid"] == push.chosen["uuid"])
@@ -151,6 +177,26 @@ def _to_host(push: Push) -> None:
     for one in wanted:
         if not push.one(one, lambda one=one: work(one["number"])):  # type: ignore[misc]
             return
+    if push.prune and push.dry_run:
+        for number in would_go(push.cluster, listing, wanted):
+            push.removed(number, str(number))
+    elif push.prune:
+        for number in prune(push.cluster, target, (), push.progress).removed:
+            push.removed(number, str(number))
+
+
+def would_go(cluster: Cluster, listing: Listing, coming: Sequence[Snapshot]) -> list[int]:
+    """Numbers of those that a prune would remove from a host when others have come to it."""
+    taken = {one["number"] for one in listing.snapshots} | set(listing.broken)
+    both, used = list(listing.snapshots), set(taken)
+    for one in coming:
+        # As where it comes in: its number where that is free, else the next one.
+        number = one["number"] if one["number"] not in used else max(used) + 1
+        used.add(number)
+        both.append({**one, "number": number})
+    both.sort(key=lambda one: one["number"])
+    decisions = by_rule(cluster, replace(listing, snapshots=tuple(both)))
+    return [one.number for one in decisions if not one.keep and one.number in taken]
 
 
 def _to_borg(push: Push) -> None:
@@ -159,17 +205,16 @@ def _to_borg(push: Push) -> None:
         if not push.dry_run:
             offsite.one_at_a_time(stack)
         known = offsite.open()
-        wanted = push.wanted([manifest for manifest, _ in known])
+        there = [manifest for manifest, _ in known]
+        wanted = push.wanted(there)
         if push.chosen and not wanted:
             same = next(one for one, _ in known if one["uuid"] == push.chosen["uuid"])
             push.tell(Pushed(push.target, push.chosen["number"], PRESENT, archive_name(same)))
-        pushed = 0
         for one in wanted:
             if push.dry_run:
                 push.tell(Pushed(push.target, one["number"], WOULD, bytes=one["used_bytes"]))
             elif not push.one(one, lambda one=one: offsite.push(one, known, push.progress)):  # type: ignore[misc]
                 return
-            else:
-                pushed += 1
-        if pushed:
-            offsite.prune(push.progress)
+        if push.prune:
+            for one in offsite.prune([*there, *wanted], push.progress, dry_run=push.dry_run):
+                push.removed(one["number"], archive_name(one))

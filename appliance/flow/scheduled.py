@@ -175,7 +175,7 @@ def push_targets(cluster: Cluster, host: Host) -> list[str]:
 
 
 def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> None:
-    """Push what one target lacks, and prune a standby's store: no schedule of its own does, while it stands by.
+    """Push what one target lacks, and prune it: no schedule of a standby's own does, while it stands by.
 
     Raises:
         Busy: an earlier run still pushes there.
@@ -186,7 +186,7 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
 
     lock = f"/run/sms/{cluster.site.cluster}.push-{target}.lock"
     with only_one(host, lock, f"another run pushes to {target}"):
-        done = push(cluster, host, Missing(all_missing=True), [target], progress)
+        done = push(cluster, host, Missing(all_missing=True, prune=target == BORG), [target], progress)
         failed = [one for one in done if one.state == FAILED]
         if failed:
             words = [f"snapshot {one.snapshot}: {one.error}" if one.snapshot else one.error for one in failed]

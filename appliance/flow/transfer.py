@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from appliance.flow.preflight import only_one
 from appliance.flow.snapshots import Snapshot, state_heads, state_paths, store
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.plan.offsite import archive_glob, archive_name, archive_time, comment, prune_options, read_comment
+from appliance.plan.offsite import archive_glob, archive_name, archive_time, comment, not_kept, read_comment
 from appliance.progress import Progress
 from appliance.tools import agent, borg
 
@@ -37,7 +38,6 @@ class Sent:
     name: str
     present: bool
     bytes: int
-    notes: tuple[str, ...] = ()
 
 
 def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Progress) -> Sent:
@@ -63,7 +63,7 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
         agent.converse(target, "import", taking_in, progress) as taking,
     ):
         said = connect(giving, taking)
-    return _sent(said, number)
+    return _sent(said)
 
 
 def connect(giving: agent.Conversation, taking: agent.Conversation) -> dict[str, Any]:
@@ -93,10 +93,8 @@ def connect(giving: agent.Conversation, taking: agent.Conversation) -> dict[str,
     return taking.outcome()
 
 
-def _sent(said: dict[str, Any], wanted: int) -> Sent:
-    got: int = said["snapshot"]["number"]
-    renamed = () if got == wanted else (f"it is number {got} there: {wanted} is another one",)
-    return Sent(str(got), said["present"], said["bytes"], () if said["present"] else renamed)
+def _sent(said: dict[str, Any]) -> Sent:
+    return Sent(str(said["snapshot"]["number"]), said["present"], said["bytes"])
 
 
 def estimate(cluster: Cluster, source: Host, number: int, target: Host) -> Sent:
@@ -213,16 +211,18 @@ class Offsite:
         )
         return Sent(name, False, stats["deduplicated_size"])
 
-    def prune(self, progress: Progress) -> int:
-        """Thin it out by the site's retention.
+    def prune(self, there: list[Snapshot], progress: Progress, *, dry_run: bool = False) -> list[Snapshot]:
+        """Remove what the site's retention does not keep of those that are in it, by our own rule; say which.
 
         Raises:
             Busy, Refused, SmsError, Unreachable: as borg says.
         """
-        with progress.step(f"prune {self.repository.url}") as step:
-            gone = borg.prune(self.host, self.repository, self.glob, prune_options(self.cluster.site.retention))
-            step.detail(f"{gone} archives removed")
-        return gone
+        going = not_kept(there, self.cluster.site.retention, now=time.time())
+        if self.exists and not dry_run:
+            with progress.step(f"prune {self.repository.url}") as step:
+                borg.remove(self.host, self.repository, self.glob, [archive_name(one) for one in going])
+                step.detail(f"{len(going)} archive{'s' * (len(going) != 1)} removed")
+        return going
 
     def pull(self, one: Snapshot, progress: Progress) -> Sent:
         """Take a snapshot out of it, into the store of the host; it counts when every digest is right.
@@ -251,4 +251,4 @@ class Offsite:
                 if problem and "program" in problem:
                     raise borg.why(self.host, self.repository, problem["program"], lines) from error
                 raise
-        return _sent(said, one["number"])
+        return _sent(said)

@@ -61,7 +61,7 @@ def read_comment(text: str, name: str) -> Manifest | None:
 def archive_time(manifest: Manifest, others: Iterable[tuple[Manifest, float]]) -> str:
     """The time that an archive gets: when it was taken, but after those that come before it.
 
-    ``borg prune`` goes by it, and would take the newest one away after a clock was set back.
+    ``borg list`` goes by it, and a ``borg prune`` by hand, which would take the newest one after a clock was set back.
     """
     earlier = [at for other, at in others if order(other) < order(manifest)]
     at = max([manifest["taken"], *(one + 1 for one in earlier)])
@@ -77,22 +77,19 @@ def missing(here: Sequence[Manifest], there: Sequence[Manifest], retention: Rete
     """
     known = {one["uuid"] for one in there}
     ours = [one for one in here if one["uuid"] not in known and one["health"].get("ok")]
-    both = sorted([*there, *ours], key=order)
-    candidates = [Candidate(at, one["taken"], True, one.get("reason", "")) for at, one in enumerate(both)]
-    kept = {one.number for one in decide(candidates, retention, now=now) if one.keep}
-    return [one for at, one in enumerate(both) if at in kept and one["uuid"] not in known]
+    both = [*there, *ours]
+    going = {one["uuid"] for one in not_kept(both, retention, now=now)}
+    return [one for one in sorted(both, key=order) if one["uuid"] not in known | going]
 
 
-def prune_options(retention: Retention) -> list[str]:
-    """The retention as ``borg prune`` has it."""
-    counts = {
-        "last": retention.last,
-        "hourly": retention.hourly,
-        "daily": retention.daily,
-        "weekly": retention.weekly,
-        "monthly": retention.monthly,
-    }
-    return [f"--keep-{rule}={count}" for rule, count in counts.items() if count]
+def not_kept(there: Sequence[Manifest], retention: Retention, *, now: float) -> list[Manifest]:
+    """Those that no rule keeps, the oldest first; all of them are taken for verified.
+
+    The rule of ``sms overlay prune``, not that of ``borg prune``: what is kept here for its reason is kept there.
+    """
+    ordered = sorted(there, key=order)
+    candidates = [Candidate(at, one["taken"], True, one.get("reason", "")) for at, one in enumerate(ordered)]
+    return [ordered[one.number] for one in decide(candidates, retention, now=now) if not one.keep]
 
 
 def find(wanted: str, there: Sequence[Manifest]) -> list[Manifest]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,6 +82,12 @@ class Repository:
         unset = [word for name in theirs for word in ("-u", name)]
         own = [f"{name}={value}" for name, value in self.environment().items()]
         return ("env", *unset, *own, "borg", "--log-json", "--lock-wait", str(LOCK_WAIT_S), *words)
+
+    def by_hand(self, *words: str) -> str:
+        """A borg command with all that it needs, for a person's shell."""
+        own = self.environment()
+        names = ["BORG_PASSCOMMAND", "BORG_BASE_DIR", *([] if self.local else ["BORG_RSH"])]
+        return " ".join([*(f"{name}={shlex.quote(own[name])}" for name in names), shlex.join(["borg", *words])])
 
     def at(self, archive: str) -> str:
         """An archive, as borg names it."""
@@ -233,19 +240,17 @@ def create(
     return stats
 
 
-def prune(host: Host, repository: Repository, glob: str, keep: list[str]) -> int:
-    """Remove archives by rule, what killed runs left of theirs, and give the room back; say how many went.
+def remove(host: Host, repository: Repository, glob: str, names: Sequence[str]) -> None:
+    """Remove archives, and what killed runs left of those that match; give the room back.
 
     Raises:
         Busy, Refused, SmsError, Unreachable: as ``call``.
     """
     # Only now: until its archive is whole, the next run of borg finds its chunks in them.
     call(host, repository, "delete", "--glob-archives", f"{glob}.checkpoint*", repository.url)
-    listed = call(host, repository, "prune", "--list", "--glob-archives", glob, *keep, repository.url)
-    gone = sum("Pruning archive" in line for line in listed.stderr.decode(errors="replace").splitlines())
-    if gone:
+    if names:
+        call(host, repository, "delete", repository.url, *names)
         call(host, repository, "compact", repository.url)
-    return gone
 
 
 def extract_argv(repository: Repository, name: str) -> tuple[str, ...]:
@@ -293,6 +298,8 @@ TAKEN = (
     "Repository.AlreadyExists",
 )
 FULL = ("No space left on device", "Disk quota exceeded", "InsufficientFreeSpaceError", "StorageQuotaExceeded")
+TRACE = re.compile(r"^Traceback|^(Local|Remote) Exception|\nPlatform:", re.MULTILINE)
+"""What of borg's errors is for its makers."""
 BROKEN = ("IntegrityError", "CheckNeeded", "ObjectNotFound", "DecompressionError", "FileIntegrityError")
 
 
@@ -312,7 +319,7 @@ def why(host: Host, repository: Repository, status: int, lines: list[str]) -> Sm
     if "LockTimeout" in ids:
         return Busy(
             f"{name}: {url} is locked: another borg is at work on it",
-            hint=f"wait for it; if none runs on any host: borg break-lock {url}",
+            hint=f"wait for it; if none runs on any host: {repository.by_hand('break-lock', url)}",
         )
     if "Repository.ParentPathDoesNotExist" in ids:
         return Refused(f"{name}: the folder that {url} is to be made in is not there", hint="is its disk mounted?")
@@ -334,7 +341,7 @@ def why(host: Host, repository: Repository, status: int, lines: list[str]) -> Sm
     if any(word in " ".join(ids) or word in words for word in BROKEN):
         return SmsError(
             f"{name}: {url} is damaged: {_last(said)}",
-            hint=f"borg check {url}; then push everything anew: sms overlay push --all-missing --to borg",
+            hint=f"{repository.by_hand('check', '--repair', url)}; then: sms overlay push --all-missing --to borg",
         )
     result = Result(name, ("borg",), status, b"", words.encode())
     return CommandError(result, hint="nothing half made counts; run it again")
@@ -373,5 +380,12 @@ def _connection(host: Host, repository: Repository, words: str) -> SmsError:
 
 
 def _last(said: list[dict[str, Any]]) -> str:
-    errors = [str(one.get("message")) for one in said if one.get("levelname") in ("ERROR", "CRITICAL")]
-    return errors[-1].strip().splitlines()[-1] if errors and errors[-1].strip() else "it does not say why"
+    """The line that says what went wrong: not borg's traceback, nor the facts of the machine that follow it."""
+    texts = [str(one.get("message", "")).strip() for one in said if one.get("levelname") in ("ERROR", "CRITICAL")]
+    plain = [text for text in texts if text and not TRACE.search(text)]
+    for text in plain[-1:] or texts[-1:]:
+        # A traceback ends with the exception; what follows it begins with the platform.
+        lines = [line.strip() for line in text.partition("\nPlatform:")[0].splitlines() if line.strip()]
+        if lines:
+            return lines[-1]
+    return "it does not say why"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -20,7 +21,20 @@ from appliance.config.model import BorgRepository
 from appliance.errors import Busy, Refused, SmsError
 from appliance.flow.context import Cluster, open_cluster
 from appliance.flow.pull import list_elsewhere, pull
-from appliance.flow.push import FAILED, PRESENT, PUSHED, WOULD, Pushed, Wanted, push
+from appliance.flow.push import (
+    FAILED,
+    PRESENT,
+    PUSHED,
+    REMOVED,
+    WOULD,
+    WOULD_REMOVE,
+    Pushed,
+    Wanted,
+    exit_status,
+    push,
+    would_go,
+)
+from appliance.flow.snapshots import list_snapshots
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.progress import Silent
@@ -275,6 +289,7 @@ def test_what_is_refused(place: Place, name: str) -> None:
     failed = spoilt.failed()
     assert words in failed.error
     assert hint in failed.hint
+    assert exit_status([failed]) == 3, "as a pull has it"
     with pytest.raises(Refused, match=f"{words}|there is no repository"):
         list_elsewhere(spoilt.cluster, spoilt.host, "borg")
     after = sorted(str(path) for path in place.folder.rglob("*") if "/borg/" not in str(path))
@@ -405,8 +420,13 @@ def test_damage_in_the_repository_does_not_come_back(place: Place) -> None:
     other = place.elsewhere()
     with pytest.raises(SmsError) as caught:
         pull(other.cluster, other.host, "borg", "latest", Silent())
-    assert "is damaged" in caught.value.message
-    assert "borg check" in caught.value.hint
+    assert re.search(r"is damaged: .*(integrity|checksum|mismatch)", caught.value.message), caught.value.message
+    assert "SSH_ORIGINAL_COMMAND" not in caught.value.message
+    repository = place.folder / "repo"
+    assert f"borg check --repair {repository}; then: sms overlay push --all-missing" in caught.value.hint
+    command = caught.value.hint.partition(";")[0].replace("check --repair", "list --short")
+    listed = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert listed.stdout.startswith("sms-"), listed.stderr
     assert stores.numbers(other.store) == []
 
 
@@ -431,20 +451,20 @@ class Watched(Local):
             self.killed += 1
 
 
-@pytest.mark.parametrize("word", ["list", "init", "create", "delete", "prune", "compact"])
+@pytest.mark.parametrize("word", ["list", "init", "create", "delete", "compact"])
 def test_borg_is_killed_and_the_next_run_goes_on(either: Place, word: str) -> None:
     """At many moments of each of its commands; what counts can be read, and no lock is in the way."""
     either = either.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     either.add()
-    if word in ("delete", "prune", "compact"):
+    if word in ("delete", "compact"):
         either.pushed()
         either.add(seed=2)
     seen = 0
     delay_s = 0.15
     while seen < 8:
         watched = Watched(word, delay_s)
-        for one in replace(either, host=watched).push():
-            assert one.state in (PUSHED, PRESENT, FAILED)
+        for one in replace(either, host=watched).push(prune=True):
+            assert one.state in (PUSHED, PRESENT, REMOVED, FAILED)
         if not watched.killed:
             break
         seen += 1
@@ -454,13 +474,14 @@ def test_borg_is_killed_and_the_next_run_goes_on(either: Place, word: str) -> No
             either.borg("check", str(either.folder / "repo")) if (
                 either.folder / "repo" / "data" / "0"
             ).exists() else None
-        if word in ("delete", "prune", "compact"):
+        if word in ("delete", "compact"):
             either.add(seed=seen + 2)
             either = replace(either)
             break
     assert seen, "it was killed at least once"
-    (done,) = either.push()
-    assert done.state in (PUSHED, PRESENT), done
+    done = either.push(prune=True)
+    assert done[0].state in (PUSHED, PRESENT), done
+    assert len(either.numbers()) == 1
     assert either.numbers()[-1] == stores.numbers(either.store)[-1]
     either.assert_comes_back(either.numbers()[-1])
     either.borg("check", "--verify-data", str(either.folder / "repo"))
@@ -530,7 +551,14 @@ def test_the_repository_is_thinned_out_by_the_retention(place: Place) -> None:
     for seed in (1, 2, 3):
         place.add(seed=seed)
         place.pushed()
-    assert place.numbers() == [2, 3]
+    assert place.numbers() == [1, 2, 3], "who pushes one by hand removes none"
+    named = [(1, f"sms-{place.cluster.site.cluster}-000001-{place.store.find('1').manifest['uuid']}")]
+    for dry_run, state in ((True, WOULD_REMOVE), (False, REMOVED)):
+        done = place.push(all_missing=True, prune=True, dry_run=dry_run)
+        assert [one.state for one in done] == [state]
+        assert [(one.snapshot, one.name) for one in done] == named
+        assert place.numbers() == ([1, 2, 3] if dry_run else [2, 3])
+    assert place.push(all_missing=True, prune=True) == []
     assert place.push(all_missing=True) == [], "what it would remove again is not sent again"
     before = sum(path.stat().st_size for path in (place.folder / "repo" / "data").rglob("*") if path.is_file())
     assert before < 3 * 1_000_000, "the room was given back"
@@ -541,8 +569,41 @@ def test_a_clock_that_was_set_back_prunes_nothing_new(place: Place) -> None:
     place.add(seed=1, taken=1_800_000_000.0)
     place.pushed()
     place.add(seed=2, taken=1_000_000_000.0)
-    place.pushed()
+    assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
     assert place.numbers() == [2]
+
+
+def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
+    """It was sent and removed by turns, for ever."""
+    place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    day, now = 86400, time.time()
+    place.add(seed=1, taken=now - 40 * day, reason="before restore of 8")
+    place.add(seed=2, taken=now - 2 * day, reason="before restore of 9")
+    place.add(seed=3, taken=now - day)
+    place.add(seed=4, taken=now)
+    assert [(one.snapshot, one.state) for one in place.push(all_missing=True, prune=True)] == [(2, PUSHED), (4, PUSHED)]
+    for _ in range(2):
+        assert place.push(all_missing=True, prune=True) == []
+        assert place.numbers() == [2, 4]
+
+
+def test_a_standby_is_thinned_out_when_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    standby = replace(place.elsewhere(), host=Local("host-b"))
+    monkeypatch.setattr("appliance.flow.push.find_host", lambda *_: standby.host)
+    monkeypatch.setattr("appliance.flow.push.choose_targets", lambda *_: ["host-b"])
+    for seed in (1, 2):
+        place.add(seed=seed)
+    listed = list_snapshots(place.cluster, place.host)
+    assert would_go(place.cluster, listed, [{**listed.snapshots[-1], "number": 2}]) == [1, 2]
+    # Both "hosts" are this one, and share its store here: all of it is there, and one is thinned out.
+    done = push(place.cluster, place.host, Wanted(prune=True, dry_run=True), [], Silent())
+    assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, WOULD_REMOVE)]
+    assert stores.numbers(place.store) == [1, 2]
+    done = push(place.cluster, place.host, Wanted(prune=True), [], Silent())
+    assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, REMOVED)]
+    assert stores.numbers(place.store) == [2]
+    assert [one.state for one in push(place.cluster, place.host, Wanted(prune=True), [], Silent())] == [PRESENT]
 
 
 def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
@@ -568,7 +629,7 @@ def test_archives_of_others_are_left_alone(place: Place) -> None:
     place.borg("create", f"{place.folder}/repo::sms-{name}-000009-{uuid}.checkpoint", str(place.passphrase))
     assert place.numbers() == [1]
     place.add(seed=2)
-    place.pushed()
+    assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
     listed = place.borg("list", "--short", f"{place.folder}/repo").stdout.split()
     assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest['uuid']}"])
 
@@ -583,7 +644,8 @@ def test_what_is_pulled_is_named(place: Place) -> None:
     assert pull(other.cluster, other.host, "borg", one.manifest["uuid"][:8], Silent(), dry_run=True).number == 0
     stores.add_snapshot(other.store, [b"x" * CHUNK], cluster=other.cluster.site.cluster, uuid="f" * 36)
     done = pull(other.cluster, other.host, "borg", "latest", Silent())
-    assert (done.number, done.notes) == (2, ("it is number 2 there: 1 is another one",))
+    assert (done.snapshot, done.number) == (1, 2)
+    assert done.bytes == one.manifest["used_bytes"] < one.manifest["size"]
 
 
 def test_over_ssh_the_connection_is_cut(far: Place, server: Server) -> None:  # noqa: F811

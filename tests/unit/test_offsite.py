@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appliance.cli.overlay.push import lines
+from appliance.cli.screen import Shown
 from appliance.config.model import Retention
-from appliance.errors import Busy, Refused, SmsError
+from appliance.errors import Busy, ConfigError, Refused, SmsError
+from appliance.flow.context import open_cluster
+from appliance.flow.pull import list_elsewhere
+from appliance.flow.push import FAILED, PRESENT, PUSHED, REMOVED, WOULD_REMOVE, Pushed, choose_targets, exit_status
 from appliance.host.base import Unreachable
 from appliance.host.fake import Fake
 from appliance.plan import offsite
+from appliance.progress import Silent
 from appliance.tools import borg
 from appliance.tools.borg import Repository
 
+FAR = Repository("ssh://borg@far:2222/srv/r", "/etc/sms/borg pass", "/base", "/key", "/known")
+SITE = Path(__file__).parents[1] / "golden" / "sites" / "debian-12.yaml"
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 NONE = Retention(last=1, hourly=0, daily=0, weekly=0, monthly=0)
 ALL = Retention(last=100, hourly=0, daily=0, weekly=0, monthly=0)
@@ -91,16 +101,55 @@ def test_what_is_meant(wanted: str, found: list[int]) -> None:
     assert [manifest["number"] for manifest in offsite.find(wanted, there)] == found
 
 
-def test_the_retention_as_borg_has_it() -> None:
-    assert offsite.prune_options(Retention(weekly=0)) == [
-        "--keep-last=3",
-        "--keep-hourly=24",
-        "--keep-daily=7",
-        "--keep-monthly=6",
-    ]
+def test_what_is_not_kept_there_is_not_sent_there() -> None:
+    """A fixed point: nothing that was sent goes again, and nothing that went is sent again."""
+    day = 86400.0
+    kept = one(2, taken=95 * day, reason="before restore of 1")
+    old = one(1, taken=60 * day, reason="before restore of 9")
+    here = [old, kept, one(3, taken=96 * day), one(4, taken=97 * day)]
+    now = 100 * day
+    assert [found["number"] for found in offsite.missing(here, [], NONE, now=now)] == [2, 4]
+    assert [found["number"] for found in offsite.not_kept(here, NONE, now=now)] == [1, 3]
+    there = offsite.missing(here, [], NONE, now=now)
+    assert offsite.not_kept(there, NONE, now=now) == []
+    assert offsite.missing(here, there, NONE, now=now) == []
+    later = 95 * day + 31 * day
+    assert [found["number"] for found in offsite.not_kept(there, NONE, now=later)] == [2]
+    assert [found["number"] for found in offsite.missing(here, there[1:], NONE, now=later)] == []
 
 
-FAR = Repository("ssh://borg@far:2222/srv/r", "/etc/sms/borg pass", "/base", "/key", "/known")
+def words(msgid: str, message: str = "m", level: str = "ERROR") -> str:
+    return json.dumps({"type": "log_message", "levelname": level, "message": message, "msgid": msgid})
+
+
+TRACE = (
+    'Traceback (most recent call last):\n  File "/usr/lib/borg/archiver.py", line 5213, in main\n'
+    "borg.repository.ObjectNotFound: Object 12 not found\n\n"
+    "Platform: Linux far 6.1\nSSH_ORIGINAL_COMMAND: None\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [words("IntegrityError", "Data integrity error: Segment entry checksum mismatch"), words("", TRACE)],
+            "host-a: ssh://borg@far:2222/srv/r is damaged: Data integrity error: Segment entry checksum mismatch",
+        ),
+        (
+            [words("", "Local Exception"), words("", TRACE)],
+            "host-a: ssh://borg@far:2222/srv/r is damaged: borg.repository.ObjectNotFound: Object 12 not found",
+        ),
+    ],
+)
+def test_damage_is_told_by_the_line_that_says_what(lines: list[str], said: str) -> None:
+    error = borg.why(Fake({}, name="host-a"), FAR, 2, lines)
+    assert error.message == said
+    command, _, then = error.hint.partition("; then: ")
+    assert then == "sms overlay push --all-missing --to borg"
+    told = dict(word.split("=", 1) for word in shlex.split(command)[:3])
+    assert told == {name: FAR.environment()[name] for name in ("BORG_PASSCOMMAND", "BORG_BASE_DIR", "BORG_RSH")}
+    assert shlex.split(command)[3:] == ["borg", "check", "--repair", FAR.url]
 
 
 def test_borg_is_told_nothing_secret_and_asks_nothing() -> None:
@@ -111,10 +160,6 @@ def test_borg_is_told_nothing_secret_and_asks_nothing() -> None:
     argv = FAR.argv("list", FAR.url)
     assert argv[0] == "env" and argv[-2:] == ("list", FAR.url)
     assert "BORG_PASSPHRASE" in argv and not any(word.startswith("BORG_PASSPHRASE=") for word in argv)
-
-
-def words(msgid: str, message: str = "m", level: str = "ERROR") -> str:
-    return json.dumps({"type": "log_message", "levelname": level, "message": message, "msgid": msgid})
 
 
 REMOTE = '{"type": "log_message", "levelname": "WARNING", "message": "Remote: %s"}'
@@ -169,3 +214,58 @@ def test_which_borg_works(version: str, fine: bool) -> None:
 def test_a_passphrase_that_is_none(stat: str) -> None:
     with pytest.raises(Refused):
         borg.check_ready(Fake({("sh",): (0, "borg 1.2.4"), ("stat",): (0, stat)}), FAR)
+
+
+@pytest.mark.parametrize(
+    ("done", "line"),
+    [
+        (Pushed("host-b", 28, PUSHED, "28", 5 << 20, 1.25), "snapshot 28 is at host-b now, 5.0 MiB new there, 1.2 s"),
+        (
+            Pushed("host-b", 43, PUSHED, "44", 5 << 20, 1.25),
+            "snapshot 43 is at host-b now as number 44 there (43 is another one), 5.0 MiB new there, 1.2 s",
+        ),
+        (Pushed("host-b", 28, PRESENT, "28"), "snapshot 28 is at host-b already"),
+        (Pushed("borg", 28, PRESENT, "sms-a-000028-u"), "snapshot 28 is at borg already: sms-a-000028-u"),
+        (Pushed("host-b", 3, REMOVED, "3"), "number 3 at host-b is removed there, for no rule keeps it"),
+        (
+            Pushed("borg", 3, WOULD_REMOVE, "sms-a-000003-u"),
+            "number 3 at borg would be removed there, for no rule keeps it (sms-a-000003-u)",
+        ),
+    ],
+)
+def test_what_became_of_it_is_one_plain_line(done: Pushed, line: str) -> None:
+    assert list(lines([done])) == [line]
+
+
+def test_exit_statuses_are_those_of_a_pull() -> None:
+    refused, broken = (Pushed("borg", 0, FAILED, status=status) for status in (3, 1))
+    present, pushed = Pushed("host-b", 1, PRESENT, "1"), Pushed("host-b", 1, PUSHED, "1")
+    assert exit_status([]) == exit_status([present, pushed]) == 0
+    assert exit_status([refused]) == exit_status([present, refused, refused]) == 3
+    assert exit_status([refused, broken]) == exit_status([broken]) == 1
+    assert exit_status([pushed, refused]) == 1, "something was changed"
+
+
+def test_who_pulls_from_here_is_told_of_the_option_that_was_meant() -> None:
+    cluster = open_cluster(SITE, None, Silent())
+    name = cluster.site.admin_hosts[0].name
+    for option in ("--to", "--from"):
+        with pytest.raises(Refused) as caught:
+            choose_targets(cluster, name, [name], option=option)
+        assert caught.value.hint == f"name another one with {option}"
+        with pytest.raises(ConfigError) as wrong:
+            choose_targets(cluster, name, ["nowhere"], option=option)
+        assert wrong.value.hint.endswith(f"or {option} borg")
+    with pytest.raises(Refused, match=f"on {name} already") as pulled:
+        list_elsewhere(cluster, Fake({}, name=name), name)
+    assert "--from" in pulled.value.hint
+
+
+def test_progress_of_less_than_a_mebibyte_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with Shown().step("small") as step:
+        for done in (0, 500_000):
+            step.moved(done, 500_000)
+    with Shown().step("large") as step:
+        step.moved(1 << 20, 2 << 20)
+    small, large = capsys.readouterr().err.splitlines()
+    assert "MiB" not in small and "large: 1 of 2 MiB" in large

@@ -373,7 +373,7 @@ def test_pushes_follow_and_each_is_told_of_by_itself(
     asked, pruned = [], []
 
     def push(_: Cluster, host: Host, wanted: push_flow.Wanted, targets: list[str], *__: object) -> list[Any]:
-        asked.append((host.name, wanted.all_missing, *targets))
+        asked.append((host.name, wanted.all_missing, wanted.prune, *targets))
         state = push_flow.FAILED if targets == ["admin-2"] else push_flow.PUSHED
         return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
 
@@ -383,7 +383,7 @@ def test_pushes_follow_and_each_is_told_of_by_itself(
     monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
     take(None)
     done = run(cluster, Here())
-    assert asked == [(NAME, True, name) for name in ("borg", "admin-2", "admin-3")]
+    assert asked == [(NAME, True, True, "borg"), (NAME, True, False, "admin-2"), (NAME, True, False, "admin-3")]
     assert pruned == [NAME, "admin-3"]
     assert done and (done.ok, done.number, done.error) == (False, 1, "push to admin-2: snapshot 1: no way there")
 

@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Pull."""
     from dataclasses import asdict
 
+    from appliance.cli.overlay.push import as_number
     from appliance.cli.overlay.view import size
     from appliance.cli.screen import out, print_json, progress
     from appliance.flow.pull import pull
@@ -61,13 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     what = f"snapshot {done.snapshot} of {done.source}"
     if done.present:
-        out.print(f"{what} is on {host.name} already: number {done.number}", markup=False)
+        out.print(f"{what} is on {host.name} already{as_number(done.snapshot, str(done.number), 'here')}", markup=False)
     elif arguments.dry_run:
         out.print(f"{what} would come to {host.name}", markup=False)
     else:
-        out.print(f"{what} is number {done.number} on {host.name} now, {size(done.bytes)} came", markup=False)
-    for note in done.notes:
-        out.print(f"  note: {note}", markup=False)
+        number = as_number(done.snapshot, str(done.number), "here")
+        out.print(f"{what} is on {host.name} now{number}, {size(done.bytes)} came", markup=False)
     return 0
 
 

@@ -15,7 +15,8 @@ EXAMPLES = """\
   sms overlay push                        the newest verified one, to all that the site file names
   sms overlay push --all-missing -n       say what would go where
   sms overlay push 42 --to borg           one of them, to the Borg repository
-  sms overlay push latest --to host-b     into the snapshot store of another admin host"""
+  sms overlay push latest --to host-b     into the snapshot store of another admin host
+  sms overlay push --all-missing --prune  then thin out there by the site's rule, as scheduled runs do"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -37,8 +38,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--to", action="append", default=[], type=filled, metavar="TARGET", help="borg, or an admin host; repeatable"
     )
+    parser.add_argument(
+        "--prune", action="store_true", help="then remove there what `retention:` of the site file does not keep"
+    )
     add_host(parser)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be pushed")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be pushed and removed")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -49,19 +53,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.errors import ConfigError
-    from appliance.flow.push import FAILED, Wanted, push
+    from appliance.flow.push import Wanted, exit_status, push
 
     if arguments.snapshot and arguments.all_missing:
         raise ConfigError("a snapshot and --all-missing", hint="give one of them")
     cluster, host = open_target(arguments)
-    wanted = Wanted(arguments.snapshot or "latest", all_missing=arguments.all_missing, dry_run=arguments.dry_run)
+    wanted = Wanted(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
     done = push(cluster, host, wanted, arguments.to, progress(arguments.quiet))
     if arguments.json:
         print_json([asdict(one) for one in done])
     else:
         for line in lines(done):
             out.print(line)
-    return 1 if any(one.state == FAILED for one in done) else 0
+    return exit_status(done)
 
 
 def lines(done: list[Pushed]) -> Iterator[str]:
@@ -69,7 +73,7 @@ def lines(done: list[Pushed]) -> Iterator[str]:
     from rich.markup import escape
 
     from appliance.cli.overlay.view import size
-    from appliance.flow.push import FAILED, PRESENT, PUSHED
+    from appliance.flow.push import FAILED, PRESENT, PUSHED, REMOVED, WOULD_REMOVE
 
     for one in done:
         what = f"snapshot {one.snapshot}" if one.snapshot else "nothing"
@@ -78,15 +82,24 @@ def lines(done: list[Pushed]) -> Iterator[str]:
             if one.hint:
                 yield f"  hint: {escape(one.hint)}"
         elif one.state == PRESENT:
-            yield f"{what} is at {escape(one.target)} already: {escape(one.name)}"
+            yield f"{what} is at {escape(one.target)} already{escape(as_number(one.snapshot, one.name, 'there'))}"
         elif one.state == PUSHED:
             yield (
-                f"{what} is at {escape(one.target)} now: {escape(one.name)}, {size(one.bytes)} new there, "
-                f"{one.seconds:.1f} s"
+                f"{what} is at {escape(one.target)} now{escape(as_number(one.snapshot, one.name, 'there'))}, "
+                f"{size(one.bytes)} new there, {one.seconds:.1f} s"
             )
+        elif one.state in (REMOVED, WOULD_REMOVE):
+            word = "would be removed" if one.state == WOULD_REMOVE else "is removed"
+            name = "" if one.name.isdecimal() else f" ({escape(one.name)})"
+            yield f"number {one.snapshot} at {escape(one.target)} {word} there, for no rule keeps it{name}"
         else:
             yield f"{what} would go to {escape(one.target)}: {size(one.bytes)} at most"
-        for note in one.notes:
-            yield f"  note: {escape(note)}"
     if not done:
         yield "nothing is missing there"
+
+
+def as_number(number: int, name: str, where: str) -> str:
+    """What a snapshot is called where it has gone, when it is not by the number that it had; an archive's name."""
+    if not name.isdecimal():
+        return f": {name}" if name else ""
+    return "" if int(name) == number else f" as number {name} {where} ({number} is another one)"
