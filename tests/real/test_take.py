@@ -303,7 +303,7 @@ freeze = take.Taking._freeze
 take.Taking._freeze = lambda self, loop, work: freeze(self, loop, lambda: (work(), time.sleep(30))[0])
 """
     began = time.monotonic()
-    process = subprocess.Popen(["sh", "-c", "sleep 1.2; time -p touch $1", "t", str(overlay.upper / "t")])
+    process = subprocess.Popen(["sh", "-c", "sleep 1.2; touch $1", "t", str(overlay.upper / "t")])
     said = overlay.ask("take", before=slow.replace("30", "3"), freeze_limit_s=1)
     assert said.status == 1
     assert "writers waited longer than 1 s" in said.last["message"]
