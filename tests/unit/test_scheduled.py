@@ -204,6 +204,7 @@ def record(cluster: Cluster) -> Run | None:
     return read_run(path.read_bytes()) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_a_run_is_written_down_and_prunes(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(None)
@@ -218,6 +219,7 @@ def test_a_run_is_written_down_and_prunes(cluster: Cluster, take: Any) -> None:
     assert host.log == host.mails == []
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_once_a_day_and_its_end_as_well(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(SmsError("the file system is full", hint="sms overlay prune"))
@@ -302,6 +304,7 @@ def test_a_prune_that_meets_a_reader_is_noted_only(cluster: Cluster, take: Any) 
     assert "are being read" in done.notes[0] and done.notes[0].startswith("prune: ")
 
 
+@pytest.mark.slow
 def test_prunes_that_meet_readers_again_and_again_are_told(
     cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +324,7 @@ def test_prunes_that_meet_readers_again_and_again_are_told(
     assert "well again" in host.mails[1]
 
 
+@pytest.mark.slow
 def test_the_first_run_after_a_gap_tells_of_it(cluster: Cluster, take: Any, with_schedule: Any) -> None:
     host = Here()
     with_schedule(cluster.site)
@@ -416,6 +420,7 @@ def test_status_of_a_site_without_a_schedule(cluster: Cluster) -> None:
     assert found.newest and found.newest["number"] == 2 and 604000 < found.newest["age_s"] < 605000
 
 
+@pytest.mark.slow
 def test_status_with_a_schedule(cluster: Cluster, with_schedule: Any, take: Any) -> None:
     host = Here()
     with_schedule(cluster.site)

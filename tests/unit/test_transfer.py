@@ -29,6 +29,8 @@ from appliance.tools import agent
 from tests import stores
 from tests.conftest import find_tool
 
+pytestmark = pytest.mark.slow  # each starts agents, and kills them
+
 HOOKED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
