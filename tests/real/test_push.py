@@ -648,14 +648,34 @@ def test_what_is_pulled_is_named(place: Place) -> None:
     assert done.bytes == one.manifest["used_bytes"] < one.manifest["size"]
 
 
+def repository_bytes(place: Place) -> int:
+    """What its segments take; borg may remove one meanwhile."""
+    total = 0
+    for path in (place.folder / "repo" / "data").rglob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
+
+
 def test_over_ssh_the_connection_is_cut(far: Place, server: Server) -> None:  # noqa: F811
     far.add()
     far.pushed()
     keep_image(
         far.store, make_image(far.folder / "big.img", seed=7, size_mb=400, files=900), cluster=far.cluster.site.cluster
     )
-    threading.Timer(2.5, server.signal, (signal.SIGKILL,)).start()
+    before = repository_bytes(far)
+
+    def cut() -> None:
+        while repository_bytes(far) < before + 20_000_000:
+            time.sleep(0.02)
+        server.signal(signal.SIGKILL)
+
+    thread = threading.Thread(target=cut, daemon=True)
+    thread.start()
     failed = far.failed()
+    thread.join()
     assert "broke" in failed.error, failed
     assert far.numbers() == [1]
     far.pushed()
