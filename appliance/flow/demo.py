@@ -87,6 +87,7 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
             check("the outside, through the container's NAT", lambda: fetch_outside(node))
             check("a node's syslog arrives in the container", lambda: syslog_arrives(lab, other))
             check("a node's clock follows the container", lambda: clock_follows(node))
+        check("a snapshot of all it has written, while it runs", lambda: snapshot_holds(lab))
         check("what must never stop, by the traffic of all this", lambda: time_critical(capture))
     return shown
 
