@@ -40,15 +40,12 @@ from tests.unit.test_stream import (  # noqa: F401  the same must be true over S
 pytestmark = pytest.mark.real
 
 GIGABYTE = 1 << 30
-SLOWEST = 40 << 20
-"""Bytes a second: a Gbit/s link has three times as many, and a busy test machine must not fail this."""
 
 
 @pytest.mark.parametrize("far", [False, True], ids=["here", "over SSH"])
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_a_gigabyte_flows(server: Server, way: str, far: bool) -> None:  # noqa: F811
     one: Host = server.host() if far else Local()
-    began = time.monotonic()
     script = f"head -c {GIGABYTE} /dev/zero" if way == "out" else "cat >/dev/null"
     with one.stream("sh", "-c", script) as stream:
         if way == "out":
@@ -56,9 +53,6 @@ def test_a_gigabyte_flows(server: Server, way: str, far: bool) -> None:  # noqa:
         else:
             feed(stream, GIGABYTE).join()
         assert stream.result().status == 0
-    rate = GIGABYTE / (time.monotonic() - began)
-    print(f"{way}, {'SSH' if far else 'here'}: {rate / 1e6:.0f} MB/s")
-    assert rate > SLOWEST
     if isinstance(one, Ssh):
         one.close()
 
