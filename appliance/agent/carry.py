@@ -5,7 +5,7 @@ import os
 from typing import Any, Dict, Iterator, List, Tuple
 
 from appliance.agent import words
-from appliance.agent.keep import sync_folder
+from appliance.agent.store import sync_folder
 from appliance.agent.words import Problem, field
 
 BLOCK = 1 << 20

@@ -11,7 +11,7 @@ from appliance.agent.check import check, run_e2fsck, write_all
 from appliance.agent.clone import share
 from appliance.agent.freeze import find_loops
 from appliance.agent.source import WORKERS
-from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full, sync_folder
 from appliance.agent.words import Problem, field
 
 TOLD = 20
@@ -209,10 +209,3 @@ def lay_out(reader: Reader, path: str) -> None:
         raise full(error, path)
     finally:
         os.close(descriptor)
-
-
-def sync_folder(path: str) -> None:
-    """A renaming in a folder goes to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    os.fsync(descriptor)
-    os.close(descriptor)

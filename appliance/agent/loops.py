@@ -96,14 +96,3 @@ def _wait_until_gone(path: str) -> None:
         if time.monotonic() > deadline:
             raise Problem("%s does not let go of the copy" % path, "who uses it? `losetup -l`; then run this again")
         time.sleep(0.01)
-
-
-def sweep_mount_points(folder: str = "/run/sms") -> None:
-    """Remove the empty folders that runs have left which were killed; their mounts have ended with them."""
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        parts = name.split("-")
-        if parts[0] == "agent" and len(parts) == 3 and parts[1].isdigit() and not os.path.exists("/proc/" + parts[1]):
-            try:
-                os.rmdir(os.path.join(folder, name))
-            except OSError:
-                pass

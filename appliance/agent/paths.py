@@ -12,11 +12,10 @@ from appliance.agent.check import run_e2fsck
 from appliance.agent.clone import copy_into
 from appliance.agent.copier import CARRIED, Copier, Counts, free_folder, remove, set_flags
 from appliance.agent.freeze import find_loops, private_mounts, sync_file_system
-from appliance.agent.keep import sync_folder
-from appliance.agent.loops import image_mounted, sweep_mount_points
+from appliance.agent.loops import image_mounted
 from appliance.agent.names import Ladder, Names, kind_of, outermost, show, split_path
 from appliance.agent.sides import Past, open_past, open_root
-from appliance.agent.store import Snapshot, Store, full
+from appliance.agent.store import Snapshot, Store, full, sync_folder
 from appliance.agent.tree import OPAQUE, State, descend, has, look
 from appliance.agent.words import Problem, field
 
@@ -126,8 +125,7 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def begin() -> None:
-    """What a killed run has left goes; mounts are ours alone; modes are as they are given."""
-    sweep_mount_points()
+    """Mounts are ours alone; modes are as they are given."""
     private_mounts()
     os.umask(0)
 

@@ -380,7 +380,7 @@ class Store:
         os.rename(folder, final)
         # One that comes from elsewhere has its number from there.
         self.replace("counter", b"%d\n" % max(number, self._last()))
-        self.sync_folder()
+        sync_folder(self.root)
         return self._load(number)
 
     def replace(self, name: str, data: bytes) -> None:
@@ -398,21 +398,10 @@ class Store:
         Raises:
             Problem: the disk refused some of it.
         """
-        from appliance.agent.freeze import sync_file_system
-
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            sync_file_system(descriptor)
+            sync_system(self.root)
         except OSError as error:
             raise full(error, self.root)
-        finally:
-            os.close(descriptor)
-
-    def sync_folder(self) -> None:
-        """A renaming in the store goes to the disk."""
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
     def set_health(self, snapshot: Snapshot, damage: List[str]) -> None:
         """Write down what a check of it has found."""
@@ -455,7 +444,7 @@ class Store:
         """Take a snapshot away; from the first moment on it does not count. Its chunks stay until ``sweep``."""
         path = os.path.join(self.root, ORDER % number)
         os.rename(path, path + PARTIAL)
-        self.sync_folder()
+        sync_folder(self.root)
         shutil.rmtree(path + PARTIAL)
 
     def sweep(self) -> Tuple[int, int]:
@@ -508,6 +497,26 @@ def full(error: OSError, path: str) -> Problem:
             "the file system of %s is full" % path, "`sms overlay prune` makes room; nothing that counted is lost"
         )
     return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()))
+
+
+def sync_folder(path: str) -> None:
+    """A renaming in a folder goes to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_system(path: str) -> None:
+    """All that is written on the file system of a folder goes to its disk."""
+    from appliance.agent.freeze import sync_file_system  # ctypes takes long, and who only reads needs none
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file_system(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: str) -> None:
