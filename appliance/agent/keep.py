@@ -70,7 +70,7 @@ def reread(request: Dict[str, Any]) -> Dict[str, Any]:
             with Reader(newest) as reader:
                 damage = _read_all(store, reader, set())
         except Damage as error:
-            damage = [error.message]
+            damage = [error.what]
         if damage:
             store.set_health(newest, damage)
         store.replace("reread", b"")
@@ -82,7 +82,7 @@ def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dic
     try:
         reader = Reader(snapshot)
     except Damage as error:
-        return [error.message]
+        return [error.what]
     with reader:
         if reader.image is not None:
             good = set()
@@ -92,7 +92,7 @@ def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dic
         try:
             found = check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
         except Damage as error:
-            return [error.message]
+            return [error.what]
         return ["e2fsck had to mend it"] if found.fixed else []
 
 
@@ -106,7 +106,7 @@ def _read_all(store: Store, reader: Reader, good: Set[bytes]) -> List[str]:
         try:
             reader.read(number)
         except Damage as error:
-            return number, error.message
+            return number, error.what
         return number, ""
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -114,7 +114,7 @@ def _read_all(store: Store, reader: Reader, good: Set[bytes]) -> List[str]:
             if wrong:
                 if reader.image is None:
                     store.set_aside(reader.digest(number))
-                if len(damage) < TOLD:
+                if len(damage) < TOLD and wrong not in damage:
                     damage.append(wrong)
             else:
                 good.add(reader.digest(number))
@@ -146,7 +146,7 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
                 if status:
                     raise snapshot.damaged(said)
             except Damage as error:
-                store.set_health(snapshot, [error.message])
+                store.set_health(snapshot, [error.what])
                 raise
             if os.path.exists(target):
                 _widen(beside, os.stat(target).st_size)

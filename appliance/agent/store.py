@@ -50,6 +50,11 @@ def count_chunks(size: int) -> int:
 class Damage(Problem):
     """Something stored is not what was stored."""
 
+    @property
+    def what(self) -> str:
+        """What is wrong, without the number of the snapshot."""
+        return self.message.partition(" is damaged: ")[2] or self.message
+
 
 class Snapshot(NamedTuple):
     """One that counts."""

@@ -150,7 +150,7 @@ class Sound:
             raise self._noted(error)
 
     def _noted(self, error: Damage) -> Damage:
-        self.store.set_health(self.snapshot, [error.message.partition(" is damaged: ")[2] or error.message])
+        self.store.set_health(self.snapshot, [error.what])
         return error
 
 

@@ -136,7 +136,7 @@ def reread_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
     """
     said = agent.ask(host, "reread", {"store": store(cluster), "every_s": REREAD_EVERY_S}, progress)
     if said["damage"]:
-        raise SmsError(said["damage"][0], hint="sms overlay verify --all")
+        raise SmsError(f"snapshot {said['number']} is damaged: {said['damage'][0]}", hint="sms overlay verify --all")
 
 
 def look_for_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
