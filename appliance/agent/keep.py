@@ -168,8 +168,10 @@ def _widen(path: str, size: int) -> None:
     if os.stat(path).st_size >= size:
         return
     os.truncate(path, size)
+    # -f: it asks for a check made after the last mount, by the second; e2fsck has read this very image just now, and
+    # wrote nothing down.
     done = subprocess.Popen(
-        ["resize2fs", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ["resize2fs", "-f", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     said = done.communicate()[0].decode(errors="replace").strip()
     if done.returncode:
