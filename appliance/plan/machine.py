@@ -23,6 +23,7 @@ class Places:
     snapshots: PurePosixPath
     lease: PurePosixPath
     journal: PurePosixPath
+    history: PurePosixPath
     lock: PurePosixPath
     public_keys: PurePosixPath
     borg: PurePosixPath
@@ -45,6 +46,7 @@ def places(site: Site) -> Places:
         # Beside the overlay: where hosts share the one they share the other.
         lease=overlays / f"{site.cluster}.lease",
         journal=state / "journal",
+        history=state / "journal" / f"{site.cluster}.history",
         lock=PurePosixPath("/run/sms") / f"{site.cluster}.lock",
         public_keys=state / "keys",
         # Its cache, and what it remembers of repositories.
