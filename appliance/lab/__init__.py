@@ -12,9 +12,9 @@ from appliance.host.netns import Netns
 from appliance.lab.down import down
 from appliance.lab.journal import Journal, alive, read_journal
 from appliance.lab.layout import Layout
-from appliance.lab.up import up, wait_ready
+from appliance.lab.up import put_up_cables, up, up_planned, wait_ready
 
-__all__ = ["Lab", "Layout", "down", "up", "wait_ready"]
+__all__ = ["Lab", "Layout", "down", "put_up_cables", "up", "up_planned", "wait_ready"]
 
 
 class Lab:

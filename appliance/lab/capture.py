@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.errors import ConfigError
 from appliance.host.local import Local
-from appliance.lab.layout import BRIDGES, PROVISIONING, Layout
+from appliance.lab.layout import PROVISIONING, Layout
 
 SWITCH = "switch"
 
@@ -27,7 +27,7 @@ def listener(layout: Layout, place: str) -> tuple[Local, str]:
         )
     found = {host.name: host for host in layout.hosts}.get(place)
     # What a carrier sends itself passes its bridge, not its cable alone.
-    interface = found.interface(PROVISIONING) if found and found.kind == "node" else BRIDGES[PROVISIONING]
+    interface = found.interface(PROVISIONING) if found and found.kind == "node" else layout.plan.bridges[PROVISIONING]
     return in_network(place, f"/run/netns/{layout.namespace(place)}"), interface
 
 

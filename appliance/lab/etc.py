@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.lab import render
 from appliance.lab.journal import busy
-from appliance.lab.layout import Layout
+from appliance.lab.layout import ALICE, ALICE_GROUP, Layout
 
 # $1 the lab's folder on disk, then the hosts that get an SSH key. Makes what is missing only.
 KEYS = """
@@ -32,8 +32,8 @@ def make_etc(layout: Layout) -> render.Keys:
     for path, text in {
         "sms.yaml": render.site_file(layout),
         "known_hosts": render.known_hosts(layout, public),
-        "passwd": render.ALICE + "\n",
-        "group": render.ALICE_GROUP + "\n",
+        "passwd": ALICE + "\n",
+        "group": ALICE_GROUP + "\n",
     }.items():
         busy(layout.name).write(str(layout.etc / path), text.encode())
     keys = layout.etc / "keys"

@@ -12,26 +12,28 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from appliance.errors import Refused
 from appliance.host.base import CommandError
 from appliance.host.local import Local
-from appliance.lab.layout import LOCKS, RUNNING, Layout
+from appliance.lab.layout import LOCKS, RUNNING, USUAL, Layout, Plan
 
 
 @dataclass(frozen=True)
 class Journal:
-    """A lab: ``pids`` (each host's first process) is empty until all of it stands."""
+    """A lab: ``pids`` (each host's first process) is empty until all of it stands; ``plan``: not the usual one."""
 
     name: str
     nodes: int
     digest: str = ""
     pids: dict[str, int] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
 
     @property
     def layout(self) -> Layout:
         """What there is by these names."""
-        return Layout(self.name, self.nodes)
+        return Layout(self.name, self.nodes, Plan.from_dict(self.plan) if self.plan else USUAL)
 
     def write(self) -> None:
         """To disk, before what it says is begun."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from appliance.errors import ConfigError
 
@@ -24,6 +25,8 @@ GATEWAY = {PROVISIONING: "10.77.0.1", PUBLIC: "10.78.0.254"}
 CONTAINER_ADDRESSES = {PROVISIONING: "10.77.0.1", PUBLIC: "10.78.0.2"}
 BRIDGES = {PROVISIONING: "br-prov", PUBLIC: "br-pub"}
 MAX_NODES = 100
+ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
+ALICE_GROUP = "alice:x:2000:"
 
 
 @dataclass(frozen=True)
@@ -31,38 +34,91 @@ class LabHost:
     """One host of the lab.
 
     ``kind`` is ``carrier`` (an admin host that can carry the container), ``admin`` (where a person
-    sits), ``node`` (a compute node) or ``outside`` (the world beyond the public network).
+    sits), ``node`` (a compute node) or ``outside`` (the world beyond the public network). ``addresses`` by network: an
+    empty one is a cable without an address. ``tag`` stands in names of interfaces, which are short. ``more``: pairs of
+    a network, or ``lo``, and an address with its prefix that it has besides.
     """
 
     name: str
     kind: str
     addresses: dict[str, str]
+    tag: str = ""
+    more: tuple[tuple[str, str], ...] = ()
 
     @property
     def own_root(self) -> bool:
         """Whether it runs on the compute nodes' root, not on this machine's."""
         return self.kind in ("node", "outside")
 
-    @property
-    def gateway(self) -> str | None:
-        """Where its packets to elsewhere go."""
-        return None if self.kind == "outside" else GATEWAY[PROVISIONING if self.kind == "node" else PUBLIC]
-
     def interface(self, network: str) -> str:
         """The interface of its own that leads to the network's switch."""
-        return {PROVISIONING: "prov0", PUBLIC: "pub0"}[network] if self.kind == "carrier" else "eth0"
+        several = self.kind == "carrier" or len(self.addresses) > 1
+        return {PROVISIONING: "prov0", PUBLIC: "pub0"}[network] if several else "eth0"
 
     def port(self, network: str) -> str:
         """The switch's end of that cable."""
-        return f"{'p' if network == PROVISIONING else 'u'}-{self.name}"
+        return f"{'p' if network == PROVISIONING else 'u'}-{self.tag or self.name}"
+
+    def mac(self, network: str) -> str:
+        """The MAC of its interface there."""
+        address = self.addresses[network]
+        return mac(address) if address else {PROVISIONING: "02:01:00:00:00:01", PUBLIC: "02:01:00:00:00:02"}[network]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The networks of a lab, and who is in it; the usual lab's where nothing else is said.
+
+    Addresses, bridges, gateways and prefix lengths by network, ``addresses`` being the container's. ``hosts``: none
+    are the usual ones. ``held``: nodes' cables are down until somebody puts them up. ``disk``: where it keeps things,
+    a folder of its name below ``DISK`` when empty. ``user``: one line of passwd and one of group, empty for none.
+    ``answers``: addresses by name that the outside tells as name server; any other name is the outside's own.
+    ``ports``: more ports that the outside takes syslog and mail on. ``binds``: folders of the machine that carriers see
+    at the same path.
+    """
+
+    container: str = CONTAINER
+    addresses: dict[str, str] = field(default_factory=lambda: dict(CONTAINER_ADDRESSES))
+    gateways: dict[str, str] = field(default_factory=lambda: dict(GATEWAY))
+    bridges: dict[str, str] = field(default_factory=lambda: dict(BRIDGES))
+    prefixes: dict[str, int] = field(default_factory=lambda: {PROVISIONING: 24, PUBLIC: 24})
+    hosts: tuple[LabHost, ...] = ()
+    held: bool = False
+    disk: str = ""
+    ssh: bool = True
+    user: tuple[str, str] = (ALICE, ALICE_GROUP)
+    answers: dict[str, str] | None = None
+    ports: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    binds: tuple[str, ...] = ()
+
+    def gateway(self, host: LabHost) -> str | None:
+        """Where a host's packets to elsewhere go; nowhere from the outside, and from who has no address."""
+        network = PROVISIONING if host.kind == "node" else PUBLIC
+        return self.gateways[network] if host.kind != "outside" and host.addresses[network] else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, said: dict[str, Any]) -> Plan:
+        """What ``as_dict`` gave, by way of JSON."""
+        hosts = tuple(LabHost(**{**host, "more": tuple(map(tuple, host["more"]))}) for host in said["hosts"])
+        lists = {name: tuple(said[name]) for name in ("user", "binds")}
+        ports = {name: tuple(numbers) for name, numbers in said["ports"].items()}
+        return cls(**{**said, **lists, "hosts": hosts, "ports": ports})
+
+
+USUAL = Plan()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A lab by its name and number of compute nodes; everything else follows."""
+    """A lab by its name and number of compute nodes; everything else follows from these and its plan."""
 
     name: str
     count: int
+    plan: Plan = USUAL
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", self.name):
@@ -75,11 +131,15 @@ class Layout:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The compute nodes' names."""
+        if self.plan.hosts:
+            return tuple(host.name for host in self.plan.hosts if host.kind == "node")
         return tuple(f"node{number}" for number in range(1, self.count + 1))
 
     @property
     def hosts(self) -> tuple[LabHost, ...]:
         """Every host; the container is not one of them."""
+        if self.plan.hosts:
+            return self.plan.hosts
         both = ((PROVISIONING, "10.77.0"), (PUBLIC, "10.78.0"))
         carriers = [
             LabHost(name, "carrier", {network: f"{prefix}.{last}" for network, prefix in both})
@@ -106,7 +166,7 @@ class Layout:
     @property
     def disk(self) -> Path:
         """What stays when the lab goes down."""
-        return DISK / self.name
+        return Path(self.plan.disk) if self.plan.disk else DISK / self.name
 
     @property
     def etc(self) -> Path:
@@ -117,7 +177,9 @@ class Layout:
         """Address and name of everyone, by the address that ``viewer`` reaches best."""
         order = sorted((PROVISIONING, PUBLIC), key=lambda network: network not in viewer.addresses)
         everyone = [(host.name, host.addresses) for host in self.hosts]
-        for name, addresses in [(CONTAINER, CONTAINER_ADDRESSES), *everyone]:
+        for name, addresses in [(self.plan.container, self.plan.addresses), *everyone]:
+            if not all(addresses.values()):
+                continue
             if viewer.kind == "carrier" and name in ("host-a", "host-b"):
                 yield addresses[PUBLIC], name  # the address that the site file has
             else:

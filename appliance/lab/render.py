@@ -18,15 +18,15 @@ from appliance.lab.layout import (
     GATEWAY,
     PROVISIONING,
     PUBLIC,
+    USUAL,
     LabHost,
     Layout,
+    Plan,
     mac,
 )
 from appliance.share import share
 
 DOMAIN = "example.test"
-ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
-ALICE_GROUP = "alice:x:2000:"
 
 Bind = tuple[str, str, bool]
 """A folder of the machine, where a host sees it, and whether it may only read it."""
@@ -63,11 +63,15 @@ def _listens(port: int) -> str:
     return f": </dev/tcp/127.0.0.1/{port}"
 
 
-# slurmd ends when no controller answers: it is started once one listens, and that is asked quietly.
-_SLURMD = (
-    f"/bin/sh -c 'until munge -n </dev/null >/dev/null 2>&1 && nc -z -w 1 {CONTAINER_ADDRESSES[PROVISIONING]} 6817; "
-    f"do sleep 0.3; done; exec slurmd -D --conf-server {CONTAINER_ADDRESSES[PROVISIONING]}:6817'"
-)
+def _slurmd(container: str) -> Daemon:
+    # It ends when no controller answers: it is started once one listens, and that is asked quietly.
+    command = (
+        f"/bin/sh -c 'until munge -n </dev/null >/dev/null 2>&1 && nc -z -w 1 {container} 6817; "
+        f"do sleep 0.3; done; exec slurmd -D --conf-server {container}:6817'"
+    )
+    return Daemon("slurmd", command, "pgrep -f 6817")
+
+
 _SSHD = Daemon("sshd", "/usr/sbin/sshd -D -e -f /lab/sshd_config", _listens(22))
 _COMMON = (
     Daemon("rsyslogd", "rsyslogd -n -iNONE", "[ -S /dev/log ]"),
@@ -80,11 +84,19 @@ DAEMONS: dict[str, tuple[Daemon, ...]] = {
     "outside": (*_COMMON, Daemon("nginx", "nginx -g 'daemon off;'", _listens(80))),
     "node": (
         Daemon("munged", "munged --foreground", "munge -n", user="munge"),
-        Daemon("slurmd", _SLURMD, "pgrep -f 6817"),
+        _slurmd(CONTAINER_ADDRESSES[PROVISIONING]),
         _SSHD,
         *_COMMON,
     ),
 }
+_NAMES = Daemon("names", "python3 /lab/names.py", "[ -e /run/names.ready ]")
+
+
+def daemons(plan: Plan, host: LabHost) -> tuple[Daemon, ...]:
+    """What a host of a lab by this plan keeps running."""
+    usual = {"slurmd": _slurmd(plan.addresses[PROVISIONING])}
+    wanted = tuple(usual.get(one.name, one) for one in DAEMONS[host.kind] if plan.ssh or one is not _SSHD)
+    return (*wanted, _NAMES) if host.kind == "outside" and plan.answers is not None else wanted
 
 
 def _environment() -> jinja2.Environment:
@@ -131,31 +143,36 @@ def site_file(layout: Layout) -> str:
 
 def switch_batch(layout: Layout) -> str:
     """For ``ip -batch`` in the switch: two bridges, and a cable to each host."""
-    lines = [f"link add {bridge} type bridge stp_state 0 forward_delay 0" for bridge in BRIDGES.values()]
-    lines += [f"link set {name} up" for name in ("lo", *BRIDGES.values())]
+    bridges = layout.plan.bridges
+    lines = [f"link add {bridge} type bridge stp_state 0 forward_delay 0" for bridge in bridges.values()]
+    lines += [f"link set {name} up" for name in ("lo", *bridges.values())]
     for host in layout.hosts:
         for network in host.addresses:
             port, far, space = host.port(network), host.interface(network), layout.namespace(host.name)
             lines += [f"link add {port} type veth peer name {far} netns {space}"]
-            lines += [f"link set {port} master {BRIDGES[network]} up"]
+            held = layout.plan.held and host.kind == "node"
+            lines += [f"link set {port} master {bridges[network]}{'' if held else ' up'}"]
     return "\n".join(lines) + "\n"
 
 
-def host_batch(host: LabHost) -> str:
+def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
     """For ``ip -batch`` in a host: its bridges where it has them, its addresses, its way out."""
     lines = ["link set lo up"]
     for network, address in host.addresses.items():
         cable, holder = host.interface(network), host.interface(network)
         if host.kind == "carrier":
             # A given MAC stays; a bridge without one takes the lowest of its ports, as they come and go.
-            holder = BRIDGES[network]
-            lines += [f"link add {holder} address {mac(address)} type bridge stp_state 0 forward_delay 0"]
+            holder = plan.bridges[network]
+            lines += [f"link add {holder} address {host.mac(network)} type bridge stp_state 0 forward_delay 0"]
             lines += [f"link set {cable} master {holder} up"]
         else:
-            lines += [f"link set {cable} address {mac(address)}"]
-        lines += [f"link set {holder} up", f"addr add {address}/24 dev {holder}"]
-    if host.gateway:
-        lines += [f"route add default via {host.gateway}"]
+            lines += [f"link set {cable} address {host.mac(network)}"]
+        lines += [f"link set {holder} up"]
+        lines += [f"addr add {address}/{plan.prefixes[network]} dev {holder}"] if address else []
+    for where, address in host.more:
+        lines += [f"addr add {address} dev {where if where == 'lo' else host.interface(where)}"]
+    if gateway := plan.gateway(host):
+        lines += [f"route add default via {gateway}"]
     return "\n".join(lines) + "\n"
 
 
@@ -163,13 +180,15 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
     """What differs in a host's root file system, by path."""
     values = {
         "host": host,
-        "daemons": DAEMONS[host.kind],
+        "daemons": daemons(layout.plan, host),
         "address_lines": list(layout.address_lines(host)),
         "names": [name for each in layout.hosts for name in (each.name, *each.addresses.values())],
-        "container": CONTAINER_ADDRESSES[PROVISIONING],
+        "container": layout.plan.addresses[PROVISIONING],
         "domain": DOMAIN,
-        "passwd": ALICE,
-        "group": ALICE_GROUP,
+        "passwd": layout.plan.user[0],
+        "group": layout.plan.user[1],
+        "ports": layout.plan.ports,
+        "answers": layout.plan.answers or {},
         "sms": sms,
     }
     wanted = {
@@ -185,10 +204,11 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
         wanted |= {"etc/ssh/ssh_config.d/sms-lab.conf": "ssh_config"}
     if host.kind == "outside":
         wanted |= {"etc/nginx/nginx.conf": "nginx.conf"}
-    if _SSHD in DAEMONS[host.kind]:
+        wanted |= {"lab/names.py": "names.py"} if layout.plan.answers is not None else {}
+    if layout.plan.ssh and _SSHD in DAEMONS[host.kind]:
         wanted |= {"lab/sshd_config": "sshd_config"}
     files = {path: File(_render(template, **values).encode()) for path, template in wanted.items()}
-    plain = {"etc/hostname": f"{host.name}\n", "etc/resolv.conf": "", "lab/net": host_batch(host)}
+    plain = {"etc/hostname": f"{host.name}\n", "etc/resolv.conf": "", "lab/net": host_batch(host, layout.plan)}
     files |= {path: File(text.encode()) for path, text in plain.items()}
     return files | _secret_files(host, keys)
 
@@ -229,7 +249,7 @@ def digest(*parts: bytes) -> str:
 
 def ssh_hosts(layout: Layout) -> tuple[str, ...]:
     """The hosts that run sshd."""
-    return tuple(host.name for host in layout.hosts if _SSHD in DAEMONS[host.kind])
+    return tuple(host.name for host in layout.hosts if _SSHD in daemons(layout.plan, host))
 
 
 def known_hosts(layout: Layout, public_keys: Mapping[str, str]) -> str:

@@ -67,6 +67,29 @@ def up(name: str, nodes: int, progress: Progress | None = None) -> bool:
     return True
 
 
+def up_planned(layout: Layout, munge: bytes, progress: Progress) -> None:
+    """Make a lab by another plan than the usual; what there is of its name is taken down.
+
+    Args:
+        munge: the key of its nodes.
+    """
+    check_machine()
+    with changing(layout.name):
+        if before := read_journal(layout.name):
+            take_down(before)
+        make_root(progress)
+        with _undone_on_failure(layout):
+            busy(layout.name).run("mkdir", "-p", str(layout.disk / "home"))
+            _make(layout, progress, render.Keys(munge, b"", {}))
+
+
+def put_up_cables(layout: Layout) -> None:
+    """Put up the nodes' cables, where the plan holds them down."""
+    nodes = [host for host in layout.hosts if host.kind == "node"]
+    lines = [f"link set {host.port(network)} up\n" for host in nodes for network in host.addresses]
+    Local().run("ip", "-n", layout.namespace("switch"), "-batch", "-", input="".join(lines).encode())
+
+
 def check_machine() -> None:
     """Refuse where the machine lacks what every lab needs.
 
@@ -101,10 +124,11 @@ def _digest(layout: Layout) -> str:
     return render.digest(root_path().encode(), *parts)
 
 
-def _make(layout: Layout, progress: Progress) -> None:
-    Journal(layout.name, layout.count).write()
+def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -> None:
+    plan = layout.plan.as_dict() if layout.plan.hosts else None
+    Journal(layout.name, layout.count, plan=plan).write()
     with progress.step(f"Cabling {len(layout.hosts)} hosts"):
-        keys = make_etc(layout)
+        keys = keys or make_etc(layout)
         _write_files(layout, keys)
         local = busy(layout.name)
         spaces = "".join(f"netns add {space}\n" for space in layout.namespaces)
@@ -119,7 +143,7 @@ def _make(layout: Layout, progress: Progress) -> None:
             step.detail(f"{number} of {len(layout.hosts)}")
     with progress.step("Waiting for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda item: wait_ready(Netns(*item)), pids.items()))
-    Journal(layout.name, layout.count, _digest(layout), pids).write()
+    Journal(layout.name, layout.count, _digest(layout), pids, plan).write()
 
 
 def _write_files(layout: Layout, keys: render.Keys) -> None:
@@ -140,6 +164,8 @@ def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
     if host.own_root:
         # Users' homes are shared, as on any cluster: a job's output lies where it was submitted.
         return [(str(layout.disk / "home"), "/home", False)] if host.kind == "node" else []
+    if layout.plan.hosts:
+        return [(path, path, False) for path in layout.plan.binds]
     binds = [(str(layout.etc), "/etc/sms", False)]
     if host.kind == "admin":
         # Images that were built on the machine itself are to be seen here.
