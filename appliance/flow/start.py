@@ -82,6 +82,7 @@ def start(
     wait_s: float = 60,
     keep: bool = False,
     boot: bool = False,
+    unit: bool = True,
 ) -> Started | None:
     """Start the appliance on ``host`` and wait until every service answers.
 
@@ -90,6 +91,7 @@ def start(
         wait_s: seconds that the services may take.
         keep: leave it running although a service does not come up.
         boot: start only what ran here when the host went down; None when nothing did.
+        unit: have it started again after a reboot of the host.
 
     Raises:
         Refused: something is missing or in the way; nothing was changed.
@@ -106,7 +108,8 @@ def start(
         else:
             started = _start(cluster, host, progress, image, wait_s, keep, DISKS_S if boot else 0)
     # After the lock: starting the unit runs `sms start --boot`, which takes it.
-    install_unit(cluster, host, progress)
+    if unit:
+        install_unit(cluster, host, progress)
     return started
 
 
