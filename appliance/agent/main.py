@@ -31,6 +31,9 @@ COMMANDS: Dict[str, str] = {
     "estimate": "transfer.estimate",
     "import": "transfer.take_in",
     "import_image": "transfer.receive_image",
+    "leave": "leave.leave",
+    "arrive": "arrive.arrive",
+    "resume": "leave.resume",
 }
 """Each with its module and function. Only that one is loaded: from a zip file every module is compiled anew."""
 

@@ -200,8 +200,12 @@ def read_wanted(incoming: Incoming, count: int) -> List[int]:
     (length,) = struct.unpack(LENGTH, incoming.take(4, "what is wanted"))
     if length not in (0, (count + 7) // 8):
         raise Problem("the other side asks for %d chunks, and there are %d" % (length * 8, count))
-    bits = incoming.take(length, "what is wanted")
-    return [number for number in range(min(count, length * 8)) if bits[number // 8] >> (number % 8) & 1]
+    return read_bits(incoming.take(length, "what is wanted"), count)
+
+
+def read_bits(bits: bytes, count: int) -> List[int]:
+    """Numbers below ``count`` whose bit is set."""
+    return [number for number in range(min(count, len(bits) * 8)) if bits[number // 8] >> (number % 8) & 1]
 
 
 class Press:

@@ -35,6 +35,7 @@ class Probe(Section):
     fresh: AbsolutePath | None = Field(None, description="A JSON file {state, detail, until}: fine until that time.")
     file: AbsolutePath | None = Field(None, description="Where `syslog` looks.")
     timeout_s: float = Field(5, gt=0, le=60, description="Seconds until no answer is a failure.")
+    outside: bool = Field(False, description="Whether it takes a machine beyond the container to answer it.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Probe:
@@ -68,6 +69,14 @@ class Outage(Section):
 
     seconds: float = Field(ge=0, description="Seconds until nodes notice.")
     why: str = Field(description="What happens then, and where that is written.")
+    pause_s: float | None = Field(
+        None, ge=0, description="Seconds that a planned move may take it away for; `seconds` when not given."
+    )
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that a planned move may take it away for."""
+        return self.seconds if self.pause_s is None else self.pause_s
 
 
 class Accounts(Section):
@@ -109,6 +118,12 @@ class Service(Section):
         "whole or not at all, mode 0600.",
     )
     dump_wait_s: int = Field(300, ge=1, le=3600, description="Seconds that a dump may take.")
+    live: bool = Field(
+        False, description="Whether it serves on while the overlay is carried off: it keeps nothing there but `tails`."
+    )
+    tails: tuple[AbsolutePath, ...] = Field(
+        (), description="Files below /var/log that it only appends to; a move brings their last lines after it."
+    )
     sync: tuple[AbsolutePath, ...] = Field((), description="Files it takes from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     probe: Probe | None = None

@@ -25,6 +25,8 @@ class Places:
     journal: PurePosixPath
     history: PurePosixPath
     lock: PurePosixPath
+    guard_lock: PurePosixPath
+    guard_log: PurePosixPath
     public_keys: PurePosixPath
     borg: PurePosixPath
     borg_lock: PurePosixPath
@@ -48,6 +50,8 @@ def places(site: Site) -> Places:
         journal=state / "journal",
         history=state / "journal" / f"{site.cluster}.history",
         lock=PurePosixPath("/run/sms") / f"{site.cluster}.lock",
+        guard_lock=PurePosixPath("/run/sms") / f"{site.cluster}.guard.lock",
+        guard_log=state / "journal" / f"{site.cluster}.guard.log",
         public_keys=state / "keys",
         # Its cache, and what it remembers of repositories.
         borg=state / "borg" / site.cluster,
@@ -69,14 +73,14 @@ def container_options(site: Site) -> list[str]:
     return [*options, "--dns", dns]
 
 
-def start_argv(site: Site, image: str) -> tuple[str, ...]:
-    """The command that starts the appliance."""
+def start_argv(site: Site, image: str, *, held: bool = False) -> tuple[str, ...]:
+    """The command that starts the appliance; ``held``: unseen by anybody (``network.hold_bridges``)."""
     return (
         "apptainer",
         "instance",
         "start",
         *container_options(site),
-        *network_options(site),
+        *network_options(site, held=held),
         "--hostname",
         site.hostname,
         "--overlay",

@@ -80,7 +80,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
 
 def _probe(service: Service, templates: Templates) -> dict[str, Any]:
     assert service.probe
-    given = service.probe.model_dump(exclude_none=True)
+    given = service.probe.model_dump(exclude_none=True, exclude={"outside"})
     kind = next(way for way in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if way in given)
     if kind == "exec":
         given["exec"] = [[templates.text(word) for word in argv] for argv in given["exec"]]

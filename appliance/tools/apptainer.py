@@ -210,3 +210,12 @@ def find_instance(host: Host, name: str) -> Instance | None:
 def create_overlay(host: Host, path: str, size_mb: int) -> None:
     """A sparse ext3 overlay image."""
     host.run("apptainer", "overlay", "create", "--size", str(size_mb), "--sparse", path, timeout=300)
+
+
+def version(host: Host) -> tuple[int, int]:
+    """Its version, as far as hosts must agree on it."""
+    said = host.run("apptainer", "--version").text
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if not found:
+        raise SmsError(f"{host.name}: apptainer does not tell its version: {said[:100]}")
+    return int(found[1]), int(found[2])

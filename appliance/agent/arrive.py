@@ -1,0 +1,353 @@
+"""The target's part of a move: a copy of the overlay, an instance on it whose ports lead nowhere, then the addresses.
+
+How far it is decides what happens when who moves it is gone:
+
+    copy     the copy is kept for the next try
+    started  an instance runs, unseen: it ends
+    up       it serves, and goes on
+"""
+
+import hashlib
+import os
+import signal
+import time
+from typing import Any, Dict, List, Optional
+
+from appliance.agent import ends, words
+from appliance.agent.ends import Instance, Place
+from appliance.agent.line import Gone, Line
+from appliance.agent.parcels import open_parcels
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, full, sync_folder
+from appliance.agent.take import locked
+from appliance.agent.words import Problem, field
+
+ARMED_S = 2.0
+"""It goes up within so many seconds of its word that it could, or never: the source relies on it."""
+
+
+def arrive(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Do as the line says, until the appliance serves here or nothing of it is left.
+
+    Raises:
+        Problem: it cannot run here; nothing of it does.
+    """
+    words.CHANNEL[0] = 2
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    with locked(field(request, "lock", str)):
+        return Arrive(request, Line()).run()
+
+
+class Arrive:
+    """One move, seen from its target."""
+
+    def __init__(self, request: Dict[str, Any], line: Optional[Line]) -> None:
+        self.place = Place(request, "arrive")
+        self.line = line
+        self.overlay: str = field(request, "overlay", str)
+        self.incoming = self.overlay + ".incoming"
+        self.bridges: Dict[str, str] = field(request, "bridges", dict)
+        self.holds: List[str] = field(request, "holds", list)
+        self.addresses: Dict[str, str] = field(request, "addresses", dict)
+        self.name: str = field(request, "instance", str)
+        self.generation: int = field(request, "generation", int)
+        self.state = "copy"
+        self.descriptor = -1
+        self.size = 0
+        self.digests = bytearray()
+        self.armed_at = 0.0
+        self.ports: Dict[str, str] = {}
+        self.instance: Optional[Instance] = None
+
+    def run(self) -> Dict[str, Any]:
+        """All of it."""
+        assert self.line
+        try:
+            while self.state != "done":
+                self._do(self.line.hear())
+        except Gone:
+            self.abandon("who moved it is gone")
+        except BaseException as error:
+            words.step("abandon", "")
+            self.abandon(getattr(error, "message", "") or str(error) or type(error).__name__)
+            if isinstance(error, OSError):
+                raise full(error, self.incoming)
+            raise
+        return {"state": self.state}
+
+    def _do(self, message: Dict[str, Any]) -> None:
+        handlers = {
+            "build": self.build,
+            "parcels": self.store,
+            "verify": self.verify,
+            "place": self.put_in_place,
+            "start": self.start,
+            "probe": self.probe,
+            "ask": self.ask,
+            "arm": self.arm,
+            "up": self.go_up,
+            "tails": self.append,
+            "commit": self.commit,
+            "abort": self.abort,
+        }
+        if message.get("do") != "parcels":
+            words.step("arrive." + str(message.get("do")), "")
+        handlers[message["do"]](message)
+
+    # The copy
+
+    def build(self, message: Dict[str, Any]) -> None:
+        """Make the copy out of what is here already; say what is wanted besides."""
+        assert self.line
+        self.size = field(message, "size", int)
+        self.digests = bytearray(self.line.body(message))
+        count = count_chunks(self.size)
+        if len(self.digests) != count * 32:
+            raise Problem("%d bytes of digests came for %d chunks" % (len(self.digests), count))
+        self.place.reached("copy")
+        self.place.note("copy", bytes=self.size)
+        os.makedirs(os.path.dirname(self.overlay), 0o700, exist_ok=True)
+        if os.path.lexists(self.incoming):
+            os.rename(self.incoming, self.overlay + ".partial")
+        self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self.descriptor, self.size)
+        missing = {number for number in range(count) if self._digest(number) != ZERO}
+        used = len(missing)
+        for base in (self.overlay, self.overlay + ".moved", self.overlay + ".partial"):
+            self._from_file(base, missing)
+        self._from_store(missing)
+        bits = bytearray((count + 7) // 8)
+        for number in missing:
+            bits[number // 8] |= 1 << number % 8
+        self._check_room(len(missing) * CHUNK)
+        self.line.say("wanted", bits, chunks=len(missing), used=used)
+
+    def _digest(self, number: int) -> bytes:
+        return bytes(self.digests[number * 32 : number * 32 + 32])
+
+    def _from_file(self, path: str, missing: "set[int]") -> None:
+        """Take what an older copy has at the same place."""
+        try:
+            base = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            for number in sorted(missing):
+                data = os.pread(base, CHUNK, number * CHUNK)
+                if len(data) == self._length(number) and digest_of(data) == self._digest(number):
+                    self._put(number, data)
+                    missing.discard(number)
+        finally:
+            os.close(base)
+
+    def _from_store(self, missing: "set[int]") -> None:
+        """Take what the newest snapshot here has."""
+        root = field(self.place.request, "store", str)
+        if not missing or not os.path.isdir(root):
+            return
+        store = Store(root)
+        try:
+            with store.reading():
+                verified = [one for one in store.list()[0] if one.verified]
+                if not verified:
+                    return
+                newest = max(verified, key=lambda one: float(one.manifest["taken"]))
+                with Reader(newest) as reader:
+                    known = {reader.digest(number): number for number in range(reader.count)}
+                    for number in sorted(missing):
+                        at = known.get(self._digest(number))
+                        if at is not None and reader.length(at) == self._length(number):
+                            self._put(number, reader.read(at))
+                            missing.discard(number)
+        except (Damage, Problem):
+            return  # what is damaged comes from the source
+
+    def _length(self, number: int) -> int:
+        return min(CHUNK, self.size - number * CHUNK)
+
+    def _put(self, number: int, data: bytes) -> None:
+        if len(data) != self._length(number):
+            raise Problem("chunk %d came with %d bytes" % (number, len(data)))
+        view, at = memoryview(data), number * CHUNK
+        while len(view):
+            written = os.pwrite(self.descriptor, view, at)
+            view, at = view[written:], at + written
+
+    def _check_room(self, wanted: int) -> None:
+        state = os.fstatvfs(self.descriptor)
+        free = state.f_bavail * state.f_frsize
+        if free < wanted + (16 << 20):
+            raise Problem(
+                "the file system of %s has %d MiB free, %d are needed"
+                % (self.incoming, free >> 20, (wanted >> 20) + 16),
+                "make room on %s, then run it again" % self.place.host,
+            )
+
+    def store(self, message: Dict[str, Any]) -> None:
+        """Write chunks that have come."""
+        assert self.line
+        for number, data, digest in open_parcels(self.line.body(message)):
+            if not 0 <= number < len(self.digests) // 32:
+                raise Problem("chunk %d came, and there are %d" % (number, len(self.digests) // 32))
+            self._put(number, data or bytes(self._length(number)))
+            self.digests[number * 32 : number * 32 + 32] = digest
+
+    def verify(self, message: Dict[str, Any]) -> None:
+        """Read the copy from the disk, all of it, and hold it against the digests."""
+        assert self.line
+        os.fsync(self.descriptor)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        count = len(self.digests) // 32
+        for number in range(count):
+            digest = self._digest(number)
+            if digest != ZERO and digest_of(os.pread(self.descriptor, CHUNK, number * CHUNK)) != digest:
+                os.unlink(self.incoming)
+                raise Problem(
+                    "the copy on %s is not what was sent, at chunk %d" % (self.place.host, number),
+                    "is the disk of %s failing? run it again" % self.place.host,
+                )
+        self.line.say("verified")
+
+    def put_in_place(self, message: Dict[str, Any]) -> None:
+        """The copy is whole: it becomes the overlay."""
+        assert self.line
+        said = field(message, "digests", str)
+        if hashlib.sha256(self.digests).hexdigest() != said:
+            raise Problem("the copy on %s is not the overlay: the digests differ" % self.place.host, "run it again")
+        if os.path.exists(self.overlay):
+            os.rename(self.overlay, self.overlay + ".moved")
+        self.place.reached("placed")
+        self.state = "placed"
+        os.rename(self.incoming, self.overlay)
+        self.line.say("placed")
+
+    # The instance
+
+    def start(self, message: Dict[str, Any]) -> None:
+        """Start it, with its ports on bridges that lead nowhere."""
+        assert self.line
+        began = time.monotonic()
+        self.place.reached("started")
+        self.state = "started"
+        self.place.note("started", what="an instance that nobody sees yet")
+        ends.run(*field(message, "argv", list), timeout=60)
+        self.instance = ends.find_instance(self.name)
+        if not self.instance:
+            raise Problem("the instance ended as soon as it had started")
+        self.ports = self.instance.ports(sorted(self.bridges))
+        self.place.reached("started", ports=self.ports)
+        self.line.say("started", pid=self.instance.pid, took_s=time.monotonic() - began)
+
+    def probe(self, message: Dict[str, Any]) -> None:
+        """Ask services inside; what they say, a line each."""
+        assert self.line and self.instance
+        argv = self.instance.argv(*field(message, "argv", list))
+        limit = float(field(message, "limit_s", (int, float)))  # type: ignore[arg-type]
+        self.line.say("probed", ends.run(*argv, ok=(0, 4), timeout=limit))
+
+    def ask(self, message: Dict[str, Any]) -> None:
+        """Run a command inside; what it prints."""
+        assert self.line and self.instance
+        said = ends.run(*self.instance.argv(*field(message, "argv", list)), ok=range(256), timeout=30)
+        self.line.say("told", said)
+
+    def arm(self, message: Dict[str, Any]) -> None:
+        """All is ready: from now on it may go up, for a moment."""
+        assert self.line
+        self.armed_at = time.monotonic()
+        self.line.say("armed")
+
+    def go_up(self, message: Dict[str, Any]) -> None:
+        """Take the connections, the lease and the addresses."""
+        assert self.line and self.instance
+        lines = self.line.body(message).decode(errors="replace").splitlines()
+        began = time.monotonic()
+        trouble = ends.load_connections(self.instance, lines)
+        self.place.hand_lease(self.place.host, self.generation + 1)
+        if time.monotonic() > self.armed_at + ARMED_S:
+            raise Problem("the word to go up came too late", "is the network slow? run it again")
+        self.place.reached("up", ports=self.ports)
+        self.state = "up"
+        ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+        took = time.monotonic() - began
+        self.instance.announce(self.addresses)
+        self.place.note("up", generation=self.generation + 1, connections=len(lines))
+        self.line.say("up", up_s=took, trouble=trouble)
+
+    def append(self, message: Dict[str, Any]) -> None:
+        """Lines of logs that the source received last."""
+        assert self.line and self.instance
+        data = self.line.body(message)
+        for one in field(message, "files", list):
+            part, data = data[: one["bytes"]], data[one["bytes"] :]
+            path = os.path.normpath("/" + one["path"])
+            if part and path.startswith("/var/log/"):
+                # Through the container's own root, so that no link in it leads out of it.
+                argv = self.instance.argv("sh", "-c", 'exec cat >>"$1"', "append", path)
+                ends.run(*argv, given=part)
+        self.line.say("appended")
+
+    def commit(self, message: Dict[str, Any]) -> None:
+        """It serves, and stays."""
+        assert self.line
+        self._settle()
+        self.line.say("committed")
+
+    def _settle(self) -> None:
+        descriptor = os.open(self.overlay, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(os.path.dirname(self.overlay))
+        for left in (".partial", ".moved"):
+            if os.path.exists(self.overlay + left):
+                os.unlink(self.overlay + left)
+        self._remove_holds()
+        self.state = "done"
+        self.place.note("arrived", generation=self.generation + 1)
+        self.place.over()
+
+    def _remove_holds(self) -> None:
+        for bridge in self.holds:
+            ends.run("ip", "link", "delete", bridge, ok=range(256))
+
+    # The way back
+
+    def abort(self, message: Dict[str, Any]) -> None:
+        """Nothing of it is to be left here."""
+        assert self.line
+        self.back_out(str(message.get("why", "")))
+        self.line.say("aborted")
+
+    def abandon(self, why: str) -> None:
+        """Whatever has been begun: nothing that serves is to end, nothing that does not is to be left."""
+        if self.state == "up":
+            self._settle()
+        elif self.state != "done":
+            self.back_out(why)
+
+    def back_out(self, why: str) -> None:
+        """End the instance, keep the copy for the next try."""
+        if self.ports and self.state == "up":
+            ends.set_bridges(dict.fromkeys(self.ports.values()))
+        if self.state in ("started", "up"):
+            # It is a copy, and thrown away: no need to end its daemons one by one.
+            ends.run("apptainer", "instance", "stop", "--force", self.name, ok=range(256), timeout=30)
+            ends.wait_free(self.overlay, 20)
+        if self.state in ("placed", "started", "up") and os.path.exists(self.overlay):
+            os.rename(self.overlay, self.overlay + ".partial")
+        elif os.path.exists(self.incoming):
+            os.rename(self.incoming, self.overlay + ".partial")
+        self._remove_holds()
+        self.state = "done"
+        self.place.note("backed out", why=why)
+        self.place.over()
+
+    def take_up(self, told: Dict[str, Any]) -> None:
+        """Go on where a killed run was."""
+        self.state, self.ports = told["state"], told.get("ports", {})
+        self.instance = ends.find_instance(self.name)
+        if self.state == "up" and not self.instance:
+            self.state = "started"
+        self.abandon("the run that moved it was killed")

@@ -1,0 +1,366 @@
+"""``sms migrate``: the running appliance goes to another admin host, and nobody notices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.flow import history
+from appliance.flow.boot import install_unit
+from appliance.flow.bring import bring
+from appliance.flow.context import Cluster, find_host
+from appliance.flow.image import Image, trust
+from appliance.flow.lease import look_at_lease
+from appliance.flow.moving import Move, Moved, held_conflists, mark_path
+from appliance.flow.overlay import archive_for, overlay_mark, running_mark
+from appliance.flow.preflight import check_bridges, check_programs
+from appliance.flow.start import read_note, record_start
+from appliance.host.base import Host, Unreachable
+from appliance.plan.lease import Lease
+from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.move import SKEW_LIMIT_S, SKEW_WARN_S, Away, predict, predict_parts
+from appliance.plan.network import conflists
+from appliance.progress import Progress
+from appliance.tools import agent, apptainer, bridge
+
+PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail", "sha256sum")
+LATELY = 5
+"""Moves of before that a prediction goes by."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a move would do. Sizes in bytes; ``skew_s``: the target's clock against the source's."""
+
+    source: str
+    target: str
+    image: str
+    sha256: str
+    generation: int
+    shared: bool
+    used_bytes: int
+    free_bytes: int
+    skew_s: float
+    parts: dict[str, float]
+    measured: int
+    away: list[Away]
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def over(self) -> list[Away]:
+        """Services that would be away for too long."""
+        return [one for one in self.away if one.over]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Both hosts, looked at."""
+
+    source: Host
+    target: Host
+    pid: int
+    note: dict[str, str]
+    lease: Lease
+    plan: Plan
+
+
+def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> Moved:
+    """Move the running appliance to the admin host ``name``.
+
+    Args:
+        force: although a service would be away for longer than it may, or versions differ.
+
+    Raises:
+        Refused: something is missing or in the way; nothing was changed.
+        RolledBack: a step failed; the appliance serves on the source as before.
+        SmsError: a step failed, and the message says who serves now.
+    """
+    ready = look(cluster, name, progress, recover=True, force=force)
+    refuse_over(ready.plan, force=force)
+    image = prepare(cluster, ready, progress)
+    facts: dict[str, Any] = {"from": ready.source.name, "to": ready.target.name, "generation": ready.lease.generation}
+    for host in (ready.source, ready.target):
+        history.note(cluster, host, "migrate", "begun", **facts, image=image.key)
+    move = Move(cluster, ready.source, ready.target, image, ready.pid, ready.lease.generation, progress)
+    try:
+        moved = move.run()
+    except BaseException as error:
+        _note_all(cluster, (ready.source, ready.target), "failed", why=str(error) or type(error).__name__)
+        raise
+    moved.notes += finish(cluster, ready, image, moved, progress)
+    return moved
+
+
+def rehearse_migrate(cluster: Cluster, name: str, progress: Progress) -> Plan:
+    """Check all that a move checks, and give its plan; changes nothing.
+
+    Raises:
+        Refused: as a move would.
+    """
+    return look(cluster, name, progress, recover=False, force=True).plan
+
+
+def refuse_over(plan: Plan, *, force: bool) -> None:
+    """Refuse a plan that takes a service away for longer than it may be.
+
+    Raises:
+        Refused: with all of them.
+    """
+    if plan.over and not force:
+        told = "; ".join(f"{one.name} for {one.predicted_s:g} s, and may be for {one.budget_s:g}" for one in plan.over)
+        raise Refused(f"services would be away for too long: {told}", hint="`sms migrate --force` does it all the same")
+
+
+def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, force: bool) -> Ready:
+    """Find out where it runs, and whether both hosts can do their part.
+
+    Args:
+        recover: take up what a killed run has left on either host, first.
+    """
+    known = [host.name for host in cluster.site.admin_hosts]
+    if name not in known:
+        raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}")
+    target = find_host(cluster.site, name)
+    with progress.step("look at both hosts") as step:
+        check_programs(target)
+        source, lease = find_source(cluster, target, recover=recover, progress=progress)
+        step.detail(f"{source.name} to {target.name}")
+        running = apptainer.find_instance(source, instance_name(cluster.site))
+        if not running:
+            raise Refused(
+                f"{source.name} holds the lease, but the appliance does not run there",
+                hint=f"sms start --host {source.name}, or where its overlay is to be: sms failover {name}",
+            )
+        if source.name == target.name:
+            raise Refused(f"the appliance runs on {name} already", hint="`sms status` asks every service")
+        if left := apptainer.find_instance(target, instance_name(cluster.site)):
+            raise Refused(f"an instance runs on {name}, too, as process {left.pid}", hint=f"sms stop --host {name}")
+        note = read_note(cluster, source)
+        if note.get("image") != running.image or not note.get("sha256"):
+            raise Refused(
+                f"what runs on {source.name} was not started by sms, or its note is gone",
+                hint=f"sms stop --host {source.name}, then sms start --host {source.name}",
+            )
+        plan = _plan(cluster, source, target, running.image, note["sha256"], lease, force=force)
+    for warning in plan.warnings:
+        progress.say(f"WARNING: {warning}")
+    return Ready(source, target, running.pid, note, lease, plan)
+
+
+def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Progress) -> tuple[Host, Lease]:
+    """The host that holds the lease, and the lease.
+
+    Raises:
+        Refused: nobody does, or who does cannot be reached.
+    """
+    hosts = [
+        target if host.name == target.name else find_host(cluster.site, host.name) for host in cluster.site.admin_hosts
+    ]
+    silent: list[str] = []
+
+    def ask(host: Host) -> Lease | None:
+        try:
+            if recover and host.works("test", "-e", mark_path(cluster)):
+                take_up(cluster, host, progress)
+            return look_at_lease(host, cluster)
+        except Unreachable:
+            silent.append(host.name)
+            return None
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        leases = dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
+    newest = max((lease for lease in leases.values() if lease), key=lambda lease: lease.generation, default=None)
+    if newest is None or newest.holder is None:
+        hint = f"sms start --host {target.name}"
+        raise Refused("the appliance runs nowhere", hint=hint if not silent else f"{', '.join(silent)} cannot be asked")
+    if newest.holder in silent:
+        raise Refused(
+            f"{newest.holder} holds the lease and cannot be reached",
+            hint=f"where it is dead: sms failover {target.name}",
+        )
+    return next(host for host in hosts if host.name == newest.holder), newest
+
+
+def take_up(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Finish or undo what a move that was killed has left on a host."""
+    request = {"mark": mark_path(cluster), "lock": str(cluster.places.lock)}
+    told = agent.ask(host, "resume", request)
+    if told["found"]:
+        progress.say(f"note: a move was cut off on {host.name} ({told['found']}); it is {told['state']} there now")
+
+
+def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str, lease: Lease, *, force: bool) -> Plan:
+    """Ask all that can be asked beforehand.
+
+    Raises:
+        Refused: with all that is in the way.
+    """
+    problems: list[str] = []
+    warnings: list[str] = []
+    skews = []
+    for host in (source, target):
+        try:
+            check_bridges(cluster, host)
+        except Refused as error:
+            problems.append(error.message)
+        script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
+        if missing := host.run("sh", "-c", script, "find", *PROGRAMS, ok=None).text.split():
+            problems.append(f"{host.name} lacks {', '.join(missing)}")
+        skews.append(clock_offset(host))
+    skew = skews[1] - skews[0]
+    if abs(skew) > SKEW_LIMIT_S:
+        problems.append(
+            f"the clock of {target.name} is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} that of "
+            f"{source.name}: munge refuses messages at 300 s (munge(7)), and nodes may be off as well"
+        )
+    elif abs(skew) > SKEW_WARN_S:
+        warnings.append(f"the clocks of {source.name} and {target.name} are {abs(skew):.1f} s apart")
+    versions = [apptainer.version(host) for host in (source, target)]
+    if versions[0] != versions[1]:
+        said = f"{source.name} has Apptainer {versions[0]}, {target.name} {versions[1]}"
+        (warnings if force or versions[0] < versions[1] else problems).append(said)
+    if not problems:
+        problems += _strangers(cluster, target)
+    shared = shares_overlay(cluster, source, target)
+    used = _number(source, 'stat -c "%b %B" "$1" | { read -r a b; echo $((a * b)); }', str(cluster.places.overlay))
+    free = _free(target, str(cluster.places.overlay.parent))
+    if target.works("test", "-L", str(cluster.places.overlay)) and not shared:
+        problems.append(f"the overlay of {target.name} lies on a mirror of its own: a move cannot write there")
+    if problems:
+        raise Refused(
+            f"the appliance cannot move from {source.name} to {target.name}:\n  " + "\n  ".join(problems),
+            hint=f"`sms doctor --host {target.name}` tells what mends it; `sms host prepare {target.name}` does most",
+        )
+    if running_mark(cluster, source) != overlay_mark(archive_for(cluster), _as_noted(cluster, source)):
+        warnings.append("the site file has changed since the start; the move changes nothing of that: restart for it")
+    measured = _measured(cluster, source, target)
+    parts = predict_parts(measured)
+    return Plan(
+        source.name,
+        target.name,
+        image,
+        sha256,
+        lease.generation,
+        shared,
+        used,
+        free,
+        round(skew, 3),
+        parts,
+        len(measured),
+        predict(cluster.services, parts, shared=shared),
+        warnings,
+    )
+
+
+def _as_noted(cluster: Cluster, host: Host) -> Image:
+    note = read_note(cluster, host)
+    return Image(note.get("image", ""), note.get("key", ""), note.get("sha256", ""), note.get("signer", ""))
+
+
+def _strangers(cluster: Cluster, target: Host) -> list[str]:
+    """Whether the target sees the appliance on both networks, and nobody else at its addresses."""
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    seen = bridge.taken(target, {network.bridge: str(network.address.ip) for network in networks})
+    problems = []
+    for network in networks:
+        mac = seen.get(str(network.address.ip), "").lower()
+        if not mac:
+            problems.append(
+                f"{target.name} does not see {network.address.ip} by {network.bridge}: "
+                "is the bridge's port in the right network?"
+            )
+        elif mac != network.mac.lower():
+            problems.append(f"{network.address.ip} is taken by a stranger, {mac}, as {target.name} sees it")
+    return problems
+
+
+def clock_offset(host: Host) -> float:
+    """Seconds that the host's clock is ahead of this one's, within half the time that it takes to ask."""
+    before = time.time()
+    there = float(host.run("date", "+%s.%N").text)
+    return there - (before + time.time()) / 2
+
+
+def shares_overlay(cluster: Cluster, source: Host, target: Host) -> bool:
+    """Whether both hosts see one overlay folder: what one writes there the other reads."""
+    path = f"{cluster.places.overlay.parent}/.sms-shared-{time.time_ns()}"
+    try:
+        source.run("sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")"; echo "$1" >"$1"', "probe", path)
+        return target.works("test", "-e", path)
+    finally:
+        source.remove(path)
+
+
+def _number(host: Host, script: str, *values: str) -> int:
+    return int(host.run("sh", "-c", script, "number", *values).text.splitlines()[-1])
+
+
+def _free(host: Host, folder: str) -> int:
+    script = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=avail "$d"'
+    return _number(host, script, folder)
+
+
+def _measured(cluster: Cluster, *hosts: Host) -> list[dict[str, float]]:
+    """Parts of the last moves, as the hosts have noted them."""
+    lines = [line for host in hosts for line in history.read_history(cluster, host)]
+    done = sorted((line for line in lines if line.get("event") == "moved"), key=lambda line: float(line.get("at", 0)))
+    return [line["parts"] for line in done[-LATELY:] if isinstance(line.get("parts"), dict)]
+
+
+def prepare(cluster: Cluster, ready: Ready, progress: Progress) -> Image:
+    """Have the running image on the target, verified there, and its networks known.
+
+    Raises:
+        Refused: it is not to be trusted there.
+    """
+    where = cluster.places
+    folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
+    ready.target.run("mkdir", "-p", "-m", "0700", *(str(path) for path in folders))
+    bring(ready.source, ready.plan.image, ready.plan.sha256, ready.target, progress)
+    with progress.step(f"verify the image on {ready.target.name}") as step:
+        image = trust(cluster, ready.target, ready.plan.image)
+        if image.sha256 != ready.plan.sha256:
+            raise Refused(f"{image.path} on {ready.target.name} is another image than the one that runs")
+        step.detail(image.signer)
+    for path, data in held_conflists(cluster).items():
+        ready.target.write(path, data)
+    for path, text in conflists(cluster.site).items():
+        ready.target.write(path, text.encode())
+    return image
+
+
+def finish(cluster: Cluster, ready: Ready, image: Image, moved: Moved, progress: Progress) -> list[str]:
+    """Write down what runs where; give what could not be done. The move itself is over."""
+    notes = []
+    for path in held_conflists(cluster):
+        ready.target.remove(path)
+    try:
+        record_start(cluster, ready.target, image, look_at_lease(ready.target, cluster))
+        install_unit(cluster, ready.target, progress)
+    except SmsError as error:
+        notes.append(f"what runs on {ready.target.name} could not be written down: {error.message}")
+    facts = {"from": moved.source, "to": moved.target, "parts": moved.parts, "outage": moved.outage}
+    counts = {"generation": moved.generation, "last_bytes": moved.last_bytes, "lost_datagrams": moved.lost_datagrams}
+    _note_all(cluster, (ready.source, ready.target), "moved", **facts, **counts)
+    return notes
+
+
+def _note_all(cluster: Cluster, hosts: Sequence[Host], event: str, **facts: Any) -> None:
+    """Write it down wherever that works: a host that is gone must not hide what happened."""
+    for host in hosts:
+        try:
+            history.note(cluster, host, "migrate", event, **facts)
+        except SmsError:
+            continue
+
+
+def probe_source(cluster: Cluster, host: Host, wait_s: float) -> bool:
+    """Whether every service answers on a host."""
+    from appliance.flow.start import PROBE
+
+    argv = inside_argv(cluster.site, PROBE, "--wait", f"{wait_s:g}", *(one.name for one in cluster.services))
+    return host.run(*argv, ok=None, timeout=wait_s + 30).status == 0

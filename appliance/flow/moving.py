@@ -1,0 +1,369 @@
+"""The move itself: copy while it runs, stop what keeps state, start it unseen on the target, switch the addresses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.errors import RolledBack, SmsError
+from appliance.flow.context import Cluster
+from appliance.flow.image import Image
+from appliance.flow.snapshots import store
+from appliance.flow.start import PROBE
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
+from appliance.plan.move import PARTS, missing_jobs, needs_outside, read_jobs, stop_groups
+from appliance.plan.network import INTERFACES, conflists, hold_bridges
+from appliance.progress import Progress, Silent, Step
+from appliance.tools.move import End, open_end
+
+ROUNDS = 6
+"""Passes over what has changed, before writers are stopped."""
+WAIT_S = 60.0
+"""Seconds that the services may take on the target before it counts as failed."""
+SETTLE_S = 10.0
+"""Seconds that those whose probe leads outside get, once the addresses are there."""
+LONG_S = 3600.0
+"""Seconds until one that reads a whole overlay does."""
+CHUNK = 1 << 16
+"""Bytes that go together (agent/store.py)."""
+QUICK_S = 20.0
+"""Seconds until an end that has only a moment's work counts as lost."""
+JOBS = ("squeue", "--noheader", "--states=all", "--format=%i %T")
+
+
+@dataclass
+class Moved:
+    """What a move did. Times in seconds; bytes as they went over the wire.
+
+    ``outage`` by service: from its last answer on the source to its first on the target, as seen from here.
+    """
+
+    source: str
+    target: str
+    image: str
+    generation: int
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    outage: dict[str, float] = field(default_factory=dict)
+    services: dict[str, float] = field(default_factory=dict)
+    overlay_bytes: int = 0
+    copied_bytes: int = 0
+    last_bytes: int = 0
+    frozen_ms: float = 0.0
+    connections: int = 0
+    lost_datagrams: int = 0
+    jobs: int = 0
+    rounds: int = 0
+    shared: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class OnlySays(Silent):
+    """Passes on what stays; the steps are told here, not by the two ends."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def say(self, text: str) -> None:
+        self.progress.say(text)
+
+
+class Move:
+    """One move under way."""
+
+    def __init__(
+        self, cluster: Cluster, source: Host, target: Host, image: Image, pid: int, generation: int, progress: Progress
+    ) -> None:
+        self.cluster = cluster
+        self.source = source
+        self.target = target
+        self.image = image
+        self.pid = pid
+        self.progress = progress
+        self.moved = Moved(source.name, target.name, image.path, generation + 1)
+        self.generation = generation
+        self.began_at: dict[str, float] = {}
+
+    def run(self) -> Moved:
+        """All of it.
+
+        Raises:
+            RolledBack: it failed, and the appliance serves on the source as before.
+            SmsError: it failed, and where it serves now is in the message.
+        """
+        began = time.monotonic()
+        with ExitStack() as stack:
+            heard = OnlySays(self.progress)
+            arriving = stack.enter_context(open_end(self.target, "arrive", self._arriving(), heard))
+            leaving = stack.enter_context(open_end(self.source, "leave", self._leaving(), heard))
+            try:
+                self.copy(leaving, arriving)
+                before = self.jobs()
+                self.stop(leaving, arriving)
+                self.start(arriving, before)
+                self.switch(leaving, arriving)
+                self.check(arriving)
+            except BaseException as error:
+                self.back(leaving, arriving, error)
+                raise
+            self.settle(leaving, arriving)
+        self.moved.seconds = round(time.monotonic() - began, 3)
+        return self.moved
+
+    # What the ends are asked for
+
+    def _common(self, host: Host, peer: Host) -> dict[str, Any]:
+        site, where = self.cluster.site, self.cluster.places
+        networks = (site.networks.provisioning, site.networks.public)
+        return {
+            "cluster": site.cluster,
+            "host": host.name,
+            "peer": peer.name,
+            "verb": "migrate",
+            "overlay": str(where.overlay),
+            "lease": str(where.lease),
+            "history": str(where.history),
+            "mark": mark_path(self.cluster),
+            "lock": str(where.lock),
+            "instance": instance_name(site),
+            "generation": self.generation,
+            "bridges": {name: network.bridge for name, network in zip(INTERFACES, networks, strict=True)},
+            "addresses": {name: str(network.address.ip) for name, network in zip(INTERFACES, networks, strict=True)},
+            "macs": [network.mac for network in networks],
+        }
+
+    def _leaving(self) -> dict[str, Any]:
+        services = self.cluster.services
+        over_ssh = not (isinstance(self.source, Local) and isinstance(self.target, Local))
+        return {
+            **self._common(self.source, self.target),
+            "pid": self.pid,
+            "mac": self.cluster.site.networks.provisioning.mac,
+            "stop": stop_groups(services),
+            "stop_wait_s": stop_timeout(services),
+            "loggers": [service.name for service in services if service.live and service.tails],
+            "tails": [path for service in services for path in service.tails],
+            "compress": over_ssh,
+            "frozen_mark": f"{store(self.cluster)}/frozen",
+            "stop_argv": list(stop_argv(self.cluster.site, stop_timeout(services))),
+        }
+
+    def _arriving(self) -> dict[str, Any]:
+        return {
+            **self._common(self.target, self.source),
+            "store": store(self.cluster),
+            "holds": list(hold_bridges(self.cluster.site)),
+        }
+
+    # Its steps
+
+    def copy(self, leaving: End, arriving: End) -> None:
+        """Bring the overlay over while it is written, until little is left to bring."""
+        with self.progress.step(f"copy the overlay to {self.target.name} while it runs") as step:
+            step.detail("reading it")
+            leaving.say("offer")
+            offer, digests = leaving.hear("offer", patience_s=LONG_S)
+            self.moved.overlay_bytes = offer["used"]
+            step.detail("looking at what is there already")
+            arriving.say("build", digests, size=offer["size"])
+            wanted, bits = arriving.hear("wanted", patience_s=LONG_S)
+            leaving.say("send", bits)
+            self.moved.copied_bytes = self.relay(leaving, arriving, step, wanted["chunks"] * CHUNK)["sent_bytes"]
+            self._rounds(leaving, arriving, step)
+            step.detail("reading the copy again")
+            arriving.say("verify")
+            arriving.hear("verified", patience_s=LONG_S)
+            self._rounds(leaving, arriving, step)
+            there = (wanted["used"] - wanted["chunks"]) * CHUNK
+            step.detail(f"{self.moved.copied_bytes >> 20} MiB sent, {there >> 20} MiB were there")
+
+    def _rounds(self, leaving: End, arriving: End, step: Step) -> None:
+        for _ in range(ROUNDS):
+            leaving.say("round")
+            sent = self.relay(leaving, arriving, step, 0)
+            self.moved.rounds += 1
+            self.moved.copied_bytes += sent["sent_bytes"]
+            if sent["settled"]:
+                return
+
+    def relay(self, leaving: End, arriving: End, step: Step, total: int) -> dict[str, Any]:
+        """Pass chunks on until the source says that there are no more; give what it says then.
+
+        Args:
+            total: bytes of the chunks before they are packed; 0 where nobody knows.
+        """
+        done = 0
+        while True:
+            message, data = leaving.hear("parcels", "sent")
+            if message["kind"] == "sent":
+                return message
+            arriving.say("parcels", data)
+            done += message["chunks"] * CHUNK
+            step.moved(done, total)
+
+    def jobs(self) -> dict[str, str]:
+        """The jobs that the source's controller knows; none where there is none."""
+        if "slurmctld" not in {service.name for service in self.cluster.services}:
+            return {}
+        return read_jobs(self.source.run(*inside_argv(self.cluster.site, *JOBS)).text)
+
+    def stop(self, leaving: End, arriving: End) -> None:
+        """End what keeps state, and bring over the last that it wrote."""
+        with self.progress.step("stop what keeps state; send the last changes") as step:
+            self.began_at["stop"] = time.monotonic()
+            leaving.say("stop")
+            sent = self.relay(leaving, arriving, step, 0)
+            final, _ = leaving.hear("final", patience_s=QUICK_S)
+            arriving.say("place", digests=final["digests"])
+            arriving.hear("placed", patience_s=QUICK_S)
+            took = time.monotonic() - self.began_at["stop"]
+            self.moved.last_bytes = sent["sent_bytes"]
+            self.moved.frozen_ms = round(final["frozen_s"] * 1000, 1)
+            self._part("stop", final["stop_s"])
+            self._part("last changes", took - final["stop_s"])
+            step.detail(f"{sent['sent_bytes'] >> 10} KiB, found by {final['found_by']}")
+
+    def start(self, arriving: End, before: dict[str, str]) -> None:
+        """Start it on the target, seen by nobody, and ask every service that can answer so."""
+        began = time.monotonic()
+        site = self.cluster.site
+        with self.progress.step(f"start on {self.target.name}, unseen") as step:
+            arriving.say("start", argv=list(start_argv(site, self.image.path, held=True)))
+            arriving.hear("started", patience_s=90)
+            outside = needs_outside(self.cluster.services)
+            self.probe(arriving, [one.name for one in self.cluster.services if one.name not in outside], WAIT_S)
+            if before:
+                arriving.say("ask", argv=list(JOBS))
+                _, said = arriving.hear("told", patience_s=QUICK_S)
+                lost = missing_jobs(before, read_jobs(said.decode(errors="replace")))
+                if lost:
+                    raise SmsError(
+                        f"the controller on {self.target.name} does not know job {', '.join(lost[:10])} as it was",
+                        hint="the log of slurmctld there says why: sms journal",
+                    )
+                self.moved.jobs = len(before)
+            self._part("start", time.monotonic() - began)
+            step.detail(f"{len(self.moved.services)} services answer; {self.moved.jobs} jobs known")
+
+    def probe(self, arriving: End, names: Sequence[str], wait_s: float) -> None:
+        """Ask services there until they answer.
+
+        Raises:
+            SmsError: one does not.
+        """
+        arriving.say("probe", argv=[PROBE, "--wait", f"{wait_s:g}", *names], limit_s=wait_s + 30)
+        _, said = arriving.hear("probed", patience_s=wait_s + 60)
+        failed = []
+        for line in said.decode(errors="replace").splitlines():
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                continue
+            if answer["ok"]:
+                self.moved.services[answer["name"]] = answer["after_s"]
+            else:
+                failed.append(f"{answer['name']} does not answer on {self.target.name}: {answer['detail']}")
+        if failed or not set(names) <= set(self.moved.services):
+            raise SmsError("\n".join(failed) or f"the services on {self.target.name} cannot be asked")
+
+    def switch(self, leaving: End, arriving: End) -> None:
+        """Take the addresses from the one and give them to the other."""
+        with self.progress.step("switch the addresses") as step:
+            arriving.say("arm")
+            arriving.hear("armed", patience_s=QUICK_S)
+            began = self.began_at["switch"] = time.monotonic()
+            leaving.say("release")
+            released, lines = leaving.hear("released", patience_s=QUICK_S)
+            arriving.say("up", lines)
+            up, _ = arriving.hear("up", patience_s=QUICK_S)
+            now = time.monotonic()
+            self.moved.connections = released["connections"]
+            if up["trouble"]:
+                self.moved.notes.append(f"connections could not be carried over: {up['trouble']}")
+            self._part("switch", now - began)
+            for service in self.cluster.services:
+                since = began if service.live else self.began_at["stop"]
+                self.moved.outage[service.name] = round(now - since, 3)
+            step.detail(f"{(now - began) * 1000:.0f} ms; {released['connections']} connections go on")
+
+    def check(self, arriving: End) -> None:
+        """Ask every service once more, where all can see it."""
+        with self.progress.step("ask every service"):
+            self.probe(arriving, [service.name for service in self.cluster.services], SETTLE_S)
+
+    def settle(self, leaving: End, arriving: End) -> None:
+        """It serves there: bring what logs received last, and end what is left on the source.
+
+        What fails from here on is told, and undoes nothing.
+        """
+        with self.progress.step(f"end what is left on {self.source.name}"):
+            try:
+                leaving.say("given")
+                tails, data = leaving.hear("tails")
+                self.moved.lost_datagrams = tails["lost"]
+                arriving.say("tails", data, files=tails["files"])
+                arriving.hear("appended")
+            except SmsError as error:
+                self.moved.notes.append(f"lines that logs received last may be missing: {error.message}")
+            arriving.say("commit")
+            arriving.hear("committed")
+            try:
+                leaving.say("finish")
+                leaving.hear("finished")
+            except SmsError as error:
+                self.moved.notes.append(f"{self.source.name} could not be tidied up: {error.message}")
+
+    def back(self, leaving: End, arriving: End, cause: BaseException) -> None:
+        """It failed: the target first, so that the source need not wait to be sure of it.
+
+        Raises:
+            RolledBack: it serves on the source as before.
+            SmsError: who serves now cannot be told from here.
+        """
+        why = str(cause) or type(cause).__name__
+        with self.progress.step(f"go back to {self.source.name}"):
+            try:
+                arriving.say("abort", why=why)
+                while (
+                    arriving.hear("aborted", "probed", "told", "armed", "up", "placed", "started")[0]["kind"]
+                    != "aborted"
+                ):
+                    pass
+            except SmsError:
+                # It has ended by itself, or cannot be heard; the source makes sure before it comes back.
+                arriving.close()
+                arriving.wait()
+                leaving.close()
+                leaving.wait()
+            else:
+                try:
+                    leaving.say("abort", why=why)
+                    while leaving.hear("back", "parcels", "sent", "final", "released")[0]["kind"] != "back":
+                        pass
+                except SmsError:
+                    leaving.close()
+                    leaving.wait()
+        if isinstance(cause, SmsError):
+            raise RolledBack(
+                f"{cause.message}\n  the appliance serves on {self.source.name} as before", hint=cause.hint
+            ) from cause
+
+    def _part(self, name: str, seconds: float) -> None:
+        assert name in PARTS
+        self.moved.parts[name] = round(seconds, 3)
+
+
+def mark_path(cluster: Cluster) -> str:
+    """Where a host keeps how far a move is. Not below /run: a host that was switched off goes on as well."""
+    return f"{cluster.places.journal}/{cluster.site.cluster}.move"
+
+
+def held_conflists(cluster: Cluster) -> dict[str, bytes]:
+    """The networks that lead nowhere, as files of the target."""
+    return {path: text.encode() for path, text in conflists(cluster.site, held=True).items()}
