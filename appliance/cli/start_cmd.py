@@ -39,6 +39,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start."""
     from appliance.cli.screen import err, out, print_json, progress
+    from appliance.flow.lease import look_at_lease
     from appliance.flow.start import rehearse_start, start
 
     cluster, host = open_target(arguments)
@@ -57,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         boot=arguments.boot,
     )
     if started is None:
-        err.print(f"nothing ran on {host.name} when it went down; nothing is started", markup=False)
+        holder = look_at_lease(host, cluster).holder
+        why = f"{holder} has taken over" if holder else f"nothing ran on {host.name} when it went down"
+        err.print(f"{why}; nothing is started", markup=False)
         return 0
     if arguments.json:
         print_json(asdict(started))

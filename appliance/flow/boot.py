@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import PurePosixPath
 
 import yaml
 
@@ -38,7 +39,7 @@ def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
 
 def _why_not(cluster: Cluster, host: Host) -> str:
     """Why the host cannot have a unit; empty when it can."""
-    if not host.works("test", "-d", "/run/systemd/system"):
+    if not has_systemd(host):
         return "it does not run systemd"
     if not find_sms(host):
         return "there is no sms"
@@ -47,13 +48,24 @@ def _why_not(cluster: Cluster, host: Host) -> str:
     return ""
 
 
+def has_systemd(host: Host) -> bool:
+    """Whether systemd runs the host."""
+    return host.works("test", "-d", "/run/systemd/system")
+
+
 def lies_there(cluster: Cluster, host: Host) -> bool:
     """Whether the host has a site file of this cluster where what runs by itself looks for it."""
     try:
         site = yaml.safe_load(host.read(SITE_FILE) or b"")
     except yaml.YAMLError:
         return False
-    return isinstance(site, dict) and site.get("cluster") == cluster.site.cluster
+    if not isinstance(site, dict) or site.get("cluster") != cluster.site.cluster:
+        return False
+    overlay = site.get("overlay")
+    folder = overlay.get("directory") if isinstance(overlay, dict) else None
+    # What runs by itself must look at the same lease: it lies beside the overlay.
+    overlays = PurePosixPath(SITE_FILE).parent / folder if isinstance(folder, str) else cluster.site.state / "overlays"
+    return str(overlays) == str(cluster.places.overlay.parent)
 
 
 def _install(cluster: Cluster, host: Host) -> None:

@@ -21,11 +21,12 @@ from appliance.share import share
 
 @dataclass(frozen=True)
 class Cluster:
-    """A site together with the services it wants, in starting order."""
+    """A site together with the services it wants, in starting order; ``path`` is where its file lies."""
 
     site: Site
     services: tuple[Service, ...]
     base: Base
+    path: Path | None = None
 
     @property
     def places(self) -> Places:
@@ -47,7 +48,7 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
     assert isinstance(site.services, tuple)
     catalog = read_catalog(share("definitions", "services"))
     bases = read_bases(share("definitions", "bases"))
-    return Cluster(site, select(catalog, site.services), bases[site.base.os])
+    return Cluster(site, select(catalog, site.services), bases[site.base.os], path.absolute())
 
 
 def find_host(site: Site, wanted: str | None) -> Host:

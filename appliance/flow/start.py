@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.flow.boot import install_unit
 from appliance.flow.context import Cluster, runtime_files
+from appliance.flow.guarded import start_guard
+from appliance.flow.history import note
 from appliance.flow.image import Image, deliver, trust
-from appliance.flow.lease import ask_others, look_at_lease, put_lease_back, take_lease
+from appliance.flow.lease import Leases, look_around, look_at_lease, put_lease_back, take_lease
 from appliance.flow.mirrored import open_mirror
 from appliance.flow.overlay import (
     archive_for,
@@ -28,7 +31,7 @@ from appliance.flow.preflight import check_bridges, check_programs, only_one, re
 from appliance.flow.stop import take_down
 from appliance.host.base import Host
 from appliance.plan.definition import runtime_digest
-from appliance.plan.lease import Lease, take
+from appliance.plan.lease import Lease, find_newer
 from appliance.plan.machine import inside_argv, instance_name, start_argv
 from appliance.plan.network import conflists
 from appliance.progress import Progress
@@ -36,6 +39,10 @@ from appliance.tools import apptainer
 
 SETTLED_S = 10
 """Seconds that services of an appliance that runs already may take to answer."""
+BOOT_PATIENCE_S = 30
+"""Seconds that a start after a boot waits for the other admin hosts to tell who holds the lease."""
+FRESH_S = 5
+"""Age in seconds of what other hosts said of the lease from which on they are asked again."""
 DISKS_S = 60
 """Seconds that the disks of a mirror may come late after a boot; then a start does without."""
 PROBE = "/opt/sms/bin/sms-probe"
@@ -83,6 +90,8 @@ def start(
     keep: bool = False,
     boot: bool = False,
     unit: bool = True,
+    fenced: Collection[str] = (),
+    leap: int = 1,
 ) -> Started | None:
     """Start the appliance on ``host`` and wait until every service answers.
 
@@ -90,8 +99,10 @@ def start(
         image: another image than the current one.
         wait_s: seconds that the services may take.
         keep: leave it running although a service does not come up.
-        boot: start only what ran here when the host went down; None when nothing did.
-        unit: have it started again after a reboot of the host.
+        boot: start only what ran here when the host went down; None when nothing did, or another host took over.
+        unit: have it started again after a reboot of the host, and guarded until then.
+        fenced: admin hosts that are surely off: the lease is taken although they hold it.
+        leap: how much the lease's generation grows.
 
     Raises:
         Refused: something is missing or in the way; nothing was changed.
@@ -99,18 +110,34 @@ def start(
         SmsError: a step failed, and what it had started could not be stopped; the lease is kept.
     """
     check_programs(host)
-    if boot and look_at_lease(host, cluster).holder != host.name:
+    if boot and not _is_still_held(cluster, host, progress):
         return None
     with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
         running = apptainer.find_instance(host, instance_name(cluster.site))
         if running:
             started = _already(cluster, host, progress, running.image, wait_s)
         else:
-            started = _start(cluster, host, progress, image, wait_s, keep, DISKS_S if boot else 0)
+            how = How(image, wait_s, keep, DISKS_S if boot else 0, tuple(fenced), leap)
+            started = _start(cluster, host, progress, how)
     # After the lock: starting the unit runs `sms start --boot`, which takes it.
     if unit:
         install_unit(cluster, host, progress)
+        start_guard(cluster, host, progress)
     return started
+
+
+def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
+    """Whether the appliance ran here when the host went down, and nobody has taken over since."""
+    if look_at_lease(host, cluster).holder != host.name:
+        return False
+    leases = Leases(host, cluster)
+    newer = find_newer(host.name, leases.look(patience_s=BOOT_PATIENCE_S))
+    if not newer:
+        return True
+    leases.adopt(newer)
+    note(cluster, host, "start", "gave way", holder=newer.holder, generation=newer.generation)
+    progress.say(f"{newer.holder} has taken over (generation {newer.generation}): nothing is started on {host.name}")
+    return False
 
 
 def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: Path | None = None) -> list[str]:
@@ -126,7 +153,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, deliver(cluster, host, image, progress, before_sending=lambda: None))
-    take(look_at_lease(host, cluster), host.name, now=time.time())
+    look_around(host, cluster).check()
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
     return [*overlay_commands(cluster, trusted, mark, exists), shlex.join(start_argv(cluster.site, trusted.path))]
@@ -140,9 +167,15 @@ def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s
             f"the appliance runs on {host.name}, but {lease.holder or 'nobody'} holds the lease",
             hint=f"two hosts must never run it: sms stop --host {host.name}",
         )
-    note = read_note(cluster, host)
+    newer = find_newer(host.name, look_around(host, cluster).views)
+    if newer:
+        raise Refused(
+            f"the appliance runs on {host.name}, but {newer.holder} has taken over (generation {newer.generation})",
+            hint=f"two hosts must never run it: sms stop --host {host.name}",
+        )
+    written = read_note(cluster, host)
     services = _wait(cluster, host, progress, min(wait_s, SETTLED_S), True)
-    image = Image(path, note.get("key", ""), note.get("sha256", ""), note.get("signer", ""))
+    image = Image(path, written.get("key", ""), written.get("sha256", ""), written.get("signer", ""))
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
         progress.say("note: the site file has changed since it was started; `sms stop` and `sms start` apply it")
@@ -151,37 +184,47 @@ def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s
     )
 
 
-def _start(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    chosen: Path | None,
-    wait_s: float,
-    keep: bool,
-    disks_s: float,
-) -> Started:
+@dataclass(frozen=True)
+class How:
+    """How to start, as the caller wants it."""
+
+    image: Path | None
+    wait_s: float
+    keep: bool
+    disks_s: float
+    fenced: tuple[str, ...]
+    leap: int
+
+
+def _start(cluster: Cluster, host: Host, progress: Progress, how: How) -> Started:
     parts: dict[str, float] = {}
     clock = Clock(parts)
-    with progress.step("check the host"):
-        check_bridges(cluster, host)
-        check_overlay(cluster, host)
-    clock.lap("preflight")
-    image = _verified(cluster, host, progress, chosen, clock)
+    leases = Leases(host, cluster, without=how.fenced)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(leases.look)  # the others answer while the image is verified
+        with progress.step("check the host"):
+            check_bridges(cluster, host)
+            check_overlay(cluster, host)
+        clock.lap("preflight")
+        image = _verified(cluster, host, progress, how.image, clock)
+        asked.result()
     before = look_at_lease(host, cluster)
     began = False
     try:
         with progress.step("take the lease") as step:
-            take(before, host.name, now=time.time())  # refuses before anything is changed
+            if time.monotonic() - leases.looked > FRESH_S:
+                leases.look()
+            leases.check()  # refuses before anything is changed
             began = True  # before the swap, whose answer may be lost
             try:
-                lease = take_lease(host, cluster)
+                lease = take_lease(host, cluster, leases=leases, leap=how.leap)
             except Refused:
                 began = False  # somebody else was faster; it is theirs
                 raise
-            silent = ask_others(host, cluster)
-            step.detail(f"generation {lease.generation}" + (f"; {', '.join(silent)} cannot be asked" if silent else ""))
+            silent = ", ".join(leases.silent)
+            step.detail(f"generation {lease.generation}" + (f"; {silent} cannot be asked" if silent else ""))
         started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
-        open_mirror(cluster, host, progress, patience_s=disks_s)
+        open_mirror(cluster, host, progress, patience_s=how.disks_s)
         ready_overlay(cluster, host, image, progress)
         clock.lap("overlay")
         for path, text in conflists(cluster.site).items():
@@ -191,9 +234,10 @@ def _start(
             # A read-only overlay only warns and goes on; services would fail one by one.
             prove_writable(host, inside_argv(cluster.site))
         clock.lap("instance")
-        started.services = _wait(cluster, host, progress, wait_s, keep)
+        started.services = _wait(cluster, host, progress, how.wait_s, how.keep)
         clock.lap("probes")
-        _record(cluster, host, image, lease)
+        record_start(cluster, host, image, lease)
+        note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         clock.lap("record")
     except BaseException as error:
         if began:
@@ -285,15 +329,15 @@ def read_note(cluster: Cluster, host: Host) -> dict[str, str]:
     """What was written down at the last start; empty where nothing readable is."""
     data = host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json")
     try:
-        note = json.loads(data or b"{}")
+        written = json.loads(data or b"{}")
     except ValueError:
         return {}
-    return note if isinstance(note, dict) else {}
+    return written if isinstance(written, dict) else {}
 
 
-def _record(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
+def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Write down what runs, for status and for the next verb."""
-    note = {
+    written = {
         "image": image.path,
         "key": image.key,
         "sha256": image.sha256,
@@ -302,7 +346,7 @@ def _record(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
         "host": host.name,
         "started": time.time(),
     }
-    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", json.dumps(note, indent=1).encode())
+    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", json.dumps(written, indent=1).encode())
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
         # What runs is what this host starts again, after a reboot above all.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
-from appliance.flow.lease import look_at_lease, release_lease
+from appliance.flow.guarded import stop_guard
+from appliance.flow.history import note
+from appliance.flow.lease import Leases, look_at_lease, release_lease
 from appliance.flow.mirrored import close_mirror
 from appliance.flow.preflight import check_programs, only_one
 from appliance.host.base import Host
@@ -39,13 +42,18 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
     check_programs(host)
     with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
         began = time.monotonic()
-        with progress.step("stop the services") as step:
+        leases = Leases(host, cluster)
+        stop_guard(cluster, host)
+        with progress.step("stop the services") as step, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(leases.look) if not keep_lease else None  # while they end
             ran = take_down(cluster, host)
             step.detail("" if ran else "nothing runs")
         took = time.monotonic() - began
         held = look_at_lease(host, cluster).holder == host.name
         if held and not keep_lease:
-            release_lease(host, cluster)
+            release_lease(host, cluster, leases=leases if asked and not asked.exception() else None)
+        if ran:
+            note(cluster, host, "stop", "stopped", seconds=round(took, 3), lease_released=held and not keep_lease)
     limit = stop_timeout(cluster.services)
     if took >= limit:
         raise SmsError(

@@ -1,4 +1,4 @@
-"""The systemd unit that brings the appliance back after a reboot of its host."""
+"""The systemd units: what brings the appliance back after a reboot of its host, and what guards it there."""
 
 from __future__ import annotations
 
@@ -29,6 +29,22 @@ KillMode=none
 WantedBy=multi-user.target
 """
 
+GUARD = """\
+# Written by `sms start`.
+[Unit]
+Description=sms guard of cluster {cluster}: stops the appliance here when another host has taken over
+Documentation=man:sms(1)
+After=network-online.target
+PartOf={unit}
+
+[Service]
+ExecStart={sms} --quiet --site {site} --state {state} guard
+Restart=always
+RestartSec=5
+# What it was about to stop goes on being stopped.
+KillMode=process
+"""
+
 
 def unit_name(cluster: str) -> str:
     """The unit's name."""
@@ -40,3 +56,13 @@ def unit_text(cluster: str, *, sms: str, site: str, state: str, overlays: str, s
     return TEMPLATE.format(
         cluster=cluster, sms=sms, site=site, state=state, overlays=overlays, stop_timeout=stop_timeout + 60
     )
+
+
+def guard_unit_name(cluster: str) -> str:
+    """The name of the guard's unit; `sms start` starts it, so that it need not be enabled."""
+    return f"sms-{cluster}-guard.service"
+
+
+def guard_unit_text(cluster: str, *, sms: str, site: str, state: str) -> str:
+    """The text of the guard's unit; paths are those of the host."""
+    return GUARD.format(cluster=cluster, sms=sms, site=site, state=state, unit=unit_name(cluster))

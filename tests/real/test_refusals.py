@@ -93,14 +93,19 @@ def address_taken(playground: Playground) -> Iterator[str]:
 
 @contextmanager
 def lease_elsewhere(playground: Playground) -> Iterator[str]:
-    host = playground.host("host-a")
+    """As host-b wrote it: into its own file, and into that of host-a."""
     path = "/var/lib/sms/overlays/lab.lease"
-    before = host.read(path)
-    host.write(path, b'{"cluster": "lab", "generation": 41, "holder": "host-b", "since": 1.0}', mode=0o600)
+    hosts = {name: playground.host(name) for name in ("host-a", "host-b")}
+    before = {name: host.read(path) for name, host in hosts.items()}
+    for name, host in hosts.items():
+        lease = {"cluster": "lab", "generation": 41, "holder": "host-b", "since": 1.0, "file": name}
+        host.write(path, json.dumps(lease).encode(), mode=0o600)
     try:
         yield "host-b holds the lease (generation 41)"
     finally:
-        host.write(path, before, mode=0o600) if before else host.remove(path)
+        for name, host in hosts.items():
+            data = before[name]
+            host.write(path, data, mode=0o600) if data else host.remove(path)
 
 
 @contextmanager

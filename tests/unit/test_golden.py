@@ -16,7 +16,7 @@ from appliance.plan.definition import BuildPlan, missing_mirrors, packages_for, 
 from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv, stop_timeout
 from appliance.plan.network import conflists
 from appliance.plan.overlay import SECRET_PLACES, Seed, seed_files
-from appliance.plan.unit import unit_name, unit_text
+from appliance.plan.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
 from appliance.share import share
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -94,6 +94,9 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
             state=str(site.state),
             overlays=str(places(site).overlay.parent),
             stop_timeout=stop_timeout(services),
+        ),
+        guard_unit_name(site.cluster): guard_unit_text(
+            site.cluster, sms="/usr/bin/sms", site="/etc/sms/sms.yaml", state=str(site.state)
         ),
         "seed.list": "".join(f"{seed.owner}:{seed.group} {seed.mode:04o} {seed.path}\n" for seed in seeds),
     }
