@@ -51,6 +51,7 @@ class Arrive:
         self.addresses: Dict[str, str] = field(request, "addresses", dict)
         self.name: str = field(request, "instance", str)
         self.generation: int = field(request, "generation", int)
+        self.shared: bool = field(request, "shared", bool, False)
         self.state = "copy"
         self.descriptor = -1
         self.size = 0
@@ -84,6 +85,7 @@ class Arrive:
             "start": self.start,
             "probe": self.probe,
             "ask": self.ask,
+            "unseen": self.unseen,
             "arm": self.arm,
             "up": self.go_up,
             "tails": self.append,
@@ -227,6 +229,8 @@ class Arrive:
         """Start it, with its ports on bridges that lead nowhere."""
         assert self.line
         began = time.monotonic()
+        if self.shared and not self.place.hand_lease(self.place.host, self.generation + 1, only_from=self.generation):
+            raise Problem("the lease of the shared overlay has changed meanwhile", "sms status", 3)
         self.place.reached("started")
         self.state = "started"
         self.place.note("started", what="an instance that nobody sees yet")
@@ -261,6 +265,7 @@ class Arrive:
         """Take the connections, the lease and the addresses."""
         assert self.line and self.instance
         lines = self.line.body(message).decode(errors="replace").splitlines()
+        self.generation += field(message, "leap", int, 0)
         began = time.monotonic()
         trouble = ends.load_connections(self.instance, lines)
         self.place.hand_lease(self.place.host, self.generation + 1)
@@ -308,6 +313,16 @@ class Arrive:
         self.place.note("arrived", generation=self.generation + 1)
         self.place.over()
 
+    def unseen(self, message: Dict[str, Any]) -> None:
+        """Whether nobody answers for the addresses, for as long as the message says; nobody here does, as yet."""
+        assert self.line
+        end = time.monotonic() + float(field(message, "for_s", (int, float)))  # type: ignore[arg-type]
+        found = ""
+        while time.monotonic() < end and not found:
+            for name in sorted(self.bridges):
+                found = found or ends.neighbour(self.bridges[name], self.addresses[name])
+        self.line.say("seen", mac=found)
+
     def _remove_holds(self) -> None:
         for bridge in self.holds:
             ends.run("ip", "link", "delete", bridge, ok=range(256))
@@ -332,10 +347,17 @@ class Arrive:
         if self.ports and self.state == "up":
             ends.set_bridges(dict.fromkeys(self.ports.values()))
         if self.state in ("started", "up"):
-            # It is a copy, and thrown away: no need to end its daemons one by one.
-            ends.run("apptainer", "instance", "stop", "--force", self.name, ok=range(256), timeout=30)
+            if self.shared:
+                stop = field(self.place.request, "stop_argv", list)
+                ends.run(*stop, ok=range(256), timeout=300)
+            else:
+                # It is a copy, and thrown away: no need to end its daemons one by one.
+                ends.run("apptainer", "instance", "stop", "--force", self.name, ok=range(256), timeout=30)
             ends.wait_free(self.overlay, 20)
-        if self.state in ("placed", "started", "up") and os.path.exists(self.overlay):
+        if self.shared:
+            if self.state in ("started", "up"):
+                self.place.hand_lease(self.place.peer, self.generation + 2)
+        elif self.state in ("placed", "started", "up") and os.path.exists(self.overlay):
             os.rename(self.overlay, self.overlay + ".partial")
         elif os.path.exists(self.incoming):
             os.rename(self.incoming, self.overlay + ".partial")

@@ -285,13 +285,23 @@ class Place:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def hand_lease(self, holder: str, generation: int) -> None:
-        """Have the lease say who holds it; a generation never falls."""
+    def hand_lease(self, holder: str, generation: int, *, only_from: Optional[int] = None) -> bool:
+        """Have the lease say who holds it, and whether it does now; a generation never falls.
+
+        Args:
+            only_from: the generation that it must have until then.
+        """
         with Locked(self.lease + ".lock"):
-            if self.generation() > generation:
-                return
+            now = self.generation()
+            if now > generation or (only_from is not None and now != only_from):
+                return False
             told = {"cluster": self.cluster, "generation": generation, "holder": holder, "since": time.time()}
             write_whole(self.lease, (json.dumps(told, indent=1) + "\n").encode())
+            return True
+
+    def holder(self) -> str:
+        """Who holds the lease as it lies here; empty where nobody does."""
+        return str(self._lease().get("holder") or "")
 
 
 class Locked:

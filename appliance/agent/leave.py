@@ -6,6 +6,8 @@ How far it is decides what happens when who moves it is gone:
     stopping  those that keep state have been stopped: they are started again
     released  the ports are off the bridges: nobody serves. The target goes up within ``ARMED_S`` of its last word or
               never; so after ``RECLAIM_S`` whoever answers for the addresses has them. Nobody: they are taken back
+    ended     both hosts see one overlay, and the instance here has let go of it: it starts again unless the target has
+              the lease
     given     the target serves: what is left here ends
 """
 
@@ -33,6 +35,8 @@ from appliance.agent.words import Problem, field
 
 RECLAIM_S = 3.0
 """Longer than ``arrive.ARMED_S``, by what two clocks may differ in so short a time."""
+LEASE_S = 90.0
+"""So long the target may take to give the lease of a shared overlay back."""
 QUIET_S = 20.0
 """A service that keeps state may take so long to end, unless the request says more."""
 
@@ -67,6 +71,7 @@ class Leave:
         self.generation: int = field(request, "generation", int)
         self.limit_s = float(field(request, "freeze_limit_s", (int, float), 5))  # type: ignore[arg-type]
         self.stop_wait_s = float(field(request, "stop_wait_s", (int, float), QUIET_S))  # type: ignore[arg-type]
+        self.shared: bool = field(request, "shared", bool, False)
         self.state = "read"
         self.released_at = 0.0
         self.ports: Dict[str, str] = {}
@@ -101,6 +106,7 @@ class Leave:
             "round": self.send_round,
             "stop": self.stop,
             "release": self.release,
+            "hand": self.hand,
             "given": self.give,
             "finish": self.finish,
             "abort": self.abort,
@@ -222,6 +228,21 @@ class Leave:
         text = "\n".join(lines).encode()
         self.line.say("released", text, down_s=down - began, connections=len(lines))
 
+    def hand(self, message: Dict[str, Any]) -> None:
+        """Where both hosts see one overlay: end the instance, so that the target can have it."""
+        assert self.line
+        self.ports = self.instance.ports(sorted(self.bridges))
+        began = time.monotonic()
+        self._enter("stopping", "services that keep state are stopped", ports=self.ports)
+        for group in self.stop_groups:
+            self.instance.stop_services(group, self.stop_wait_s)
+        lines = ends.read_connections(self.instance)
+        self._enter("ended", "the instance ends, the overlay is let go", ports=self.ports)
+        ends.run(*field(self.place.request, "stop_argv", list), timeout=self.stop_wait_s + 60)
+        ends.wait_free(self.overlay, 20)
+        text = "\n".join(lines).encode()
+        self.line.say("handed", text, stop_s=time.monotonic() - began, connections=len(lines))
+
     def _mac(self) -> str:
         return str(self.place.request.get("mac", ""))
 
@@ -253,14 +274,13 @@ class Leave:
         self.line.say("finished")
 
     def _finish(self) -> None:
-        if not self.instance.alive or self.place.request.get("stop_argv") is None:
-            pass
-        else:
+        if self.instance.alive and not self.shared:
             ends.run(*field(self.place.request, "stop_argv", list), ok=range(256), timeout=self.stop_wait_s + 60)
         self.place.hand_lease(self.place.peer, self.generation + 1)
-        ends.wait_free(self.overlay, 20)
-        if os.path.exists(self.overlay):
-            os.rename(self.overlay, self.overlay + ".moved")
+        if not self.shared:
+            ends.wait_free(self.overlay, 20)
+            if os.path.exists(self.overlay):
+                os.rename(self.overlay, self.overlay + ".moved")
         self.state = "gone"
         self.place.note("gone", to=self.place.peer, generation=self.generation + 1)
         self.place.over()
@@ -290,7 +310,28 @@ class Leave:
                 self.place.note("given", why=why, seen="%s answers for the addresses" % self.place.peer)
                 self._finish()
                 return
+        if self.state == "ended" and not self._regained(why):
+            return
         self.come_back(why)
+
+    def _regained(self, why: str) -> bool:
+        """Whether the lease of a shared overlay is ours again; not where the target serves, or still has it."""
+        end = time.monotonic() + LEASE_S
+        while time.monotonic() < end:
+            now = self.place.generation()
+            if self.place.holder() == self.place.host:
+                # Whoever takes it from the generation that it had comes too late from here on.
+                if self.place.hand_lease(self.place.host, now + 1, only_from=now):
+                    return True
+            elif self._answered():
+                self.place.note("given", why=why, seen="%s answers for the addresses" % self.place.peer)
+                self._finish()
+                return False
+            time.sleep(0.5)
+        self.place.note("lost", why=why, what="%s has the lease, and does not serve" % self.place.peer)
+        self.state = "gone"
+        self.place.over()
+        return False
 
     def _answered(self) -> bool:
         """Whether the target has the addresses: its instance has the same MAC addresses as ours."""
@@ -306,6 +347,13 @@ class Leave:
             self.place.hand_lease(self.place.host, max(self.generation, self.place.generation()) + 2)
             ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
             self.instance.announce(self.addresses)
+        if self.state == "ended":
+            ends.wait_free(self.overlay, 20)
+            ends.run(*field(self.place.request, "start_argv", list), timeout=90)
+            self.state = "gone"
+            self.place.note("back", why=why)
+            self.place.over()
+            return
         names = [name for group in reversed(self.stop_groups) for name in group] + self.loggers
         self.instance.start_services(names)
         self.state = "gone"

@@ -21,13 +21,15 @@ from appliance.flow.preflight import check_bridges, check_programs
 from appliance.flow.start import read_note, record_start
 from appliance.host.base import Host, Unreachable
 from appliance.plan.lease import Lease
-from appliance.plan.machine import inside_argv, instance_name
-from appliance.plan.move import SKEW_LIMIT_S, SKEW_WARN_S, Away, predict, predict_parts
+from appliance.plan.machine import instance_name
+from appliance.plan.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, SKEW_WARN_S, Away, predict, predict_parts
 from appliance.plan.network import conflists
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, bridge
 
 PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail", "sha256sum")
+USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
+FREE = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=avail "$d"'
 LATELY = 5
 """Moves of before that a prediction goes by."""
 
@@ -85,7 +87,16 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
     facts: dict[str, Any] = {"from": ready.source.name, "to": ready.target.name, "generation": ready.lease.generation}
     for host in (ready.source, ready.target):
         history.note(cluster, host, "migrate", "begun", **facts, image=image.key)
-    move = Move(cluster, ready.source, ready.target, image, ready.pid, ready.lease.generation, progress)
+    move = Move(
+        cluster,
+        ready.source,
+        ready.target,
+        image,
+        progress,
+        pid=ready.pid,
+        generation=ready.lease.generation,
+        shared=ready.plan.shared,
+    )
     try:
         moved = move.run()
     except BaseException as error:
@@ -199,45 +210,43 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
     Raises:
         Refused: with all that is in the way.
     """
-    problems: list[str] = []
-    warnings: list[str] = []
-    skews = []
-    for host in (source, target):
-        try:
-            check_bridges(cluster, host)
-        except Refused as error:
-            problems.append(error.message)
-        script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
-        if missing := host.run("sh", "-c", script, "find", *PROGRAMS, ok=None).text.split():
-            problems.append(f"{host.name} lacks {', '.join(missing)}")
-        skews.append(clock_offset(host))
-    skew = skews[1] - skews[0]
+    hosts = (source, target)
+    with ThreadPoolExecutor(12) as pool:
+        lacks = [pool.submit(_lacks, cluster, host) for host in hosts]
+        offsets = [pool.submit(clock_offset, host) for host in hosts]
+        versions = [pool.submit(apptainer.version, host) for host in hosts]
+        histories = [pool.submit(history.read_history, cluster, host) for host in hosts]
+        sharing = pool.submit(shares_overlay, cluster, source, target)
+        used = pool.submit(_number, source, USED, str(cluster.places.overlay))
+        free = pool.submit(_number, target, FREE, str(cluster.places.overlay.parent))
+        linked = pool.submit(target.works, "test", "-L", str(cluster.places.overlay))
+        mark = pool.submit(running_mark, cluster, source)
+    problems = [problem for one in lacks for problem in one.result()]
+    skew = offsets[1].result() - offsets[0].result()
+    warnings = []
     if abs(skew) > SKEW_LIMIT_S:
         problems.append(
             f"the clock of {target.name} is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} that of "
-            f"{source.name}: munge refuses messages at 300 s (munge(7)), and nodes may be off as well"
+            f"{source.name}: munge refuses messages at {MUNGE_LIMIT_S} s (munge(7)), and nodes may be off as well"
         )
     elif abs(skew) > SKEW_WARN_S:
         warnings.append(f"the clocks of {source.name} and {target.name} are {abs(skew):.1f} s apart")
-    versions = [apptainer.version(host) for host in (source, target)]
-    if versions[0] != versions[1]:
-        said = f"{source.name} has Apptainer {versions[0]}, {target.name} {versions[1]}"
-        (warnings if force or versions[0] < versions[1] else problems).append(said)
+    here, there = (one.result() for one in versions)
+    if here != there:
+        said = f"{source.name} has Apptainer {'.'.join(map(str, here))}, {target.name} {'.'.join(map(str, there))}"
+        (warnings if force or here < there else problems).append(said)
     if not problems:
         problems += _strangers(cluster, target)
-    shared = shares_overlay(cluster, source, target)
-    used = _number(source, 'stat -c "%b %B" "$1" | { read -r a b; echo $((a * b)); }', str(cluster.places.overlay))
-    free = _free(target, str(cluster.places.overlay.parent))
-    if target.works("test", "-L", str(cluster.places.overlay)) and not shared:
+    if linked.result() and not sharing.result():
         problems.append(f"the overlay of {target.name} lies on a mirror of its own: a move cannot write there")
     if problems:
         raise Refused(
             f"the appliance cannot move from {source.name} to {target.name}:\n  " + "\n  ".join(problems),
             hint=f"`sms doctor --host {target.name}` tells what mends it; `sms host prepare {target.name}` does most",
         )
-    if running_mark(cluster, source) != overlay_mark(archive_for(cluster), _as_noted(cluster, source)):
+    if mark.result() != overlay_mark(archive_for(cluster), _as_noted(cluster, source)):
         warnings.append("the site file has changed since the start; the move changes nothing of that: restart for it")
-    measured = _measured(cluster, source, target)
+    measured = _measured([line for one in histories for line in one.result()])
     parts = predict_parts(measured)
     return Plan(
         source.name,
@@ -245,15 +254,28 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
         image,
         sha256,
         lease.generation,
-        shared,
-        used,
-        free,
+        sharing.result(),
+        used.result(),
+        free.result(),
         round(skew, 3),
         parts,
         len(measured),
-        predict(cluster.services, parts, shared=shared),
+        predict(cluster.services, parts, shared=sharing.result()),
         warnings,
     )
+
+
+def _lacks(cluster: Cluster, host: Host) -> list[str]:
+    """What a host lacks to do its part."""
+    problems = []
+    try:
+        check_bridges(cluster, host)
+    except Refused as error:
+        problems.append(error.message)
+    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
+    if missing := host.run("sh", "-c", script, "find", *PROGRAMS, ok=None).text.split():
+        problems.append(f"{host.name} lacks {', '.join(missing)}")
+    return problems
 
 
 def _as_noted(cluster: Cluster, host: Host) -> Image:
@@ -299,14 +321,8 @@ def _number(host: Host, script: str, *values: str) -> int:
     return int(host.run("sh", "-c", script, "number", *values).text.splitlines()[-1])
 
 
-def _free(host: Host, folder: str) -> int:
-    script = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=avail "$d"'
-    return _number(host, script, folder)
-
-
-def _measured(cluster: Cluster, *hosts: Host) -> list[dict[str, float]]:
-    """Parts of the last moves, as the hosts have noted them."""
-    lines = [line for host in hosts for line in history.read_history(cluster, host)]
+def _measured(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Parts of the last moves, as hosts have noted them."""
     done = sorted((line for line in lines if line.get("event") == "moved"), key=lambda line: float(line.get("at", 0)))
     return [line["parts"] for line in done[-LATELY:] if isinstance(line.get("parts"), dict)]
 
@@ -356,11 +372,3 @@ def _note_all(cluster: Cluster, hosts: Sequence[Host], event: str, **facts: Any)
             history.note(cluster, host, "migrate", event, **facts)
         except SmsError:
             continue
-
-
-def probe_source(cluster: Cluster, host: Host, wait_s: float) -> bool:
-    """Whether every service answers on a host."""
-    from appliance.flow.start import PROBE
-
-    argv = inside_argv(cluster.site, PROBE, "--wait", f"{wait_s:g}", *(one.name for one in cluster.services))
-    return host.run(*argv, ok=None, timeout=wait_s + 30).status == 0

@@ -14,12 +14,13 @@ from appliance.flow.context import Cluster
 from appliance.flow.image import Image
 from appliance.flow.snapshots import store
 from appliance.flow.start import PROBE
-from appliance.host.base import Host
+from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.move import PARTS, missing_jobs, needs_outside, read_jobs, stop_groups
 from appliance.plan.network import INTERFACES, conflists, hold_bridges
 from appliance.progress import Progress, Silent, Step
+from appliance.tools import agent
 from appliance.tools.move import End, open_end
 
 ROUNDS = 6
@@ -34,6 +35,11 @@ CHUNK = 1 << 16
 """Bytes that go together (agent/store.py)."""
 QUICK_S = 20.0
 """Seconds until an end that has only a moment's work counts as lost."""
+SURE_S = 8.0
+"""Longer than a source that lives keeps its ports off the bridges (agent/leave.py, RECLAIM_S), and asking takes."""
+LEAP = 1000
+"""A source that was cut off has raised its own generation meanwhile; it is not to win."""
+ARRIVING = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
 JOBS = ("squeue", "--noheader", "--states=all", "--format=%i %T")
 
 
@@ -78,7 +84,16 @@ class Move:
     """One move under way."""
 
     def __init__(
-        self, cluster: Cluster, source: Host, target: Host, image: Image, pid: int, generation: int, progress: Progress
+        self,
+        cluster: Cluster,
+        source: Host,
+        target: Host,
+        image: Image,
+        progress: Progress,
+        *,
+        pid: int,
+        generation: int,
+        shared: bool,
     ) -> None:
         self.cluster = cluster
         self.source = source
@@ -86,9 +101,14 @@ class Move:
         self.image = image
         self.pid = pid
         self.progress = progress
-        self.moved = Moved(source.name, target.name, image.path, generation + 1)
+        self.shared = shared
+        self.moved = Moved(source.name, target.name, image.path, generation + 1, shared=shared)
         self.generation = generation
         self.began_at: dict[str, float] = {}
+        self.connections = b""
+        self.complete = False
+        """Whether the target has all that the source wrote."""
+        self.started = False
 
     def run(self) -> Moved:
         """All of it.
@@ -103,18 +123,50 @@ class Move:
             arriving = stack.enter_context(open_end(self.target, "arrive", self._arriving(), heard))
             leaving = stack.enter_context(open_end(self.source, "leave", self._leaving(), heard))
             try:
-                self.copy(leaving, arriving)
-                before = self.jobs()
-                self.stop(leaving, arriving)
-                self.start(arriving, before)
-                self.switch(leaving, arriving)
-                self.check(arriving)
+                if self.shared:
+                    self.move_shared(leaving, arriving)
+                else:
+                    self.move(leaving, arriving)
             except BaseException as error:
-                self.back(leaving, arriving, error)
-                raise
-            self.settle(leaving, arriving)
+                if not self.take_over(arriving, error):
+                    self.back(leaving, arriving, error)
+                    raise
+            else:
+                self.settle(leaving, arriving)
         self.moved.seconds = round(time.monotonic() - began, 3)
         return self.moved
+
+    def move(self, leaving: End, arriving: End) -> None:
+        """With an overlay on each host: what keeps no state serves on the source until the switch."""
+        self.copy(leaving, arriving)
+        before = self.jobs()
+        self.stop(leaving, arriving)
+        self.start(arriving, before)
+        self.switch(leaving, arriving)
+        self.check(arriving)
+
+    def move_shared(self, leaving: End, arriving: End) -> None:
+        """With one overlay that both hosts see: the source must have let go of it before the target begins."""
+        before = self.jobs()
+        with self.progress.step(f"stop on {self.source.name}") as step:
+            began = self.began_at["stop"] = time.monotonic()
+            leaving.say("hand")
+            handed, self.connections = leaving.hear("handed", patience_s=LONG_S)
+            self.moved.connections = handed["connections"]
+            self._part("stop", time.monotonic() - began)
+            self._part("last changes", 0)
+            step.detail("the overlay is free")
+            self.complete = True
+        self.start(arriving, before)
+        with self.progress.step("show the addresses") as step:
+            began = time.monotonic()
+            arriving.say("arm")
+            arriving.hear("armed", patience_s=QUICK_S)
+            self.show(arriving)
+            self._part("switch", time.monotonic() - began)
+            step.detail(f"{handed['connections']} connections go on")
+        self._count_outage(time.monotonic(), self.began_at["stop"])
+        self.check(arriving)
 
     # What the ends are asked for
 
@@ -136,6 +188,8 @@ class Move:
             "bridges": {name: network.bridge for name, network in zip(INTERFACES, networks, strict=True)},
             "addresses": {name: str(network.address.ip) for name, network in zip(INTERFACES, networks, strict=True)},
             "macs": [network.mac for network in networks],
+            "shared": self.shared,
+            "stop_argv": list(stop_argv(site, stop_timeout(self.cluster.services))),
         }
 
     def _leaving(self) -> dict[str, Any]:
@@ -151,7 +205,7 @@ class Move:
             "tails": [path for service in services for path in service.tails],
             "compress": over_ssh,
             "frozen_mark": f"{store(self.cluster)}/frozen",
-            "stop_argv": list(stop_argv(self.cluster.site, stop_timeout(services))),
+            "start_argv": list(start_argv(self.cluster.site, self.image.path)),
         }
 
     def _arriving(self) -> dict[str, Any]:
@@ -222,6 +276,7 @@ class Move:
             final, _ = leaving.hear("final", patience_s=QUICK_S)
             arriving.say("place", digests=final["digests"])
             arriving.hear("placed", patience_s=QUICK_S)
+            self.complete = True
             took = time.monotonic() - self.began_at["stop"]
             self.moved.last_bytes = sent["sent_bytes"]
             self.moved.frozen_ms = round(final["frozen_s"] * 1000, 1)
@@ -236,6 +291,7 @@ class Move:
         with self.progress.step(f"start on {self.target.name}, unseen") as step:
             arriving.say("start", argv=list(start_argv(site, self.image.path, held=True)))
             arriving.hear("started", patience_s=90)
+            self.started = True
             outside = needs_outside(self.cluster.services)
             self.probe(arriving, [one.name for one in self.cluster.services if one.name not in outside], WAIT_S)
             if before:
@@ -279,18 +335,25 @@ class Move:
             arriving.hear("armed", patience_s=QUICK_S)
             began = self.began_at["switch"] = time.monotonic()
             leaving.say("release")
-            released, lines = leaving.hear("released", patience_s=QUICK_S)
-            arriving.say("up", lines)
-            up, _ = arriving.hear("up", patience_s=QUICK_S)
-            now = time.monotonic()
+            released, self.connections = leaving.hear("released", patience_s=QUICK_S)
             self.moved.connections = released["connections"]
-            if up["trouble"]:
-                self.moved.notes.append(f"connections could not be carried over: {up['trouble']}")
+            self.show(arriving)
+            now = time.monotonic()
             self._part("switch", now - began)
-            for service in self.cluster.services:
-                since = began if service.live else self.began_at["stop"]
-                self.moved.outage[service.name] = round(now - since, 3)
+            self._count_outage(now, began)
             step.detail(f"{(now - began) * 1000:.0f} ms; {released['connections']} connections go on")
+
+    def show(self, arriving: End, *, leap: int = 0) -> None:
+        """Have the target take the addresses, and the connections that went through them."""
+        arriving.say("up", self.connections, leap=leap)
+        up, _ = arriving.hear("up", patience_s=QUICK_S)
+        if up["trouble"]:
+            self.moved.notes.append(f"connections could not be carried over: {up['trouble']}")
+
+    def _count_outage(self, now: float, live_since: float) -> None:
+        for service in self.cluster.services:
+            since = live_since if service.live else self.began_at["stop"]
+            self.moved.outage[service.name] = round(now - since, 3)
 
     def check(self, arriving: End) -> None:
         """Ask every service once more, where all can see it."""
@@ -303,14 +366,8 @@ class Move:
         What fails from here on is told, and undoes nothing.
         """
         with self.progress.step(f"end what is left on {self.source.name}"):
-            try:
-                leaving.say("given")
-                tails, data = leaving.hear("tails")
-                self.moved.lost_datagrams = tails["lost"]
-                arriving.say("tails", data, files=tails["files"])
-                arriving.hear("appended")
-            except SmsError as error:
-                self.moved.notes.append(f"lines that logs received last may be missing: {error.message}")
+            if not self.shared:
+                self._bring_tails(leaving, arriving)
             arriving.say("commit")
             arriving.hear("committed")
             try:
@@ -318,6 +375,64 @@ class Move:
                 leaving.hear("finished")
             except SmsError as error:
                 self.moved.notes.append(f"{self.source.name} could not be tidied up: {error.message}")
+
+    def _bring_tails(self, leaving: End, arriving: End) -> None:
+        try:
+            leaving.say("given")
+            tails, data = leaving.hear("tails")
+            self.moved.lost_datagrams = tails["lost"]
+            arriving.say("tails", data, files=tails["files"])
+            arriving.hear("appended")
+        except SmsError as error:
+            self.moved.notes.append(f"lines that logs received last may be missing: {error.message}")
+
+    def take_over(self, arriving: End, cause: BaseException) -> bool:
+        """Go on without the source, where it is dead and the target has all that it wrote; say whether it was so.
+
+        A source that lives answers by SSH, or for its addresses: taken off the bridges it is for a moment only
+        (agent/leave.py). One that is cut off from everybody gives way when it is back: the generation leaps.
+        """
+        if not self.complete or not isinstance(cause, Unreachable) or self._source_answers():
+            return False
+        shown = False
+        try:
+            with self.progress.step(f"{self.source.name} is gone: make sure") as step:
+                arriving.say("unseen", for_s=SURE_S)
+                # Words of what was under way may come before.
+                while (said := arriving.hear(*ARRIVING)[0])["kind"] != "seen":
+                    pass
+                step.detail(f"{said['mac']} answers for its addresses" if said["mac"] else "nobody has its addresses")
+            if said["mac"] or self._source_answers():
+                return False
+            if not self.started:
+                self.start(arriving, {})
+            with self.progress.step(f"take over on {self.target.name}"):
+                arriving.say("arm")
+                arriving.hear("armed", patience_s=QUICK_S)
+                self.show(arriving, leap=LEAP)
+                self.moved.generation += LEAP
+                shown = True
+                self._count_outage(time.monotonic(), self.began_at["stop"])
+            self.check(arriving)
+            arriving.say("commit")
+            arriving.hear("committed")
+        except SmsError as error:
+            if not shown:
+                self.progress.say(f"note: it could not be taken over: {error.message}")
+                return False
+            # There is nowhere to go back to.
+            self.moved.notes.append(error.message)
+        self.moved.notes.append(
+            f"{self.source.name} went down in the middle; {self.target.name} had all that it wrote and took over"
+        )
+        return True
+
+    def _source_answers(self) -> bool:
+        try:
+            self.source.run("true", ok=None, timeout=5)
+        except SmsError:
+            return False
+        return True
 
     def back(self, leaving: End, arriving: End, cause: BaseException) -> None:
         """It failed: the target first, so that the source need not wait to be sure of it.
@@ -330,10 +445,7 @@ class Move:
         with self.progress.step(f"go back to {self.source.name}"):
             try:
                 arriving.say("abort", why=why)
-                while (
-                    arriving.hear("aborted", "probed", "told", "armed", "up", "placed", "started")[0]["kind"]
-                    != "aborted"
-                ):
+                while arriving.hear("aborted", *ARRIVING)[0]["kind"] != "aborted":
                     pass
             except SmsError:
                 # It has ended by itself, or cannot be heard; the source makes sure before it comes back.
@@ -349,10 +461,33 @@ class Move:
                 except SmsError:
                     leaving.close()
                     leaving.wait()
-        if isinstance(cause, SmsError):
-            raise RolledBack(
-                f"{cause.message}\n  the appliance serves on {self.source.name} as before", hint=cause.hint
+        self._tell_back(cause)
+
+    def _tell_back(self, cause: BaseException) -> None:
+        """Ask the source whether it serves, and say so.
+
+        Raises:
+            RolledBack: it does.
+            SmsError: it does not, or cannot be asked.
+        """
+        said = cause.message if isinstance(cause, SmsError) else "the move was interrupted"
+        try:
+            # Its agent may have been killed, too: what it has left is taken up.
+            agent.ask(self.source, "resume", {"mark": mark_path(self.cluster), "lock": str(self.cluster.places.lock)})
+            argv = inside_argv(self.cluster.site, PROBE, "--wait", "20", *(one.name for one in self.cluster.services))
+            answers = self.source.run(*argv, ok=None, timeout=60)
+        except SmsError as error:
+            raise SmsError(
+                f"{said}\n  {self.source.name} cannot be asked whether it serves again: {error.message}",
+                hint=f"where it is dead: sms failover {self.target.name}",
             ) from cause
+        if answers.status:
+            raise SmsError(
+                f"{said}\n  not every service answers on {self.source.name} again",
+                hint=f"sms status --host {self.source.name}",
+            ) from cause
+        hint = cause.hint if isinstance(cause, SmsError) else ""
+        raise RolledBack(f"{said}\n  the appliance serves on {self.source.name} as before", hint=hint) from cause
 
     def _part(self, name: str, seconds: float) -> None:
         assert name in PARTS

@@ -26,6 +26,10 @@ MARK = "/etc/sms/seed.mark"
 """Inside the overlay, so that a copy of it that is put back says what it was seeded with."""
 
 
+MOVED = ".moved"
+"""Behind the name of an overlay that has gone to another host (agent/leave.py)."""
+
+
 def archive_for(cluster: Cluster) -> bytes:
     """The seed of this site's overlay. Holds secrets: it goes to a command's standard input only."""
     site = cluster.site
@@ -56,6 +60,11 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
     if not host.works("test", "-e", path):
         if lies_on_closed_mirror(cluster, host):
             return True
+        if host.works("test", "-e", f"{path}{MOVED}"):
+            raise Refused(
+                f"the overlay of {host.name} has moved to another host; what it left here is of the past",
+                hint=f"`sms host list` shows where it is: start it there, or bring it back: sms migrate {host.name}",
+            )
         _check_room(cluster, host)
         return False
     users = ext3.users_of(host, path)
