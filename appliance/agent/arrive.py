@@ -51,7 +51,7 @@ class Arrive:
         self.addresses: Dict[str, str] = field(request, "addresses", dict)
         self.name: str = field(request, "instance", str)
         self.generation: int = field(request, "generation", int)
-        self.shared: bool = field(request, "shared", bool, False)
+        self.shared = self.place.shared
         self.state = "copy"
         self.descriptor = -1
         self.size = 0

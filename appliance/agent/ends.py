@@ -246,6 +246,7 @@ class Place:
         self.lease: str = field(request, "lease", str)
         self.history: str = field(request, "history", str)
         self.mark: str = field(request, "mark", str)
+        self.shared: bool = field(request, "shared", bool, False)
         self.side = side
         self.request = request
 
@@ -296,6 +297,8 @@ class Place:
             if now > generation or (only_from is not None and now != only_from):
                 return False
             told = {"cluster": self.cluster, "generation": generation, "holder": holder, "since": time.time()}
+            # Whose own file this is (plan/lease.py).
+            told["file"] = holder if self.shared else self.host
             write_whole(self.lease, (json.dumps(told, indent=1) + "\n").encode())
             return True
 

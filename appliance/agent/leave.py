@@ -71,7 +71,7 @@ class Leave:
         self.generation: int = field(request, "generation", int)
         self.limit_s = float(field(request, "freeze_limit_s", (int, float), 5))  # type: ignore[arg-type]
         self.stop_wait_s = float(field(request, "stop_wait_s", (int, float), QUIET_S))  # type: ignore[arg-type]
-        self.shared: bool = field(request, "shared", bool, False)
+        self.shared = self.place.shared
         self.state = "read"
         self.released_at = 0.0
         self.ports: Dict[str, str] = {}
