@@ -142,6 +142,12 @@ def _admin_hosts(site: Site) -> Iterator[Finding]:
             )
         names.add(host.name)
         ends.add((host.address, host.port))
+        if host.fence and sum(map(bool, (host.fence.command, host.fence.redfish, host.fence.ipmi))) != 1:
+            yield Finding(
+                (*place, "fence"),
+                "must have exactly one of command, redfish and ipmi",
+                "fence: {redfish: {url: https://bmc-1.example.org, user: sms, password_file: /etc/sms/keys/bmc}}",
+            )
 
 
 def _snapshots(site: Site) -> Iterator[Finding]:

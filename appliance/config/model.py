@@ -76,6 +76,48 @@ class Section(BaseModel):
         return {key: value for key, value in data.items() if value is not None or key not in known}
 
 
+BmcUser = Annotated[
+    str,
+    Text(r"[A-Za-z0-9._@+-]{1,64}", "a user name", "use letters, digits, dots, dashes, underscores, @ and +"),
+]
+
+
+class Redfish(Section):
+    """A management controller that speaks Redfish."""
+
+    url: Annotated[
+        str,
+        Text(
+            r"https://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~/-]*)?",
+            "a URL of https",
+            "write it as https://bmc-1.example.org, or with the system's path behind it: /redfish/v1/Systems/1",
+        ),
+    ] = Field(description="Where it is; with the path of the system where it has more than one.")
+    user: BmcUser = Field(description="A user that may switch the power.")
+    password_file: File = Field(description="A file of mode 0600 with the password.")
+    ca: File | None = Field(None, description="The CA that has signed its certificate; those of the system, if none.")
+    insecure: bool = Field(False, description="Take any certificate: the password goes to whoever answers.")
+
+
+class Ipmi(Section):
+    """A management controller that speaks IPMI 2.0 (lanplus), asked with ipmitool."""
+
+    address: HostName = Field(description="Its address or name.")
+    user: BmcUser = Field(description="A user that may switch the power.")
+    password_file: File = Field(description="A file of mode 0600 with the password.")
+
+
+class Fence(Section):
+    """How `sms failover` makes sure that a dead host is off: one of the three."""
+
+    command: tuple[Line, ...] = Field(
+        (), description="A command and its arguments; with exit status 0 the host is off for sure."
+    )
+    timeout_s: int = Field(120, ge=1, le=3600, description="Seconds that it may take until the host is off.")
+    redfish: Redfish | None = Field(None, description="Power it off by Redfish, and wait until it is.")
+    ipmi: Ipmi | None = Field(None, description="Power it off by IPMI, and wait until it is.")
+
+
 class AdminHost(Section):
     """A machine that can carry the services container."""
 
@@ -84,6 +126,7 @@ class AdminHost(Section):
     user: SshUser = Field("root", description="The SSH user; one that is not root needs sudo without a password.")
     port: int = Field(22, ge=1, le=65535, description="The SSH port.")
     key: File | None = Field(None, description="The SSH private key; without it, the agent and the usual files.")
+    fence: Fence | None = Field(None, description="How `sms failover` makes sure that this host is off.")
 
 
 class Network(Section):

@@ -302,8 +302,11 @@ def release_lease(host: Host, cluster: Cluster, *, leases: Leases | None = None)
 
 
 @contextmanager
-def hold_lease_still(host: Host, cluster: Cluster) -> Iterator[Lease]:
+def hold_lease_still(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -> Iterator[Lease]:
     """Nobody takes the lease for as long as the context lasts, on any host that shares it; let go with this process.
+
+    Args:
+        fenced: as of ``check_lease``.
 
     Raises:
         Refused: another run does, or another host has it.
@@ -311,17 +314,20 @@ def hold_lease_still(host: Host, cluster: Cluster) -> Iterator[Lease]:
     busy = f"another run is at work on the overlay of {cluster.site.cluster}"
     host.run("mkdir", "-p", "-m", "0700", str(cluster.places.lease.parent))
     with only_one(host, f"{cluster.places.lease}.lock", busy):
-        yield check_lease(host, cluster)
+        yield check_lease(host, cluster, fenced=fenced)
 
 
-def check_lease(host: Host, cluster: Cluster) -> Lease:
+def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -> Lease:
     """The lease as it is, for who changes the overlay of ``host`` while it is stopped.
+
+    Args:
+        fenced: admin hosts that are surely off; what they hold does not count.
 
     Raises:
         Refused: another host holds it, and that overlay may be the one it uses.
     """
     lease = look_at_lease(host, cluster)
-    if not is_apart(lease, host.name):
+    if not is_apart(lease, host.name) and lease.holder not in fenced:
         take(lease, host.name, now=time.time())
     return lease
 

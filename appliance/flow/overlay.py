@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from appliance.catalog import read_extra_files
@@ -97,17 +97,22 @@ def _in_use(path: str, host: Host, users: list[str]) -> Refused:
 
 
 @contextmanager
-def keep_stopped(cluster: Cluster, host: Host, progress: Progress | None = None) -> Iterator[Lease]:
+def keep_stopped(
+    cluster: Cluster, host: Host, progress: Progress | None = None, *, fenced: Collection[str] = ()
+) -> Iterator[Lease]:
     """The appliance stays stopped for as long as the context lasts, wherever this overlay is shared; give the lease.
 
     An overlay that lies on a mirror can be reached meanwhile.
+
+    Args:
+        fenced: admin hosts that are surely off; what they hold does not count.
 
     Raises:
         Refused: it runs here, another host has the lease, another run is at work, or something has the overlay open.
     """
     with (
         only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
-        hold_lease_still(host, cluster) as lease,
+        hold_lease_still(host, cluster, fenced=fenced) as lease,
     ):
         check_stopped(cluster, host)
         with opened(cluster, host, progress) as mirror:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -57,12 +58,15 @@ class Restored:
     other_image: bool = False
 
 
-def restore(cluster: Cluster, host: Host, wanted: str, progress: Progress, *, name: str = "") -> Restored:
+def restore(
+    cluster: Cluster, host: Host, wanted: str, progress: Progress, *, name: str = "", fenced: Collection[str] = ()
+) -> Restored:
     """Put a snapshot in the overlay's place; with ``name``, into a new file beside it.
 
     Args:
         wanted: its number, or ``latest``.
         name: a name beside the overlay, or a whole path.
+        fenced: admin hosts that are surely off; what they hold does not count.
 
     Raises:
         Refused: the appliance runs, another host has the lease, there is no such snapshot, or the name is taken.
@@ -72,7 +76,7 @@ def restore(cluster: Cluster, host: Host, wanted: str, progress: Progress, *, na
     chosen = find_snapshot(list_snapshots(cluster, host), wanted)
     if name:
         return _beside(cluster, host, chosen, free_target(cluster, host, name), progress)
-    with keep_stopped(cluster, host) as lease:
+    with keep_stopped(cluster, host, fenced=fenced) as lease:
         path = real_path(cluster, host)
         kept = _keep(cluster, host, chosen, lease, path, progress)
         if kept and kept.same:

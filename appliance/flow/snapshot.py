@@ -177,7 +177,7 @@ def ask_take(
         "facts": {
             "cluster": cluster.site.cluster,
             "host": host.name,
-            "generation": lease.generation,
+            "generation": _generation(lease, host.name, note, running is not None),
             "image": {"key": note.get("key", ""), "sha256": note.get("sha256", "")},
             "slurm_cluster": cluster.site.cluster,
         },
@@ -188,3 +188,13 @@ def ask_take(
     }
     taken: Snapshot = agent.ask(host, "take", request, progress)["snapshot"]
     return taken
+
+
+def _generation(lease: Lease, me: str, note: dict[str, str], running: bool) -> int:
+    """Under which generation of the lease the overlay was written.
+
+    Where hosts do not share it, one that is stopped has nothing of what another host has done since.
+    """
+    if running or lease.file != me:
+        return lease.generation
+    return min(lease.generation, int(note.get("generation", lease.generation)))

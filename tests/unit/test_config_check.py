@@ -264,6 +264,23 @@ def test_snapshots() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fence", "good"),
+    [
+        ("{command: [/usr/local/sbin/fence, host-a]}", True),
+        ("{redfish: {url: https://bmc-a/redfish/v1/Systems/1, user: sms, password_file: bmc}, timeout_s: 30}", True),
+        ("{ipmi: {address: bmc-a, user: ADMIN, password_file: bmc}}", True),
+        ("{timeout_s: 30}", False),
+        ("{command: [], ipmi: {address: bmc-a, user: ADMIN, password_file: bmc}}", True),
+        ("{command: [x], ipmi: {address: bmc-a, user: ADMIN, password_file: bmc}}", False),
+    ],
+)
+def test_a_host_is_fenced_in_one_way(fence: str, good: bool) -> None:
+    text = GOOD.replace("{name: host-a, address: 10.78.0.11}", f"{{name: host-a, address: 10.78.0.11, fence: {fence}}}")
+    words = ["4: admin_hosts[0].fence: must have exactly one of command, redfish and ipmi"]
+    assert [line.split("\n")[0] for line in _problems(text)] == ([] if good else words)
+
+
 def test_all_at_once() -> None:
     text = GOOD.replace("10.77.0.1/24", "10.77.0.0/24").replace("02:00:0a:4d:00:01", "01:00:0a:4d:00:01")
     text = text.replace("gateway: 10.78.0.254", "gateway: 10.9.0.1").replace("[slurmctld, munge]", "[slurm]")
