@@ -40,15 +40,15 @@ class Line:
 
         Raises:
             Gone: nothing came for so many seconds, or the line has ended.
+            Problem: what came is no message.
         """
         while True:
             (length,) = struct.unpack(LENGTH, self.take(4, patience_s))
             if length > LONGEST:
                 raise Problem("a message of %d bytes came" % length, "is `sms` the same version on both hosts?")
-            message = json.loads(self.take(length, patience_s).decode())
-            if message.get("do") != "ping":
-                found: Dict[str, Any] = message
-                return found
+            message = _read(self.take(length, patience_s))
+            if message["do"] != "ping":
+                return message
 
     def take(self, size: int, patience_s: float = PATIENCE_S) -> bytes:
         """So many bytes.
@@ -95,6 +95,16 @@ class Line:
                 continue
             except OSError:
                 raise Gone
+
+
+def _read(data: bytes) -> Dict[str, Any]:
+    try:
+        message = json.loads(data.decode())
+    except ValueError:
+        message = None
+    if not isinstance(message, dict) or not isinstance(message.get("do"), str):
+        raise Problem("what came is no message", "is `sms` the same version on both hosts?")
+    return message
 
 
 class Deadline:

@@ -40,7 +40,8 @@ SURE_S = 8.0
 LEAP = 1000
 """A source that was cut off has raised its own generation meanwhile; it is not to win."""
 ARRIVING = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
-JOBS = ("squeue", "--noheader", "--states=all", "--format=%i %T")
+JOBS = ("squeue", "--noheader", "--states=all", "--array", "--format=%i %T")
+"""Each task of an array for itself: '5_[1-9]' is '5_[2-9]' as soon as one runs."""
 
 
 @dataclass

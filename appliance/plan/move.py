@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from appliance.catalog import Service
 
@@ -17,6 +18,10 @@ DEFAULTS = {"stop": 0.5, "last changes": 0.5, "start": 1.5, "switch": 0.2}
 """Seconds, where no move of this cluster has been measured on either host."""
 UNKNOWN_RATE = 20e6
 """Bytes a second over SSH, where nothing has been measured."""
+ENDED = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()  # noqa: SIM905
+)
+"""States of jobs that do nothing any more (squeue(1))."""
 TYPICAL_CHANGE = 8 << 20
 """Bytes that are written between the last pass over a running overlay and the stop: see agent/take.py, SMALL."""
 
@@ -53,8 +58,9 @@ def stop_groups(services: Sequence[Service]) -> list[list[str]]:
 
 
 def predict_parts(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Seconds of each part of a move: the longest of those measured lately, else a default."""
-    return {part: max((one[part] for one in measured if part in one), default=DEFAULTS[part]) for part in PARTS}
+    """Seconds of each part of a move: the median of those measured lately, else a default."""
+    found = {part: [one[part] for one in measured if part in one] for part in PARTS}
+    return {part: round(median(found[part]), 3) if found[part] else DEFAULTS[part] for part in PARTS}
 
 
 def predict(services: Sequence[Service], parts: Mapping[str, float], *, shared: bool) -> list[Away]:
@@ -76,17 +82,20 @@ def needs_outside(services: Sequence[Service]) -> set[str]:
 
 
 def missing_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Jobs that the source knew and the target does not, or has put back into the queue; both are id to state."""
-    lost = [job for job in before if job not in after]
+    """Jobs that the source knew and the target does not, or has put back into the queue; both are id to state.
+
+    What had ended may be forgotten meanwhile (MinJobAge of slurm.conf(5)).
+    """
+    lost = [job for job, state in before.items() if job not in after and state not in ENDED]
     requeued = [job for job, state in before.items() if state == "RUNNING" and after.get(job) == "PENDING"]
     return sorted([*lost, *requeued], key=_job_order)
 
 
 def _job_order(job: str) -> tuple[int, str]:
-    number = "".join(letter for letter in job if letter.isdigit())
-    return int(number or 0), job
+    number = job.partition("_")[0]  # of an array, the array's
+    return int(number) if number.isdigit() else 0, job
 
 
 def read_jobs(text: str) -> dict[str, str]:
-    """Id and state of each line of ``squeue --noheader --format="%i %T"``."""
+    """Id and state of each line of ``squeue --noheader --array --format="%i %T"``."""
     return dict(words[:2] for line in text.splitlines() if len(words := line.split()) >= 2)
