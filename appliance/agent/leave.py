@@ -238,7 +238,7 @@ class Leave:
             self.instance.stop_services(group, self.stop_wait_s)
         lines = ends.read_connections(self.instance)
         self._enter("ended", "the instance ends, the overlay is let go", ports=self.ports)
-        ends.run(*field(self.place.request, "stop_argv", list), timeout=self.stop_wait_s + 60)
+        self._end_instance()
         ends.wait_free(self.overlay, 20)
         text = "\n".join(lines).encode()
         self.line.say("handed", text, stop_s=time.monotonic() - began, connections=len(lines))
@@ -275,7 +275,7 @@ class Leave:
 
     def _finish(self) -> None:
         if self.instance.alive and not self.shared:
-            ends.run(*field(self.place.request, "stop_argv", list), ok=range(256), timeout=self.stop_wait_s + 60)
+            self._end_instance()
         self.place.hand_lease(self.place.peer, self.generation + 1)
         if not self.shared:
             ends.wait_free(self.overlay, 20)
@@ -284,6 +284,11 @@ class Leave:
         self.state = "gone"
         self.place.note("gone", to=self.place.peer, generation=self.generation + 1)
         self.place.over()
+
+    def _end_instance(self) -> None:
+        # All at once: the supervisor, told to end, would end them one after the other, at its own pace.
+        self.instance.stop_services(field(self.place.request, "live", list), self.stop_wait_s)
+        ends.run(*field(self.place.request, "stop_argv", list), ok=range(256), timeout=self.stop_wait_s + 60)
 
     # The way back
 

@@ -67,7 +67,7 @@ def _show_plan(plan: Plan) -> None:
     how = "both see one overlay" if plan.shared else f"{plan.used_bytes >> 20} MiB to bring over at most"
     out.print(f"{plan.source} to {plan.target}: {how}; {plan.free_bytes >> 20} MiB free there", markup=False)
     out.print(f"image {plan.image}", markup=False)
-    basis = f"the longest of {plan.measured} moves before" if plan.measured else "no move has been measured: defaults"
+    basis = f"the median of {plan.measured} moves before" if plan.measured else "no move has been measured: defaults"
     parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in plan.parts.items())
     out.print(f"predicted: {parts} ({basis})", markup=False)
     width = max(len(one.name) for one in plan.away)

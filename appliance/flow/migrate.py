@@ -246,7 +246,7 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
         )
     if mark.result() != overlay_mark(archive_for(cluster), _as_noted(cluster, source)):
         warnings.append("the site file has changed since the start; the move changes nothing of that: restart for it")
-    measured = _measured([line for one in histories for line in one.result()])
+    measured = _measured([line for one in histories for line in one.result()], shared=sharing.result())
     parts = predict_parts(measured)
     return Plan(
         source.name,
@@ -321,10 +321,12 @@ def _number(host: Host, script: str, *values: str) -> int:
     return int(host.run("sh", "-c", script, "number", *values).text.splitlines()[-1])
 
 
-def _measured(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """Parts of the last moves, as hosts have noted them."""
-    done = sorted((line for line in lines if line.get("event") == "moved"), key=lambda line: float(line.get("at", 0)))
-    return [line["parts"] for line in done[-LATELY:] if isinstance(line.get("parts"), dict)]
+def _measured(lines: Sequence[dict[str, Any]], *, shared: bool) -> list[dict[str, float]]:
+    """Parts of the last moves of this kind, as hosts have noted them; both have a line of each."""
+    done = {line.get("generation"): line for line in lines if line.get("event") == "moved"}
+    kind = [line for line in done.values() if line.get("shared") == shared and isinstance(line.get("parts"), dict)]
+    kind.sort(key=lambda line: float(line.get("at", 0)))
+    return [line["parts"] for line in kind[-LATELY:]]
 
 
 def prepare(cluster: Cluster, ready: Ready, progress: Progress) -> Image:
@@ -359,7 +361,13 @@ def finish(cluster: Cluster, ready: Ready, image: Image, moved: Moved, progress:
         install_unit(cluster, ready.target, progress)
     except SmsError as error:
         notes.append(f"what runs on {ready.target.name} could not be written down: {error.message}")
-    facts = {"from": moved.source, "to": moved.target, "parts": moved.parts, "outage": moved.outage}
+    facts = {
+        "from": moved.source,
+        "to": moved.target,
+        "parts": moved.parts,
+        "outage": moved.outage,
+        "shared": moved.shared,
+    }
     counts = {"generation": moved.generation, "last_bytes": moved.last_bytes, "lost_datagrams": moved.lost_datagrams}
     _note_all(cluster, (ready.source, ready.target), "moved", **facts, **counts)
     return notes

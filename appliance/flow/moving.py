@@ -202,6 +202,7 @@ class Move:
             "mac": self.cluster.site.networks.provisioning.mac,
             "stop": stop_groups(services),
             "stop_wait_s": stop_timeout(services),
+            "live": [service.name for service in services if service.live],
             "loggers": [service.name for service in services if service.live and service.tails],
             "tails": [path for service in services for path in service.tails],
             "compress": over_ssh,
