@@ -33,6 +33,7 @@ _PACKAGES: dict[str, tuple[str, str, str]] = {
     "ip": ("iproute2", "iproute", "iproute2"),
     "ps": ("procps", "procps-ng", "procps"),
     "nft": ("nftables", "nftables", "nftables"),
+    "conntrack": ("conntrack", "conntrack-tools", "conntrack-tools"),
     "iptables": ("iptables", "iptables-nft", "iptables"),
     "cron": ("cron", "cronie", "cronie"),
     "cni": ("containernetworking-plugins", "containernetworking-plugins", "cni-plugins"),

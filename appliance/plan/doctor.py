@@ -13,7 +13,20 @@ from appliance.plan.facts import Facts
 State = Literal["ok", "warning", "missing"]
 
 PROGRAMS = (
-    *("arping", "debugfs", "e2fsck", "flock", "fsfreeze", "ip", "iptables", "losetup", "mksquashfs", "nft", "ps"),
+    *(
+        "arping",
+        "conntrack",
+        "debugfs",
+        "e2fsck",
+        "flock",
+        "fsfreeze",
+        "ip",
+        "iptables",
+        "losetup",
+        "mksquashfs",
+        "nft",
+        "ps",
+    ),
     *("setpriv", "unsquashfs"),
 )
 """What `sms` and Apptainer call on an admin host."""
