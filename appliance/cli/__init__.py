@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the image": ("build", "verify", "image"),
     "the running appliance": ("start", "stop", "status", "logs", "exec", "shell"),
     "what it has written": ("overlay",),
-    "moving it": ("migrate", "failover", "guard", "rehearse"),
+    "moving it": ("migrate", "failover", "guard", "rehearse", "journal"),
     "trying it out": ("lab", "completion"),
 }
 """Verbs in the order of the help; each is a module of this package."""
