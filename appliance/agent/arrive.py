@@ -269,11 +269,17 @@ class Arrive:
         began = time.monotonic()
         trouble = ends.load_connections(self.instance, lines)
         self.place.hand_lease(self.place.host, self.generation + 1)
+        self.place.reached("up", ports=self.ports)
+        # Nothing that may take long, as a disk can, comes between the look at the clock and the ports.
         if time.monotonic() > self.armed_at + ARMED_S:
             raise Problem("the word to go up came too late", "is the network slow? run it again")
-        self.place.reached("up", ports=self.ports)
         self.state = "up"
-        ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+        try:
+            ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+        except Problem:
+            # Half of it is worse than nothing: the source asks who answers, by any of the addresses.
+            self.back_off()
+            raise
         took = time.monotonic() - began
         self.instance.announce(self.addresses)
         self.place.note("up", generation=self.generation + 1, connections=len(lines))
@@ -344,8 +350,8 @@ class Arrive:
 
     def back_out(self, why: str) -> None:
         """End the instance, keep the copy for the next try."""
-        if self.ports and self.state == "up":
-            ends.set_bridges(dict.fromkeys(self.ports.values()))
+        if self.state == "up":
+            self.back_off()
         if self.state in ("started", "up"):
             if self.shared:
                 stop = field(self.place.request, "stop_argv", list)
@@ -366,10 +372,16 @@ class Arrive:
         self.place.note("backed out", why=why)
         self.place.over()
 
+    def back_off(self) -> None:
+        """Take the ports off the bridges; nobody sees the instance."""
+        ends.set_bridges(dict.fromkeys(self.ports.values()))
+        self.state = "started"
+
     def take_up(self, told: Dict[str, Any]) -> None:
         """Go on where a killed run was."""
         self.state, self.ports = told["state"], told.get("ports", {})
         self.instance = ends.find_instance(self.name)
-        if self.state == "up" and not self.instance:
+        seen = self.instance and all(ends.is_port(port, self.bridges[name]) for name, port in self.ports.items())
+        if self.state == "up" and not seen:
             self.state = "started"
         self.abandon("the run that moved it was killed")

@@ -189,6 +189,11 @@ def set_bridges(ports: Dict[str, Optional[str]]) -> None:
     run("ip", "-batch", "-", given=("\n".join(lines) + "\n").encode())
 
 
+def is_port(port: str, bridge: str) -> bool:
+    """Whether a port is on a bridge now."""
+    return os.path.exists("/sys/class/net/%s/brif/%s" % (bridge, port))
+
+
 MAPPED = re.compile(r" -n (\S+)")
 ORIGINAL = re.compile(r" --sport (\d+)")
 REPLIED = re.compile(r" --reply-port-dst (\d+)")

@@ -30,6 +30,8 @@ from appliance.tools import agent, apptainer, bridge
 PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail", "sha256sum")
 USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
 FREE = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=avail "$d"'
+ROOM = 16 << 20
+"""Bytes to be left besides the copy: see agent/arrive.py."""
 LATELY = 5
 """Moves of before that a prediction goes by."""
 
@@ -237,6 +239,11 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
         (warnings if force or here < there else problems).append(said)
     if not problems:
         problems += _strangers(cluster, target)
+    if not sharing.result() and free.result() < used.result() + ROOM:
+        problems.append(
+            f"the file system of {cluster.places.overlay.parent} on {target.name} has {free.result() >> 20} MiB free, "
+            f"{used.result() + ROOM >> 20} are needed"
+        )
     if linked.result() and not sharing.result():
         problems.append(f"the overlay of {target.name} lies on a mirror of its own: a move cannot write there")
     if problems:
