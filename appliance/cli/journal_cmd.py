@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from typing import Any
 
@@ -70,6 +71,10 @@ def text_of(line: dict[str, Any]) -> str:
 
 def _plain(value: object) -> str:
     """A fact on one line, without control characters: other programs' words may be in it."""
+    if isinstance(value, dict):
+        return "{" + "; ".join(f"{_plain(name)} {_plain(one)}" for name, one in value.items()) + "}"
     text = value if isinstance(value, str) else str(value)
+    if re.fullmatch(r"[0-9a-f]{64}", text):
+        return text[:12]
     shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."

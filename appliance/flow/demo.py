@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,9 @@ from appliance.progress import Progress, Silent
 from appliance.tools import tcpdump
 
 OUTSIDE = GATEWAY[PUBLIC]
-CARRIER = "host-a"
+CARRIER, OTHER = "host-a", "host-b"
+BIG_BYTES = 50 << 20
+"""Of the file that lies outside (definitions/lab/setup.sh.j2)."""
 LISTEN_S = 3600
 """The capture ends with the demo; this is for a demo that was killed."""
 
@@ -88,6 +91,7 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
             check("a node's syslog arrives in the container", lambda: syslog_arrives(lab, other))
             check("a node's clock follows the container", lambda: clock_follows(node))
         check("a snapshot of all it has written, while it runs", lambda: snapshot_holds(lab))
+        check("it moves to host-b and back, under a job and a download", lambda: moves(lab))
         check("what must never stop, by the traffic of all this", lambda: time_critical(capture))
     return shown
 
@@ -126,6 +130,32 @@ def snapshot_holds(lab: Lab) -> str:
     taken = json.loads(admin.run("sms", "-q", "overlay", "snapshot", "--host", CARRIER, "--json", timeout=300).stdout)
     admin.run("sms", "-q", "overlay", "verify", str(taken["number"]), "--host", CARRIER, timeout=300)
     return f"{taken['used_bytes'] >> 20} MiB, writers waited {taken['frozen_ms']:.0f} ms, verified"
+
+
+def moves(lab: Lab) -> str:
+    """The running appliance goes to the other admin host and back, while a job runs and a node downloads through it.
+
+    Raises:
+        SmsError: the job or the download ended otherwise than it should.
+    """
+    admin, node = lab.host("admin"), lab.host(lab.nodes[0])
+    job = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 20")
+    wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
+    argv = ("curl", "--silent", "--limit-rate", "2M", "--output", "/dev/null", "--write-out", "%{size_download}")
+    with ThreadPoolExecutor(1) as pool:
+        download = pool.submit(node.run, *argv, f"http://{OUTSIDE}/big", timeout=120)
+        said = []
+        for target in (OTHER, CARRIER):
+            moved = json.loads(admin.run("sms", "-q", "migrate", target, "--json", timeout=300).stdout)
+            away = moved["outage"]
+            said.append(f"NAT away {away['nat'] * 1000:.0f} ms, slurmctld {away['slurmctld']:.1f} s")
+        size = int(download.result().text)
+    if size != BIG_BYTES:
+        raise SmsError(f"the download ended after {size} of {BIG_BYTES} bytes")
+    state = wait_for("the end of the job", lambda: ended_as(node, job))
+    if state != "COMPLETED":
+        raise SmsError(f"job {job} ended as {state}")
+    return f"{'; '.join(said)}; job {job} {state}, {size >> 20} MiB downloaded in one go"
 
 
 def start(lab: Lab, quiet: bool) -> str:
@@ -173,14 +203,22 @@ def run_job(node: Host) -> str:
     mail = ("--mail-type=END", "--mail-user=alice@example.test")
     job = as_alice(node, "sbatch", "--parsable", *mail, "--wrap=hostname")
 
-    def ended() -> str:
-        told = dict(word.partition("=")[::2] for word in node.run("scontrol", "-o", "show", "job", job).text.split())
-        return told["JobState"] if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else ""
-
-    state = wait_for("the end of the job", ended)
+    state = wait_for("the end of the job", lambda: ended_as(node, job))
     if state != "COMPLETED":
         raise SmsError(f"job {job} ended as {state}")
     return f"job {job} {state}, on {node.run('cat', f'/home/alice/slurm-{job}.out').text}"
+
+
+def job_state(node: Host, job: str) -> str:
+    """What Slurm says of a job."""
+    told = dict(word.partition("=")[::2] for word in node.run("scontrol", "-o", "show", "job", job).text.split())
+    return told["JobState"]
+
+
+def ended_as(node: Host, job: str) -> str:
+    """How a job ended; empty while it has not."""
+    state = job_state(node, job)
+    return state if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else ""
 
 
 def mail_arrives(outside: Host, job: str) -> str:
