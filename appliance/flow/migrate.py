@@ -13,8 +13,9 @@ from appliance.flow import history
 from appliance.flow.boot import install_unit
 from appliance.flow.bring import bring
 from appliance.flow.context import Cluster, find_host
+from appliance.flow.guarded import start_guard, stop_guard
 from appliance.flow.image import Image, trust
-from appliance.flow.lease import look_at_lease
+from appliance.flow.lease import look_around, look_at_lease
 from appliance.flow.moving import Move, Moved, held_conflists, mark_path
 from appliance.flow.overlay import archive_for, overlay_mark, running_mark
 from appliance.flow.preflight import check_bridges, check_programs
@@ -364,8 +365,12 @@ def finish(cluster: Cluster, ready: Ready, image: Image, moved: Moved, progress:
     for path in held_conflists(cluster):
         ready.target.remove(path)
     try:
-        record_start(cluster, ready.target, image, look_at_lease(ready.target, cluster))
+        lease = look_at_lease(ready.target, cluster)
+        record_start(cluster, ready.target, image, lease)
+        look_around(ready.target, cluster).tell(lease)
+        stop_guard(cluster, ready.source)
         install_unit(cluster, ready.target, progress)
+        start_guard(cluster, ready.target, progress)
     except SmsError as error:
         notes.append(f"what runs on {ready.target.name} could not be written down: {error.message}")
     facts = {
