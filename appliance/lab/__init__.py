@@ -12,6 +12,7 @@ from appliance.host.netns import Netns
 from appliance.lab.down import down
 from appliance.lab.journal import Journal, alive, read_journal
 from appliance.lab.layout import Layout
+from appliance.lab.power import power_off, power_on
 from appliance.lab.up import put_up_cables, up, up_planned, wait_ready
 
 __all__ = ["Lab", "Layout", "down", "put_up_cables", "up", "up_planned", "wait_ready"]
@@ -62,6 +63,14 @@ class Lab:
         if name not in self._pids:
             raise SmsError(f"lab {self.name} has no host {name}", hint=f"it has {', '.join(self.hosts())}")
         return Netns(name, self._pids[name])
+
+    def power_off(self, name: str) -> None:
+        """A host dies, as when its power fails; nobody is told."""
+        power_off(self.name, name)
+
+    def power_on(self, name: str) -> None:
+        """A host that has died starts; its disk is as it was."""
+        self._pids[name] = power_on(self.name, name)
 
     def failing(self, name: str) -> str:
         """The daemons of a host that do not answer now, by name; empty when all do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from appliance.errors import SmsError
 from appliance.host.local import Local
@@ -60,9 +61,14 @@ def lab_loops(layout: Layout) -> list[str]:
     They are told by the device and inode of the file behind them: its path is one that only the
     host saw. Most go by themselves with the last mount, which the kernel ends in its own time.
     """
+    return loops_below(layout.disk)
+
+
+def loops_below(folder: Path) -> list[str]:
+    """Loop devices on files below a folder of this machine."""
     columns = ("--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO")
     rows = [line.split() for line in Local().run("losetup", "--list", *columns).text.splitlines()]
-    states = [path.stat() for path in layout.disk.rglob("*") if path.is_file()]
+    states = [path.stat() for path in folder.rglob("*") if path.is_file()]
     files = {(f"{os.major(state.st_dev)}:{os.minor(state.st_dev)}", str(state.st_ino)) for state in states}
     return [row[0] for row in rows if tuple(row[1:3]) in files]
 

@@ -136,7 +136,7 @@ def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -
         switch = ("ip", "-n", layout.namespace("switch"))
         local.run(*switch, "-batch", "-", input=render.switch_batch(layout).encode())
     with progress.step("Starting them") as step, ThreadPoolExecutor(max_workers=4) as pool:
-        started = pool.map(lambda host: _start(layout, host), layout.hosts)
+        started = pool.map(lambda host: start_host(layout, host), layout.hosts)
         pids = {}
         for number, (host, pid) in enumerate(zip(layout.hosts, started, strict=True), 1):
             pids[host.name] = pid
@@ -188,7 +188,8 @@ def _code() -> list[Path]:
     )
 
 
-def _start(layout: Layout, host: LabHost) -> int:
+def start_host(layout: Layout, host: LabHost) -> int:
+    """Start a host whose files are written and whose cables lie; give its first process."""
     folder = str(layout.running / host.name)
     try:
         pid = busy(layout.name).run("sh", "-c", SPAWN, "spawn", layout.namespace(host.name), folder).text

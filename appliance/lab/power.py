@@ -1,0 +1,71 @@
+"""A lab host loses its power, and gets it back: its disk is as it was, all else is gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+from appliance.errors import SmsError
+from appliance.lab.down import KILL, loops_below
+from appliance.lab.journal import Journal, busy, changing, read_journal
+from appliance.lab.layout import LabHost
+from appliance.lab.up import start_host
+
+THAW = """
+folder=$(mktemp -d) && mount -t ext3 "$1" "$folder" && fsfreeze -u "$folder"
+umount "$folder"; rmdir "$folder"
+"""
+"""A file system that was frozen as its host died stays so in this kernel, which has not died."""
+
+
+def power_off(name: str, host: str) -> None:
+    """End a host at once and without a word to anybody: its cables are dead before it is."""
+    with changing(name):
+        journal, known = _find(name, host)
+        layout, local = journal.layout, busy(name)
+        cables = "".join(f"link set {known.port(network)} down\n" for network in known.addresses)
+        local.run("ip", "-n", layout.namespace("switch"), "-batch", "-", input=cables.encode())
+        local.run("sh", "-c", KILL, "kill", layout.namespace(host))
+        _free_overlay(journal, host)
+
+
+def power_on(name: str, host: str) -> int:
+    """Start a host that has lost its power; give its first process."""
+    with changing(name):
+        journal, known = _find(name, host)
+        layout, local = journal.layout, busy(name)
+        inside = ("ip", "-n", layout.namespace(host))
+        cables = {known.interface(network) for network in known.addresses}
+        links = json.loads(local.run(*inside, "-json", "link", "show").stdout)
+        gone = [link["ifname"] for link in links if link["ifname"] not in {"lo", *cables}]
+        lines = [*(f"link delete {link}" for link in gone), *(f"addr flush dev {cable}" for cable in cables)]
+        lines += [f"link set {cable} down" for cable in cables]
+        local.run(*inside, "-force", "-batch", "-", input="\n".join([*lines, ""]).encode(), ok=None)
+        up = "".join(f"link set {known.port(network)} up\n" for network in known.addresses)
+        local.run("ip", "-n", layout.namespace("switch"), "-batch", "-", input=up.encode())
+        pid = start_host(layout, known)
+        replace(journal, pids={**journal.pids, host: pid}).write()
+        return pid
+
+
+def _find(name: str, host: str) -> tuple[Journal, LabHost]:
+    journal = read_journal(name)
+    known = [one for one in journal.layout.hosts if one.name == host] if journal else []
+    if not journal or not known:
+        raise SmsError(f"there is no lab {name} with a host {host}", hint=f"sms lab up --name {name}")
+    return journal, known[0]
+
+
+def _free_overlay(journal: Journal, host: str) -> None:
+    """Wait until the kernel has let go of what the host had mounted."""
+    folder = journal.layout.disk / host
+    for tried in range(100):
+        loops = loops_below(folder)
+        if not loops:
+            return
+        if tried == 40:
+            for loop in loops:
+                busy(journal.name).run("unshare", "-m", "sh", "-c", THAW, "thaw", loop, ok=None)
+        time.sleep(0.1)
+    raise SmsError(f"loop devices of {host} stay in use: {' '.join(loops)}", hint="`losetup -l` shows them")

@@ -1,0 +1,55 @@
+"""`sms`, but at every step of a move it tells a test where it is and waits for its word.
+
+argv: descriptor to tell by, descriptor of the word, seconds that services may take on the target, then words of `sms`.
+Told is a line: `<` before a step, `>` as soon as an end has got the word for it, and the step's name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from appliance.cli import main
+from appliance.flow import migrate, moving
+from appliance.tools import move
+
+TELL, WORD = int(sys.argv[1]), int(sys.argv[2])
+SILENT = ("ping", "parcels")
+
+
+def tell(mark: str, name: str) -> None:
+    """Say where it is; go on when the test says so."""
+    os.write(TELL, f"{mark}{name}\n".encode())
+    os.read(WORD, 1)
+
+
+def step(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The call, told before and after."""
+
+    def told(*args: Any, **options: Any) -> Any:
+        tell("<", name)
+        found = call(*args, **options)
+        tell(">", name)
+        return found
+
+    return told
+
+
+class End(move.End):
+    """Tells each word of the driver's."""
+
+    def say(self, do: str, data: bytes = b"", **facts: Any) -> None:
+        if do in SILENT:
+            return super().say(do, data, **facts)
+        tell("<", do)
+        super().say(do, data, **facts)
+        return tell(">", do)
+
+
+moving.WAIT_S = float(sys.argv[3])
+move.End = End  # type: ignore[misc]
+for name in ("look", "bring", "trust"):
+    setattr(migrate, name, step(getattr(migrate, name), name))
+raise SystemExit(main(sys.argv[4:]))
