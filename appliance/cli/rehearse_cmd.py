@@ -33,6 +33,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--snapshot", default="latest", metavar="NUMBER", help="which one (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes (default: %(default)s)")
     parser.add_argument("--user", default="root", metavar="NAME", help="whose job it is (default: %(default)s)")
+    parser.add_argument("--wait", type=float, default=60, metavar="SECONDS", help="how long services may take (60)")
     parser.add_argument("--keep", action="store_true", help="leave it up")
     parser.add_argument("--down", action="store_true", help="remove what was left up")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and make nothing")
@@ -59,7 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(removed) if arguments.json else out.print(words, markup=False)
         return 0
     wanted = Wanted(
-        arguments.image or "", arguments.nodes, arguments.host, arguments.snapshot, arguments.user, arguments.keep
+        arguments.image or "",
+        arguments.nodes,
+        arguments.host,
+        arguments.snapshot,
+        arguments.user,
+        arguments.keep,
+        arguments.wait,
     )
     if arguments.dry_run:
         steps = plan_rehearsal(cluster, wanted, shown)

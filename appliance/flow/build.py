@@ -149,12 +149,21 @@ def hold_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> No
         )
 
 
-def build(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool = False, force: bool = False) -> Built:
+def build(
+    cluster: Cluster,
+    progress: Progress,
+    *,
+    lock: Path,
+    locked: bool = False,
+    force: bool = False,
+    current: bool = True,
+) -> Built:
     """Build, sign and verify the site's image, and make it the current one.
 
     Args:
         lock: where the resolved versions are written, or held against with ``locked``.
         force: build although the same image is there.
+        current: make it the current one.
 
     Raises:
         Refused: the lock does not hold, or a key is missing.
@@ -172,7 +181,8 @@ def build(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool = Fa
         if fresh:
             _build_image(cluster, made, image, progress)
         signer = _verify(cluster, image, progress)
-        _make_current(cluster, image)
+        if current:
+            make_current(cluster, image)
     if cluster.base.manager == "apt" and not locked:
         _write_lock(lock, cluster.base, made)
     rows = read_packages(image.with_suffix(".packages").read_text())
@@ -288,7 +298,7 @@ def _verify(cluster: Cluster, image: Path, progress: Progress) -> str:
     return signer
 
 
-def _make_current(cluster: Cluster, image: Path) -> None:
+def make_current(cluster: Cluster, image: Path) -> None:
     """Point the site's name at the image, by one rename."""
     current = Path(cluster.places.current)
     if current.is_symlink() and current.readlink() == Path(image.name):

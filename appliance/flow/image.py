@@ -37,6 +37,7 @@ def deliver(
     """The path of the image on ``host``; sent there when it has not got it.
 
     Args:
+        chosen: another than the current one: a path here, or one of the host's.
         before_sending: called before many bytes go over; what it raises keeps them here.
 
     Raises:
@@ -44,8 +45,8 @@ def deliver(
     """
     current = chosen or Path(cluster.places.current)
     if not current.is_file():
-        if not isinstance(host, Local) and not chosen and host.works("test", "-f", str(cluster.places.current)):
-            return host.run("readlink", "-f", str(cluster.places.current)).text
+        if not isinstance(host, Local) and host.works("test", "-f", str(current)):
+            return host.run("readlink", "-f", str(current)).text
         raise Refused(f"there is no image {current}", hint="`sms build` makes one")
     source = current.resolve()
     if isinstance(host, Local):

@@ -53,7 +53,7 @@ class Wanted:
     """What is to be rehearsed.
 
     ``image``: a path, or the beginning of a key in the store; empty: the current one. ``host``: whose snapshot, empty
-    for where the appliance runs. ``user`` submits the job.
+    for where the appliance runs. ``user`` submits the job. ``wait_s``: seconds that services may take.
     """
 
     image: str = ""
@@ -62,6 +62,7 @@ class Wanted:
     snapshot: str = LATEST
     user: str = ROOT
     keep: bool = False
+    wait_s: float = 60
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def prepare(cluster: Cluster, wanted: Wanted, progress: Progress, *, dry_run: bo
     user = _user(cluster, wanted.user)
     choose_nodes(cluster.site, wanted.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
     source = find_source(cluster, wanted.host)
-    path = _find_image(cluster, source, wanted.image, progress, dry_run)
+    path = find_image(cluster, source, wanted.image, progress, dry_run=dry_run)
     with progress.step("verify the image") as step:
         image = trust(cluster, here, path)
         step.detail(image.signer)
@@ -218,38 +219,41 @@ def _user(cluster: Cluster, name: str) -> tuple[str, str]:
     return user_lines(texts[0], texts[1], name)
 
 
-def _find_image(cluster: Cluster, source: Host, wanted: str, progress: Progress, dry_run: bool) -> str:
-    """The path of the image on this machine.
+def find_image(cluster: Cluster, source: Host, wanted: str, progress: Progress, *, dry_run: bool = False) -> str:
+    """The path of an image on this machine; one that only ``source`` has is brought here.
+
+    Args:
+        wanted: a path, or the beginning of a key in the store; empty for the current one.
 
     Raises:
         Refused: there is none, or more than one.
     """
     images = Path(cluster.places.images)
-    if not wanted:
-        current = Path(cluster.places.current)
-        if current.is_file():
-            return str(current.resolve())
-        return _fetch_image(cluster, source, progress, dry_run)
-    if Path(wanted).is_file():
-        return str(Path(wanted).resolve())
-    fits = [path for path in images.glob("*.sif") if path.name.startswith(wanted) and not path.is_symlink()]
-    if len(fits) != 1 or "/" in wanted:
+    path = Path(wanted or str(cluster.places.current))
+    if path.is_file():
+        return str(path.resolve())
+    if "/" in str(path):
+        return _fetch_image(cluster, source, str(path), progress, dry_run)
+    fits = [one for one in images.glob("*.sif") if one.name.startswith(wanted) and not one.is_symlink()]
+    if len(fits) != 1:
         what = f"{len(fits)} images have a key that begins with {wanted}" if fits else f"there is no image {wanted}"
         raise Refused(what, hint="`sms image list` shows them, `sms build` makes one")
     return str(fits[0].resolve())
 
 
-def _fetch_image(cluster: Cluster, source: Host, progress: Progress, dry_run: bool) -> str:
-    """The current image of another host, brought into this machine's store."""
-    none = Refused(f"there is no image {cluster.places.current}", hint="`sms build` makes one, or name one")
-    if isinstance(source, Local) or not source.works("test", "-f", str(cluster.places.current)):
-        raise none
-    there = source.run("readlink", "-f", str(cluster.places.current)).text
+def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, dry_run: bool) -> str:
+    """An image of another host, brought into this machine's store."""
+    if isinstance(source, Local) or not source.works("test", "-f", path):
+        raise Refused(f"there is no image {path}", hint="`sms build` makes one, `sms image list` shows those there are")
+    there = source.run("readlink", "-f", path).text
     target = Path(cluster.places.images) / Path(there).name
-    if target.is_file():
+    digest = source.run("sha256sum", "--", there, timeout=600).text.split()[0]
+    if target.is_file() and Local().run("sha256sum", "--", str(target), timeout=600).text.startswith(digest):
         return str(target)
     if dry_run:
-        raise Refused(f"the current image is on {source.name} alone", hint="without --dry-run it is brought here")
+        raise Refused(f"{path} is on {source.name} alone", hint="without --dry-run it is brought here")
+    if target.exists():
+        target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
     size = int(source.run("stat", "-c", "%s", there).text)
     with progress.step(f"bring the image of {source.name}") as step:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -296,7 +300,9 @@ def _act(cluster: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Reh
     started: list[Started] = []
 
     def begin() -> str:
-        found = start(mine, lab.host(CARRIER), progress, image=image, keep=wanted.keep, unit=False)
+        found = start(
+            mine, lab.host(CARRIER), progress, image=image, wait_s=wanted.wait_s, keep=wanted.keep, unit=False
+        )
         assert found
         started.append(found)
         done.parts = found.parts

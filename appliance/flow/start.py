@@ -29,6 +29,7 @@ from appliance.flow.overlay import (
 )
 from appliance.flow.preflight import check_bridges, check_programs, only_one, refuse_taken
 from appliance.flow.stop import take_down
+from appliance.flow.upgrade_note import image_of_unfinished
 from appliance.host.base import Host
 from appliance.plan.definition import runtime_digest
 from appliance.plan.lease import Lease, find_newer
@@ -112,6 +113,7 @@ def start(
     check_programs(host)
     if boot and not _is_still_held(cluster, host, progress):
         return None
+    image = image or image_of_unfinished(cluster, host, progress)
     with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
         running = apptainer.find_instance(host, instance_name(cluster.site))
         if running:
