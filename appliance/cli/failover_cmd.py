@@ -67,14 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(done: FailedOver, cluster: str, services: int) -> None:
     from appliance.cli.screen import out
-    from appliance.flow.status import when
-    from appliance.plan.failover import span
+    from appliance.flow.status import uptime_text, when
 
     answer = f"{len(done.services)} of {services} services answer"
     lines = [f"{cluster} serves on {done.host} after {done.seconds:.1f} s, generation {done.generation}, {answer}"]
     if done.lost_s is not None:
         lines.append(
-            f"lost: {span(done.lost_s)}. It goes on as it was on {done.taken_on} at {when(done.taken)} (snapshot "
+            f"lost: {uptime_text(int(done.lost_s))}. It goes on as it was on {done.taken_on} at {when(done.taken)} (snapshot "
             f"{done.snapshot}): jobs submitted, accounting and messages since then are gone"
         )
     elif done.shared:

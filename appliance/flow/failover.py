@@ -18,8 +18,9 @@ from appliance.flow.preflight import check_bridges, check_programs
 from appliance.flow.restore import restore
 from appliance.flow.snapshots import LATEST, find_snapshot, list_snapshots
 from appliance.flow.start import Started, start
+from appliance.flow.status import uptime_text
 from appliance.host.base import Host
-from appliance.plan.failover import Begun, choose_snapshot, find_begun, span
+from appliance.plan.failover import Begun, choose_snapshot, find_begun
 from appliance.plan.lease import LEAP, Lease, find_holder, is_apart
 from appliance.plan.machine import inside_argv
 from appliance.progress import Progress
@@ -52,8 +53,10 @@ class Plan:
     shared: bool
     snapshot: dict[str, Any] | None
     steps: tuple[str, ...]
+    restored: bool = False
+    """An earlier run has restored a snapshot, and was interrupted after that."""
     taken: bool = False
-    """The lease is the host's already: an earlier run was interrupted after that."""
+    """An earlier run has taken the lease as well."""
 
 
 @dataclass
@@ -88,7 +91,8 @@ def failover(cluster: Cluster, host: Host, wanted: Wanted, progress: Progress) -
     if not wanted.fenced and not plan.taken:
         _fence(cluster, plan, progress)
     snapshot = plan.snapshot and plan.snapshot["number"]
-    note(cluster, host, VERB, "begun", old=plan.old, shared=plan.shared, snapshot=snapshot, by_hand=wanted.fenced)
+    event = "resumed" if plan.restored else "begun"
+    note(cluster, host, VERB, event, old=plan.old, shared=plan.shared, snapshot=snapshot, by_hand=wanted.fenced)
     done = FailedOver(host.name, list(plan.old), 0, plan.shared)
     _restore(cluster, host, plan, done, progress)
     started = start(
@@ -136,7 +140,8 @@ def plan_failover(cluster: Cluster, host: Host, wanted: Wanted, progress: Progre
     assert mine
     shared, snapshot = _origin(cluster, host, wanted, mine, begun)
     generation = max(view.lease.generation for view in leases.views.values() if view.lease) + LEAP
-    plan = Plan(host.name, old, generation, shared, snapshot, (), taken=mine.holder == host.name)
+    taken = mine.holder == host.name
+    plan = Plan(host.name, old, generation, shared, snapshot, (), not shared and snapshot is None, taken)
     return replace(plan, steps=_steps(cluster, plan, wanted))
 
 
@@ -200,8 +205,16 @@ def _origin(
     listing = list_snapshots(cluster, host)
     if begun and begun.snapshot and not wanted.snapshot:
         return False, find_snapshot(listing, str(begun.snapshot))
-    chosen = choose_snapshot(listing.snapshots) if wanted.snapshot in ("", LATEST) else None
-    return False, dict(chosen) if chosen else find_snapshot(listing, wanted.snapshot or LATEST)
+    if wanted.snapshot not in ("", LATEST):
+        return False, find_snapshot(listing, wanted.snapshot)
+    chosen = choose_snapshot(listing.snapshots)
+    if not chosen:
+        raise Refused(
+            f"there is no verified snapshot on {host.name} to start from",
+            hint=f"`sms overlay pull latest --host {host.name}` takes one out of a Borg repository; "
+            f"`sms overlay list --host {host.name}` shows all",
+        )
+    return False, dict(chosen)
 
 
 def is_shared(mine: Lease, me: str) -> bool:
@@ -216,12 +229,12 @@ def _steps(cluster: Cluster, plan: Plan, wanted: Wanted) -> tuple[str, ...]:
         way = "it is off: you say so" if wanted.fenced else fence_way(_admin(cluster, name))
         steps.append(f"{name}: {way}")
     if plan.snapshot:
-        age = span(time.time() - plan.snapshot["taken"])
+        age = uptime_text(int(time.time() - plan.snapshot["taken"]))
         steps.append(f"restore snapshot {plan.snapshot['number']} of {plan.snapshot['host']}, {age} old")
     elif plan.shared:
         steps.append(f"start from the shared overlay {cluster.places.overlay}")
     else:
-        steps.append("start from the overlay that an earlier run has restored")
+        steps.append("the overlay is restored already, by an earlier run")
     return (*steps, f"take the lease (generation {plan.generation}) and start on {plan.host}")
 
 
@@ -241,7 +254,7 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, done: FailedOver, progres
     done.lost_s = round(time.time() - chosen["taken"], 1)
     with progress.step(f"restore snapshot {chosen['number']}") as step:
         restored = restore(cluster, host, str(chosen["number"]), progress, fenced=plan.old)
-        step.detail(f"of {chosen['host']}, {span(done.lost_s)} old")
+        step.detail(f"of {chosen['host']}, {uptime_text(int(done.lost_s))} old")
     if restored.kept and not restored.kept.same:
         done.kept = restored.kept.path or f"snapshot {restored.kept.snapshot}"
     note(cluster, host, VERB, "restored", snapshot=chosen["number"], uuid=chosen["uuid"], kept=done.kept)

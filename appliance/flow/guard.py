@@ -120,11 +120,7 @@ class Guard:
 
     def check(self) -> GaveWay | None:
         """Give way when another host has taken over; say what was done."""
-        me = self.host.name
-        views = self.leases.views
-        if me not in views:
-            return None
-        newer = find_newer(me, views)
+        newer = self.newer()
         if not newer:
             return None
         try:
@@ -132,8 +128,12 @@ class Guard:
         except Busy:
             pass  # another sms is at work here, and knows what it does
         except SmsError as error:
-            self._complain("", f"{me}: {error.message}")
+            self._complain("", f"{self.host.name}: {error.message}")
         return None
+
+    def newer(self) -> Lease | None:
+        """The lease of the host that has taken over from this one, by all that is known."""
+        return find_newer(self.host.name, self.leases.views) if self.host.name in self.leases.views else None
 
     def _give_way(self, newer: Lease) -> GaveWay | None:
         if self._is_settled(newer):
@@ -141,7 +141,7 @@ class Guard:
         busy = f"another sms is at work on {self.host.name}"
         with only_one(self.host, str(self.cluster.places.lock), busy):
             self.look(self.host.name)  # it may have been changed by who had the lock
-            again = find_newer(self.host.name, self.leases.views)
+            again = self.newer()
             return self._stop(again) if again else None
 
     def _is_settled(self, newer: Lease) -> bool:

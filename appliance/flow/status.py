@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
+from appliance.flow.guarded import is_guarded
 from appliance.flow.lease import look_at_lease
 from appliance.flow.mirrored import look_at_mirror
 from appliance.flow.snapshot_status import SnapshotStatus, snapshot_status
@@ -102,6 +103,8 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         warnings.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
     uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
     alone = any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers)
+    if len(cluster.site.admin_hosts) > 1 and not is_guarded(cluster, host):
+        warnings.append(f"no guard runs on {host.name}: nothing stops it here should another host take over; sms guard")
     if cluster.site.ntp and alone and uptime > SETTLING_S:
         warnings.append("chrony follows none of the site's time servers; nodes only agree among themselves")
     if note.get("image") != running.image:

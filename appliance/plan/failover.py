@@ -44,12 +44,3 @@ def find_begun(history: Iterable[Line]) -> Begun | None:
         elif line.get("verb") == "failover" and event == "restored" and begun:
             begun = Begun(begun.old, begun.shared, line.get("snapshot"), restored=True)
     return begun
-
-
-def span(seconds: float) -> str:
-    """Seconds as a person says them: 2 d 3 h, 4 h 5 min, 6 min 7 s, 8 s."""
-    whole = max(0, round(seconds))
-    for unit, name, part, part_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            return f"{whole // unit} {name} {whole % unit // part} {part_name}"
-    return f"{whole} s"

@@ -1,0 +1,135 @@
+"""A management controller that speaks Redfish: sushy-tools' emulator, with TLS, a password, and a system that is on."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import bcrypt
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from appliance.errors import SmsError
+from appliance.tools.redfish import Controller
+
+UUID = "27946b59-9e44-4fa7-8e91-f3527a1ef094"
+USER, PASSWORD = "sms", "a secret: with a colon"
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """Where it answers, the CA that signed its certificate, and the password's file."""
+
+    url: str
+    ca: Path
+    password_file: Path
+
+    def controller(self, password: str = PASSWORD, *, path: str = "", ca: bool = True) -> Controller:
+        """As the site file would have it."""
+        return Controller(self.url + path, USER, password, self.ca if ca else None)
+
+    def power(self, system: str = UUID) -> str:
+        """What it says of the power now."""
+        return str(self.controller().ask("GET", f"/redfish/v1/Systems/{system}")["PowerState"])
+
+
+def _certify(folder: Path) -> None:
+    """A CA, and a certificate of 127.0.0.1 that it has signed."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def make(subject: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+        own = key is signer
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("ca"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=own, path_length=None), critical=True)
+        )
+        if not own:
+            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        return builder.sign(signer, hashes.SHA256())
+
+    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(make("ca", authority, authority).public_bytes(pem))
+    (folder / "bmc.pem").write_bytes(make("bmc", own, authority).public_bytes(pem))
+    secret = own.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "bmc.key").write_bytes(secret)
+
+
+def _configure(folder: Path, systems: int) -> None:
+    names = [UUID[:-1] + str(4 + number) for number in range(systems)]
+    fakes = [
+        {"uuid": one, "name": f"s{one[-1]}", "power_state": "On", "external_notifier": False, "nics": []}
+        for one in names
+    ]
+    hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+    (folder / "users").write_text(f"{USER}:{hashed}\n")
+    lines = {
+        "SUSHY_EMULATOR_FAKE_SYSTEMS": fakes,
+        "SUSHY_EMULATOR_AUTH_FILE": str(folder / "users"),
+        "SUSHY_EMULATOR_STATE_DIR": str(folder),
+    }
+    (folder / "emulator.conf").write_text("".join(f"{key} = {value!r}\n" for key, value in lines.items()))
+
+
+@contextmanager
+def emulator(folder: Path, *, prefix: Sequence[str] = (), port: int = 0, systems: int = 1) -> Iterator[Emulator]:
+    """Run one on the loopback.
+
+    Args:
+        prefix: stands before its command, as that of a lab host does.
+        port: a free one when not given.
+        systems: how many it has.
+    """
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    _certify(folder)
+    _configure(folder, systems)
+    (folder / "password").write_text(f"{PASSWORD}\n")
+    (folder / "password").chmod(0o600)
+    words = ["--config", str(folder / "emulator.conf"), "--fake", "-i", "127.0.0.1", "-p", str(port)]
+    words += ["--ssl-certificate", str(folder / "bmc.pem"), "--ssl-key", str(folder / "bmc.key")]
+    program = [sys.executable, "-m", "sushy_tools.emulator.main"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([*prefix, *program, *words], stdout=log, stderr=log, cwd=folder)
+    made = Emulator(f"https://127.0.0.1:{port}", folder / "ca.pem", folder / "password")
+    try:
+        if not prefix:
+            _wait(made, process, folder)
+        yield made
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _wait(made: Emulator, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            made.power()
+        except SmsError:
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.1)
+        else:
+            return
