@@ -279,7 +279,6 @@ def tampered_image(scene: Scene) -> None:
     path = host.run("sh", "-c", "ls -S /var/lib/sms/images/*.sif | head -n 1").text
     size = int(host.run("stat", "-c", "%s", path).text)
     host.run("python3", "-c", FLIP, path, str(size // 2))
-    scene.stack.callback(host.remove, path)
 
 
 def damaged_copy(scene: Scene) -> None:
