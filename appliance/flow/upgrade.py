@@ -25,6 +25,7 @@ from appliance.flow.upgrade_note import put_back, read_last, write_phase
 from appliance.host.base import Host
 from appliance.lab.up import check_machine
 from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.retention import UPGRADE
 from appliance.plan.upgrade import (
     DONE,
     LAYING,
@@ -47,8 +48,6 @@ from appliance.tools import apptainer
 SETTLE_S = 5
 """Seconds after which jobs are looked for once more: by then nodes have told the controller what they run."""
 JOBS = ("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%i %T")
-BEFORE = "before upgrade"
-"""How the reasons of an upgrade's snapshots begin."""
 NOT_HERE = "or go without it: --no-rehearsal"
 
 
@@ -202,7 +201,7 @@ def _upgrade(cluster: Cluster, host: Host, progress: Progress, how: How, last: U
         return done
     key = after.key[:12]
     lay = last.kept if how.with_snapshot and last else 0
-    done.snapshot = lay or snapshot(cluster, host, progress, Wanted(reason=f"{BEFORE} to {key}")).snapshot["number"]
+    done.snapshot = lay or snapshot(cluster, host, progress, Wanted(reason=f"{UPGRADE} to {key}")).snapshot["number"]
     parts: dict[str, float] = {}
     if how.rehearsal:
         parts = _rehearse(cluster, host, progress, how, source, done.snapshot)
@@ -313,7 +312,7 @@ def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: 
             raise
         stopped = stop(cluster, host, progress, keep_lease=True)
     began = time.monotonic()
-    taken = snapshot(cluster, host, progress, Wanted(reason=f"{BEFORE} to {now.after.key[:12]}, stopped"))
+    taken = snapshot(cluster, host, progress, Wanted(reason=f"{UPGRADE} to {now.after.key[:12]}, stopped"))
     done.parts = {"stop": stopped.seconds, "snapshot": round(time.monotonic() - began, 3)}
     now = replace(now, kept=taken.snapshot["number"])
     return write_phase(cluster, host, now.at(LAYING)) if now.lay else now

@@ -10,6 +10,8 @@ from appliance.config.model import Retention
 
 RESTORE = "before restore"
 """How the reason of a snapshot begins that a restore kept."""
+UPGRADE = "before upgrade"
+"""How the reasons of those begin that an upgrade took, to go back to."""
 RESTORE_DAYS = 30
 """For so long such a one stays, whatever the rule says."""
 NEWEST = "newest verified"
@@ -74,13 +76,13 @@ def decide(
     newest_first = [one for one in reversed(snapshots) if one.verified]
     for one in newest_first[:1]:
         kept[one.number].append(NEWEST)
-    # What a restore kept stays by itself, and takes nobody's place either.
-    for number, rule in _by_count([one for one in newest_first if not _is_of_a_restore(one, now)], retention, zone):
+    # What a restore or an upgrade kept stays by itself, and takes nobody's place either.
+    for number, rule in _by_count([one for one in newest_first if not _is_kept_by_a_verb(one, now)], retention, zone):
         kept[number].append(rule)
     for number in _damaged(snapshots, retention.last):
         kept[number].append("not verified, but new")
     for one in snapshots:
-        if _is_of_a_restore(one, now):
+        if _is_kept_by_a_verb(one, now):
             kept[one.number].append(one.reason)
     return [
         Decision(one.number, bool(kept[one.number]), tuple(kept[one.number]) or (_why_not(one),)) for one in snapshots
@@ -130,9 +132,9 @@ def _damaged(snapshots: Sequence[Candidate], last: int) -> Iterator[int]:
             yield one.number
 
 
-def _is_of_a_restore(one: Candidate, now: float) -> bool:
-    """Whether a restore kept it, less than so many days ago or, by a clock that jumped, in the future."""
-    return one.reason.startswith(RESTORE) and now - one.taken <= RESTORE_DAYS * 86400
+def _is_kept_by_a_verb(one: Candidate, now: float) -> bool:
+    """Whether a restore or an upgrade kept it, less than so many days ago or, by a clock that jumped, in the future."""
+    return one.reason.startswith((RESTORE, UPGRADE)) and now - one.taken <= RESTORE_DAYS * 86400
 
 
 def _why_not(one: Candidate) -> str:

@@ -157,6 +157,9 @@ def test_each_is_told_why() -> None:
         ("before restore of 12", 29.9, True),
         ("before restore of 12", 30.1, False),
         ("before restore of 12", -400, True),  # by a clock that jumped since
+        ("before upgrade to 3f2a9c, stopped", 29.9, True),
+        ("before upgrade to 3f2a9c, stopped", 30.1, False),
+        ("before the upgrade", 1, False),
         ("scheduled", 0, False),
     ],
 )
