@@ -257,7 +257,8 @@ class Arrive:
 
     def arm(self, message: Dict[str, Any]) -> None:
         """All is ready: from now on it may go up, for a moment."""
-        assert self.line
+        assert self.line and self.instance
+        ends.load_neighbours(self.instance, field(message, "neighbours", list, []))
         self.armed_at = time.monotonic()
         self.line.say("armed")
 

@@ -232,6 +232,26 @@ def load_connections(instance: Instance, lines: Words) -> str:
         return problem.message
 
 
+NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+$")
+
+
+def read_neighbours(instance: Instance) -> List[str]:
+    """Who an instance knows on its networks: address, interface and MAC address of each."""
+    told = json.loads(run(*instance.network("ip", "-json", "neigh", "show")).decode() or "[]")
+    lines = ["%s %s %s" % (one["dst"], one["dev"], one["lladdr"]) for one in told if one.get("lladdr")]
+    return [line for line in lines if NEIGHBOUR.match(line)]
+
+
+def load_neighbours(instance: Instance, lines: Words) -> None:
+    """Have an instance know them as well; it asks anew whether they are still there.
+
+    What asked for one while nobody was to be seen would wait for the second that the next question is sent in.
+    """
+    words = [line.split() for line in lines if NEIGHBOUR.match(line)]
+    text = "".join("neigh replace %s dev %s lladdr %s nud stale\n" % tuple(one) for one in words)
+    run(*instance.network("ip", "-force", "-batch", "-"), given=text.encode(), ok=range(256))
+
+
 def neighbour(bridge: str, address: str) -> str:
     """The MAC address of who answers for ``address`` on a bridge of this host (RFC 5227); empty where nobody does."""
     argv = ("arping", "-D", "-c", "2", "-w", "1", "-I", bridge, address)

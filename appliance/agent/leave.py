@@ -207,6 +207,7 @@ class Leave:
             frozen_s=frozen.seconds,
             found_by=self.changes.found_by,
             chunks=len(held) + len(many),
+            neighbours=ends.read_neighbours(self.instance),
         )
 
     def _length(self, path: str) -> int:
@@ -236,12 +237,13 @@ class Leave:
         self._enter("stopping", "services that keep state are stopped", ports=self.ports)
         for group in self.stop_groups:
             self.instance.stop_services(group, self.stop_wait_s)
-        lines = ends.read_connections(self.instance)
+        lines, known = ends.read_connections(self.instance), ends.read_neighbours(self.instance)
         self._enter("ended", "the instance ends, the overlay is let go", ports=self.ports)
         self._end_instance()
         ends.wait_free(self.overlay, 20)
         text = "\n".join(lines).encode()
-        self.line.say("handed", text, stop_s=time.monotonic() - began, connections=len(lines))
+        took = time.monotonic() - began
+        self.line.say("handed", text, stop_s=took, connections=len(lines), neighbours=known)
 
     def _mac(self) -> str:
         return str(self.place.request.get("mac", ""))

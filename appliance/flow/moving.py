@@ -40,6 +40,11 @@ SURE_S = 8.0
 LEAP = 1000
 """A source that was cut off has raised its own generation meanwhile; it is not to win."""
 ARRIVING = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
+LEAVING = ("offer", "parcels", "sent", "final", "released", "tails", "handed")
+SWITCH_S = 5.0
+"""The same, while nobody serves: the target has 2 s (agent/arrive.py, ARMED_S)."""
+ABORT_S = 10.0
+"""Seconds that the target gets to end its instance."""
 JOBS = ("squeue", "--noheader", "--states=all", "--array", "--format=%i %T")
 """Each task of an array for itself: '5_[1-9]' is '5_[2-9]' as soon as one runs."""
 
@@ -107,6 +112,7 @@ class Move:
         self.generation = generation
         self.began_at: dict[str, float] = {}
         self.connections = b""
+        self.neighbours: list[str] = []
         self.complete = False
         """Whether the target has all that the source wrote."""
         self.started = False
@@ -153,7 +159,7 @@ class Move:
             began = self.began_at["stop"] = time.monotonic()
             leaving.say("hand")
             handed, self.connections = leaving.hear("handed", patience_s=LONG_S)
-            self.moved.connections = handed["connections"]
+            self.moved.connections, self.neighbours = handed["connections"], handed["neighbours"]
             self._part("stop", time.monotonic() - began)
             self._part("last changes", 0)
             step.detail("the overlay is free")
@@ -161,7 +167,7 @@ class Move:
         self.start(arriving, before)
         with self.progress.step("show the addresses") as step:
             began = time.monotonic()
-            arriving.say("arm")
+            arriving.say("arm", neighbours=self.neighbours)
             arriving.hear("armed", patience_s=QUICK_S)
             self.show(arriving)
             self._part("switch", time.monotonic() - began)
@@ -276,6 +282,7 @@ class Move:
             leaving.say("stop")
             sent = self.relay(leaving, arriving, step, 0)
             final, _ = leaving.hear("final", patience_s=QUICK_S)
+            self.neighbours = final["neighbours"]
             arriving.say("place", digests=final["digests"])
             arriving.hear("placed", patience_s=QUICK_S)
             self.complete = True
@@ -333,11 +340,11 @@ class Move:
     def switch(self, leaving: End, arriving: End) -> None:
         """Take the addresses from the one and give them to the other."""
         with self.progress.step("switch the addresses") as step:
-            arriving.say("arm")
+            arriving.say("arm", neighbours=self.neighbours)
             arriving.hear("armed", patience_s=QUICK_S)
             began = self.began_at["switch"] = time.monotonic()
             leaving.say("release")
-            released, self.connections = leaving.hear("released", patience_s=QUICK_S)
+            released, self.connections = leaving.hear("released", patience_s=SWITCH_S)
             self.moved.connections = released["connections"]
             self.show(arriving)
             now = time.monotonic()
@@ -348,7 +355,7 @@ class Move:
     def show(self, arriving: End, *, leap: int = 0) -> None:
         """Have the target take the addresses, and the connections that went through them."""
         arriving.say("up", self.connections, leap=leap)
-        up, _ = arriving.hear("up", patience_s=QUICK_S)
+        up, _ = arriving.hear("up", patience_s=SWITCH_S)
         if up["trouble"]:
             self.moved.notes.append(f"connections could not be carried over: {up['trouble']}")
 
@@ -409,7 +416,7 @@ class Move:
             if not self.started:
                 self.start(arriving, {})
             with self.progress.step(f"take over on {self.target.name}"):
-                arriving.say("arm")
+                arriving.say("arm", neighbours=self.neighbours)
                 arriving.hear("armed", patience_s=QUICK_S)
                 self.show(arriving, leap=LEAP)
                 self.moved.generation += LEAP
@@ -445,25 +452,32 @@ class Move:
         """
         why = str(cause) or type(cause).__name__
         with self.progress.step(f"go back to {self.source.name}"):
-            try:
-                arriving.say("abort", why=why)
-                while arriving.hear("aborted", *ARRIVING)[0]["kind"] != "aborted":
-                    pass
-            except SmsError:
-                # It has ended by itself, or cannot be heard; the source makes sure before it comes back.
-                arriving.close()
-                arriving.wait()
-                leaving.close()
-                leaving.wait()
-            else:
+            if self._gave_up(arriving, why):
                 try:
                     leaving.say("abort", why=why)
-                    while leaving.hear("back", "parcels", "sent", "final", "released")[0]["kind"] != "back":
+                    while leaving.hear("back", *LEAVING)[0]["kind"] != "back":
                         pass
                 except SmsError:
                     leaving.close()
-                    leaving.wait()
+            else:
+                # Nobody can tell from here. The source makes sure before it comes back, and the target gives up alone.
+                leaving.close()
+            arriving.close()
+            leaving.wait()
+            arriving.wait()
         self._tell_back(cause)
+
+    def _gave_up(self, arriving: End, why: str) -> bool:
+        """Whether the target surely has nothing left that could serve."""
+        if arriving.ended_itself:
+            return True
+        try:
+            arriving.say("abort", why=why)
+            while arriving.hear("aborted", *ARRIVING, patience_s=ABORT_S)[0]["kind"] != "aborted":
+                pass
+        except SmsError:
+            return arriving.ended_itself
+        return True
 
     def _tell_back(self, cause: BaseException) -> None:
         """Ask the source whether it serves, and say so.

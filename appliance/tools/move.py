@@ -78,6 +78,11 @@ class End:
             raise SmsError(f"{self.host.name} says {heard[0].get('kind')!r} where {' or '.join(kinds)} was expected")
         return heard
 
+    @property
+    def ended_itself(self) -> bool:
+        """Whether it has said why it ended: all that it does then has been done."""
+        return self.talk.listener.problem is not None
+
     def _read(self) -> None:
         try:
             while True:
