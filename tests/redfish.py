@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -75,7 +77,7 @@ def _certify(folder: Path) -> None:
     (folder / "bmc.key").write_bytes(secret)
 
 
-def _configure(folder: Path, systems: int) -> None:
+def _configure(folder: Path, seen: Path, systems: int) -> None:
     names = [UUID[:-1] + str(4 + number) for number in range(systems)]
     fakes = [
         {"uuid": one, "name": f"s{one[-1]}", "power_state": "On", "external_notifier": False, "nics": []}
@@ -85,31 +87,31 @@ def _configure(folder: Path, systems: int) -> None:
     (folder / "users").write_text(f"{USER}:{hashed}\n")
     lines = {
         "SUSHY_EMULATOR_FAKE_SYSTEMS": fakes,
-        "SUSHY_EMULATOR_AUTH_FILE": str(folder / "users"),
-        "SUSHY_EMULATOR_STATE_DIR": str(folder),
+        "SUSHY_EMULATOR_AUTH_FILE": str(seen / "users"),
+        "SUSHY_EMULATOR_STATE_DIR": str(seen),
     }
     (folder / "emulator.conf").write_text("".join(f"{key} = {value!r}\n" for key, value in lines.items()))
 
 
 @contextmanager
-def emulator(folder: Path, *, prefix: Sequence[str] = (), port: int = 0, systems: int = 1) -> Iterator[Emulator]:
-    """Run one on the loopback.
+def emulator(folder: Path, *, systems: int = 1, prefix: Sequence[str] = (), seen: str = "") -> Iterator[Emulator]:
+    """Run one on the loopback, at a free port.
 
     Args:
-        prefix: stands before its command, as that of a lab host does.
-        port: a free one when not given.
         systems: how many it has.
+        prefix: stands before its command, as that of a lab host does; the caller waits for it then.
+        seen: the folder's path for that command.
     """
-    if not port:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    inside = Path(seen or folder)
     _certify(folder)
-    _configure(folder, systems)
+    _configure(folder, inside, systems)
     (folder / "password").write_text(f"{PASSWORD}\n")
     (folder / "password").chmod(0o600)
-    words = ["--config", str(folder / "emulator.conf"), "--fake", "-i", "127.0.0.1", "-p", str(port)]
-    words += ["--ssl-certificate", str(folder / "bmc.pem"), "--ssl-key", str(folder / "bmc.key")]
+    words = ["--config", str(inside / "emulator.conf"), "--fake", "-i", "127.0.0.1", "-p", str(port)]
+    words += ["--ssl-certificate", str(inside / "bmc.pem"), "--ssl-key", str(inside / "bmc.key")]
     program = [sys.executable, "-m", "sushy_tools.emulator.main"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*prefix, *program, *words], stdout=log, stderr=log, cwd=folder)
@@ -119,7 +121,10 @@ def emulator(folder: Path, *, prefix: Sequence[str] = (), port: int = 0, systems
             _wait(made, process, folder)
         yield made
     finally:
-        process.terminate()
+        # Behind nsenter it is a child; that one ends with it.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if prefix else []
+        for pid in [*map(int, children), *([] if children else [process.pid])]:
+            os.kill(pid, signal.SIGTERM)
         process.wait(10)
 
 
