@@ -92,7 +92,10 @@ def cut_off(host: Host, path: str, *, python: str = "python3") -> None:
     Who has files open there gets errors from now on. What the kernel holds of the image's own file is written still.
 
     Raises:
-        CommandError: it cannot be cut off.
+        SmsError: it cannot be cut off, or nobody knows which of several loop devices is meant.
     """
-    for loop in users_of(host, path):
+    users = users_of(host, path)
+    if len(users) > 1:
+        raise SmsError(f"{', '.join(users)} all have {path} open", hint="`losetup -l` shows who has it")
+    for loop in users:
         host.run("unshare", "--mount", "sh", "-c", CUT, "cut", loop, python)

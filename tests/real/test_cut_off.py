@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.tools import ext3
 
@@ -56,6 +57,17 @@ def test_nothing_is_written_any_more(image: Path) -> None:
     copy = str(shutil.copy(image, image.with_suffix(".copy")))
     ext3.check(Local("here"), copy)
     assert ext3.read_inside(Local("here"), copy, "/log") == b"before\n"
+
+
+def test_one_that_two_have_is_not_cut_off(image: Path) -> None:
+    """One of them may be the other host's, in a lab on one machine."""
+    loop = subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True)
+    try:
+        with pytest.raises(SmsError, match="all have"):
+            ext3.cut_off(Local("here"), str(image), python=sys.executable)
+        (image.parent / "mnt" / "goes-on").write_bytes(b"x")
+    finally:
+        subprocess.run(["losetup", "--detach", loop.stdout.strip()], check=True)
 
 
 def test_an_image_that_nobody_has_is_left_alone(tmp_path: Path) -> None:
