@@ -29,7 +29,7 @@ OVERLAY = "/var/lib/sms/overlays/lab.img"
 HISTORY = "/var/lib/sms/journal/lab.history"
 MARK = "/var/lib/sms/journal/lab.move"
 CONTROLLER, OUTSIDE = ("10.77.0.1", 6817), ("10.78.0.254", 80)
-PROBE_S = 0.05
+PROBE_S = 0.1
 
 PROBER = """\
 import select, socket, sys, time
@@ -240,7 +240,8 @@ def ssh_cut(lab: Lab, *hosts: str, reset: bool = False) -> Iterator[None]:
 class ShortJobs:
     """A stream of short jobs from a node; all of them are to complete, whatever happens."""
 
-    EVERY_S = 1.2
+    EVERY_S = 3.0
+    """Longer than Slurm takes to begin one: it looks every 3 s (batch_sched_delay)."""
 
     def __init__(self, lab: Lab, node: str = "node1") -> None:
         self.node = lab.host(node)
