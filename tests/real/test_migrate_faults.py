@@ -51,7 +51,7 @@ STEPS = (
     "offer build send round verify stop place start probe arm release up check given tails commit finish".split()  # noqa: SIM905
 )
 """Words that the ends of a move get, in their order; ``check`` is the second ``probe``."""
-SETTLE_S = 60
+SETTLE_S = 150
 """Both ends know what to do by themselves long before."""
 
 
