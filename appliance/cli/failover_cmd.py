@@ -73,8 +73,8 @@ def _show(done: FailedOver, cluster: str, services: int) -> None:
     lines = [f"{cluster} serves on {done.host} after {done.seconds:.1f} s, generation {done.generation}, {answer}"]
     if done.lost_s is not None:
         lines.append(
-            f"lost: {uptime_text(int(done.lost_s))}. It goes on as it was on {done.taken_on} at {when(done.taken)} (snapshot "
-            f"{done.snapshot}): jobs submitted, accounting and messages since then are gone"
+            f"lost: {uptime_text(int(done.lost_s))}. It goes on as it was on {done.taken_on} at {when(done.taken)} "
+            f"(snapshot {done.snapshot}): jobs submitted, accounting and messages since then are gone"
         )
     elif done.shared:
         lines.append("lost: nothing that had reached the shared overlay")

@@ -52,7 +52,7 @@ runs=0
 if [ -n "$2" ] && command -v apptainer >/dev/null; then
     ! apptainer instance list --json "$2" | grep -q '"pid"' || runs=1
 fi
-if [ -e "$1" ]; then echo "$runs file"; exec cat -- "$1"; else echo "$runs none"; fi
+if [ -e "$1" ]; then echo "$runs file"; exec head -c 4096 -- "$1"; else echo "$runs none"; fi
 """
 """Shell: whether instance $2 runs, where one is given, and then the lease file $1."""
 LOOK_S = 10

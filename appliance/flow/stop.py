@@ -47,8 +47,8 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         with progress.step("stop the services") as step, ThreadPoolExecutor(1) as pool:
             asked = pool.submit(leases.look) if not keep_lease else None  # while they end
             ran = take_down(cluster, host)
+            took = time.monotonic() - began
             step.detail("" if ran else "nothing runs")
-        took = time.monotonic() - began
         held = look_at_lease(host, cluster).holder == host.name
         if held and not keep_lease:
             release_lease(host, cluster, leases=leases if asked and not asked.exception() else None)

@@ -14,6 +14,10 @@ from dataclasses import asdict, dataclass, replace
 
 from appliance.errors import Refused, SmsError
 
+MOST = 1 << 40
+"""Of a generation: a million failovers a day for three years."""
+LONGEST = 255
+"""Characters of a name."""
 LEAP = 1000
 """How far a failover leaps: the dead host may have started again, unseen, a few times."""
 
@@ -63,16 +67,27 @@ def read_lease(data: bytes | None, cluster: str) -> Lease:
         return Lease(cluster)
     try:
         lease = Lease(**json.loads(data))
-        fine = lease.cluster == cluster and int(lease.generation) >= 0
+        _check_kinds(lease)
     except (ValueError, TypeError) as error:
         raise SmsError(
             f"the lease file cannot be read: {error}", hint="see what is in it before you remove it"
         ) from error
-    if not fine:
+    if lease.cluster != cluster:
         raise SmsError(
             f"the lease file is of cluster {lease.cluster}", hint="do two clusters share one overlay folder?"
         )
     return lease
+
+
+def _check_kinds(lease: Lease) -> None:
+    """It may come from another host: what is compared must be a number, what is shown must be a name."""
+    if type(lease.generation) is not int or not 0 <= lease.generation <= MOST:
+        raise ValueError(f"generation {str(lease.generation)[:20]!r}")
+    if not isinstance(lease.since, int | float):
+        raise TypeError("since is no time")
+    for name in (lease.cluster, lease.file, lease.holder or "-"):
+        if not isinstance(name, str) or len(name) > LONGEST or not name.isprintable():
+            raise ValueError(f"{str(name)[:20]!r} is no name")
 
 
 def find_holder(views: Views, *, without: Collection[str] = ()) -> Lease | None:

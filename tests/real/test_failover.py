@@ -144,12 +144,24 @@ def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: 
         assert both.instances(HERE) == ["sms-lab"]
 
 
+def unguarded(playground: Playground, site: str) -> bool:
+    """Whether `sms status` warns of it."""
+    status = json.loads(playground.sms("--site", site, "status", "--json", on=DEAD, ok=(0, 4)).stdout)
+    return any("no guard runs" in words for words in status["warnings"])
+
+
 def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> None:
     """Its own lease still says that it holds."""
     site = both.variant("small.yaml", small)
     begin_on_the_host_that_dies(both, site)
     both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
     both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    assert not unguarded(both, site)
+    both.host(DEAD).run("sh", "-c", 'kill "$(cat /run/sms/lab.guard.lock)"')
+    wait("the guard's end", lambda: unguarded(both, site))
+    assert json.loads(both.sms("--site", site, "guard", "--once", "--json", on=DEAD).stdout) is None
+    both.sms("--site", site, "-q", "start", on=DEAD)
+    assert not unguarded(both, site), "a start of what runs already starts a guard"
     both.sms("--site", site, "-q", "stop", "--keep-lease", on=DEAD)
     with cut(both):
         both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)

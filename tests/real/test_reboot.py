@@ -108,7 +108,9 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
             assert b"nothing starts the appliance after a reboot" not in told.stderr
             assert system.run("systemctl", "is-enabled", unit).text == "enabled"
             assert system.run("systemctl", "is-active", unit).text == "active"
-            assert json.loads(system.run("sms", "status", "--json").stdout)["healthy"]
+            wait("the guard", lambda: "yes" if system.works("systemctl", "is-active", "-q", "sms-lab-guard") else "")
+            state = json.loads(system.run("sms", "status", "--json").stdout)
+            assert state["healthy"] and not [words for words in state["warnings"] if "guard" in words]
         # The host is down: every daemon ended cleanly, and the lease says that it is to come back.
         assert "Saving all slurm state" in stopped.sms("logs", "slurmctld", on=HOST).text
         lease = stopped.lease(HOST)
@@ -122,7 +124,9 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
             # nspawn's read-only cgroups let its first try fail; the unit tries again by itself.
             wait("the appliance", back, 120)
             assert stopped.lease(HOST)["generation"] > lease["generation"]
+            assert system.works("systemctl", "is-active", "-q", "sms-lab-guard")
             system.run("sms", "stop", timeout=120)
+            assert not system.works("systemctl", "is-active", "-q", "sms-lab-guard")
         with booted(outer) as system:
             time.sleep(3)
             state = json.loads(system.run("sms", "status", "--json", ok=None).stdout)
