@@ -94,18 +94,12 @@ def failover(cluster: Cluster, host: Host, wanted: Wanted, progress: Progress) -
     event = "resumed" if plan.restored else "begun"
     note(cluster, host, VERB, event, old=plan.old, shared=plan.shared, snapshot=snapshot, by_hand=wanted.fenced)
     done = FailedOver(host.name, list(plan.old), 0, plan.shared)
-    _restore(cluster, host, plan, done, progress)
-    started = start(
-        cluster,
-        host,
-        progress,
-        image=wanted.image,
-        wait_s=wanted.wait_s,
-        keep=True,  # there is no host to go back to: what works is better than nothing
-        fenced=plan.old,
-        leap=1 if plan.taken else LEAP,
-    )
-    assert isinstance(started, Started)
+    try:
+        _restore(cluster, host, plan, done, progress)
+        started = _start(cluster, host, plan, wanted, progress)
+    except Refused as error:  # of a step; what came before it was done
+        hint = f"{error.hint + '; then r' if error.hint else 'R'}un this again: it goes on from here"
+        raise SmsError(error.message, hint=hint) from error
     done.generation, done.services = started.generation, started.services
     done.jobs = _jobs(cluster, host)
     done.seconds = round(time.monotonic() - began, 1)
@@ -243,6 +237,21 @@ def _fence(cluster: Cluster, plan: Plan, progress: Progress) -> None:
         admin = _admin(cluster, name)
         with progress.step(f"make sure that {name} is off"):
             fence(admin)
+
+
+def _start(cluster: Cluster, host: Host, plan: Plan, wanted: Wanted, progress: Progress) -> Started:
+    started = start(
+        cluster,
+        host,
+        progress,
+        image=wanted.image,
+        wait_s=wanted.wait_s,
+        keep=True,  # there is no host to go back to: what works is better than nothing
+        fenced=plan.old,
+        leap=1 if plan.taken else LEAP,
+    )
+    assert started  # None is for a start at boot
+    return started
 
 
 def _restore(cluster: Cluster, host: Host, plan: Plan, done: FailedOver, progress: Progress) -> None:
