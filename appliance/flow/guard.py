@@ -119,6 +119,14 @@ class Guard:
             self._said[name] = words
             self.say(words)
 
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Whatever goes wrong inside is said: a guard that ended would be missed by nobody."""
+        try:
+            yield
+        except Exception as error:
+            self._complain(threading.current_thread().name, f"{type(error).__name__}: {error}")
+
     def check(self) -> GaveWay | None:
         """Give way when another host has taken over; say what was done."""
         newer = self.newer()
@@ -134,7 +142,8 @@ class Guard:
 
     def newer(self) -> Lease | None:
         """The lease of the host that has taken over from this one, by all that is known."""
-        return find_newer(self.host.name, self.leases.views) if self.host.name in self.leases.views else None
+        views = dict(self.leases.views)  # others are asked meanwhile
+        return find_newer(self.host.name, views) if self.host.name in views else None
 
     def _give_way(self, newer: Lease) -> GaveWay | None:
         if self._is_settled(newer):
@@ -175,11 +184,12 @@ class Guard:
                 with suppress(SmsError):  # not one more byte into what the other host writes
                     ext3.cut_off(self.host, str(self.cluster.places.overlay), python=sys.executable)
             take_down(self.cluster, self.host)
+        mine = self.leases.views[name].lease
         self.leases.adopt(newer)
         gave = GaveWay(name, holder, newer.generation, running is not None, round(time.monotonic() - began, 3))
         if running:
             self._tell("stopped", f"it has ended on {name} after {gave.seconds:.1f} s", facts)
-        else:
+        elif mine and mine.holder == name:
             note(self.cluster, self.host, "guard", "gave way", **facts)
         return gave
 
@@ -219,8 +229,10 @@ def guard(cluster: Cluster, host: Host, say: Say, *, on_gave_way: Callable[[Gave
             if name != host.name:
                 threading.Thread(target=_look_for_ever, args=(watch, name), daemon=True).start()
         while True:
-            watch.look_at_own()
-            gave = watch.check()
+            gave = None
+            with watch.going_on():
+                watch.look_at_own()
+                gave = watch.check()
             if gave:
                 on_gave_way(gave)
             time.sleep(OWN_S)
@@ -228,5 +240,6 @@ def guard(cluster: Cluster, host: Host, say: Say, *, on_gave_way: Callable[[Gave
 
 def _look_for_ever(watch: Guard, name: str) -> None:
     while True:
-        watch.look(name)
+        with watch.going_on():
+            watch.look(name)
         time.sleep(OTHERS_S)
