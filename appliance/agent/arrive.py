@@ -292,7 +292,7 @@ class Arrive:
         data = self.line.body(message)
         for one in field(message, "files", list):
             part, data = data[: one["bytes"]], data[one["bytes"] :]
-            path = os.path.normpath("/" + one["path"])
+            path = os.path.normpath("/" + one["path"].lstrip("/"))  # two slashes at the front would stay
             if part and path.startswith("/var/log/"):
                 # Through the container's own root, so that no link in it leads out of it.
                 argv = self.instance.argv("sh", "-c", 'exec cat >>"$1"', "append", path)
