@@ -379,10 +379,15 @@ class Arrive:
         self.state = "started"
 
     def take_up(self, told: Dict[str, Any]) -> None:
-        """Go on where a killed run was."""
+        """Go on where a killed run was: what is seen stays, what runs unseen ends.
+
+        Where the host itself went down no instance is left. One that was up had all, and may have served: its overlay
+        stays where it is, and the lease says whether that is the newest.
+        """
         self.state, self.ports = told["state"], told.get("ports", {})
         self.instance = ends.find_instance(self.name)
-        seen = self.instance and all(ends.is_port(port, self.bridges[name]) for name, port in self.ports.items())
-        if self.state == "up" and not seen:
-            self.state = "started"
+        if self.instance:
+            ports = self.instance.ports(sorted(self.bridges))
+            seen = all(ends.is_port(port, self.bridges[name]) for name, port in ports.items())
+            self.state, self.ports = "up" if seen else "started", ports
         self.abandon("the run that moved it was killed")

@@ -252,6 +252,8 @@ class Leave:
         """The target serves: give it the lines of logs that came here since the last freeze."""
         assert self.line
         self._enter("given", "%s serves" % self.place.peer, ports=self.ports)
+        # At once: should this host go down now, it must not start it when it is back.
+        self.place.hand_lease(self.place.peer, self.generation + 1)
         lost = self.counter.count() if self.counter else 0
         self.instance.stop_services(self.loggers, self.stop_wait_s)
         files, parts = [], []
@@ -367,6 +369,22 @@ class Leave:
         self.place.note("back", why=why)
         self.place.over()
 
+    def take_up(self, told: Dict[str, Any]) -> None:
+        """Go on where a killed run was. Where the host itself went down as well, only the overlay is left of it."""
+        self.state, self.ports = told["state"], told.get("ports", {})
+        self.released_at = time.monotonic() - RECLAIM_S
+        found = ends.find_instance(field(self.place.request, "instance", str))
+        if found and found.pid == self.instance.pid:
+            self.abandon("the run that moved it was killed")
+            return
+        if not found and (self.state == "given" or (self.state == "released" and self._answered())):
+            self._finish()
+            return
+        # Who starts it goes by the lease.
+        self.state = "gone"
+        self.place.note("cut off", what="the host went down, and the instance with it", was=told["state"])
+        self.place.over()
+
     def _enter(self, state: str, event: str, **facts: Any) -> None:
         self.place.reached(state, **facts)
         self.state = state
@@ -397,9 +415,7 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
             other.take_up(told)
             return {"found": told["state"], "side": "arrive", "state": other.state}
         one = Leave(told["request"], None)
-        one.state, one.ports = told["state"], told.get("ports", {})
-        one.released_at = time.monotonic() - RECLAIM_S
-        one.abandon("the run that moved it was killed")
+        one.take_up(told)
         return {"found": told["state"], "side": "leave", "state": one.state}
 
 

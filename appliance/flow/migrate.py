@@ -16,17 +16,18 @@ from appliance.flow.context import Cluster, find_host
 from appliance.flow.guarded import start_guard, stop_guard
 from appliance.flow.image import Image, trust
 from appliance.flow.lease import look_around, look_at_lease
-from appliance.flow.moving import Move, Moved, held_conflists, mark_path
+from appliance.flow.moving import Move, Moved, held_conflists
 from appliance.flow.overlay import archive_for, overlay_mark, running_mark
 from appliance.flow.preflight import check_bridges, check_programs
 from appliance.flow.start import read_note, record_start
+from appliance.flow.unfinished import take_up
 from appliance.host.base import Host, Unreachable
 from appliance.plan.lease import Lease
 from appliance.plan.machine import instance_name
 from appliance.plan.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, SKEW_WARN_S, Away, predict, predict_parts
 from appliance.plan.network import conflists
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, bridge
+from appliance.tools import apptainer, bridge
 
 PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail", "sha256sum")
 USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
@@ -178,7 +179,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
 
     def ask(host: Host) -> Lease | None:
         try:
-            if recover and host.works("test", "-e", mark_path(cluster)):
+            if recover:
                 take_up(cluster, host, progress)
             return look_at_lease(host, cluster)
         except Unreachable:
@@ -197,14 +198,6 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
             hint=f"where it is dead: sms failover {target.name}",
         )
     return next(host for host in hosts if host.name == newest.holder), newest
-
-
-def take_up(cluster: Cluster, host: Host, progress: Progress) -> None:
-    """Finish or undo what a move that was killed has left on a host."""
-    request = {"mark": mark_path(cluster), "lock": str(cluster.places.lock)}
-    told = agent.ask(host, "resume", request)
-    if told["found"]:
-        progress.say(f"note: a move was cut off on {host.name} ({told['found']}); it is {told['state']} there now")
 
 
 def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str, lease: Lease, *, force: bool) -> Plan:

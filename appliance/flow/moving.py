@@ -14,6 +14,7 @@ from appliance.flow.context import Cluster
 from appliance.flow.image import Image
 from appliance.flow.snapshots import store
 from appliance.flow.start import PROBE
+from appliance.flow.unfinished import mark_path
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
@@ -508,11 +509,6 @@ class Move:
     def _part(self, name: str, seconds: float) -> None:
         assert name in PARTS
         self.moved.parts[name] = round(seconds, 3)
-
-
-def mark_path(cluster: Cluster) -> str:
-    """Where a host keeps how far a move is. Not below /run: a host that was switched off goes on as well."""
-    return f"{cluster.places.journal}/{cluster.site.cluster}.move"
 
 
 def held_conflists(cluster: Cluster) -> dict[str, bytes]:

@@ -29,6 +29,7 @@ from appliance.flow.overlay import (
 )
 from appliance.flow.preflight import check_bridges, check_programs, only_one, refuse_taken
 from appliance.flow.stop import take_down
+from appliance.flow.unfinished import take_up
 from appliance.flow.upgrade_note import image_of_unfinished
 from appliance.host.base import Host
 from appliance.plan.definition import runtime_digest
@@ -111,6 +112,7 @@ def start(
         SmsError: a step failed, and what it had started could not be stopped; the lease is kept.
     """
     check_programs(host)
+    take_up(cluster, host, progress)
     if boot and not _is_still_held(cluster, host, progress):
         return None
     image = image or image_of_unfinished(cluster, host, progress)
