@@ -12,11 +12,13 @@ from appliance.host.base import Host
 APPEND = """\
 umask 077
 mkdir -p "$(dirname "$1")" && line=$(cat) || exit
+# Who was to say it may have been killed.
+[ "${#line}" = "$2" ] || exit 1
 # A crash may have cut the last line short.
 [ -z "$(tail -c 1 "$1" 2>/dev/null)" ] || echo >>"$1"
 printf '%s\\n' "$line" >>"$1" && sync "$1"
 """
-"""Shell: a line of standard input to the end of file $1, in one write: lines of two writers never mix."""
+"""Shell: a line of $2 characters of standard input to the end of file $1, in one write: lines never mix."""
 
 
 def note(cluster: Cluster, host: Host, verb: str, event: str, **facts: Any) -> None:
@@ -26,8 +28,8 @@ def note(cluster: Cluster, host: Host, verb: str, event: str, **facts: Any) -> N
         CommandError: it could not be written.
     """
     line = {"at": round(time.time(), 3), "host": host.name, "verb": verb, "event": event, **facts}
-    text = json.dumps(line, ensure_ascii=True).encode() + b"\n"
-    host.run("sh", "-c", APPEND, "note", str(cluster.places.history), input=text)
+    text = json.dumps(line, ensure_ascii=True).encode()
+    host.run("sh", "-c", APPEND, "note", str(cluster.places.history), str(len(text)), input=text)
 
 
 def read_history(cluster: Cluster, host: Host) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from appliance.flow.context import Cluster
-from appliance.flow.history import note, read_history
+from appliance.flow.history import APPEND, note, read_history
 from appliance.host.local import Local
 
 
@@ -39,6 +39,13 @@ def test_a_line_that_was_cut_short_hides_no_other(cluster: Cluster) -> None:
     path.write_bytes(path.read_bytes() + b'{"at": 1, "ev')
     note(cluster, host, "start", "again")
     assert [line["event"] for line in read_history(cluster, host)] == ["started", "again"]
+
+
+def test_a_writer_that_was_killed_half_way_writes_nothing(cluster: Cluster) -> None:
+    for text in (b"", b'{"at": 1'):
+        words = ("sh", "-c", APPEND, "note", str(cluster.places.history), "20")
+        assert Local("host-a").run(*words, input=text, ok=None).status == 1
+    assert not Path(cluster.places.history).exists()
 
 
 def test_two_writers_never_mix_their_lines(cluster: Cluster) -> None:
