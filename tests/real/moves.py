@@ -21,7 +21,6 @@ from appliance.host.base import Result
 from appliance.lab import Lab
 from tests.real.conftest import Playground
 from tests.real.test_interrupted import sms_pids
-from tests.real.test_snapshot_soak import job_states
 
 CARRIERS = ("host-a", "host-b")
 BRIDGES = {"br-prov": "prov0", "br-pub": "pub0"}
@@ -259,24 +258,34 @@ class ShortJobs:
         self._thread.join()
 
     def _submit(self) -> None:
-        argv = ("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 0.5")
+        number = 0
         while not self._ended.wait(self.EVERY_S):
+            # By name: a number that was given to a lost job is given again.
+            number += 1
+            name = f"short{number}"
+            argv = ("sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--wrap=sleep 0.5")
             try:
-                self.submitted[as_alice(self.node, *argv)] = time.time()
+                as_alice(self.node, *argv)
+                self.submitted[name] = time.time()
             except SmsError:
                 self.refused += 1  # the user is told, and nothing is lost
 
     def states(self) -> dict[str, str]:
-        """Each job's state, as the controller knows it."""
-        return job_states(self.node.run("scontrol", "-o", "show", "jobs", ok=None).text)
+        """Each job's state, by its name, as the controller knows it."""
+        found = {}
+        for line in self.node.run("scontrol", "-o", "show", "jobs", ok=None).text.splitlines():
+            told = dict(word.partition("=")[::2] for word in line.split())
+            if "JobName" in told:
+                found[told["JobName"]] = told["JobState"]
+        return found
 
     def not_completed(self, since: float, patience_s: float = 60) -> dict[str, str]:
         """Jobs that were submitted since then and do not complete, with their states."""
         deadline = time.monotonic() + patience_s
-        mine = {job for job, at in list(self.submitted.items()) if at >= since}
+        mine = {name for name, at in list(self.submitted.items()) if at >= since}
         while True:
             states = self.states()
-            bad = {job: states.get(job, "unknown") for job in mine if states.get(job) != "COMPLETED"}
+            bad = {name: states.get(name, "unknown") for name in mine if states.get(name) != "COMPLETED"}
             if not bad or time.monotonic() > deadline:
                 return bad
             time.sleep(0.5)
