@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(done: Upgraded) -> list[str]:
     """What a person wants to know of it."""
     if done.same:
-        return [f"{done.after.key[:12]} runs on {done.host} already: nothing is done"]
+        return [f"{done.after.key[:12]} runs on {done.host} already: nothing is done; `sms status` shows it"]
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in done.parts.items() if seconds >= 0.05)
     return [
         f"{done.after.key[:12]} serves on {done.host} in the place of {done.before.key[:12]}: {done.jobs}",

@@ -180,6 +180,10 @@ def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s
     written = read_note(cluster, host)
     services = _wait(cluster, host, progress, min(wait_s, SETTLED_S), True)
     image = Image(path, written.get("key", ""), written.get("sha256", ""), written.get("signer", ""))
+    if written.get("image") != path:
+        # The start that made it was killed before it could write that down.
+        image = trust(cluster, host, path)
+        record_start(cluster, host, image, lease)
     stale = running_mark(cluster, host) != overlay_mark(archive_for(cluster), image)
     if stale:
         progress.say("note: the site file has changed since it was started; `sms stop` and `sms start` apply it")

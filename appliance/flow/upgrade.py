@@ -40,6 +40,7 @@ from appliance.plan.upgrade import (
     count_jobs,
     lost_jobs,
     predict_outage,
+    read_ended,
     read_jobs,
 )
 from appliance.progress import Progress
@@ -160,7 +161,7 @@ def _preflight(cluster: Cluster, host: Host, how: How, last: Upgrade | None) -> 
     if written.get("image") != running.image:
         raise Refused(
             f"what runs on {host.name} is not what was written down at its start",
-            hint="`sms stop` and `sms start` once; then there is a way back",
+            hint=f"`sms start --host {host.name}` writes it down",
         )
     before = Side(running.image, written.get("key", ""), written.get("sha256", ""))
     check_way_back(host, before)
@@ -336,12 +337,20 @@ def _check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) 
         for pause_s in (0, SETTLE_S):
             time.sleep(pause_s if active_jobs(now.jobs) else 0)
             after = _jobs(cluster, host)
-            if lost := lost_jobs(now.jobs, after):
+            if lost := lost_jobs(now.jobs, {**_ended(cluster, host), **after}):
                 raise SmsError("; ".join(lost[:10]) + (f"; and {len(lost) - 10} more" if len(lost) > 10 else ""))
         kept = active_jobs(now.jobs)
         words = f"{len(kept)} jobs of before: all there"
         step.detail(words)
     return words
+
+
+def _ended(cluster: Cluster, host: Host) -> dict[str, str]:
+    """Jobs that ended by themselves, as the controller's log has it: it forgets them after MinJobAge."""
+    if not any(service.name == "slurmctld" for service in cluster.services):
+        return {}
+    words = ("grep", "-h", "-a", "job_complete: JobId=", "/var/log/sms/slurmctld.log")
+    return read_ended(host.run(*inside_argv(cluster.site, *words), ok=None).text)
 
 
 def _fail(cluster: Cluster, host: Host, progress: Progress, how: How, now: Upgrade, error: BaseException) -> None:

@@ -43,7 +43,7 @@ class Stage:
 
     def key(self) -> str:
         """The key of what runs."""
-        return str(self.play.status()["image"]["key"])
+        return str(self.play.status()["image"].get("key"))
 
     def jobs(self) -> dict[str, str]:
         """State by id."""

@@ -21,6 +21,7 @@ from appliance.plan.upgrade import (
     count_jobs,
     lost_jobs,
     predict_outage,
+    read_ended,
     read_jobs,
     read_upgrade,
 )
@@ -53,6 +54,14 @@ def test_jobs_are_read_and_counted() -> None:
     assert jobs == {"7": "RUNNING", "8_[2-9]": "PENDING", "9": "COMPLETED"}
     assert count_jobs(jobs) == "1 running, 1 waiting"
     assert set(active_jobs(jobs)) == {"7", "8_[2-9]"}
+
+
+def test_jobs_that_the_log_says_have_ended() -> None:
+    log = (
+        "slurmctld: _job_complete: JobId=5 WEXITSTATUS 0\nslurmctld: _job_complete: JobId=5 done\n"
+        "[2026-11-21T21:51:28.178] _job_complete: JobId=12_3(15) done\nslurmctld: _slurm_rpc_submit: JobId=9 usec=1\n"
+    )
+    assert set(read_ended(log)) == {"5", "12_3"}
 
 
 @pytest.mark.parametrize(
