@@ -3,7 +3,9 @@
 A sample runs always. All cells, or those of some faults:
 
     SMS_MATRIX=all .venv/bin/python -m pytest tests/real/test_migrate_faults.py
-    SMS_MATRIX=kill,cut .venv/bin/python -m pytest tests/real/test_migrate_faults.py
+    SMS_MATRIX=SIGKILL,cut SMS_MATRIX_LAB=2 .venv/bin/python -m pytest tests/real/test_migrate_faults.py
+
+Several may run at once, each with a lab of its own (``SMS_MATRIX_LAB``).
 
 Time has no namespace, so the clock that is off is a `date` which says so.
 """
@@ -45,7 +47,7 @@ from tests.real.moves import (
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
-NAME = "t-faults"
+NAME = f"t-faults{os.environ.get('SMS_MATRIX_LAB', '')}"
 NODES = 2
 STEPS = (
     "offer build send round verify stop place start probe arm release up check given tails commit finish".split()  # noqa: SIM905
@@ -159,7 +161,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def show(request: pytest.FixtureRequest, rows: list[Row]) -> None:
     """The table, for people; markdown, so that it can be kept."""
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
     lines = ["", "| fault | step | serves | slurmctld, NAT away (s) | status | the histories | run again |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in rows:
@@ -167,8 +168,8 @@ def show(request: pytest.FixtureRequest, rows: list[Row]) -> None:
         lines.append(
             f"| {row.fault} | {row.step} | {row.serves} | {away} | {row.status} | {row.history} | {row.again} |"
         )
-    for line in lines:
-        reporter.write_line(line)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\n".join(lines))
 
 
 @dataclass
