@@ -13,7 +13,7 @@ import pytest
 
 from appliance.flow.build import Built
 from appliance.flow.keys import create_pair
-from tests.real.conftest import Playground, give_image
+from tests.real.conftest import Playground
 from tests.real.test_interrupted import begin, wait_for_step
 
 pytestmark = pytest.mark.real
