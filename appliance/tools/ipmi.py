@@ -40,7 +40,16 @@ def power_off(host: Host, address: str, user: str, password_file: str, *, timeou
 
     if not ask("chassis", "power", "status").endswith("is off"):
         ask("chassis", "power", "off")
-    while not (state := ask("chassis", "power", "status")).endswith("is off"):
-        if time.monotonic() > deadline:
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            state = ask("chassis", "power", "status")
+        except SmsError:
+            if late:
+                raise
+            state = ""  # controllers are slow to answer while they switch
+        if state.endswith("is off"):
+            return
+        if late:
             raise SmsError(f"the controller {address}: after {timeout_s:g} s: {state}", hint="look at the machine")
         time.sleep(LOOK_S)

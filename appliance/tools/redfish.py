@@ -126,7 +126,16 @@ def power_off(controller: Controller, *, timeout_s: float) -> None:
         if not target.startswith("/"):
             raise SmsError(f"{controller.url}: a reset leads to {target[:200]}", hint="is it the controller's address?")
         controller.ask("POST", target, {"ResetType": "ForceOff"})
-    while (state := controller.ask("GET", path).get("PowerState")) != OFF:
-        if time.monotonic() > deadline:
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            state = controller.ask("GET", path).get("PowerState")
+        except SmsError:
+            if late:
+                raise
+            state = None  # controllers are slow to answer while they switch
+        if state == OFF:
+            return
+        if late:
             raise SmsError(f"{controller.url}: after {timeout_s:g} s its power is {state}", hint="look at the machine")
         time.sleep(LOOK_S)

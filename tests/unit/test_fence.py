@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,57 @@ def test_ipmitool_is_asked_until_it_is_off(said: tuple[str, ...], words: list[st
     ipmi.power_off(host, "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=30)
     asked = [argv for argv in host.asked if argv[0] == "ipmitool"]
     assert asked == [(*ASK, word) for word in words]
+
+
+LAN = """\
+name "bmc"
+set_working_mc 0x20
+startlan 1
+  addr {address} 623
+  priv_limit admin
+  allowed_auths_callback md5
+  allowed_auths_user md5
+  allowed_auths_operator md5
+  allowed_auths_admin md5
+  guid a123456789abcdefa123456789abcdef
+endlan
+chassis_control "{folder}/chassis"
+user 2 true "ADMIN" "{password}" admin 10 md5
+"""
+CHASSIS = """\
+#!/bin/sh
+# get power, set power VALUE
+if [ "$1" = set ]; then echo "$3" >"$(dirname "$0")/power"; else echo "power:$(cat "$(dirname "$0")/power")"; fi
+"""
+MC = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nmc_enable 0x20\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="IPMI's port is root's")
+def test_a_machine_is_off_when_its_ipmi_controller_says_so(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """OpenIPMI's simulator; ipmitool waits ten seconds for an answer that it does not give."""
+    need("ipmitool")
+    files = {
+        "lan.conf": LAN.format(address="127.0.0.62", folder=tmp_path, password="a-secret"),
+        "commands": MC,
+        "chassis": CHASSIS,
+        "power": "1\n",
+        "password": "a-secret\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700 if name == "chassis" else 0o600)
+    words = ["-c", str(tmp_path / "lan.conf"), "-f", str(tmp_path / "commands"), "-n", "-s", str(tmp_path / "state")]
+    (tmp_path / "state").mkdir()
+    quiet = subprocess.DEVNULL
+    simulator = subprocess.Popen([need("ipmi_sim"), *words], stdin=quiet, stdout=quiet, stderr=quiet)
+    try:
+        settings = {"address": "127.0.0.62", "user": "ADMIN", "password_file": tmp_path / "password"}
+        fence(admin(ipmi=settings))
+    finally:
+        simulator.terminate()
+        simulator.wait(10)
+    assert (tmp_path / "power").read_text().strip() == "0"
 
 
 def test_a_machine_that_stays_on_is_not_off() -> None:
