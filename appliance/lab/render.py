@@ -189,6 +189,7 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
         "group": layout.plan.user[1],
         "ports": layout.plan.ports,
         "answers": layout.plan.answers or {},
+        "addresses": [*host.addresses.values(), *(address.partition("/")[0] for _, address in host.more)],
         "sms": sms,
     }
     wanted = {

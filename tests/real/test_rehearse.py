@@ -17,7 +17,9 @@ from appliance.flow import demo
 from appliance.flow.build import build
 from appliance.flow.context import open_cluster
 from appliance.flow.lab import lab_down, lab_up
-from appliance.lab import Lab
+from appliance.host.local import Local
+from appliance.lab import Lab, Layout, render
+from appliance.lab.layout import LabHost, Plan
 from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
@@ -55,6 +57,18 @@ def stage() -> Iterator[Playground]:
     finally:
         lab_down(NAME, False, Silent())
         shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
+
+
+ASK = """
+import socket, sys
+question = b"\\0\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0\\4mail\\4site\\0\\0\\1\\0\\1"
+for address in sys.argv[1:]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(5)
+        asking.connect((address, 53))  # takes no answer of another address
+        asking.send(question)
+        print(socket.inet_ntoa(asking.recv(512)[-4:]))
+"""
 
 
 def rehearse(stage: Playground, *words: str, on: str = "host-a", ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
@@ -170,6 +184,31 @@ def test_what_a_killed_one_leaves_the_next_one_clears(stage: Playground, step: s
     assert_nothing_left(stage)
 
 
+def test_names_are_answered_from_the_address_that_was_asked(tmp_path: Path) -> None:
+    outside = LabHost(
+        "out", "outside", {"public": "192.0.2.1", "provisioning": "10.1.0.53"}, more=(("lo", "203.0.113.4/32"),)
+    )
+    layout = Layout("x", 0, Plan(hosts=(outside,), answers={}))
+    files = render.host_files(layout, outside, render.Keys(b"", b"", {}), sms="")
+    (tmp_path / "names.py").write_bytes(files["lab/names.py"].data)
+    (tmp_path / "ask.py").write_text(ASK)
+    script = """
+        mount -t tmpfs tmpfs /run && ip link set lo up && cd "$1" && shift
+        for address; do ip addr add "$address/24" dev lo; done
+        python3 names.py & until [ -e /run/names.ready ]; do sleep 0.1; done
+        python3 ask.py "$@"
+    """
+    addresses = ("192.0.2.1", "192.0.2.53", "10.1.0.53", "203.0.113.4")
+    text = (
+        files["lab/names.py"]
+        .data.decode()
+        .replace('"192.0.2.1", "10.1.0.53"', '"192.0.2.1", "192.0.2.53", "10.1.0.53"')
+    )
+    (tmp_path / "names.py").write_text(text)
+    isolated = ("unshare", "-n", "-m", "-p", "-f", "--kill-child", "sh", "-c", script, "ask", str(tmp_path))
+    assert Local().run(*isolated, *addresses).text.split() == ["192.0.2.1"] * 4
+
+
 def test_one_that_is_interrupted_leaves_nothing(stage: Playground) -> None:
     process = begin(stage, "rehearse", "--nodes", "1")
     wait_for_step(process, "start the instance")
@@ -180,7 +219,20 @@ def test_one_that_is_interrupted_leaves_nothing(stage: Playground) -> None:
     assert_nothing_left(stage)
 
 
-def test_another_machine_rehearses_on_what_it_is_sent(stage: Playground) -> None:
-    done = rehearse(stage, "--nodes", "1", on="host-b")
-    assert done["ok"] and done["host"] == "host-a"
+def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_and_names(stage: Playground) -> None:
+    def change(site: dict[str, Any]) -> None:
+        # Many times what this machine has, peers by name and on other ports, one of them beside the nodes.
+        site["slurm"]["nodes"][0] |= {"cpus": 64, "memory_mb": 250_000}
+        site["slurm"]["nodes"][0] |= {"extra": "Sockets=2 CoresPerSocket=32 ThreadsPerCore=1"}
+        site["networks"]["dns"] = ["10.78.0.53"]
+        site |= {"ntp": ["time.example.org"], "syslog_forward": "10.77.0.44:1514"}
+        site["mail"]["relay"] = "mail.example.org:587"
+
+    path = stage.variant("large.yaml", change)
+    words = ("--site", path, "-q", "rehearse", "--nodes", "1", "--json")
+    done = json.loads(stage.sms(*words, on="host-b", ok=(0, 4)).stdout)
+    assert [check for check in done["checks"] if not check["ok"]] == []
+    seen = {check["what"]: check["seen"] for check in done["checks"]}
+    assert done["host"] == "host-a" and "its mail arrives outside" in seen
+    assert "forwarded to 10.77.0.44:1514" in seen["a node's syslog arrives in the container"]
     assert_nothing_left(stage, "host-b")
