@@ -111,7 +111,7 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
 
 
 def rehearse_migrate(cluster: Cluster, name: str, progress: Progress) -> Plan:
-    """Check all that a move checks, and give its plan; changes nothing.
+    """Check both hosts as a move does, and give its plan; changes nothing. The image is verified by the move itself.
 
     Raises:
         Refused: as a move would.
@@ -141,7 +141,10 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
         raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}")
     target = find_host(cluster.site, name)
     with progress.step("look at both hosts") as step:
-        check_programs(target)
+        try:
+            check_programs(target)
+        except Unreachable as error:
+            raise Refused(error.message, hint=error.hint) from error
         source, lease = find_source(cluster, target, recover=recover, progress=progress)
         step.detail(f"{source.name} to {target.name}")
         running = apptainer.find_instance(source, instance_name(cluster.site))
@@ -215,7 +218,7 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
         sharing = pool.submit(shares_overlay, cluster, source, target)
         used = pool.submit(_number, source, USED, str(cluster.places.overlay))
         free = pool.submit(_number, target, FREE, str(cluster.places.overlay.parent))
-        linked = pool.submit(target.works, "test", "-L", str(cluster.places.overlay))
+        linked = {host.name: pool.submit(host.works, "test", "-L", str(cluster.places.overlay)) for host in hosts}
         mark = pool.submit(running_mark, cluster, source)
     problems = [problem for one in lacks for problem in one.result()]
     skew = offsets[1].result() - offsets[0].result()
@@ -238,8 +241,9 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
             f"the file system of {cluster.places.overlay.parent} on {target.name} has {free.result() >> 20} MiB free, "
             f"{used.result() + ROOM >> 20} are needed"
         )
-    if linked.result() and not sharing.result():
-        problems.append(f"the overlay of {target.name} lies on a mirror of its own: a move cannot write there")
+    for name, one in linked.items():
+        if one.result():
+            problems.append(f"the overlay of {name} lies on a mirror, which a move cannot bring along")
     if problems:
         raise Refused(
             f"the appliance cannot move from {source.name} to {target.name}:\n  " + "\n  ".join(problems),
@@ -324,10 +328,16 @@ def _number(host: Host, script: str, *values: str) -> int:
 
 def _measured(lines: Sequence[dict[str, Any]], *, shared: bool) -> list[dict[str, float]]:
     """Parts of the last moves of this kind, as hosts have noted them; both have a line of each."""
-    done = {line.get("generation"): line for line in lines if line.get("event") == "moved"}
-    kind = [line for line in done.values() if line.get("shared") == shared and isinstance(line.get("parts"), dict)]
-    kind.sort(key=lambda line: float(line.get("at", 0)))
-    return [line["parts"] for line in kind[-LATELY:]]
+    kind = {
+        float(line["at"]): {name: float(took) for name, took in line["parts"].items() if isinstance(took, int | float)}
+        for line in lines
+        if line.get("event") == "moved"
+        and line.get("host") == line.get("to")
+        and line.get("shared") == shared
+        and isinstance(line.get("parts"), dict)
+        and isinstance(line.get("at"), int | float)
+    }
+    return [kind[at] for at in sorted(kind)[-LATELY:]]
 
 
 def prepare(cluster: Cluster, ready: Ready, progress: Progress) -> Image:
