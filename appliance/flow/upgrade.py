@@ -119,7 +119,7 @@ def plan_upgrade(cluster: Cluster, host: Host, how: How) -> list[str]:
         Refused: it cannot be begun.
     """
     before, target = _preflight(cluster, host, how, read_last(cluster, host, done=True))
-    predicted, known = predict_outage(read_history(cluster, host), {})
+    predicted, known = predict_outage(read_history(cluster, host), {}, _round_trip(host))
     image = f"image {target.key[:12]} of before" if target else str(how.image or "an image built now")
     jobs = count_jobs(_jobs(cluster, host))
     lay = ["lay the snapshot of before that upgrade in the overlay's place"] if how.with_snapshot else []
@@ -209,7 +209,7 @@ def _upgrade(cluster: Cluster, host: Host, progress: Progress, how: How, last: U
         done.rehearsed = True
     else:
         progress.say("WARNING: the image is not rehearsed: whether it does is seen in production")
-    done.predicted_s, known = predict_outage(read_history(cluster, host), parts)
+    done.predicted_s, known = predict_outage(read_history(cluster, host), parts, _round_trip(host))
     jobs = _jobs(cluster, host)
     progress.say(f"predicted outage: {done.predicted_s:.0f} s, {known}; {count_jobs(jobs)} jobs")
     begun = Upgrade(cluster.site.cluster, STOPPING, before, after, time.time(), done.snapshot, lay=lay, jobs=jobs)
@@ -246,6 +246,14 @@ def _rehearse(cluster: Cluster, host: Host, progress: Progress, how: How, image:
             hint=f"sms rehearse {image} --keep --snapshot {number} --host {host.name}",
         )
     return seen.parts
+
+
+def _round_trip(host: Host) -> float:
+    """Seconds until a command that does nothing has ended on the host."""
+    host.run("true")  # the first one makes the connection
+    began = time.monotonic()
+    host.run("true")
+    return time.monotonic() - began
 
 
 def _jobs(cluster: Cluster, host: Host) -> dict[str, str]:

@@ -29,6 +29,8 @@ WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", 
 LOST = ("NODE_FAIL", "BOOT_FAIL")
 STOP_S, KEEP_S, START_S = 5.0, 1.0, 7.0
 """What an upgrade's parts take where none was measured: the services of the lab end and begin in less."""
+COMMANDS = 50
+"""What is run on the host, one after the other, while services are away."""
 
 
 @dataclass(frozen=True)
@@ -142,22 +144,27 @@ def count_jobs(jobs: Mapping[str, str]) -> str:
     return f"{running} running, {waiting} waiting"
 
 
-def predict_outage(history: Iterable[Mapping[str, Any]], start_parts: Mapping[str, float]) -> tuple[float, str]:
+def predict_outage(
+    history: Iterable[Mapping[str, Any]], start_parts: Mapping[str, float], round_trip_s: float = 0.0
+) -> tuple[float, str]:
     """Seconds that an upgrade may take from stop to answer, and what that is known from.
 
     Args:
         history: what verbs did on the host, the oldest first.
         start_parts: the parts of a start that was measured just now, in a rehearsal; empty where there was none.
+        round_trip_s: until a command that does nothing has ended on the host: over SSH it is much of the outage.
     """
     stop_s, keep_s, start_s, known = STOP_S, KEEP_S, START_S, "nothing was measured yet"
+    way_s = COMMANDS * round_trip_s
     for line in history:
         if (line.get("verb"), line.get("event")) == ("upgrade", "done") and "outage_s" in line:
             parts = line.get("parts", {})
             stop_s, keep_s = float(parts.get("stop", stop_s)), float(parts.get("snapshot", keep_s))
-            start_s, known = float(line["outage_s"]) - stop_s - keep_s, "as the last upgrade"
+            start_s, known, way_s = float(line["outage_s"]) - stop_s - keep_s, "as the last upgrade", 0.0
         elif (line.get("verb"), line.get("event")) == ("stop", "stopped"):
             stop_s = float(line.get("seconds", stop_s))
             known = "as the last stop and what is usual" if known.startswith("nothing") else known
     if start_parts:
         start_s, known = sum(start_parts.values()), "as the rehearsal and the last stop"
-    return stop_s + keep_s + start_s, known
+        way_s = COMMANDS * round_trip_s
+    return stop_s + keep_s + start_s + way_s, known

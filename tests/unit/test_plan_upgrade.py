@@ -98,6 +98,12 @@ UPGRADED: dict[str, Any] = {
 }
 
 
+def test_the_way_to_the_host_is_part_of_it_where_no_upgrade_went_that_way() -> None:
+    assert predict_outage([], {"probes": 2.0}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + 2.0 + 5.0)
+    assert predict_outage([], {}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + START_S + 5.0)
+    assert predict_outage([UPGRADED], {}, 0.1)[0] == pytest.approx(9.0), "it went that way"
+
+
 @pytest.mark.parametrize(
     ("history", "parts", "seconds", "known"),
     [
