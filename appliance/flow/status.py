@@ -15,6 +15,7 @@ from appliance.flow.lease import look_at_lease
 from appliance.flow.mirrored import look_at_mirror
 from appliance.flow.snapshot_status import SnapshotStatus, snapshot_status
 from appliance.flow.start import PROBE, read_note
+from appliance.flow.upgrade_note import read_last
 from appliance.host.base import Host, Unreachable
 from appliance.plan.lease import Lease
 from appliance.plan.machine import inside_argv, instance_name
@@ -68,6 +69,7 @@ def status(cluster: Cluster, host: Host) -> Status:
         raise
     except SmsError as error:  # what runs must be seen all the same
         lease, trouble = Lease(cluster.site.cluster), [error.message]
+    trouble += _cut_off(cluster, host)
     with ThreadPoolExecutor(1) as pool:  # while services are asked
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
         return _with_snapshots(_appliance(cluster, host, lease, trouble), snapshots)
@@ -123,6 +125,19 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         uptime,
         warnings,
     )
+
+
+def _cut_off(cluster: Cluster, host: Host) -> list[str]:
+    """What is to be said of an upgrade that has not come to its end."""
+    try:
+        last = read_last(cluster, host)
+    except Unreachable:
+        raise
+    except SmsError as error:
+        return [error.message]
+    if last is None or last.ended:
+        return []
+    return [f"an upgrade to {last.after.key[:12]} is under way or was cut off ({last.phase}); `sms upgrade` goes on"]
 
 
 def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[str]]:
