@@ -23,6 +23,15 @@ from appliance.agent.words import Problem, field
 
 ARMED_S = 2.0
 """It goes up within so many seconds of its word that it could, or never: the source relies on it."""
+SURE_S = 2.9
+"""Less than ``leave.RECLAIM_S``: by then the source may ask who answers."""
+CLOCK_BOOTTIME = 7
+"""Of clock_gettime(2); it goes on while a machine is suspended. Python 3.6 has no name for it."""
+
+
+def boot_time() -> float:
+    """Seconds since the machine was switched on, those that it slept included."""
+    return time.clock_gettime(CLOCK_BOOTTIME)
 
 
 def arrive(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -57,6 +66,9 @@ class Arrive:
         self.size = 0
         self.digests = bytearray()
         self.armed_at = 0.0
+        self.trouble = ""
+        self.inode = 0
+        self.past = "%s.past-%d" % (self.overlay, self.generation)
         self.ports: Dict[str, str] = {}
         self.instance: Optional[Instance] = None
 
@@ -216,10 +228,13 @@ class Arrive:
         said = field(message, "digests", str)
         if hashlib.sha256(self.digests).hexdigest() != said:
             raise Problem("the copy on %s is not the overlay: the digests differ" % self.place.host, "run it again")
-        if os.path.exists(self.overlay):
-            os.rename(self.overlay, self.overlay + ".moved")
-        self.place.reached("placed")
+        self.inode = os.fstat(self.descriptor).st_ino
+        self._reached("placed")
         self.state = "placed"
+        if os.path.exists(self.overlay):
+            # Not what a move from here has left: it may hold what nobody else has.
+            os.rename(self.overlay, self.past)
+            words.note("note: %s had an overlay of its own; it is kept as %s" % (self.place.host, self.past))
         os.rename(self.incoming, self.overlay)
         self.line.say("placed")
 
@@ -231,7 +246,7 @@ class Arrive:
         began = time.monotonic()
         if self.shared and not self.place.hand_lease(self.place.host, self.generation + 1, only_from=self.generation):
             raise Problem("the lease of the shared overlay has changed meanwhile", "sms status", 3)
-        self.place.reached("started")
+        self._reached("started")
         self.state = "started"
         self.place.note("started", what="an instance that nobody sees yet")
         ends.run(*field(message, "argv", list), timeout=60)
@@ -239,7 +254,7 @@ class Arrive:
         if not self.instance:
             raise Problem("the instance ended as soon as it had started")
         self.ports = self.instance.ports(sorted(self.bridges))
-        self.place.reached("started", ports=self.ports)
+        self._reached("started")
         self.line.say("started", pid=self.instance.pid, took_s=time.monotonic() - began)
 
     def probe(self, message: Dict[str, Any]) -> None:
@@ -256,10 +271,12 @@ class Arrive:
         self.line.say("told", said)
 
     def arm(self, message: Dict[str, Any]) -> None:
-        """All is ready: from now on it may go up, for a moment."""
+        """All is ready: from now on it may go up, for a moment. What can be known before is."""
         assert self.line and self.instance
+        lines = self.line.body(message).decode(errors="replace").splitlines()
+        self.trouble = ends.load_connections(self.instance, lines)
         ends.load_neighbours(self.instance, field(message, "neighbours", list, []))
-        self.armed_at = time.monotonic()
+        self.armed_at = boot_time()
         self.line.say("armed")
 
     def go_up(self, message: Dict[str, Any]) -> None:
@@ -268,22 +285,25 @@ class Arrive:
         lines = self.line.body(message).decode(errors="replace").splitlines()
         self.generation += field(message, "leap", int, 0)
         began = time.monotonic()
-        trouble = ends.load_connections(self.instance, lines)
-        self.place.hand_lease(self.place.host, self.generation + 1)
-        self.place.reached("up", ports=self.ports)
+        trouble = ends.load_connections(self.instance, lines) or self.trouble
+        if not self.place.hand_lease(self.place.host, self.generation + 1):
+            raise Problem("another host has taken the lease meanwhile", "sms status", 3)
+        self._reached("up")
         # Nothing that may take long, as a disk can, comes between the look at the clock and the ports.
-        if time.monotonic() > self.armed_at + ARMED_S:
+        if boot_time() > self.armed_at + ARMED_S:
             raise Problem("the word to go up came too late", "is the network slow? run it again")
         self.state = "up"
         try:
-            ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+            ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()}, timeout=1)
+            if boot_time() > self.armed_at + SURE_S:
+                raise Problem("the ports were put on the bridges too late", "is %s overloaded?" % self.place.host)
         except Problem:
             # Half of it is worse than nothing: the source asks who answers, by any of the addresses.
             self.back_off()
             raise
         took = time.monotonic() - began
         self.instance.announce(self.addresses)
-        self.place.note("up", generation=self.generation + 1, connections=len(lines))
+        self.place.note("up", generation=self.generation + 1)
         self.line.say("up", up_s=took, trouble=trouble)
 
     def append(self, message: Dict[str, Any]) -> None:
@@ -364,14 +384,29 @@ class Arrive:
         if self.shared:
             if self.state in ("started", "up"):
                 self.place.hand_lease(self.place.peer, self.generation + 2)
-        elif self.state in ("placed", "started", "up") and os.path.exists(self.overlay):
+        elif self.state in ("placed", "started", "up") and self._is_ours():
             os.rename(self.overlay, self.overlay + ".partial")
         elif os.path.exists(self.incoming):
             os.rename(self.incoming, self.overlay + ".partial")
+        if os.path.exists(self.past) and not os.path.exists(self.overlay):
+            os.rename(self.past, self.overlay)
+        if not self.shared and self.place.holder() == self.place.host:
+            # It had been written that it is here; it never was.
+            self.place.hand_lease(self.place.peer, self.place.generation())
         self._remove_holds()
         self.state = "done"
         self.place.note("backed out", why=why)
         self.place.over()
+
+    def _is_ours(self) -> bool:
+        """Whether the overlay is the copy that this move has put there; a restore may have put another there since."""
+        try:
+            return os.stat(self.overlay).st_ino == self.inode
+        except OSError:
+            return False
+
+    def _reached(self, state: str) -> None:
+        self.place.reached(state, ports=self.ports, inode=self.inode)
 
     def back_off(self) -> None:
         """Take the ports off the bridges; nobody sees the instance."""
@@ -384,7 +419,7 @@ class Arrive:
         Where the host itself went down no instance is left. One that was up had all, and may have served: its overlay
         stays where it is, and the lease says whether that is the newest.
         """
-        self.state, self.ports = told["state"], told.get("ports", {})
+        self.state, self.ports, self.inode = told["state"], told.get("ports", {}), told.get("inode", 0)
         self.instance = ends.find_instance(self.name)
         if self.instance:
             ports = self.instance.ports(sorted(self.bridges))

@@ -80,8 +80,18 @@ class Changes:
         finally:
             frozen.close()
 
-    def so_far(self) -> Optional[Set[int]]:
-        """Chunks to read again while writers go on; None where nobody can tell, or it gets no less."""
+    def flush(self) -> None:
+        """Have written what writers have left in memory: a trace tells of what reaches the device."""
+        if self.trace:
+            with joined(self.loop) as folder:
+                sync_system(folder)
+
+    def so_far(self, *, anew: bool = False) -> Optional[Set[int]]:
+        """Chunks to read again while writers go on; None where nobody can tell, or it gets no less.
+
+        Args:
+            anew: something else has taken its time since the last look: there may be more than there was then.
+        """
         if not self.trace:
             return None
         try:
@@ -89,6 +99,8 @@ class Changes:
         except Untraceable:
             self.trace = None
             return None
+        if anew:
+            found, self.carried, self.last = found | self.carried, set(), 1 << 62
         growing, self.last = len(found) >= self.last, len(found)
         if growing:
             self.carried = found

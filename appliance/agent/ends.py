@@ -183,10 +183,14 @@ def wait_free(overlay: str, patience_s: float) -> None:
         time.sleep(0.02)
 
 
-def set_bridges(ports: Dict[str, Optional[str]]) -> None:
-    """Put ports into bridges, or take them off theirs."""
+def set_bridges(ports: Dict[str, Optional[str]], *, timeout: float = 60) -> None:
+    """Put ports into bridges, or take them off theirs; each of them, even if another cannot be.
+
+    Raises:
+        Problem: one cannot be, or it takes longer than ``timeout`` seconds.
+    """
     lines = ["link set %s %s" % (port, "master " + one if one else "nomaster") for port, one in sorted(ports.items())]
-    run("ip", "-batch", "-", given=("\n".join(lines) + "\n").encode())
+    run("ip", "-force", "-batch", "-", given=("\n".join(lines) + "\n").encode(), timeout=timeout)
 
 
 def is_port(port: str, bridge: str) -> bool:
@@ -196,6 +200,7 @@ def is_port(port: str, bridge: str) -> bool:
 
 MAPPED = re.compile(r" -n (\S+)")
 ORIGINAL = re.compile(r" --sport (\d+)")
+LEFT = re.compile(r" -t \d+")
 REPLIED = re.compile(r" --reply-port-dst (\d+)")
 
 
@@ -220,6 +225,11 @@ def read_connections(instance: Instance) -> List[str]:
     return translated(run(*instance.network("conntrack", "-L", "-o", "save")).decode(errors="replace"))
 
 
+def lasting(line: str) -> str:
+    """A connection without the seconds that it has left: those differ at each look."""
+    return LEFT.sub("", line)
+
+
 def load_connections(instance: Instance, lines: Words) -> str:
     """Make connections known to an instance; those that it knows are left. Say what could not be."""
     if not lines:
@@ -232,7 +242,7 @@ def load_connections(instance: Instance, lines: Words) -> str:
         return problem.message
 
 
-NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+$")
+NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+\Z")
 
 
 def read_neighbours(instance: Instance) -> List[str]:

@@ -19,7 +19,7 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from appliance.agent import ends, words
 from appliance.agent.changes import IN_MEMORY, Changes
@@ -77,6 +77,7 @@ class Leave:
         self.ports: Dict[str, str] = {}
         self.lengths: Dict[str, int] = {}
         self.counter: Optional[Datagrams] = None
+        self.told: Set[str] = set()
         self.stack = ExitStack()
         self.source: Optional[Source] = None
         self.changes: Optional[Changes] = None
@@ -105,6 +106,7 @@ class Leave:
             "send": self.send_wanted,
             "round": self.send_round,
             "stop": self.stop,
+            "connections": self.tell_connections,
             "release": self.release,
             "hand": self.hand,
             "given": self.give,
@@ -144,7 +146,8 @@ class Leave:
     def send_round(self, message: Dict[str, Any]) -> None:
         """Send what has changed meanwhile."""
         assert self.line and self.source and self.changes
-        found = self.changes.so_far()
+        self.changes.flush()
+        found = self.changes.so_far(anew=field(message, "anew", bool, False))
         numbers = sorted(found or ())
         settled = found is None or len(numbers) <= SMALL
         self._send(((number, self.source.chunk(number)) for number in numbers), False, settled=settled)
@@ -216,8 +219,15 @@ class Leave:
         except OSError:
             return 0
 
+    def tell_connections(self, message: Dict[str, Any]) -> None:
+        """Tell the connections that there are: thousands take longer to bring over than all the rest of a switch."""
+        assert self.line
+        lines = ends.read_connections(self.instance)
+        self.told = {ends.lasting(line) for line in lines}
+        self.line.say("connections", "\n".join(lines).encode())
+
     def release(self, message: Dict[str, Any]) -> None:
-        """Take the ports off the bridges, and tell the connections that went through them."""
+        """Take the ports off the bridges; tell which of the connections through them have not been told like that."""
         assert self.line
         self._enter("released", "the addresses are let go", ports=self.ports)
         began = time.monotonic()
@@ -226,7 +236,7 @@ class Leave:
         ends.set_bridges(dict.fromkeys(self.ports.values()))
         down = time.monotonic()
         lines = ends.read_connections(self.instance)
-        text = "\n".join(lines).encode()
+        text = "\n".join(line for line in lines if ends.lasting(line) not in self.told).encode()
         self.line.say("released", text, down_s=down - began, connections=len(lines))
 
     def hand(self, message: Dict[str, Any]) -> None:
@@ -278,7 +288,9 @@ class Leave:
         self.line.say("finished")
 
     def _finish(self) -> None:
-        if self.instance.alive and not self.shared:
+        # After a reboot its number may be another process's.
+        found = ends.find_instance(field(self.place.request, "instance", str))
+        if found and found.pid == self.instance.pid and not self.shared:
             self._end_instance()
         self.place.hand_lease(self.place.peer, self.generation + 1)
         if not self.shared:
@@ -297,9 +309,16 @@ class Leave:
     # The way back
 
     def abort(self, message: Dict[str, Any]) -> None:
-        """Who moves it wants it back here. The target has said that it is not up, and will not be."""
+        """Who moves it wants it back here; ``sure``: the target has said that nothing of it is left there."""
         assert self.line
-        self.come_back(str(message.get("why", "")))
+        why = str(message.get("why", ""))
+        if not message.get("sure") and self.state == "released" and self._answered():
+            self.place.note("given", why=why, seen="%s answers for the addresses" % self.place.peer)
+            self._finish()
+            raise Problem("%s serves: it answers for the addresses" % self.place.peer, "sms status")
+        if self.state == "ended" and not self._regained(why):
+            raise Problem("%s has not given the lease of the overlay back" % self.place.peer, "sms journal")
+        self.come_back(why)
         self.line.say("back")
         self.state = "gone"
 
@@ -353,8 +372,12 @@ class Leave:
     def come_back(self, why: str) -> None:
         """Serve here as before."""
         if self.state == "released":
-            self.place.hand_lease(self.place.host, max(self.generation, self.place.generation()) + 2)
-            ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+            self._keep_lease()
+            try:
+                ends.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+            except Problem as problem:
+                # One bridge that is gone must not keep the other network, and the services, from coming back.
+                self.place.note("trouble", why=problem.message)
             self.instance.announce(self.addresses)
         if self.state == "ended":
             ends.wait_free(self.overlay, 20)
@@ -369,12 +392,20 @@ class Leave:
         self.place.note("back", why=why)
         self.place.over()
 
+    def _keep_lease(self) -> None:
+        """Outbid what the target may have written of itself; nobody else's word."""
+        try:
+            if self.place.holder() in ("", self.place.host, self.place.peer):
+                self.place.hand_lease(self.place.host, max(self.generation, self.place.generation()) + 2)
+        except OSError as error:  # a full disk must not keep services from coming back
+            self.place.note("trouble", why="the lease cannot be written: %s" % (error.strerror or error))
+
     def take_up(self, told: Dict[str, Any]) -> None:
         """Go on where a killed run was. Where the host itself went down as well, only the overlay is left of it."""
         self.state, self.ports = told["state"], told.get("ports", {})
         self.released_at = time.monotonic() - RECLAIM_S
         found = ends.find_instance(field(self.place.request, "instance", str))
-        if found and found.pid == self.instance.pid:
+        if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
             self.abandon("the run that moved it was killed")
             return
         if not found and (self.state == "given" or (self.state == "released" and self._answered())):

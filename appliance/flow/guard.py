@@ -16,6 +16,7 @@ from appliance.errors import Busy, SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.history import note
 from appliance.flow.lease import Leases
+from appliance.flow.overlay import put_aside
 from appliance.flow.preflight import only_one
 from appliance.flow.stop import take_down
 from appliance.host.base import CommandError, Host
@@ -173,7 +174,7 @@ class Guard:
         name, holder = self.host.name, str(newer.holder)
         running = self._running()
         began = time.monotonic()
-        facts = {"holder": holder, "generation": newer.generation}
+        facts: dict[str, object] = {"holder": holder, "generation": newer.generation}
         if running:
             with suppress(CommandError):
                 ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
@@ -185,6 +186,9 @@ class Guard:
                     ext3.cut_off(self.host, str(self.cluster.places.overlay), python=sys.executable)
             take_down(self.cluster, self.host)
         mine = self.leases.views[name].lease
+        # Its own file says that it holds: then the other host's overlay is another one.
+        if mine and (mine.holder == name or (running and is_apart(mine, name))):
+            facts["kept"] = put_aside(self.cluster, self.host, newer.generation)
         self.leases.adopt(newer)
         gave = GaveWay(name, holder, newer.generation, running is not None, round(time.monotonic() - began, 3))
         if running:

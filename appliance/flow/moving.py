@@ -12,6 +12,7 @@ from typing import Any
 from appliance.errors import RolledBack, SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.image import Image
+from appliance.flow.lease import look_at_lease
 from appliance.flow.snapshots import store
 from appliance.flow.start import PROBE
 from appliance.flow.unfinished import mark_path
@@ -41,7 +42,7 @@ SURE_S = 8.0
 LEAP = 1000
 """A source that was cut off has raised its own generation meanwhile; it is not to win."""
 ARRIVING = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
-LEAVING = ("offer", "parcels", "sent", "final", "released", "tails", "handed")
+LEAVING = ("offer", "parcels", "sent", "final", "connections", "released", "tails", "handed")
 SWITCH_S = 5.0
 """The same, while nobody serves: the target has 2 s (agent/arrive.py, ARMED_S)."""
 ABORT_S = 10.0
@@ -148,6 +149,7 @@ class Move:
         """With an overlay on each host: what keeps no state serves on the source until the switch."""
         self.copy(leaving, arriving)
         before = self.jobs()
+        self.catch_up(leaving, arriving)
         self.stop(leaving, arriving)
         self.start(arriving, before)
         self.switch(leaving, arriving)
@@ -242,13 +244,19 @@ class Move:
             step.detail("reading the copy again")
             arriving.say("verify")
             arriving.hear("verified", patience_s=LONG_S)
-            self._rounds(leaving, arriving, step)
             there = (wanted["used"] - wanted["chunks"]) * CHUNK
             step.detail(f"{self.moved.copied_bytes >> 20} MiB sent, {there >> 20} MiB were there")
 
+    def catch_up(self, leaving: End, arriving: End) -> None:
+        """Bring over what was written while the copy was read again: next, writers stop."""
+        with self.progress.step("send what has changed meanwhile") as step:
+            before = self.moved.copied_bytes
+            self._rounds(leaving, arriving, step)
+            step.detail(f"{(self.moved.copied_bytes - before) >> 10} KiB")
+
     def _rounds(self, leaving: End, arriving: End, step: Step) -> None:
-        for _ in range(ROUNDS):
-            leaving.say("round")
+        for number in range(ROUNDS):
+            leaving.say("round", anew=number == 0)
             sent = self.relay(leaving, arriving, step, 0)
             self.moved.rounds += 1
             self.moved.copied_bytes += sent["sent_bytes"]
@@ -341,7 +349,9 @@ class Move:
     def switch(self, leaving: End, arriving: End) -> None:
         """Take the addresses from the one and give them to the other."""
         with self.progress.step("switch the addresses") as step:
-            arriving.say("arm", neighbours=self.neighbours)
+            leaving.say("connections")
+            _, self.connections = leaving.hear("connections", patience_s=QUICK_S)
+            arriving.say("arm", self.connections, neighbours=self.neighbours)
             arriving.hear("armed", patience_s=QUICK_S)
             began = self.began_at["switch"] = time.monotonic()
             leaving.say("release")
@@ -453,9 +463,10 @@ class Move:
         """
         why = str(cause) or type(cause).__name__
         with self.progress.step(f"go back to {self.source.name}"):
-            if self._gave_up(arriving, why):
+            sure, over = self._gave_up(arriving, why)
+            if over:
                 try:
-                    leaving.say("abort", why=why)
+                    leaving.say("abort", why=why, sure=sure)
                     while leaving.hear("back", *LEAVING)[0]["kind"] != "back":
                         pass
                 except SmsError:
@@ -468,17 +479,15 @@ class Move:
             arriving.wait()
         self._tell_back(cause)
 
-    def _gave_up(self, arriving: End, why: str) -> bool:
-        """Whether the target surely has nothing left that could serve."""
-        if arriving.ended_itself:
-            return True
+    def _gave_up(self, arriving: End, why: str) -> tuple[bool, bool]:
+        """Whether the target has said that nothing of it is left, and whether it has ended at least."""
         try:
             arriving.say("abort", why=why)
             while arriving.hear("aborted", *ARRIVING, patience_s=ABORT_S)[0]["kind"] != "aborted":
                 pass
         except SmsError:
-            return arriving.ended_itself
-        return True
+            return False, arriving.ended_itself
+        return True, True
 
     def _tell_back(self, cause: BaseException) -> None:
         """Ask the source whether it serves, and say so.
@@ -498,6 +507,10 @@ class Move:
                 f"{said}\n  {self.source.name} cannot be asked whether it serves again: {error.message}",
                 hint=f"where it is dead: sms failover {self.target.name}",
             ) from cause
+        if answers.status and self._target_holds():
+            raise SmsError(
+                f"{said}\n  it serves on {self.target.name} all the same", hint=f"sms migrate {self.target.name}"
+            ) from cause
         if answers.status:
             raise SmsError(
                 f"{said}\n  not every service answers on {self.source.name} again",
@@ -505,6 +518,12 @@ class Move:
             ) from cause
         hint = cause.hint if isinstance(cause, SmsError) else ""
         raise RolledBack(f"{said}\n  the appliance serves on {self.source.name} as before", hint=hint) from cause
+
+    def _target_holds(self) -> bool:
+        try:
+            return look_at_lease(self.target, self.cluster).holder == self.target.name
+        except SmsError:
+            return False
 
     def _part(self, name: str, seconds: float) -> None:
         assert name in PARTS

@@ -26,8 +26,8 @@ MARK = "/etc/sms/seed.mark"
 """Inside the overlay, so that a copy of it that is put back says what it was seeded with."""
 
 
-MOVED = ".moved"
-"""Behind the name of an overlay that has gone to another host (agent/leave.py)."""
+OF_THE_PAST = 'for f in "$1.moved" "$1".past-*; do [ ! -e "$f" ] || exit 0; done; exit 1'
+"""Shell: whether overlay $1 has gone to another host (agent/leave.py), or was put aside for another host's."""
 
 
 def archive_for(cluster: Cluster) -> bytes:
@@ -50,6 +50,19 @@ def running_mark(cluster: Cluster, host: Host) -> str:
     return host.run(*inside_argv(cluster.site, "cat", MARK), ok=None).text
 
 
+def put_aside(cluster: Cluster, host: Host, generation: int) -> str:
+    """Another host has gone on meanwhile: no start is to take this host's overlay for the newest; give its new name.
+
+    Kept, for it may hold what has been lost elsewhere. Empty where there is none, or all hosts see the same.
+    """
+    path = str(cluster.places.overlay)
+    if is_linked(cluster, host) or not host.works("test", "-f", path) or ext3.users_of(host, path):
+        return ""
+    past = f"{path}.past-{generation}"
+    host.run("sh", "-c", 'mv -nT "$1" "$2" && sync "$(dirname "$2")"', "aside", path, past)
+    return past
+
+
 def check_overlay(cluster: Cluster, host: Host) -> bool:
     """Whether there is an overlay; it must be free, or there must be room for one.
 
@@ -60,7 +73,7 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
     if not host.works("test", "-e", path):
         if lies_on_closed_mirror(cluster, host):
             return True
-        if host.works("test", "-e", f"{path}{MOVED}"):
+        if host.works("sh", "-c", OF_THE_PAST, "past", path):
             raise Refused(
                 f"the overlay of {host.name} has moved to another host; what it left here is of the past",
                 hint=f"`sms host list` shows where it is: start it there, or bring it back: sms migrate {host.name}",

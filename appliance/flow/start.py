@@ -24,6 +24,7 @@ from appliance.flow.overlay import (
     overlay_commands,
     overlay_mark,
     prove_writable,
+    put_aside,
     ready_overlay,
     running_mark,
 )
@@ -139,7 +140,8 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
     if not newer:
         return True
     leases.adopt(newer)
-    note(cluster, host, "start", "gave way", holder=newer.holder, generation=newer.generation)
+    kept = put_aside(cluster, host, newer.generation)
+    note(cluster, host, "start", "gave way", holder=newer.holder, generation=newer.generation, kept=kept)
     progress.say(f"{newer.holder} has taken over (generation {newer.generation}): nothing is started on {host.name}")
     return False
 

@@ -80,7 +80,7 @@ class End:
 
     @property
     def ended_itself(self) -> bool:
-        """Whether it has said why it ended: all that it does then has been done."""
+        """Whether it has said why it ended: it does nothing more."""
         return self.talk.listener.problem is not None
 
     def _read(self) -> None:
@@ -90,6 +90,8 @@ class End:
                 if length > LONGEST:
                     raise SmsError(f"{self.host.name} sends a message of {length} bytes")
                 message = json.loads(self.talk.read_exactly(length))
+                if not isinstance(message, dict):
+                    raise SmsError(f"{self.host.name} sends what is no message")
                 size = message.get("bytes", 0)
                 if not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
                     raise SmsError(f"{self.host.name} sends {size!r} bytes")
