@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.agent import line as line_module
-from appliance.agent.ends import translated
+from appliance.agent.changes import Changes
+from appliance.agent.ends import NEIGHBOUR, lasting, translated
 from appliance.agent.line import LONGEST, Deadline, Gone, Line
 from appliance.agent.parcels import HEAD, Packer, digest_or_zero, open_parcels
 from appliance.agent.store import CHUNK, ZERO, digest_of
@@ -161,6 +162,59 @@ OWN = (
 )
 def test_translated_connections(saved: str, kept: list[str]) -> None:
     assert translated(saved) == kept
+
+
+@pytest.mark.parametrize(
+    "later, same",
+    [
+        (TCP.format(port=50123).replace("-t 299", "-t 298"), True),
+        (TCP.format(port=50124), False),
+        (TCP.format(port=50123).replace("ESTABLISHED", "CLOSE"), False),
+    ],
+)
+def test_a_connection_that_has_been_told(later: str, same: bool) -> None:
+    assert (lasting(later) == lasting(TCP.format(port=50123))) == same
+
+
+@pytest.mark.parametrize(
+    "line, good",
+    [
+        ("10.77.0.101 eth0 02:00:0a:4d:00:65", True),
+        ("fe80::1 eth1 02:00:0a:4d:00:65", True),
+        ("10.77.0.101 eth0 02:00:0a:4d:00:65 nud permanent", False),
+        ("10.77.0.101\nlink del eth0 02:00:0a:4d:00:65", False),
+        ("10.77.0.101 eth0 02:00:0a:4d:00:65\n", False),
+        ("10.77.0.101 eth0 ", False),
+    ],
+)
+def test_neighbours_are_written_into_commands(line: str, good: bool) -> None:
+    assert bool(NEIGHBOUR.match(line)) == good
+
+
+# What is written meanwhile
+
+
+class Told:
+    """A trace that has seen these chunks written between one look and the next."""
+
+    def __init__(self, *looks: set[int]) -> None:
+        self.looks = list(looks)
+
+    def written(self) -> set[int]:
+        return self.looks.pop(0)
+
+
+def test_what_a_round_has_left_comes_with_the_first_of_the_next() -> None:
+    changes = Changes.__new__(Changes)
+    changes.source = type("Size", (), {"count": 100})()  # type: ignore[assignment]
+    changes.last, changes.carried = 1 << 62, set()
+    changes.trace = Told({1, 2, 3}, {4, 5}, {6, 7}, {8, 9, 10, 200}, {11})  # type: ignore[assignment]
+    assert changes.so_far() == {1, 2, 3}
+    assert changes.so_far() == {4, 5}
+    assert changes.so_far() is None  # it gets no less: the freeze has it
+    assert changes.so_far(anew=True) == {6, 7, 8, 9, 10}
+    assert changes.so_far() == {11}
+    assert changes.carried == set()
 
 
 # Parcels
