@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.errors import ConfigError, Refused, SmsError
@@ -22,12 +22,13 @@ from appliance.flow.preflight import check_bridges, check_programs
 from appliance.flow.start import read_note, record_start
 from appliance.flow.unfinished import take_up
 from appliance.host.base import Host, Unreachable
-from appliance.plan.lease import Lease
+from appliance.plan.lease import Lease, View, find_holder
 from appliance.plan.machine import instance_name
 from appliance.plan.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, SKEW_WARN_S, Away, predict, predict_parts
 from appliance.plan.network import conflists
 from appliance.progress import Progress
 from appliance.tools import apptainer, bridge
+from appliance.tools.apptainer import Instance
 
 PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail", "sha256sum")
 USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
@@ -85,7 +86,12 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
         RolledBack: a step failed; the appliance serves on the source as before.
         SmsError: a step failed, and the message says who serves now.
     """
-    ready = look(cluster, name, progress, recover=True, force=force)
+    try:
+        ready = look(cluster, name, progress, recover=True, force=force)
+    except Finished as finished:
+        return finished.moved
+    except Unreachable as error:
+        raise Refused(error.message, hint=error.hint) from error
     refuse_over(ready.plan, force=force)
     image = prepare(cluster, ready, progress)
     facts: dict[str, Any] = {"from": ready.source.name, "to": ready.target.name, "generation": ready.lease.generation}
@@ -116,7 +122,10 @@ def rehearse_migrate(cluster: Cluster, name: str, progress: Progress) -> Plan:
     Raises:
         Refused: as a move would.
     """
-    return look(cluster, name, progress, recover=False, force=True).plan
+    try:
+        return look(cluster, name, progress, recover=False, force=True).plan
+    except Unreachable as error:
+        raise Refused(error.message, hint=error.hint) from error
 
 
 def refuse_over(plan: Plan, *, force: bool) -> None:
@@ -151,9 +160,11 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
         if not running:
             raise Refused(
                 f"{source.name} holds the lease, but the appliance does not run there",
-                hint=f"sms start --host {source.name}, or where its overlay is to be: sms failover {name}",
+                hint=f"sms start --host {source.name}",
             )
         if source.name == target.name:
+            if recover and write_down(cluster, target, running, lease, progress):
+                raise Finished(Moved(source.name, name, running.image, lease.generation))
             raise Refused(f"the appliance runs on {name} already", hint="`sms status` asks every service")
         if left := apptainer.find_instance(target, instance_name(cluster.site)):
             raise Refused(f"an instance runs on {name}, too, as process {left.pid}", hint=f"sms stop --host {name}")
@@ -167,6 +178,31 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
     for warning in plan.warnings:
         progress.say(f"WARNING: {warning}")
     return Ready(source, target, running.pid, note, lease, plan)
+
+
+class Finished(Exception):
+    """An earlier run had moved it there and was killed before it could write that down; now it has been."""
+
+    def __init__(self, moved: Moved) -> None:
+        super().__init__()
+        moved.notes.append(f"an earlier run had moved it to {moved.target}, and could not write that down; now it is")
+        self.moved = moved
+
+
+def write_down(cluster: Cluster, host: Host, running: Instance, lease: Lease, progress: Progress) -> bool:
+    """Have what runs on a host known there, as it is after a start; say whether it was not.
+
+    Raises:
+        Refused: the image is not to be trusted.
+    """
+    note = read_note(cluster, host)
+    if note.get("image") == running.image and str(note.get("generation")) == str(lease.generation):
+        return False
+    record_start(cluster, host, trust(cluster, host, running.image), lease)
+    look_around(host, cluster).tell(lease)
+    install_unit(cluster, host, progress)
+    start_guard(cluster, host, progress)
+    return True
 
 
 def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Progress) -> tuple[Host, Lease]:
@@ -191,16 +227,26 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
 
     with ThreadPoolExecutor(len(hosts)) as pool:
         leases = dict(zip((host.name for host in hosts), pool.map(ask, hosts), strict=True))
-    newest = max((lease for lease in leases.values() if lease), key=lambda lease: lease.generation, default=None)
-    if newest is None or newest.holder is None:
-        hint = f"sms start --host {target.name}"
-        raise Refused("the appliance runs nowhere", hint=hint if not silent else f"{', '.join(silent)} cannot be asked")
+    newest = find_holder({name: View(lease) for name, lease in leases.items()})
+    if newest is None and silent:
+        raise Refused(
+            f"the appliance runs on no host that answers; {', '.join(silent)} cannot be asked",
+            hint=f"where {silent[0]} is dead: sms failover {target.name}",
+        )
+    if newest is None:
+        raise Refused("the appliance runs nowhere", hint=f"sms start --host {target.name}")
+    if newest.holder not in leases:
+        raise Refused(
+            f"{newest.holder} holds the lease, and the site file does not have it",
+            hint=f"name it under admin_hosts, or where it is gone for good: sms failover {target.name}",
+        )
     if newest.holder in silent:
         raise Refused(
             f"{newest.holder} holds the lease and cannot be reached",
             hint=f"where it is dead: sms failover {target.name}",
         )
-    return next(host for host in hosts if host.name == newest.holder), newest
+    top = max(lease.generation for lease in leases.values() if lease)
+    return next(host for host in hosts if host.name == newest.holder), replace(newest, generation=top)
 
 
 def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str, lease: Lease, *, force: bool) -> Plan:
