@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,14 +63,19 @@ class Bed:
 
 
 @contextmanager
-def open_bed(progress: Progress) -> Iterator[Bed]:
+def open_bed(progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: int = 0) -> Iterator[Bed]:
     """Make the lab, build the image if it is not there, start once so that the overlay is seeded.
 
     The lab goes down at the end. What it keeps on disk stays, and makes the next run quick.
+
+    Args:
+        size_mb: of the overlay, where it is not to be the usual one.
     """
     try:
-        lab_up(LAB, 1, progress)
-        lab = Lab.open(LAB)
+        lab_up(name, nodes, progress)
+        lab = Lab.open(name)
+        if size_mb:
+            _set_size(lab, size_mb)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
         bed = Bed(lab, cluster, _build(cluster, lab.etc / "sms.lock", progress))
         bed.stop()
@@ -78,7 +84,12 @@ def open_bed(progress: Progress) -> Iterator[Bed]:
             pass
         yield bed
     finally:
-        lab_down(LAB, False, progress)
+        lab_down(name, False, progress)
+
+
+def _set_size(lab: Lab, size_mb: int) -> None:
+    path = lab.etc / "sms.yaml"
+    path.write_text(re.sub(r"(?m)^( +size_mb:).*", rf"\1 {size_mb}", path.read_text()))
 
 
 def _build(cluster: Cluster, lock: Path, progress: Progress, patience_s: float = 300) -> Built:
