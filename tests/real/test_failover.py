@@ -137,7 +137,7 @@ def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: 
             both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,))
         wait("the old host gave way", lambda: not both.instances(DEAD))
         wait("it was written down", lambda: both.lease(DEAD)["holder"] == HERE)
-        assert history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")]
+        wait("it was told", lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")])
         said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
         assert f"{HERE} has taken over" in said and both.instances(DEAD) == []
         both.sms("--site", site, "start", on=DEAD, ok=(3,))
@@ -199,7 +199,8 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
         told = history(both, HERE)
         assert told.count(("failover", "restored")) >= 1 and told[-1] == ("failover", "done")
         kept = json.loads(both.sms("--site", site, "overlay", "list", "--json", on=HERE).stdout)["snapshots"]
-        assert sum(one["reason"].startswith("before restore") for one in kept) == 1
+        # One that was killed before it put the snapshot in place has kept the same overlay as well.
+        assert sum(one["reason"].startswith("before restore") for one in kept) >= 1
     wait("the old host gave way", lambda: not both.instances(DEAD))
 
 
