@@ -224,8 +224,10 @@ class Hosts(Playground):
 def ssh_cut(lab: Lab, *hosts: str, reset: bool = False) -> Iterator[None]:
     """SSH to these hosts is dropped, both ways, without a word to anybody; or it is refused."""
     rules = (
-        "table inet cut { chain in { type filter hook input priority -300; tcp dport 22 %s; }\n"
-        "chain out { type filter hook output priority -300; tcp sport 22 %s; } }\n"
+        "table inet cut {\n"
+        "chain in { type filter hook input priority -300; tcp dport 22 %s; }\n"
+        "chain out { type filter hook output priority -300; tcp sport 22 %s; }\n"
+        "}\n"
     ) % (("reject with tcp reset", "accept") if reset else ("drop", "drop"))
     for host in hosts:
         lab.host(host).run("nft", "-f", "-", input=rules.encode())

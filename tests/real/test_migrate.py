@@ -187,7 +187,7 @@ class Seen:
     lines_before: int
     watch: Watch
     spy: Spy
-    began: float
+    asked: float
     controller_away_s: float
     histories: dict[str, list[dict[str, Any]]]
 
@@ -210,7 +210,7 @@ def seen(hosts: Hosts) -> Seen:
     wait_for("the job", lambda: "yes" if hosts_state(hosts, jobs["running"]) == "RUNNING" else "")
     inside(hosts, source, TREE)
     before = inside(hosts, source, LOOK)
-    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "3M", "--retry", "0"]
+    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "4M", "--retry", "0"]
     curl += ["-w", "%{http_code} %{size_download} %{num_connects} %{time_total}", BIG_URL]
     key = (hosts.lab.etc / "keys" / "munge.key").read_bytes()
     began = time.time()
@@ -218,7 +218,6 @@ def seen(hosts: Hosts) -> Seen:
     writer = [*hosts.lab.host(source).prefix, *inside_argv(cluster.site, "sh", "-c", WRITER)]
     prober = Prober(hosts.lab, "node4", CONTROLLER)
     with (
-        subprocess.Popen([*hosts.lab.host("node3").prefix, *curl], stdout=subprocess.PIPE, text=True) as download,
         subprocess.Popen(writer, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as writing,
         in_network(hosts.lab, "node2", SYSLOG) as sent,
         in_network(hosts.lab, "node4", NTP) as ntp,
@@ -227,10 +226,16 @@ def seen(hosts: Hosts) -> Seen:
     ):
         time.sleep(0.5)
         lines = int(inside(hosts, source, "wc -l </var/lib/moving/lines"))
-        told = move(hosts)
-        time.sleep(1)
-        assert download.stdout
-        downloaded = download.stdout.read()
+        run = Stepping(hosts.lab, "-q", "migrate", "--json", target)
+        assert run.to("<stop"), run.end(60)
+        download = subprocess.Popen([*hosts.lab.host("node3").prefix, *curl], stdout=subprocess.PIPE, text=True)
+        asked = time.time()
+        time.sleep(0.5)
+        run.free()
+        moved = run.end(120)
+        assert moved.status == 0, moved.stderr
+        told = json.loads(moved.stdout)
+        downloaded = download.communicate()[0]
         writing.wait(30)
     ended = time.time()
     prober.end()
@@ -247,7 +252,7 @@ def seen(hosts: Hosts) -> Seen:
         lines,
         watch,
         spy,
-        began,
+        asked,
         prober.away_s(began, ended),
         {host: hosts.history(host) for host in CARRIERS},
     )
@@ -284,7 +289,7 @@ def test_the_same_jobs_run_and_end_as_they_should(seen: Seen) -> None:
 def test_a_download_goes_on_over_the_same_connection(seen: Seen) -> None:
     code, size, connects, seconds = seen.download.split()
     assert (code, int(size), connects) == ("200", BIG, "1")
-    assert seen.began + float(seconds) > seen.at(seen.target, "up"), "it was under way then"
+    assert seen.asked + float(seconds) > seen.at(seen.target, "up"), "it was under way then"
     assert seen.told["connections"] >= 1
 
 
@@ -486,8 +491,12 @@ def unknown_key(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, t
 def over_budget(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     path = hosts.disk(source) / "journal" / "lab.history"
     before = path.read_bytes()
-    slow = {"at": time.time(), "event": "moved", "parts": {"stop": 1, "last changes": 1, "start": 9000, "switch": 1}}
-    path.write_bytes(before + (json.dumps(slow) + "\n").encode() * 9)
+    parts = {"stop": 1, "last changes": 1, "start": 9000, "switch": 1}
+    slow = [
+        {"at": time.time() + n, "event": "moved", "host": source, "to": source, "shared": False, "parts": parts}
+        for n in range(9)
+    ]
+    path.write_bytes(before + "".join(json.dumps(line) + "\n" for line in slow).encode())
     try:
         yield "would be away for too long", ()
     finally:
@@ -514,7 +523,8 @@ BREAKS: dict[str, Break] = {
         "ip link set prov0 nomaster", "ip link set prov0 master br-prov", "bridge br-prov has no port that is up"
     ),
     "wrong network": on_host(
-        "ip link set prov0 nomaster; ip link add dum0 type dummy; ip link set dum0 master br-prov up",
+        "ip link set prov0 nomaster; ip link add dum0 type veth peer name dum1; ip link set dum1 up; "
+        "ip link set dum0 master br-prov up",
         "ip link del dum0; ip link set prov0 master br-prov",
         "{target} does not see 10.77.0.1 by br-prov",
     ),
