@@ -91,7 +91,11 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
     mirror, problems = _mirror(cluster, host)
     trouble += problems
     if not running:
-        warnings = trouble + ([f"{host.name} holds the lease, but runs nothing"] if lease.holder == host.name else [])
+        warnings = trouble
+        if lease.holder == host.name:
+            warnings.append(f"{host.name} holds the lease, but runs nothing: `sms start --host {host.name}`")
+        elif lease.holder:
+            warnings.append(f"it is on {lease.holder}, by the lease: `sms status --host {lease.holder}`")
         return Status(cluster.site.cluster, host.name, False, False, asdict(lease), mirror=mirror, warnings=warnings)
     answers = ask(cluster, host)
     note = read_note(cluster, host)

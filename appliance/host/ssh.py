@@ -262,7 +262,8 @@ class Ssh(Host):
                 if unknown
                 else "is the host up, and sshd running?"
             )
-            raise Unreachable(f"{self.name}: {where}: {error}", hint=hint) from error
+            said = str(error).removeprefix("[Errno None] ")  # paramiko's, of several refusals at once
+            raise Unreachable(f"{self.name}: {where}: {said}", hint=hint) from error
 
     @contextmanager
     def _start(self, argv: tuple[str, ...], *, window: int | None = None) -> Iterator[paramiko.Channel]:
