@@ -93,7 +93,7 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
     if not running:
         warnings = trouble
         if lease.holder == host.name:
-            warnings.append(f"{host.name} holds the lease, but runs nothing: `sms start --host {host.name}`")
+            warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
             warnings.append(f"it is on {lease.holder}, by the lease: `sms status --host {lease.holder}`")
         return Status(cluster.site.cluster, host.name, False, False, asdict(lease), mirror=mirror, warnings=warnings)
