@@ -5,7 +5,8 @@ A sample runs always. All cells, or those of some faults:
     SMS_MATRIX=all .venv/bin/python -m pytest tests/real/test_migrate_faults.py
     SMS_MATRIX=SIGKILL,cut SMS_MATRIX_LAB=2 .venv/bin/python -m pytest tests/real/test_migrate_faults.py
 
-Several may run at once, each with a lab of its own (``SMS_MATRIX_LAB``).
+Several may run at once, each with a lab of its own (``SMS_MATRIX_LAB``). Lines of the table go to the file
+``SMS_MATRIX_OUT`` as they come.
 
 Time has no namespace, so the clock that is off is a `date` which says so.
 """
@@ -68,6 +69,18 @@ class Row:
     status: int | None
     history: str
     again: str
+
+    @property
+    def line(self) -> str:
+        """Of a table in Markdown."""
+        away = ", ".join(f"{seconds:.1f}" for seconds in self.away_s)
+        words = (self.fault, self.step, self.serves, away, str(self.status), self.history, self.again)
+        return f"| {' | '.join(words)} |"
+
+
+HEAD = """
+| fault | step | serves | slurmctld, NAT away (s) | status | the histories | run again |
+|---|---|---|---|---|---|---|"""
 
 
 @dataclass
@@ -161,13 +174,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def show(request: pytest.FixtureRequest, rows: list[Row]) -> None:
     """The table, for people; markdown, so that it can be kept."""
-    lines = ["", "| fault | step | serves | slurmctld, NAT away (s) | status | the histories | run again |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for row in rows:
-        away = ", ".join(f"{seconds:.1f}" for seconds in row.away_s)
-        lines.append(
-            f"| {row.fault} | {row.step} | {row.serves} | {away} | {row.status} | {row.history} | {row.again} |"
-        )
+    lines = [HEAD, *(row.line for row in rows)]
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print("\n".join(lines))
 
@@ -431,6 +438,9 @@ def test_a_fault(world: World, cell: Cell) -> None:
         for host in scene.gone:
             world.lab.power_on(host)
         row.again = run_again(world, found, source, target)
+    if out := os.environ.get("SMS_MATRIX_OUT"):
+        with Path(out).open("a") as stream:
+            stream.write(f"{row.line}\n")
     assert world.watch.twice == []
     assert world.jobs.not_completed(since - 1) == {}
     check_overlays(world, moved=row.again == "moved")
