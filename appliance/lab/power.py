@@ -7,10 +7,11 @@ import time
 from dataclasses import replace
 
 from appliance.errors import SmsError
+from appliance.host.netns import Netns
 from appliance.lab.down import KILL, loops_below
 from appliance.lab.journal import Journal, busy, changing, read_journal
 from appliance.lab.layout import LabHost
-from appliance.lab.up import start_host
+from appliance.lab.up import start_host, wait_ready
 
 THAW = """
 folder=$(mktemp -d) && mount -t ext3 "$1" "$folder" && fsfreeze -u "$folder"
@@ -31,7 +32,7 @@ def power_off(name: str, host: str) -> None:
 
 
 def power_on(name: str, host: str) -> int:
-    """Start a host that has lost its power; give its first process."""
+    """Start a host that has lost its power; give its first process, as soon as its daemons answer."""
     with changing(name):
         journal, known = _find(name, host)
         layout, local = journal.layout, busy(name)
@@ -45,6 +46,7 @@ def power_on(name: str, host: str) -> int:
         up = "".join(f"link set {known.port(network)} up\n" for network in known.addresses)
         local.run("ip", "-n", layout.namespace("switch"), "-batch", "-", input=up.encode())
         pid = start_host(layout, known)
+        wait_ready(Netns(host, pid))
         replace(journal, pids={**journal.pids, host: pid}).write()
         return pid
 
