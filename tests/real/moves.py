@@ -281,10 +281,17 @@ class ShortJobs:
                 found[told["JobName"]] = told["JobState"]
         return found
 
-    def not_completed(self, since: float, patience_s: float = 60) -> dict[str, str]:
-        """Jobs that were submitted since then and do not complete, with their states."""
+    def not_completed(
+        self, since: float, *, forgiven: tuple[float, float] = (0.0, 0.0), patience_s: float = 60
+    ) -> dict[str, str]:
+        """Jobs that were submitted since then and do not complete, with their states.
+
+        Args:
+            forgiven: jobs that were submitted between these times may be lost.
+        """
         deadline = time.monotonic() + patience_s
-        mine = {name for name, at in list(self.submitted.items()) if at >= since}
+        first, last = forgiven
+        mine = {name for name, at in list(self.submitted.items()) if at >= since and not first <= at <= last}
         while True:
             states = self.states()
             bad = {name: states.get(name, "unknown") for name in mine if states.get(name) != "COMPLETED"}

@@ -54,6 +54,8 @@ STEPS = (
     "offer build send round verify stop place start probe arm release up check given tails commit finish".split()  # noqa: SIM905
 )
 """Words that the ends of a move get, in their order; ``check`` is the second ``probe``."""
+SAVED_S = 15
+"""slurmctld writes its state down every few seconds."""
 SETTLE_S = 150
 """Both ends know what to do by themselves long before."""
 
@@ -442,7 +444,9 @@ def test_a_fault(world: World, cell: Cell) -> None:
         with Path(out).open("a") as stream:
             stream.write(f"{row.line}\n")
     assert world.watch.twice == []
-    assert world.jobs.not_completed(since - 1) == {}
+    # What a controller had not written down as its host's power failed nobody can know.
+    unsaved = (began - SAVED_S, began) if found == "none" else (0.0, 0.0)
+    assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
     check_overlays(world, moved=row.again == "moved")
 
 
