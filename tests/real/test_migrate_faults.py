@@ -355,25 +355,22 @@ def cells() -> Iterator[Cell]:
         # At the very word to go up both may come out; never both at once.
         mine = source if number < up else target if number > up else either
         for name, work, sample in (
-            ("SIGKILL", kill, ("round", "stop", "start", "release", "up", "tails")),
-            ("SSH cut", cut, ("send", "release", "given")),
+            ("SIGKILL", kill, ("stop", "release", "tails")),
+            ("SSH cut", cut, ("release",)),
         ):
             # With the line cut, a target that was told to go up does; what of it the command hears is another thing.
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
-        yield Cell(
-            "target gone", target_gone, step, source if number < given else none, step in ("place", "release", "up")
-        )
+        yield Cell("target gone", target_gone, step, source if number < given else none, step in ("start", "up"))
         # What runs nowhere else yet cannot go on anywhere: the host comes back, or `sms failover`.
-        early = number < STEPS.index("place")
-        yield Cell(
-            "source gone", source_gone, step, none if early else target, step in ("send", "probe", "release", "given")
-        )
+        without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
+        yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
         for name, work in (("SSH to the source cut", cut_source), ("SSH to the target cut", cut_target)):
-            yield Cell(name, work, step, source if step != "up" else either, step == "release")
+            sample = work is cut_target and step == "release"
+            yield Cell(name, work, step, source if step != "up" else either, sample)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
-        yield Cell("disk full", disk_full, step, either, step in ("build", "<start"), small=True)
+        yield Cell("disk full", disk_full, step, either, step == "<start", small=True)
     yield Cell("tampered image", tampered_image, "<look", target)  # it is sent again
     yield Cell("tampered image", tampered_image, "<trust", source, True)
     for step in ("<round", "<verify"):
