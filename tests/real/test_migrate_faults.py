@@ -367,8 +367,8 @@ def cells() -> Iterator[Cell]:
         yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
         for name, work in (("SSH to the source cut", cut_source), ("SSH to the target cut", cut_target)):
-            sample = work is cut_target and step == "release"
-            yield Cell(name, work, step, source if step != "up" else either, sample)
+            always = work is cut_target and step == "release"
+            yield Cell(name, work, step, source if step != "up" else either, always)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
         yield Cell("disk full", disk_full, step, either, step == "<start", small=True)
     yield Cell("tampered image", tampered_image, "<look", target)  # it is sent again
