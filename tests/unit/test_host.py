@@ -230,7 +230,7 @@ def test_a_lease_is_swapped_whole_or_not(
     tmp_path: Path, length: int, before: str, status: int, after: bytes | None
 ) -> None:
     path = tmp_path / "lease"
-    argv = ["sh", "-c", SWAP, "swap", str(path), before, str(length)]
+    argv = ["sh", "-c", SWAP, "swap", str(path), before, str(length), "", "1", ""]
     assert subprocess.run(argv, input=b"new", check=False).returncode == status
     assert (path.read_bytes() if path.exists() else None) == after
     assert not (tmp_path / "lease.new").exists()
