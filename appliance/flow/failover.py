@@ -57,6 +57,8 @@ class Plan:
     """An earlier run has restored a snapshot, and was interrupted after that."""
     taken: bool = False
     """An earlier run has taken the lease as well."""
+    snapshot_taken: float = 0.0
+    """When the snapshot of an earlier run was taken."""
 
 
 @dataclass
@@ -92,8 +94,12 @@ def failover(cluster: Cluster, host: Host, wanted: Wanted, progress: Progress) -
         _fence(cluster, plan, progress)
     snapshot = plan.snapshot and plan.snapshot["number"]
     event = "resumed" if plan.restored else "begun"
-    note(cluster, host, VERB, event, old=plan.old, shared=plan.shared, snapshot=snapshot, by_hand=wanted.fenced)
+    facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": wanted.fenced}
+    age = plan.snapshot["taken"] if plan.snapshot else plan.snapshot_taken
+    note(cluster, host, VERB, event, **facts, generation=plan.generation - LEAP, taken=age)
     done = FailedOver(host.name, list(plan.old), 0, plan.shared)
+    if plan.restored and plan.snapshot_taken:
+        done.taken, done.lost_s = plan.snapshot_taken, round(time.time() - plan.snapshot_taken, 1)
     try:
         _restore(cluster, host, plan, done, progress)
         started = _start(cluster, host, plan, wanted, progress)
@@ -116,7 +122,14 @@ def plan_failover(cluster: Cluster, host: Host, wanted: Wanted, progress: Progre
     check_programs(host)
     with progress.step("ask all admin hosts") as step:
         leases = look_around(host, cluster)
-        begun = find_begun(read_history(cluster, host))
+        top = max(view.lease.generation for view in leases.views.values() if view.lease)
+        own = leases.views[host.name].lease
+        held = own is not None and own.holder == host.name
+        begun = find_begun(read_history(cluster, host), top=top, mine=held)
+        if begun and begun.taken and not held:
+            newest = choose_snapshot(list_snapshots(cluster, host).snapshots)
+            if newest and newest["taken"] > begun.taken:
+                begun = None  # it has run on since, and this is what is known of that
         old = _old(leases, begun)
         step.detail(f"{', '.join(old)} held the lease")
     if not wanted.fenced:
@@ -133,9 +146,8 @@ def plan_failover(cluster: Cluster, host: Host, wanted: Wanted, progress: Progre
     mine = leases.views[host.name].lease
     assert mine
     shared, snapshot = _origin(cluster, host, wanted, mine, begun)
-    generation = max(view.lease.generation for view in leases.views.values() if view.lease) + LEAP
-    taken = mine.holder == host.name
-    plan = Plan(host.name, old, generation, shared, snapshot, (), not shared and snapshot is None, taken)
+    restored = not shared and snapshot is None
+    plan = Plan(host.name, old, top + LEAP, shared, snapshot, (), restored, held, begun.taken if begun else 0.0)
     return replace(plan, steps=_steps(cluster, plan, wanted))
 
 

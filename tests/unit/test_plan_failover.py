@@ -55,4 +55,21 @@ HISTORIES: list[tuple[list[dict[str, Any]], Begun | None]] = [
 
 @pytest.mark.parametrize(("history", "begun"), HISTORIES)
 def test_what_was_begun(history: list[dict[str, Any]], begun: Begun | None) -> None:
-    assert find_begun(history) == begun
+    assert find_begun(history, top=0, mine=False) == begun
+
+
+@pytest.mark.parametrize(
+    ("top", "mine", "counts"),
+    [(5, False, True), (4, False, True), (6, False, False), (1006, True, True), (1006, False, False)],
+)
+def test_what_was_begun_is_of_the_past_once_others_have_gone_on(top: int, mine: bool, counts: bool) -> None:
+    began = BEGUN | {"generation": 5, "taken": 20.0}
+    found = find_begun([began, RESTORED], top=top, mine=mine)
+    assert (found is not None) == counts
+    assert found is None or (found.generation, found.taken, found.restored) == (5, 20.0, True)
+
+
+@pytest.mark.parametrize("old", [5, None, [5], {"a": 1}])
+def test_a_line_that_is_none(old: Any) -> None:
+    found = find_begun([BEGUN | {"old": old, "snapshot": "x"}], top=0, mine=False)
+    assert found == Begun((), False, None)
