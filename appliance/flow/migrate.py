@@ -21,6 +21,7 @@ from appliance.flow.overlay import archive_for, overlay_mark, running_mark
 from appliance.flow.preflight import check_bridges, check_programs
 from appliance.flow.start import read_note, record_start
 from appliance.flow.unfinished import take_up
+from appliance.flow.upgrade_note import read_last
 from appliance.host.base import Host, Unreachable
 from appliance.plan.lease import Lease, View, find_holder
 from appliance.plan.machine import instance_name
@@ -168,6 +169,9 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
             raise Refused(f"the appliance runs on {name} already", hint="`sms status` asks every service")
         if left := apptainer.find_instance(target, instance_name(cluster.site)):
             raise Refused(f"an instance runs on {name}, too, as process {left.pid}", hint=f"sms stop --host {name}")
+        upgrade = read_last(cluster, source)
+        if upgrade and not upgrade.ended:
+            raise Refused(f"an upgrade was cut off on {source.name}", hint="`sms upgrade` goes on with it")
         note = read_note(cluster, source)
         if note.get("image") != running.image or not note.get("sha256"):
             raise Refused(

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from appliance.flow.context import Cluster
-from appliance.flow.history import note
+from appliance.flow.history import note, read_history
 from appliance.host.base import Host
 from appliance.plan.machine import instance_name
 from appliance.plan.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress
 from appliance.tools import apptainer
+
+
+CAME = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
+"""Verbs and events of the history: another overlay has come to the host."""
 
 
 def note_path(cluster: Cluster, *, done: bool = False) -> str:
@@ -22,10 +26,16 @@ def note_path(cluster: Cluster, *, done: bool = False) -> str:
 def read_last(cluster: Cluster, host: Host, *, done: bool = False) -> Upgrade | None:
     """The last upgrade on the host, ended or not, with ``done`` the last one that was done; None where there was none.
 
+    One that was cut off is of the past where an overlay has come from elsewhere since.
+
     Raises:
         SmsError: its note cannot be read.
     """
-    return read_upgrade(host.read(note_path(cluster, done=done)), cluster.site.cluster)
+    last = read_upgrade(host.read(note_path(cluster, done=done)), cluster.site.cluster)
+    if last is None or last.ended:
+        return last
+    since = [line for line in read_history(cluster, host) if float(line.get("at") or 0) > last.began]
+    return None if any((line.get("verb"), line.get("event")) in CAME for line in since) else last
 
 
 def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) -> Upgrade:
