@@ -11,6 +11,7 @@ from typing import Any
 
 from appliance.errors import RolledBack, SmsError
 from appliance.flow.context import Cluster
+from appliance.flow.fence import fence
 from appliance.flow.image import Image
 from appliance.flow.lease import look_at_lease
 from appliance.flow.snapshots import store
@@ -115,6 +116,7 @@ class Move:
         self.began_at: dict[str, float] = {}
         self.connections = b""
         self.neighbours: list[str] = []
+        self.before: dict[str, str] = {}
         self.complete = False
         """Whether the target has all that the source wrote."""
         self.started = False
@@ -312,11 +314,9 @@ class Move:
             self.started = True
             outside = needs_outside(self.cluster.services)
             self.probe(arriving, [one.name for one in self.cluster.services if one.name not in outside], WAIT_S)
+            self.before = before
             if before:
-                arriving.say("ask", argv=list(JOBS))
-                _, said = arriving.hear("told", patience_s=QUICK_S)
-                lost = missing_jobs(before, read_jobs(said.decode(errors="replace")))
-                if lost:
+                if lost := self._lost_jobs(arriving):
                     raise SmsError(
                         f"the controller on {self.target.name} does not know job {', '.join(lost[:10])} as it was",
                         hint="the log of slurmctld there says why: sms journal",
@@ -379,6 +379,14 @@ class Move:
         """Ask every service once more, where all can see it."""
         with self.progress.step("ask every service"):
             self.probe(arriving, [service.name for service in self.cluster.services], SETTLE_S)
+            if self.before and (lost := self._lost_jobs(arriving)):
+                self.moved.notes.append(f"job {', '.join(lost[:10])} is not as it was; `scontrol show job` says why")
+
+    def _lost_jobs(self, arriving: End) -> list[str]:
+        """Jobs of before that the controller there does not know as they were."""
+        arriving.say("ask", argv=list(JOBS))
+        _, said = arriving.hear("told", patience_s=QUICK_S)
+        return missing_jobs(self.before, read_jobs(said.decode(errors="replace")))
 
     def settle(self, leaving: End, arriving: End) -> None:
         """It serves there: bring what logs received last, and end what is left on the source.
@@ -424,6 +432,7 @@ class Move:
                 step.detail(f"{said['mac']} answers for its addresses" if said["mac"] else "nobody has its addresses")
             if said["mac"] or self._source_answers():
                 return False
+            self._fence_source()
             if not self.started:
                 self.start(arriving, {})
             with self.progress.step(f"take over on {self.target.name}"):
@@ -446,6 +455,22 @@ class Move:
             f"{self.source.name} went down in the middle; {self.target.name} had all that it wrote and took over"
         )
         return True
+
+    def _fence_source(self) -> None:
+        """Where the site says how, the source is switched off before another host has its addresses.
+
+        Raises:
+            SmsError: it is not known to be off.
+        """
+        admin = next(host for host in self.cluster.site.admin_hosts if host.name == self.source.name)
+        if admin.fence:
+            with self.progress.step(f"make sure that {admin.name} is off"):
+                fence(admin)
+        else:
+            self.moved.notes.append(
+                f"{admin.name} was not fenced, as the site says no way to: were it cut off and not dead, its guard stops "
+                "it when it is back; set admin_hosts.fence"
+            )
 
     def _source_answers(self) -> bool:
         try:

@@ -13,7 +13,6 @@ from appliance.plan.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, 
 from appliance.progress import Progress
 from appliance.tools import apptainer
 
-
 CAME = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
 """Verbs and events of the history: another overlay has come to the host."""
 
@@ -34,8 +33,11 @@ def read_last(cluster: Cluster, host: Host, *, done: bool = False) -> Upgrade | 
     last = read_upgrade(host.read(note_path(cluster, done=done)), cluster.site.cluster)
     if last is None or last.ended:
         return last
-    since = [line for line in read_history(cluster, host) if float(line.get("at") or 0) > last.began]
-    return None if any((line.get("verb"), line.get("event")) in CAME for line in since) else last
+    for line in read_history(cluster, host):
+        at = line.get("at")
+        if (line.get("verb"), line.get("event")) in CAME and isinstance(at, int | float) and at > last.began:
+            return None
+    return last
 
 
 def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) -> Upgrade:
