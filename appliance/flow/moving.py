@@ -468,8 +468,8 @@ class Move:
                 fence(admin)
         else:
             self.moved.notes.append(
-                f"{admin.name} was not fenced, as the site says no way to: were it cut off and not dead, its guard stops "
-                "it when it is back; set admin_hosts.fence"
+                f"{admin.name} was not fenced, as the site says no way to: were it only cut off, its guard "
+                "ends it when it is back; set admin_hosts.fence"
             )
 
     def _source_answers(self) -> bool:
