@@ -312,7 +312,8 @@ def test_what_ssh_refuses(far: Place, server: Server, name: str) -> None:  # noq
     assert words in failed.error, failed
     assert hint in failed.hint
     closed = far.with_borg(repository=f"ssh://root@127.0.0.1:1{far.folder}/repo").failed()
-    assert "Connection refused" in closed.error
+    # borg does not always wait for ssh's own words.
+    assert "Connection refused" in closed.error or "Connection closed" in closed.error
     assert "run it again" in closed.hint
     assert far.pushed()
 
