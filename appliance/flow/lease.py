@@ -11,7 +11,7 @@ from dataclasses import replace
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, find_host
 from appliance.flow.preflight import only_one
-from appliance.host.base import SHORT, CommandError, Host, Unreachable
+from appliance.host.base import SHORT, CommandError, CommandTimeout, Host, Stuck, Unreachable
 from appliance.plan.lease import (
     Lease,
     View,
@@ -55,7 +55,7 @@ fi
 if [ -e "$1" ]; then echo "$runs file"; exec head -c 4096 -- "$1"; else echo "$runs none"; fi
 """
 """Shell: whether instance $2 runs, where one is given, and then the lease file $1."""
-LOOK_S = 10
+LOOK_S = 15
 """Seconds until a host whose disk hangs counts as one that cannot be asked."""
 OWN_WAIT_S, OTHERS_WAIT_S = 10, 2
 
@@ -116,10 +116,10 @@ class Leases:
         path, instance = str(self.cluster.places.lease), instance_name(self.cluster.site) if runs else ""
         try:
             said = self.hosts[name].run("sh", "-c", LOOK, "look", path, instance, timeout=LOOK_S).stdout
-        except (Unreachable, CommandError):
+        except (Unreachable, CommandError) as error:
             if name == self.me:
                 raise
-            return View(None)
+            return View(None, stuck=isinstance(error, Stuck | CommandTimeout))
         head, _, data = said.partition(b"\n")
         return self.read(name, data if head.endswith(b"file") else None, runs=head.startswith(b"1"))
 
@@ -153,8 +153,9 @@ class Leases:
         lease = self.check(leap=leap)
         written: dict[str, str] = {}
         try:
-            busy = [name for name in self._order() if not self._write(name, lease, written)]
-            self._refuse_if_taken(busy)
+            missed = [name for name in self._order() if not self._write(name, lease, written)]
+            # Who takes the lease itself meanwhile sees ours, or is seen here.
+            self._refuse_if_taken(missed + self.silent)
         except Refused:
             with suppress(SmsError):
                 self._give_way(lease, list(written))
@@ -199,7 +200,8 @@ class Leases:
     def _refuse_if_taken(self, names: list[str]) -> None:
         """Whether those whose file was kept as it is have taken the lease meanwhile."""
         for name, view in self._ask(names).items():
-            if view.runs or (view.lease and view.lease.holder == name):
+            self.views[name] = view
+            if view.stuck or view.runs or (view.lease and view.lease.holder == name):
                 raise Refused(f"{name} was faster", hint="look at `sms status`")
 
     def _give_way(self, lease: Lease, names: list[str]) -> None:

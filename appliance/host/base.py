@@ -75,6 +75,10 @@ class Unreachable(SmsError):
     """The host cannot be reached, or is not the one it should be."""
 
 
+class Stuck(Unreachable):
+    """The host takes connections, and answers nothing in time: it is alive, and overloaded or broken."""
+
+
 def count_bytes(source: BinaryIO) -> int:
     """Bytes from where ``source`` stands to its end.
 

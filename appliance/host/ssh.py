@@ -28,6 +28,7 @@ from appliance.host.base import (
     OnLine,
     Progress,
     Result,
+    Stuck,
     Unreachable,
     check_written,
     count_bytes,
@@ -252,11 +253,15 @@ class Ssh(Host):
                 hint="someone may be in between; if the host was reinstalled, update the known_hosts file",
             ) from error
         except paramiko.AuthenticationException as error:
+            if "timeout" in str(error).lower():
+                raise Stuck(f"{self.name}: {where}: {error}", hint="is it overloaded?") from error
             raise Unreachable(
                 f"{self.name}: {where} refuses the login: {error}", hint="check the user and the key"
             ) from error
         except BROKEN as error:
             unknown = "not found in known_hosts" in str(error)
+            if not isinstance(error, OSError) and not unknown:
+                raise Stuck(f"{self.name}: {where}: {error}", hint="is it overloaded, or sshd at its limit?") from error
             hint = (
                 f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address}"
                 if unknown

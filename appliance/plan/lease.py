@@ -47,10 +47,14 @@ class Lease:
 
 @dataclass(frozen=True)
 class View:
-    """What is seen of one admin host: its lease, None where it cannot be asked, and whether it runs the appliance."""
+    """What is seen of one admin host: its lease, None where it cannot be asked, and whether it runs the appliance.
+
+    ``stuck``: it is alive, and does not answer in time.
+    """
 
     lease: Lease | None
     runs: bool = False
+    stuck: bool = False
 
 
 Views = Mapping[str, View]
@@ -132,6 +136,12 @@ def may_take(me: str, views: Views, cluster: str, *, now: float, leap: int = 1, 
     holder = find_holder(views, without=without)
     if holder and holder.holder != me:
         raise _held(me, holder, reachable=_answers(views, holder.holder))
+    for name, view in views.items():
+        if view.stuck and name != me and name not in without:
+            raise Refused(
+                f"{name} is alive and does not answer in time: it may hold the lease",
+                hint=f"look at it, then run this again; if it is broken, `sms failover {me}` makes sure that it is off",
+            )
     top = max((view.lease.generation for view in views.values() if view.lease), default=0)
     return Lease(cluster, top + leap, me, now, me)
 

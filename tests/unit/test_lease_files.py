@@ -14,7 +14,7 @@ from appliance.errors import Refused
 from appliance.flow.context import Cluster, open_cluster
 from appliance.flow.guard import Guard
 from appliance.flow.lease import Leases, check_lease, look_at_lease, release_lease, take_lease
-from appliance.host.base import Host, OnLine, Result, Unreachable
+from appliance.host.base import Host, OnLine, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.progress import Silent
 
@@ -29,6 +29,7 @@ class Room(Local):
         super().__init__(name)
         self.folder = folder
         self.cut = False
+        self.stuck = False
 
     def run(
         self,
@@ -40,6 +41,8 @@ class Room(Local):
     ) -> Result:
         if self.cut:
             raise Unreachable(f"{self.name}: cut off")
+        if self.stuck and "look" in argv:
+            raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)
         return super().run(*words, input=input, ok=ok, timeout=timeout, on_line=on_line)
 
@@ -120,6 +123,25 @@ def test_a_free_lease_is_taken_although_a_host_is_cut_off(apart: Pair) -> None:
     assert apart.files()["host-b"] == (None, 0, "")
     with pytest.raises(Refused, match="host-a holds"):
         apart.take("host-b")
+
+
+def test_two_that_could_not_see_each_other_look_again_before_they_go_on(apart: Pair) -> None:
+    """host-b was silent when host-a looked, and had taken the lease when host-a had."""
+    apart.rooms["host-b"].cut = True
+    late = apart.leases("host-a")
+    apart.rooms["host-b"].cut = False
+    apart.leases("host-b", without=("host-a",)).take()
+    with pytest.raises(Refused, match="host-b was faster"):
+        late.take()
+    assert apart.files() == {"host-a": ("host-b", 1, "host-a"), "host-b": ("host-b", 1, "host-b")}
+
+
+def test_a_host_that_is_alive_and_says_nothing_is_not_passed_over(apart: Pair) -> None:
+    apart.rooms["host-b"].stuck = True
+    with pytest.raises(Refused, match="alive and does not answer"):
+        apart.take("host-a")
+    assert apart.files()["host-a"] == (None, 0, "")
+    assert apart.leases("host-a", without=("host-b",)).take().generation == 1
 
 
 def test_who_was_slower_changes_nothing(apart: Pair) -> None:

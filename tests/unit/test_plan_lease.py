@@ -96,14 +96,15 @@ def test_digest_tells_what_was_read() -> None:
 def seen(**files: str) -> Views:
     """Views by short words: ``a="a3"`` means that host-a's file says that host-a holds generation 3.
 
-    ``-`` nobody holds, ``?`` the host cannot be asked, ``!`` behind it: the appliance runs there.
+    ``-`` nobody holds, ``?`` the host cannot be asked, ``~`` it is alive and does not answer in time, ``!`` behind it:
+    the appliance runs there.
     """
     views = {}
     for name, word in files.items():
         runs, word = word.endswith("!"), word.rstrip("!")
         holder = None if word[0] == "-" else f"host-{word[0]}"
-        lease = None if word == "?" else Lease("lab", int(word[1:]), holder, 1.0, f"host-{name}")
-        views[f"host-{name}"] = View(lease, runs)
+        lease = None if word in "?~" else Lease("lab", int(word[1:]), holder, 1.0, f"host-{name}")
+        views[f"host-{name}"] = View(lease, runs, stuck=word == "~")
     return views
 
 
@@ -166,6 +167,8 @@ TAKING: list[tuple[Views, int | tuple[str, str]]] = [
     (seen(a="a3", b="-0"), ("host-a holds the lease", "sms migrate host-b")),
     (seen(a="?", b="a3"), ("cannot be reached", "sms failover host-b")),
     (seen(a="?", b="-0", c="a3"), ("cannot be reached", "sms failover host-b")),
+    (seen(a="~", b="-0"), ("alive and does not answer", "sms failover host-b")),
+    (seen(a="~", b="b3"), ("alive and does not answer", "sms failover host-b")),
     (seen(a="-0!", b="-0"), ("the appliance runs on host-a", "sms stop --host host-a")),
     (seen(a="a3!", b="b1003"), ("the appliance runs on host-a", "sms stop --host host-a")),
     # Its own instance is somebody else's business.
