@@ -221,12 +221,12 @@ def test_one_that_is_interrupted_leaves_nothing(stage: Playground) -> None:
 
 def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_and_names(stage: Playground) -> None:
     def change(site: dict[str, Any]) -> None:
-        # Many times what this machine has, peers by name and on other ports, one of them beside the nodes.
+        # Many times what this machine has; peers by name, on other ports, far away, and beside the nodes.
         site["slurm"]["nodes"][0] |= {"cpus": 64, "memory_mb": 250_000}
         site["slurm"]["nodes"][0] |= {"extra": "Sockets=2 CoresPerSocket=32 ThreadsPerCore=1"}
         site["networks"]["dns"] = ["10.78.0.53"]
         site |= {"ntp": ["time.example.org"], "syslog_forward": "10.77.0.44:1514"}
-        site["mail"]["relay"] = "mail.example.org:587"
+        site["mail"]["relay"] = "203.0.113.25:587"
 
     path = stage.variant("large.yaml", change)
     words = ("--site", path, "-q", "rehearse", "--nodes", "1", "--json")
