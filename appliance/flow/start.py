@@ -139,7 +139,11 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
     newer = find_newer(host.name, leases.look(patience_s=BOOT_PATIENCE_S))
     if not newer:
         return True
-    leases.adopt(newer)
+    try:
+        leases.adopt(newer)
+    except Refused:  # the other host may have told it just now
+        if look_at_lease(host, cluster).holder == host.name:
+            raise
     kept = put_aside(cluster, host, newer.generation)
     note(cluster, host, "start", "gave way", holder=newer.holder, generation=newer.generation, kept=kept)
     progress.say(f"{newer.holder} has taken over (generation {newer.generation}): nothing is started on {host.name}")
