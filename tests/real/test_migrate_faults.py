@@ -394,6 +394,8 @@ def wanted() -> list[Any]:
         for cell in cells()
         if (cell.sample if not said else said == "all" or any(name in f"{cell.fault} {cell.step}" for name in names))
     ]
+    if not said:
+        chosen = chosen[::2]  # each takes a minute of every `make test`
     return [pytest.param(cell, id=f"{cell.fault} at {cell.step}".replace(" ", "_")) for cell in chosen]
 
 
