@@ -9,7 +9,6 @@ import json
 import os
 import select
 import struct
-import time
 from typing import Any, Dict, List
 
 from appliance.agent.words import Problem
@@ -105,20 +104,3 @@ def _read(data: bytes) -> Dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("do"), str):
         raise Problem("what came is no message", "is `sms` the same version on both hosts?")
     return message
-
-
-class Deadline:
-    """So many seconds from now, by a clock that nobody sets."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds, not below 0."""
-        return max(0.0, self.end - time.monotonic())
-
-    @property
-    def over(self) -> bool:
-        """Whether it has passed."""
-        return time.monotonic() >= self.end

@@ -19,8 +19,9 @@ from appliance.flow.start import PROBE
 from appliance.flow.unfinished import mark_path
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
+from appliance.plan.jobs import JOBS, read_jobs
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
-from appliance.plan.move import PARTS, missing_jobs, needs_outside, read_jobs, stop_groups
+from appliance.plan.move import PARTS, missing_jobs, needs_outside, stop_groups
 from appliance.plan.network import INTERFACES, conflists, hold_bridges
 from appliance.progress import Progress, Silent, Step
 from appliance.tools import agent
@@ -48,7 +49,6 @@ SWITCH_S = 5.0
 """The same, while nobody serves: the target has 2 s (agent/arrive.py, ARMED_S)."""
 ABORT_S = 10.0
 """Seconds that the target gets to end its instance."""
-JOBS = ("squeue", "--noheader", "--states=all", "--array", "--format=%i %T")
 """Each task of an array for itself: '5_[1-9]' is '5_[2-9]' as soon as one runs."""
 
 

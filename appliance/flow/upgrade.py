@@ -24,6 +24,7 @@ from appliance.flow.upgrade_image import check_way_back, find_digest, make_curre
 from appliance.flow.upgrade_note import put_back, read_last, write_phase
 from appliance.host.base import Host
 from appliance.lab.up import check_machine
+from appliance.plan.jobs import JOBS, read_jobs
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.retention import UPGRADE
 from appliance.plan.upgrade import (
@@ -41,14 +42,12 @@ from appliance.plan.upgrade import (
     lost_jobs,
     predict_outage,
     read_ended,
-    read_jobs,
 )
 from appliance.progress import Progress
 from appliance.tools import apptainer
 
 SETTLE_S = 5
 """Seconds after which jobs are looked for once more: by then nodes have told the controller what they run."""
-JOBS = ("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%i %T")
 NOT_HERE = "or go without it: --no-rehearsal"
 
 

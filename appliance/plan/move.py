@@ -94,8 +94,3 @@ def missing_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[st
 def _job_order(job: str) -> tuple[int, str]:
     number = job.partition("_")[0]  # of an array, the array's
     return int(number) if number.isdigit() else 0, job
-
-
-def read_jobs(text: str) -> dict[str, str]:
-    """Id and state of each line of ``squeue --noheader --array --format="%i %T"``."""
-    return dict(words[:2] for line in text.splitlines() if len(words := line.split()) >= 2)

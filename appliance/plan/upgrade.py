@@ -99,12 +99,6 @@ def read_upgrade(data: bytes | None, cluster: str) -> Upgrade | None:
     return found
 
 
-def read_jobs(told: str) -> dict[str, str]:
-    """State by id of jobs, as ``squeue --format='%i %T'`` tells them."""
-    pairs = (line.split() for line in told.splitlines())
-    return {words[0]: words[1] for words in pairs if len(words) == 2}
-
-
 def read_ended(log: str) -> dict[str, str]:
     """Jobs that completed, by lines of slurmctld's log such as ``_job_complete: JobId=5 done``; arrays by 12_3(15)."""
     return dict.fromkeys(re.findall(r"job_complete: JobId=([0-9]+(?:_[0-9]+)?)[ (]", log), "COMPLETED")

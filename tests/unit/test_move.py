@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from appliance.agent import line as line_module
 from appliance.agent.changes import Changes
 from appliance.agent.ends import NEIGHBOUR, lasting, translated
-from appliance.agent.line import LONGEST, Deadline, Gone, Line
+from appliance.agent.line import LONGEST, Gone, Line
 from appliance.agent.parcels import HEAD, Packer, digest_or_zero, open_parcels
 from appliance.agent.store import CHUNK, ZERO, digest_of
 from appliance.agent.transfer import PACKED, PLAIN
 from appliance.agent.words import Problem
 from appliance.catalog import Service, read_catalog, select
+from appliance.plan.jobs import read_jobs
 from appliance.plan.move import (
     DEFAULTS,
     PARTS,
@@ -30,7 +31,6 @@ from appliance.plan.move import (
     needs_outside,
     predict,
     predict_parts,
-    read_jobs,
     stop_groups,
 )
 from appliance.share import share
@@ -421,8 +421,3 @@ def test_nobody_is_there_to_take_it(wire: Wire) -> None:
     wire.hang_up()
     with pytest.raises(Gone):
         wire.line.say("parcels", b"data")
-
-
-def test_a_deadline() -> None:
-    assert Deadline(0).over and Deadline(0).left_s == 0
-    assert not Deadline(60).over and 0 < Deadline(60).left_s <= 60

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import SmsError
+from appliance.plan.jobs import read_jobs
 from appliance.plan.upgrade import (
     DONE,
     KEEP_S,
@@ -22,7 +23,6 @@ from appliance.plan.upgrade import (
     lost_jobs,
     predict_outage,
     read_ended,
-    read_jobs,
     read_upgrade,
 )
 
