@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from ipaddress import IPv4Interface
 
-from appliance.config.check_slurm import Finding, check_slurm
+from appliance.config.check_provisioning import check_provisioning
+from appliance.config.check_slurm import check_slurm
 from appliance.config.document import Document, Place, first_problems
+from appliance.config.finding import Finding, why_no_mac, why_unusable
 from appliance.config.model import EVEN_MINUTES, PublicNetwork, ServicesFrom, Site
 from appliance.config.wording import nearest
 from appliance.errors import Problem
@@ -33,6 +34,7 @@ def check_site(
         *_macs(site),
         *_admin_hosts(site),
         *_snapshots(site),
+        *check_provisioning(site),
         *_services(site, services),
         *_base(site, bases),
         *check_slurm(site, wanted),
@@ -43,7 +45,7 @@ def check_site(
 def _networks(site: Site) -> Iterator[Finding]:
     both = {"provisioning": site.networks.provisioning, "public": site.networks.public}
     for name, network in both.items():
-        if words := _unusable(network.address):
+        if words := why_unusable(network.address):
             yield Finding(("networks", name, "address"), *words)
     provisioning, public = both.values()
     if provisioning.address.network.overlaps(public.address.network):
@@ -64,20 +66,6 @@ def _networks(site: Site) -> Iterator[Finding]:
             f"{public.port} is the port of the provisioning network already",
             "an interface can be in one bridge only; a VLAN interface such as eth0.20 can be the second",
         )
-
-
-def _unusable(interface: IPv4Interface) -> tuple[str, str] | None:
-    """Why a container cannot have this address."""
-    address, network = interface.ip, interface.network
-    if address.is_multicast or address.is_loopback or address.is_unspecified or int(address) >= 0xF0000000:
-        return f"{address} is not an address that a machine can have", "use one of the network's own addresses"
-    if network.prefixlen > 30:
-        return f"{network} has no room for others", "use the prefix of the whole network, 30 or less"
-    if address == network.network_address:
-        return f"{address} is the address of the network {network} itself", f"use another, such as {address + 1}"
-    if address == network.broadcast_address:
-        return f"{address} is the broadcast address of {network}", f"use another, such as {address - 1}"
-    return None
 
 
 def _gateway(public: PublicNetwork) -> Iterator[Finding]:
@@ -109,11 +97,8 @@ def _macs(site: Site) -> Iterator[Finding]:
     both = {"provisioning": site.networks.provisioning.mac, "public": site.networks.public.mac}
     for name, mac in both.items():
         place: Place = ("networks", name, "mac")
-        if not int(mac.replace(":", ""), 16):
-            yield Finding(place, f"{mac} is all zeros", "use one such as 02:00:0a:4d:00:01; 02 marks it as yours")
-        elif int(mac[:2], 16) & 1:
-            first = f"{int(mac[:2], 16) & 0xFE | 2:02x}"
-            yield Finding(place, f"{mac} is a multicast address", f"the first pair must be even, such as {first}")
+        if words := why_no_mac(mac):
+            yield Finding(place, *words)
     if both["provisioning"].lower() == both["public"].lower():
         yield Finding(
             ("networks", "public", "mac"),

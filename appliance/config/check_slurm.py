@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
 from appliance.config.document import Place
+from appliance.config.finding import Finding
 from appliance.config.hostlist import MAX_HOSTS, HostListError, expand
 from appliance.config.model import Site, SlurmNode
 from appliance.config.wording import nearest
@@ -24,15 +25,6 @@ OWNED: dict[str, str] = {
 """Settings of slurm.conf that the appliance writes itself, and why a site cannot."""
 
 _SETTING = re.compile(r"(?:^|\s)([A-Za-z]+)\s*=\s*(\S*)")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A rule that is broken at a place, before its line is known."""
-
-    place: Place
-    message: str
-    hint: str
 
 
 @dataclass

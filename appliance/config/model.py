@@ -6,13 +6,14 @@ it is explained in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from appliance.config.provisioning import BmcUser, Provisioning
+from appliance.config.section import Section
 from appliance.config.types import (
     Address,
     AddressWithPrefix,
@@ -58,27 +59,6 @@ Fingerprint = Annotated[
         "the fingerprint of a PGP key",
         "write its 40 hexadecimal digits without spaces, as `gpg --fingerprint` shows it",
     ),
-]
-
-
-class Section(BaseModel):
-    """A part of the site file: frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, data: Any) -> Any:
-        """A key with nothing behind it (all its settings commented out) is as good as absent."""
-        if not isinstance(data, Mapping):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None or key not in known}
-
-
-BmcUser = Annotated[
-    str,
-    Text(r"[A-Za-z0-9._@+-]{1,64}", "a user name", "use letters, digits, dots, dashes, underscores, @ and +"),
 ]
 
 
@@ -340,6 +320,9 @@ class Site(Section):
     syslog_forward: Peer | None = Field(None, description="A syslog server that gets all messages as well (TCP).")
     mail: Mail = Field(Mail(), description="Where mail goes.")
     filesync: FileSync = Field(FileSync(), description="Files pulled from the provisioning node.")
+    provisioning: Provisioning | None = Field(
+        None, description="The provisioning VM, which may be off for days; none where something else provisions."
+    )
     accounts: Accounts = Field(Accounts(), description="Users that the scheduler must know.")
     secrets: Secrets = Field(Secrets(), description="Files that never reach an image.")
     signing: Signing = Field(Signing(), description="Keys that images are signed with and held against.")
