@@ -18,7 +18,11 @@ EXAMPLES = """\
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb to the parser."""
     text = "write a commented site file to start from"
-    parser = verb(verbs, "init", text, "Write a commented site file to start from.", EXAMPLES)
+    long = (
+        "Write a commented site file to start from, and beside it, in the folder tls/, a certificate authority for\n"
+        "the provisioning VM and its clients. An authority that is there already stays."
+    )
+    parser = verb(verbs, "init", text, long, EXAMPLES)
     parser.add_argument("--profile", metavar="NAME", help="lab, openhpc or cray-ex (see --list)")
     parser.add_argument(
         "-o",
@@ -36,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the site file and say what comes next."""
     from appliance.cli.screen import out
     from appliance.errors import ConfigError
-    from appliance.flow.init import list_profiles, read_profile, write_site
+    from appliance.flow.ca import ca_folder
+    from appliance.flow.init import list_profiles, make_missing_ca, read_profile, write_site
 
     if arguments.list:
         for name, summary in list_profiles().items():
@@ -50,8 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     path = Path(arguments.output)
     write_site(text, path, force=arguments.force)
+    made = make_missing_ca(path)
     option = "" if path in (Path("sms.yaml"), Path("/etc/sms/sms.yaml")) else f" --site {path}"
     edit = "  edit it: what a site must change is marked (CHANGE)\n" if "(CHANGE)" in text else ""
+    folder = ca_folder(path)
+    if made:
+        out.print(
+            f"made a certificate authority for the provisioning VM in {folder}; {folder / 'ca.key'} stays secret",
+            markup=False,
+        )
+    else:
+        out.print(f"the certificate authority in {folder} stays as it is", markup=False)
     out.print(
         f"wrote {path}; next:\n{edit}"
         f"  sms{option} config check    every mistake in it, with its line\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from appliance.config.document import printable
 from appliance.config.wording import nearest
 from appliance.errors import ConfigError, Refused, SmsError
+from appliance.flow.ca import ca_folder, make_ca
 from appliance.share import share
 
 
@@ -49,6 +50,15 @@ def write_site(text: str, path: Path, *, force: bool = False) -> None:
     except OSError as error:
         hint = "run as root, or name another file with -o"
         raise SmsError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=hint) from None
+
+
+def make_missing_ca(path: Path) -> bool:
+    """Make the authority beside a site file where there is none; says whether one was made."""
+    folder = ca_folder(path)
+    if os.path.lexists(folder / "ca.pem"):
+        return False
+    make_ca(folder)
+    return True
 
 
 def replace_file(text: str, path: Path, *, force: bool) -> None:

@@ -12,6 +12,7 @@ from analysis.classification import ClassificationError, Classified, Report, rea
 from appliance.catalog import Service, read_catalog
 from appliance.config.check import check_site
 from appliance.config.document import Document, first_problems, printable
+from appliance.config.filled import fill_provisioning
 from appliance.config.model import ServicesFrom, Site
 from appliance.config.read import read_site, read_text
 from appliance.config.wording import nearest
@@ -97,7 +98,8 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     changes: dict[str, object] = {"services": names} if names else {}
     if state is not None:
         changes["state"] = state.absolute()
-    return Loaded(site.model_copy(update=changes), document, notices)
+    site = fill_provisioning(site.model_copy(update=changes), path.absolute().parent)
+    return Loaded(site, document, notices)
 
 
 def advice_of(catalog: Mapping[str, Service]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def test_profiles_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixtur
 def test_init_writes_the_profile_and_says_what_is_next(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _sms("init", "--profile", "lab") == 0
     assert (folder / "sms.yaml").read_text() == read_profile("lab")
-    assert [path.name for path in folder.iterdir()] == ["sms.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["sms.yaml", "tls"]
     said = capsys.readouterr().out
     assert "sms config check" in said
     assert "sms key create" in said
