@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": set(),
     "tools": {"host", "plan"},
     "lab": {"host", "tools", "plan"},
-    "provision": {"host", "tools", "plan"},
+    # Brought into the VM as it is, and it runs there on Debian's own packages.
+    "provision": set(),
     "flow": {"config", "catalog", "plan", "export", "host", "tools", "lab", "provision", "analysis"},
     "cli": {"flow", "config"},
     # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.

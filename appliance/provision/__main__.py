@@ -1,0 +1,73 @@
+"""``python3 -m appliance.provision --config /etc/sms/provision.json``: sms-provd, the service in the VM."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from appliance.errors import SmsError
+from appliance.provision.app import make_app
+from appliance.provision.config import Config, read_config
+from appliance.provision.world import make_world
+
+
+def main() -> int:
+    """Serve until told to stop; 1 or 2 with words where that cannot begin."""
+    parser = argparse.ArgumentParser(prog="sms-provd", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("/etc/sms/provision.json"))
+    parser.add_argument("--listen", metavar="ADDRESS:PORT", help="a TCP port instead of the socket (tests)")
+    parser.add_argument("--trust-headers", action="store_true", help="with --listen: X-SMS-... say who asks")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        config = read_config(arguments.config)
+        world = make_world(config)
+        server = open_port(arguments.listen) if arguments.listen else open_socket(config)
+    except SmsError as error:
+        sys.stderr.write(f"sms-provd: {error.message}\n" + (f"  hint: {error.hint}\n" if error.hint else ""))
+        return error.status
+    app = make_app(world, trust=arguments.trust_headers or not arguments.listen)
+    # nginx has written who asked what.
+    uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")).run(sockets=[server])
+    world.store.close()
+    return 0
+
+
+def open_port(listen: str) -> socket.socket:
+    """A listening TCP port; SmsError where it is taken."""
+    host, _, port = listen.rpartition(":")
+    try:
+        return socket.create_server((host or "127.0.0.1", int(port)), backlog=512)
+    except (OSError, ValueError, OverflowError) as error:
+        raise SmsError(f"cannot listen on {listen}: {error}") from error
+
+
+def open_socket(config: Config) -> socket.socket:
+    """The socket that nginx alone reaches; SmsError where it cannot be made."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o117)
+    try:
+        Path(config.socket).unlink(missing_ok=True)
+        server.bind(config.socket)
+    except OSError as error:
+        raise SmsError(f"{config.socket} cannot be made: {error}", hint="does its folder exist?") from error
+    finally:
+        os.umask(old)
+    try:
+        os.chown(config.socket, -1, grp.getgrnam(config.socket_group).gr_gid)
+    except (KeyError, PermissionError):
+        logging.getLogger("sms-provd").warning("%s stays with this process's own group", config.socket)
+    server.listen(512)
+    return server
+
+
+if __name__ == "__main__":
+    sys.exit(main())

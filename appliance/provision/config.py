@@ -1,0 +1,114 @@
+"""``/etc/sms/provision.json``: what the admin host told the VM at its start."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import ConfigError
+
+LARGEST_B = 1 << 20
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the service knows of its site; the defaults are those of the VM."""
+
+    address: str
+    prefix: int = 24
+    cluster: str = ""
+    hostname: str = "sms-provision"
+    gateway: str = ""
+    services_address: str = ""
+    services_hostname: str = ""
+    database: str = "sqlite:////var/lib/sms-provision/inventory.db"
+    state: Path = Path("/var/lib/sms-provision")
+    tls: Path = Path("/etc/sms/tls")
+    socket: str = "/run/sms-provision/api.sock"
+    socket_group: str = "www-data"
+    unknown: str = "refuse"
+    pool: tuple[str, str] | None = None
+    token_s: int = 600
+    busy_s: float = 5.0
+    neighbours: Path | None = None
+    """A file in the form of /proc/net/arp, for tests; None: the kernel's."""
+    raw: dict[str, Any] | None = None
+    """The whole document, for keys that only one module knows."""
+
+    @property
+    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        return ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False)
+
+    @property
+    def plain_url(self) -> str:
+        """Where nodes fetch kernels and images."""
+        return f"http://{self.address}"
+
+    @property
+    def tls_url(self) -> str:
+        """Where nodes ask for what is not for everybody."""
+        return f"https://{self.address}:8443"
+
+
+def parse_config(document: dict[str, Any]) -> Config:
+    """A document of the file; ConfigError names every key that is wrong."""
+    wrong = [f"{key}: {why}" for key, why in _mistakes(document)]
+    if wrong:
+        raise ConfigError(
+            f"the service's configuration is wrong: {'; '.join(wrong)}", hint="sms vm start writes it anew"
+        )
+    services = document.get("services") or {}
+    known: dict[str, Any] = {
+        key: document[key] for key in ("address", "prefix", "cluster", "hostname", "unknown") if key in document
+    }
+    known |= {
+        key: document[key] for key in ("database", "socket", "socket_group", "token_s", "busy_s") if key in document
+    }
+    return Config(
+        **known,
+        gateway=document.get("gateway") or "",
+        services_address=services.get("address", ""),
+        services_hostname=services.get("hostname", ""),
+        state=Path(document.get("state", Config.state)),
+        tls=Path(document.get("tls", Config.tls)),
+        pool=tuple(document["pool"]) if document.get("pool") else None,
+        neighbours=Path(document["neighbours"]) if document.get("neighbours") else None,
+        raw=document,
+    )
+
+
+def _mistakes(document: dict[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    try:
+        ipaddress.ip_interface(f"{document.get('address')}/{document.get('prefix', 24)}")
+    except ValueError as error:
+        found.append(("address", str(error)))
+    if document.get("unknown", "refuse") not in ("refuse", "discover"):
+        found.append(("unknown", "refuse or discover"))
+    pool = document.get("pool")
+    if pool is not None and not (isinstance(pool, list) and len(pool) == 2):
+        found.append(("pool", "the first and the last address"))
+    elif pool:
+        try:
+            [ipaddress.ip_address(address) for address in pool]
+        except ValueError as error:
+            found.append(("pool", str(error)))
+    for key, kind in (("token_s", int), ("busy_s", (int, float)), ("database", str), ("socket", str)):
+        if key in document and not isinstance(document[key], kind):
+            found.append((key, "is of another type"))
+    return found
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of a file; ConfigError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(LARGEST_B))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", hint="sms vm start writes it anew") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds no JSON object", hint="sms vm start writes it anew")
+    return parse_config(document)

@@ -1,0 +1,205 @@
+"""``definitions/provision/openapi.yaml``: what may be asked, by whom, in what form.
+
+An operation's own keys: ``x-roles``, who may ask (admin alone, where it is not there); ``x-largest``, the bytes a body
+may have (1 MiB); a body of another type than JSON is not read here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import yaml
+from jsonschema import Draft7Validator, FormatChecker
+
+from appliance.errors import SmsError
+from appliance.provision.problem import HttpProblem, bad_request
+
+METHODS = ("get", "put", "post", "patch", "delete", "head")
+LARGEST_B = 1 << 20
+MOST_PROBLEMS = 50
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def find_contract() -> Path:
+    """The file, in a checkout, in the VM, or in an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    for top in (package.parent, package / "_share"):
+        if (path := top / "definitions" / "provision" / "openapi.yaml").exists():
+            return path
+    raise SmsError("openapi.yaml is not there", hint="it belongs in definitions/provision beside the program")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path."""
+
+    path: str
+    method: str
+    roles: tuple[str, ...]
+    largest_b: int
+    json: bool
+    """Whether the body is JSON, and read here."""
+    required: bool
+    body: Any = None
+    """Its validator."""
+    query: dict[str, Any] = field(default_factory=dict)
+    """Query parameter, and its validator; ``many`` of its schema is an array."""
+    many: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+
+
+class Contract:
+    """All operations, found by method and path."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.operations: dict[tuple[str, str], Operation] = {}
+        self._plain: dict[str, str] = {}
+        self._patterns: list[tuple[re.Pattern[str], str]] = []
+        for path, item in document["paths"].items():
+            self._add_path(path)
+            shared = item.get("parameters", [])
+            for method in METHODS:
+                if method in item:
+                    self.operations[method.upper(), path] = self._operation(path, method, item[method], shared)
+
+    @classmethod
+    def read(cls, path: Path) -> Contract:
+        return cls(yaml.load(path.read_text(), Loader=_SafeLoader))  # noqa: S506
+
+    def _add_path(self, path: str) -> None:
+        if "{" not in path:
+            self._plain[path] = path
+            return
+        # A parameter named `path` is the rest, slashes included, as Starlette's {path:path}.
+        pattern = re.sub(r"\\{path\\}", r".+", re.escape(path))
+        pattern = re.sub(r"\\{\w+\\}", r"[^/]+", pattern)
+        self._patterns.append((re.compile(pattern), path))
+
+    def _resolve(self, schema: Any) -> Any:
+        while isinstance(schema, dict) and "$ref" in schema:
+            node: Any = self.document
+            for part in schema["$ref"].removeprefix("#/").split("/"):
+                node = node[part]
+            schema = node
+        return schema
+
+    def _validator(self, schema: Any) -> Any:
+        # References point into the whole document; a nullable type is written as draft 7 has it.
+        whole = {"components": self.document.get("components", {}), "allOf": [schema]}
+        return Draft7Validator(whole, format_checker=FormatChecker())
+
+    def _operation(self, path: str, method: str, spec: dict[str, Any], shared: list[Any]) -> Operation:
+        body = self._resolve(spec.get("requestBody", {}))
+        content = body.get("content", {})
+        parameters = [self._resolve(each) for each in [*shared, *spec.get("parameters", [])]]
+        query = {each["name"]: each for each in parameters if each["in"] == "query"}
+        schemas = {name: self._resolve(each["schema"]) for name, each in query.items()}
+        return Operation(
+            path=path,
+            method=method.upper(),
+            roles=tuple(spec.get("x-roles", ("admin",))),
+            largest_b=spec.get("x-largest", LARGEST_B),
+            json="application/json" in content,
+            required=body.get("required", False),
+            body=self._validator(content["application/json"]["schema"]) if "application/json" in content else None,
+            query={name: self._validator(schema) for name, schema in schemas.items()},
+            many=frozenset(name for name, schema in schemas.items() if schema.get("type") == "array"),
+            needed=frozenset(name for name, each in query.items() if each.get("required")),
+        )
+
+    def find(self, method: str, path: str) -> Operation | None:
+        """The operation of a request; None for a path that is not there. 405 for one that knows no such method."""
+        templates = [self._plain[path]] if path in self._plain else []
+        if not templates:
+            templates = [template for pattern, template in self._patterns if pattern.fullmatch(path)]
+        for template in templates:
+            found = self.operations.get((method, template))
+            if found is None and method == "HEAD":
+                found = self.operations.get(("GET", template))
+            if found is not None:
+                return found
+        if templates:
+            raise HttpProblem(405, f"{path} knows no {method}")
+        return None
+
+
+def check_query(operation: Operation, query: str) -> None:
+    """400 with every query parameter that is wrong. One that is not known is passed over, as SMD does."""
+    if not operation.query:
+        return
+    given: dict[str, list[str]] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
+        given.setdefault(name, []).append(text)
+    wrong = [f"{name}: is missing" for name in operation.needed - given.keys()]
+    for name, validator in operation.query.items():
+        if name in given:
+            value: Any = given[name] if name in operation.many else _typed(given[name][0], validator)
+            wrong += [f"{name}: {error.message}" for error in validator.iter_errors(value)]
+    if wrong:
+        raise bad_request("; ".join(wrong[:3]), problems=wrong[:MOST_PROBLEMS])
+
+
+def _typed(text: str, validator: Any) -> Any:
+    kind = validator.schema["allOf"][0].get("type")
+    if kind == "integer" and re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    if kind == "number" and re.fullmatch(r"-?[0-9]{1,15}(\.[0-9]{1,9})?", text):
+        return float(text)
+    if kind == "boolean" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text
+
+
+def parse_body(operation: Operation, data: bytes) -> Any:
+    """The body as JSON that the contract allows; 400 with every place that is wrong."""
+    if not data:
+        if operation.required:
+            raise bad_request("the request has no body")
+        return None
+    try:
+        document = json.loads(data, parse_constant=_no_constant)
+        # A lone surrogate or a null byte is JSON, and no database takes it.
+        if "\\u" in data.decode("utf-8", "replace") and not _storable(document):
+            raise bad_request("the body holds text that cannot be stored")
+    except HttpProblem:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {error}") from error
+    wrong = [f"{_place(error)}{error.message[:300]}" for error in _errors(operation, document)]
+    if wrong:
+        raise bad_request("; ".join(wrong[:3]), problems=wrong)
+    return document
+
+
+def _errors(operation: Operation, document: Any) -> Iterator[Any]:
+    for number, error in enumerate(operation.body.iter_errors(document)):
+        if number >= MOST_PROBLEMS:
+            return
+        yield error
+
+
+def _place(error: Any) -> str:
+    where = ".".join(str(part) for part in error.absolute_path)
+    return f"{where}: " if where else ""
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _storable(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+    if isinstance(value, list):
+        return all(_storable(each) for each in value)
+    if isinstance(value, dict):
+        return all(_storable(key) and _storable(each) for key, each in value.items())
+    return True

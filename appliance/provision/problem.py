@@ -1,0 +1,54 @@
+"""Errors as RFC 7807 has them: ``application/problem+json``, as SMD answers too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class HttpProblem(Exception):
+    """What the client is told. ``problems`` are the single mistakes of a body, all of them."""
+
+    def __init__(
+        self, status: int, detail: str, *, hint: str = "", problems: Sequence[str] = (), retry_s: int | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.hint = status, detail, hint
+        self.problems, self.retry_s = tuple(problems), retry_s
+
+
+def bad_request(detail: str, *, hint: str = "", problems: Sequence[str] = ()) -> HttpProblem:
+    return HttpProblem(400, detail, hint=hint, problems=problems)
+
+
+def forbidden(detail: str, *, hint: str = "") -> HttpProblem:
+    return HttpProblem(403, detail, hint=hint)
+
+
+def not_found(detail: str, *, hint: str = "") -> HttpProblem:
+    return HttpProblem(404, detail, hint=hint)
+
+
+def conflict(detail: str, *, hint: str = "", problems: Sequence[str] = ()) -> HttpProblem:
+    return HttpProblem(409, detail, hint=hint, problems=problems)
+
+
+def answer(problem: HttpProblem) -> Response:
+    """The response that tells a problem."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(problem.status).phrase,
+        "status": problem.status,
+        "detail": problem.detail,
+    }
+    if problem.hint:
+        body["hint"] = problem.hint
+    if problem.problems:
+        body["problems"] = list(problem.problems)
+    headers = {"Retry-After": str(problem.retry_s)} if problem.retry_s is not None else None
+    return JSONResponse(body, problem.status, headers=headers, media_type=MEDIA_TYPE)
