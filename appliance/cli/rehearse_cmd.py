@@ -13,6 +13,7 @@ EXAMPLES = """\
   sms rehearse 3f2a                   an image of the store, by the beginning of its key
   sms rehearse /tmp/new.sif -n        say what would be done
   sms rehearse --host host-a --snapshot 42 --nodes 4
+  sms rehearse --without-vm           the provisioning VM is off: does the cluster run on?
   sms rehearse --keep                 leave it up to look at; the words at the end say how
   sms rehearse --down                 remove what was kept"""
 
@@ -34,6 +35,9 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes (default: %(default)s)")
     parser.add_argument("--user", default="root", metavar="NAME", help="whose job it is (default: %(default)s)")
     parser.add_argument("--wait", type=float, default=60, metavar="SECONDS", help="how long services may take (60)")
+    parser.add_argument(
+        "--without-vm", action="store_true", help="with the provisioning VM off; who asks for it is shown"
+    )
     parser.add_argument("--keep", action="store_true", help="leave it up")
     parser.add_argument("--down", action="store_true", help="remove what was left up")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and make nothing")
@@ -67,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.user,
         arguments.keep,
         arguments.wait,
+        arguments.without_vm,
     )
     if arguments.dry_run:
         steps = plan_rehearsal(cluster, wanted, shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from appliance.flow.rehearse_plan import (
     rehearsal_site,
     user_lines,
 )
+from appliance.flow.rehearse_vm import need_polls, vm_off
 from appliance.flow.snapshots import LATEST, Snapshot, find_snapshot, list_snapshots, state_heads, state_paths, store
 from appliance.flow.start import Started, start
 from appliance.flow.transfer import connect
@@ -53,7 +55,8 @@ class Wanted:
     """What is to be rehearsed.
 
     ``image``: a path, or the beginning of a key in the store; empty: the current one. ``host``: whose snapshot, empty
-    for where the appliance runs. ``user`` submits the job. ``wait_s``: seconds that services may take.
+    for where the appliance runs. ``user`` submits the job. ``wait_s``: seconds that services may take. ``without_vm``:
+    the provisioning VM is off all the while, and nobody may ask for it but file synchronisation.
     """
 
     image: str = ""
@@ -63,6 +66,7 @@ class Wanted:
     user: str = ROOT
     keep: bool = False
     wait_s: float = 60
+    without_vm: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ def plan_rehearsal(cluster: Cluster, wanted: Wanted, progress: Progress) -> list
         f"start {ready.image.path} ({ready.image.signer}) on the copy, ask every service, look for every job",
         f"compute nodes: {names}" + "".join(f"; not {why}" for why in skipped[:5]),
         "run a job, send its mail, a page through NAT, a line of syslog, the time",
+        *(["let nobody answer for the provisioning VM, and look who asks for it"] if wanted.without_vm else []),
         "leave all of it up" if wanted.keep else "remove all of it",
     ]
 
@@ -166,6 +171,8 @@ def prepare(cluster: Cluster, wanted: Wanted, progress: Progress, *, dry_run: bo
     here = Local(socket.gethostname())
     check_machine()
     check_programs(here)
+    if wanted.without_vm:
+        need_polls(cluster.site)
     user = _user(cluster, wanted.user)
     choose_nodes(cluster.site, wanted.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
     source = find_source(cluster, wanted.host)
@@ -286,7 +293,7 @@ def _check_room(cluster: Cluster, source: Host, snapshot: Snapshot, image: Image
 
 def _act(cluster: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Rehearsed, progress: Progress) -> None:
     """Make it and try everything; what fails to be made is raised, what does not work is noted."""
-    mine = replace(cluster, site=rehearsal_site(cluster.site, folder))
+    mine = replace(cluster, site=rehearsal_site(cluster.site, folder, without_vm=wanted.without_vm))
     overlay = str(mine.places.overlay)
     tried = Checks(progress, done.checks)
     _copy(cluster, ready, folder, overlay, progress)
@@ -296,12 +303,21 @@ def _act(cluster: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Reh
     names = {service.name for service in cluster.services}
     jobs = _jobs(mine, ready, folder) if "slurmctld" in names else []
     lab = _raise_lab(mine, wanted, ready, folder, done, progress)
+    with vm_off(lab, mine.site, tried) if wanted.without_vm else nullcontext():
+        _try_all(mine, lab, image, jobs, wanted, done, tried)
+
+
+def _try_all(
+    mine: Cluster, lab: Lab, image: Path, jobs: list[int], wanted: Wanted, done: Rehearsed, tried: Checks
+) -> None:
+    """Start the appliance and use it."""
+    names = {service.name for service in mine.services}
     inside = Inside(mine, lab.host(CARRIER))
     started: list[Started] = []
 
     def begin() -> str:
         found = start(
-            mine, lab.host(CARRIER), progress, image=image, wait_s=wanted.wait_s, keep=wanted.keep, unit=False
+            mine, lab.host(CARRIER), tried.progress, image=image, wait_s=wanted.wait_s, keep=wanted.keep, unit=False
         )
         assert found
         started.append(found)
@@ -397,6 +413,7 @@ def _raise_lab(mine: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: 
         progress.say(f"note: {len(nodes)} compute nodes instead of {wanted.nodes}: {'; '.join(skipped) or 'no more'}")
     given = mine.site.secrets.munge_key
     munge = given.read_bytes() if given else ext3.read_inside(Local(), overlay, "/upper/etc/munge/munge.key")
-    layout = Layout(done.name, len(nodes), make_plan(mine.site, nodes, folder=folder, user=ready.user))
+    plan = make_plan(mine.site, nodes, folder=folder, user=ready.user, without_vm=wanted.without_vm)
+    layout = Layout(done.name, len(nodes), plan)
     up_planned(layout, munge, progress)
     return Lab.open(done.name)

@@ -29,10 +29,15 @@ class Peer:
     port: int = 0
 
 
-def find_peers(site: Site) -> list[Peer]:
-    """Time servers, the syslog server, the mail relay, name servers and whom the NAT probe pings."""
+def find_peers(site: Site, *, vm: bool = False) -> list[Peer]:
+    """Time servers, the syslog server, the mail relay, name servers and whom the NAT probe pings.
+
+    Args:
+        vm: the provisioning VM, too: its address is there, and nobody answers at it.
+    """
     words = [*site.ntp, *(word for word in (site.syslog_forward, site.mail.relay) if word)]
     words += [str(address) for address in (*site.networks.dns, site.networks.public.probe) if address]
+    words += [str(site.provisioning.address.ip)] if vm and site.provisioning else []
     return [read_peer(word) for word in words]
 
 
@@ -69,7 +74,7 @@ def choose_nodes(
         raise ConfigError(f"a rehearsal of {count} nodes cannot be made", hint=f"ask for 0 to {MOST_NODES}")
     chosen: list[tuple[str, str]] = []
     skipped: list[str] = []
-    taken = {str(site.networks.provisioning.address.ip), *(str(peer.address) for peer in find_peers(site))}
+    taken = {str(site.networks.provisioning.address.ip), *(str(peer.address) for peer in find_peers(site, vm=True))}
     for name, given in _named_nodes(site):
         if len(chosen) == count:
             break
@@ -106,15 +111,18 @@ def _why_not(site: Site, name: str, address: str, taken: set[str]) -> str:
     return f"{address} is somebody else's already" if address in taken else ""
 
 
-def make_plan(site: Site, nodes: Iterable[tuple[str, str]], *, folder: Path, user: tuple[str, str]) -> Plan:
+def make_plan(
+    site: Site, nodes: Iterable[tuple[str, str]], *, folder: Path, user: tuple[str, str], without_vm: bool = False
+) -> Plan:
     """The rehearsal's networks and hosts.
 
     Args:
         folder: where all of it lies.
         user: the lines of passwd and group of who runs its job; empty for root.
+        without_vm: somebody has the provisioning VM's address.
     """
     networks = site.networks
-    peers = find_peers(site)
+    peers = find_peers(site, vm=without_vm)
     known = dict(nodes)
     hosts = (
         _outside(site, peers),
@@ -176,10 +184,11 @@ def _outside(site: Site, peers: Iterable[Peer]) -> LabHost:
     return LabHost(OUTSIDE, "outside", addresses, "out", tuple(more))
 
 
-def rehearsal_site(site: Site, folder: Path) -> Site:
+def rehearsal_site(site: Site, folder: Path, *, without_vm: bool = False) -> Site:
     """The site as the rehearsal has it: all it writes below ``folder``, one admin host, nobody to pull files from.
 
-    What the container itself is told stays as it is, but for the server of file synchronisation.
+    What the container itself is told stays as it is, but for the server of file synchronisation; with ``without_vm``
+    that stays as well: it is what is looked at.
     """
     keys = tuple(key_copy(folder, number, key) for number, key in enumerate(site.signing.public_keys))
     changes = {
@@ -187,7 +196,7 @@ def rehearsal_site(site: Site, folder: Path) -> Site:
         "state": folder / "state",
         "overlay": site.overlay.model_copy(update={"directory": None}),
         "snapshots": Snapshots(),
-        "filesync": site.filesync.model_copy(update={"server": None}),
+        "filesync": site.filesync.model_copy(update={} if without_vm else {"server": None}),
         "signing": site.signing.model_copy(update={"public_keys": keys}),
     }
     return site.model_copy(update=changes)
