@@ -1,6 +1,6 @@
 """Who asks, as nginx found out by the certificate, and what that one may.
 
-Only nginx reaches the socket, so its headers are the truth there; on a TCP port they count with ``--trust-headers`` only.
+Only nginx reaches the socket, so its headers are the truth there; on a TCP port only with ``--trust-headers``.
 """
 
 from __future__ import annotations
