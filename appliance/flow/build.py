@@ -56,14 +56,7 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     """
     base = cluster.base
     host = Local()
-    mirrors = {**_host_mirrors(host, base), **repository_urls(base, cluster.site.base.mirrors)}
-    missing = missing_mirrors(base, mirrors)
-    if missing:
-        raise ConfigError(
-            f"no mirror is known for {', '.join(missing)}, which {base.name} is built from",
-            hint=f"name it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}; "
-            "this host's own mirrors are taken, but none whose address holds a password or a token",
-        )
+    mirrors = find_mirrors(host, base, cluster.site.base.mirrors)
     versions: dict[str, str] | None = None
     if base.manager == "apt":
         with progress.step("resolve package versions") as step:
@@ -86,6 +79,23 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
         runtime=runtime_files(),
         keys=_repository_keys(base),
     )
+
+
+def find_mirrors(host: Host, base: Base, given: Mapping[str, str]) -> dict[str, str]:
+    """Address of each repository of the base: as ``given`` by the site, else as this host has it.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    mirrors = {**_host_mirrors(host, base), **repository_urls(base, given)}
+    missing = missing_mirrors(base, mirrors)
+    if missing:
+        raise ConfigError(
+            f"no mirror is known for {', '.join(missing)}, which {base.name} is built from",
+            hint=f"name it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}; "
+            "this host's own mirrors are taken, but none whose address holds a password or a token",
+        )
+    return mirrors
 
 
 def _host_mirrors(host: Host, base: Base) -> dict[str, str]:
