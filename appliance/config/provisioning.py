@@ -23,6 +23,15 @@ NodeName = Annotated[
     str, Text(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", "a name of a node", "use letters, digits and dashes, such as node001")
 ]
 
+NamePattern = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9-]{0,40}%(0[1-9])?d([A-Za-z0-9-]{0,20}[A-Za-z0-9])?",
+        "a pattern of node names",
+        "write it as node%03d or nid%06d: one number in it",
+    ),
+]
+
 PackageName = Annotated[
     str, Text(r"[a-z0-9][a-z0-9+.-]{1,99}", "a name of a package", "write it as apt knows it, such as libopenmpi3")
 ]
@@ -121,4 +130,5 @@ class Provisioning(Section):
         {"compute": Profile()}, min_length=1, max_length=100, description="What nodes boot, by the image's name."
     )
     files: tuple[MasterFile, ...] = Field((), max_length=2000, description="The site's own files.")
+    node_names: NamePattern = Field("node%03d", description="How `sms node discover` names new nodes.")
     bmc: Bmc = Field(Bmc(), description="How management controllers of nodes are reached.")
