@@ -11,6 +11,7 @@ from appliance.cli.common import duration, verb
 EXAMPLES = """\
   sms lab demo                                     build, start and use the appliance
   sms lab up --nodes 2                             only the cluster
+  sms lab up --nodes 0 --metal 2                   machines without a disk, for the provisioning VM
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
   sms lab capture --duration 10m -o lab.pcap       what passes the provisioning network, for `sms classify`
@@ -44,6 +45,9 @@ def _part(parts: Any, name: str, text: str) -> argparse.ArgumentParser:
 def _add_up(parts: Any) -> None:
     parser = _part(parts, "up", "make the lab; one that is up and the same stays as it is")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.add_argument(
+        "--metal", type=int, default=0, metavar="N", help="machines without a disk, run by QEMU (default: none)"
+    )
     parser.set_defaults(run=_up)
 
 
@@ -51,7 +55,7 @@ def _up(arguments: argparse.Namespace) -> int:
     from appliance.cli import screen
     from appliance.flow import lab
 
-    made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet))
+    made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet), metal=arguments.metal)
     if not arguments.quiet:
         screen.err.print(f"lab {arguments.name} is up" if made else f"lab {arguments.name} is up already")
     return 0
@@ -70,14 +74,19 @@ def _status(arguments: argparse.Namespace) -> int:
     from appliance.flow import lab
 
     states = lab.lab_status(arguments.name)
+    machines = lab.lab_machines(arguments.name)
     if arguments.json:
-        screen.print_json({"name": arguments.name, "hosts": [asdict(state) for state in states]})
+        hosts, metal = [asdict(state) for state in states], [asdict(machine) for machine in machines]
+        screen.print_json({"name": arguments.name, "hosts": hosts, "metal": metal})
     else:
         table = Table("host", "kind", "provisioning", "public", "pid", "state", box=None)
         for state in states:
             health = f"[red]not ready: {state.failing}[/]" if state.failing else "[green]ready[/]"
             networks = [state.addresses.get(network, "") for network in ("provisioning", "public")]
             table.add_row(state.name, state.kind, *networks, str(state.pid), health)
+        for machine in machines:
+            power = "[green]on[/]" if machine.pid else "off"
+            table.add_row(machine.name, "metal", machine.address, "", str(machine.pid or ""), power)
         screen.out.print(table)
     return 4 if any(state.failing for state in states) else 0
 

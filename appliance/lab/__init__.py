@@ -12,10 +12,11 @@ from appliance.host.netns import Netns
 from appliance.lab.down import down
 from appliance.lab.journal import Journal, alive, read_journal
 from appliance.lab.layout import Layout
+from appliance.lab.metal import Metal, find_metal, look
 from appliance.lab.power import power_off, power_on
 from appliance.lab.up import put_up_cables, up, up_planned, wait_ready
 
-__all__ = ["Lab", "Layout", "down", "put_up_cables", "up", "up_planned", "wait_ready"]
+__all__ = ["Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned", "wait_ready"]
 
 
 class Lab:
@@ -63,6 +64,18 @@ class Lab:
         if name not in self._pids:
             raise SmsError(f"lab {self.name} has no host {name}", hint=f"it has {', '.join(self.hosts())}")
         return Netns(name, self._pids[name])
+
+    def metal(self, name: str) -> Metal:
+        """A machine without a disk, as it is now.
+
+        Raises:
+            SmsError: the lab has none of this name.
+        """
+        return find_metal(self.layout, name)
+
+    def all_metal(self) -> list[Metal]:
+        """Every one of them."""
+        return look(self.layout)
 
     def power_off(self, name: str) -> None:
         """A host dies, as when its power fails; nobody is told."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.lab import render
 from appliance.lab.journal import busy
-from appliance.lab.layout import ALICE, ALICE_GROUP, Layout
+from appliance.lab.layout import ALICE, ALICE_GROUP, BMC, Layout
 
 # $1 the lab's folder on disk, then the hosts that get an SSH key. Makes what is missing only.
 KEYS = """
@@ -23,6 +23,15 @@ done
 """
 
 
+# $1 a file; made where it is missing.
+BMC_LOGIN = """
+umask 077
+[ -s "$1" ] || { head -c 12 /dev/urandom | od -An -tx1 | tr -d ' \\n' >"$1.new" && mv "$1.new" "$1"; }
+"""
+BMC_PAIR = ("bmc.pem", "bmc.key")
+"""The controllers' certificate, which the site's authority has signed, in a folder of the lab's disk."""
+
+
 def make_etc(layout: Layout) -> render.Keys:
     """Keys on disk, the site file beside them; give what hosts are told of the keys."""
     names = render.ssh_hosts(layout)
@@ -37,8 +46,17 @@ def make_etc(layout: Layout) -> render.Keys:
     }.items():
         busy(layout.name).write(str(layout.etc / path), text.encode())
     keys = layout.etc / "keys"
+    if layout.machines:
+        busy(layout.name).run("sh", "-c", BMC_LOGIN, "password", str(keys / "bmc.password"))
     return render.Keys(
         munge=(keys / "munge.key").read_bytes(),
         authorized=(keys / "id_ed25519.pub").read_bytes(),
         host={name: (ssh / name).read_bytes() for name in names},
+        bmc=_bmc_files(layout) if layout.machines else {},
     )
+
+
+def _bmc_files(layout: Layout) -> dict[str, bytes]:
+    """What the management controllers show, and ask for."""
+    paths = [*(layout.disk / BMC / name for name in BMC_PAIR), layout.etc / "keys" / "bmc.password"]
+    return {path.name: path.read_bytes() for path in paths}

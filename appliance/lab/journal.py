@@ -29,11 +29,12 @@ class Journal:
     digest: str = ""
     pids: dict[str, int] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
+    metal: int = 0
 
     @property
     def layout(self) -> Layout:
         """What there is by these names."""
-        return Layout(self.name, self.nodes, Plan.from_dict(self.plan) if self.plan else USUAL)
+        return Layout(self.name, self.nodes, Plan.from_dict(self.plan) if self.plan else USUAL, self.metal)
 
     def write(self) -> None:
         """To disk, before what it says is begun."""

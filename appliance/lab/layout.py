@@ -25,6 +25,11 @@ GATEWAY = {PROVISIONING: "10.77.0.1", PUBLIC: "10.78.0.254"}
 CONTAINER_ADDRESSES = {PROVISIONING: "10.77.0.1", PUBLIC: "10.78.0.2"}
 BRIDGES = {PROVISIONING: "br-prov", PUBLIC: "br-pub"}
 MAX_NODES = 100
+MAX_METAL = 4
+BMC = "bmc"
+BMC_ADDRESS = "10.77.0.90"
+PROVISION_ADDRESSES = {PROVISIONING: "10.77.0.2", PUBLIC: "10.78.0.3"}
+"""The provisioning VM's."""
 ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
 ALICE_GROUP = "alice:x:2000:"
 
@@ -34,7 +39,8 @@ class LabHost:
     """One host of the lab.
 
     ``kind`` is ``carrier`` (an admin host that can carry the container), ``admin`` (where a person
-    sits), ``node`` (a compute node) or ``outside`` (the world beyond the public network). ``addresses`` by network: an
+    sits), ``node`` (a compute node), ``bmc`` (where the management controllers of machines are) or ``outside`` (the
+    world beyond the public network). ``addresses`` by network: an
     empty one is a cable without an address. ``tag`` stands in names of interfaces, which are short. ``more``: pairs of
     a network, or ``lo``, and an address with its prefix that it has besides.
     """
@@ -66,6 +72,22 @@ class LabHost:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """A machine without a disk: QEMU while it is on. ``port`` is its cable's name at the switch, ``bmc`` an address."""
+
+    name: str
+    address: str
+    bmc: str
+    port: str
+    memory_mb: int = 512
+
+    @property
+    def mac(self) -> str:
+        """The MAC of its only card."""
+        return mac(self.address)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The networks of a lab, and who is in it; the usual lab's where nothing else is said.
 
@@ -94,7 +116,7 @@ class Plan:
     def gateway(self, host: LabHost) -> str | None:
         """Where a host's packets to elsewhere go; nowhere from the outside, and from who has no address."""
         network = PROVISIONING if host.kind == "node" else PUBLIC
-        return self.gateways[network] if host.kind != "outside" and host.addresses[network] else None
+        return self.gateways[network] if host.kind not in ("outside", "bmc") and host.addresses[network] else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -114,11 +136,12 @@ USUAL = Plan()
 
 @dataclass(frozen=True)
 class Layout:
-    """A lab by its name and number of compute nodes; everything else follows from these and its plan."""
+    """A lab by its name and numbers of compute nodes and machines; everything else follows from these and its plan."""
 
     name: str
     count: int
     plan: Plan = USUAL
+    metal: int = 0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", self.name):
@@ -127,6 +150,11 @@ class Layout:
             )
         if not 0 <= self.count <= MAX_NODES:
             raise ConfigError(f"a lab of {self.count} nodes cannot be made", hint=f"ask for 0 to {MAX_NODES}")
+        if not 0 <= self.metal <= MAX_METAL:
+            raise ConfigError(
+                f"a lab of {self.metal} machines cannot be made",
+                hint=f"ask for 0 to {MAX_METAL}: each takes a CPU and half a GiB",
+            )
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -134,6 +162,14 @@ class Layout:
         if self.plan.hosts:
             return tuple(host.name for host in self.plan.hosts if host.kind == "node")
         return tuple(f"node{number}" for number in range(1, self.count + 1))
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines without a disk."""
+        return tuple(
+            Machine(f"metal{i}", f"10.77.0.{150 + i}", f"10.77.0.{190 + i}", f"m-metal{i}")
+            for i in range(1, self.metal + 1)
+        )
 
     @property
     def hosts(self) -> tuple[LabHost, ...]:
@@ -147,7 +183,9 @@ class Layout:
         ]
         nodes = [LabHost(name, "node", {PROVISIONING: f"10.77.0.{100 + i}"}) for i, name in enumerate(self.nodes, 1)]
         outside = LabHost("outside", "outside", {PUBLIC: GATEWAY[PUBLIC]})
-        return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *nodes)
+        more = tuple((PROVISIONING, f"{machine.bmc}/24") for machine in self.machines)
+        bmc = [LabHost(BMC, "bmc", {PROVISIONING: BMC_ADDRESS}, more=more)] if more else []
+        return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *nodes, *bmc)
 
     def namespace(self, host: str) -> str:
         """The network namespace of a host, or of the ``switch``."""
@@ -169,6 +207,11 @@ class Layout:
         return Path(self.plan.disk) if self.plan.disk else DISK / self.name
 
     @property
+    def consoles(self) -> Path:
+        """What its machines say on their serial lines, a file each; and what QEMU needs beside them."""
+        return self.running / "metal"
+
+    @property
     def etc(self) -> Path:
         """The folder that is /etc/sms on admin, host-a and host-b."""
         return self.disk / "etc-sms"
@@ -177,6 +220,8 @@ class Layout:
         """Address and name of everyone, by the address that ``viewer`` reaches best."""
         order = sorted((PROVISIONING, PUBLIC), key=lambda network: network not in viewer.addresses)
         everyone = [(host.name, host.addresses) for host in self.hosts]
+        everyone += [(machine.name, {PROVISIONING: machine.address}) for machine in self.machines]
+        everyone += [("sms-provision", PROVISION_ADDRESSES)] if self.metal else []
         for name, addresses in [(self.plan.container, self.plan.addresses), *everyone]:
             if not all(addresses.values()):
                 continue

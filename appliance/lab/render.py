@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import shlex
+import sys
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import jinja2
 
 from appliance.lab.layout import (
+    BMC_ADDRESS,
     BRIDGES,
     CONTAINER,
     CONTAINER_ADDRESSES,
     GATEWAY,
+    PROVISION_ADDRESSES,
     PROVISIONING,
     PUBLIC,
     USUAL,
@@ -57,10 +62,11 @@ class Keys:
     munge: bytes
     authorized: bytes
     host: Mapping[str, bytes]
+    bmc: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def _listens(port: int) -> str:
-    return f": </dev/tcp/127.0.0.1/{port}"
+def _listens(port: int, address: str = "127.0.0.1") -> str:
+    return f": </dev/tcp/{address}/{port}"
 
 
 def _slurmd(container: str) -> Daemon:
@@ -80,6 +86,7 @@ _COMMON = (
 )
 DAEMONS: dict[str, tuple[Daemon, ...]] = {
     "admin": (),
+    "bmc": (Daemon("bmc", f"{Path(sys.prefix) / 'bin' / 'python'} /lab/bmc.py", _listens(443, BMC_ADDRESS)),),
     "carrier": (_SSHD,),
     "outside": (*_COMMON, Daemon("nginx", "nginx -g 'daemon off;'", _listens(80))),
     "node": (
@@ -137,6 +144,10 @@ def site_file(layout: Layout) -> str:
         nodes=layout.nodes,
         span=_span(1, layout.count),
         address_span=_span(101, layout.count),
+        metal=layout.machines,
+        metal_span=_span(1, layout.metal),
+        metal_address_span=_span(151, layout.metal),
+        vm=PROVISION_ADDRESSES,
         domain=DOMAIN,
     )
 
@@ -152,6 +163,9 @@ def switch_batch(layout: Layout) -> str:
             lines += [f"link add {port} type veth peer name {far} netns {space}"]
             held = layout.plan.held and host.kind == "node"
             lines += [f"link set {port} master {bridges[network]}{'' if held else ' up'}"]
+    for machine in layout.machines:
+        lines += [f"tuntap add dev {machine.port} mode tap"]
+        lines += [f"link set {machine.port} master {bridges[PROVISIONING]} up"]
     return "\n".join(lines) + "\n"
 
 
@@ -211,7 +225,15 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
     files = {path: File(_render(template, **values).encode()) for path, template in wanted.items()}
     plain = {"etc/hostname": f"{host.name}\n", "etc/resolv.conf": "", "lab/net": host_batch(host, layout.plan)}
     files |= {path: File(text.encode()) for path, text in plain.items()}
+    if host.kind == "bmc":
+        files["lab/bmc.py"] = File(share("definitions", "lab", "bmc.py").read_bytes())
+        files["lab/bmc.json"] = File(_bmc_settings(layout).encode())
     return files | _secret_files(host, keys)
+
+
+def _bmc_settings(layout: Layout) -> str:
+    machines = [{**asdict(machine), "mac": machine.mac} for machine in layout.machines]
+    return json.dumps({"own": BMC_ADDRESS, "machines": machines}, indent=2)
 
 
 def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
@@ -221,12 +243,15 @@ def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
         files["lab/authorized_keys"] = File(keys.authorized, 0o600)
     if host.kind == "node":
         files["etc/munge/munge.key"] = File(keys.munge, 0o400)
+    if host.kind == "bmc":
+        files |= {f"lab/{name}": File(data, 0o600) for name, data in keys.bmc.items()}
     return files
 
 
 def init_script(layout: Layout, host: LabHost, *, lower: str, binds: list[Bind]) -> str:
     """What a host's first process runs to make its root file system."""
-    return _render("init.sh", host=host, folder=str(layout.running / host.name), lower=lower, binds=binds)
+    folder, switch = str(layout.running / host.name), f"/run/netns/{layout.namespace('switch')}"
+    return _render("init.sh", host=host, folder=folder, lower=lower, binds=binds, switch=switch)
 
 
 def archive(files: Mapping[str, File]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,12 @@ NEEDED = {
     "flock": "util-linux",
 }
 """Programs of this machine that a lab needs, and the Debian packages they are in."""
+NEEDED_BY_METAL = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "/usr/lib/ipxe/qemu/efi-virtio.rom": "ipxe-qemu",
+    "/usr/share/ovmf/OVMF.fd": "ovmf",
+}
+"""The same, where it has machines without a disk."""
 
 # $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
 # own root. That this waits matters: until then `down` must wait for it too (see journal.busy).
@@ -49,11 +56,15 @@ exit 1
 """
 
 
-def up(name: str, nodes: int, progress: Progress | None = None) -> bool:
-    """Make the lab, unless it is up and the same already; say whether anything had to be done."""
+def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 0) -> bool:
+    """Make the lab, unless it is up and the same already; say whether anything had to be done.
+
+    Args:
+        metal: machines without a disk; the certificate of their controllers lies in the lab's folder already.
+    """
     progress = progress or Silent()
-    layout = Layout(name, nodes)
-    check_machine()
+    layout = Layout(name, nodes, metal=metal)
+    check_machine(metal=bool(metal))
     with changing(name):
         before = read_journal(name)
         if before and before.nodes == nodes and before.digest == _digest(layout) and alive(before):
@@ -90,19 +101,31 @@ def put_up_cables(layout: Layout) -> None:
     Local().run("ip", "-n", layout.namespace("switch"), "-batch", "-", input="".join(lines).encode())
 
 
-def check_machine() -> None:
-    """Refuse where the machine lacks what every lab needs.
+def check_machine(*, metal: bool = False) -> None:
+    """Refuse where the machine lacks what every lab needs, or one with machines.
 
     Raises:
         Refused: with the command that mends it.
     """
-    probe = 'for name; do command -v "$name" >/dev/null || echo "$name"; done; [ "$(id -u)" = 0 ] || echo root'
-    missing = Local().run("sh", "-c", probe, "probe", *NEEDED).text.split()
+    probe = (
+        'for name; do case $name in /*) [ -r "$name" ] ;; *) command -v "$name" >/dev/null ;; esac || echo "$name"; '
+        'done; [ "$(id -u)" = 0 ] || echo root'
+    )
+    needed = {**NEEDED, **(NEEDED_BY_METAL if metal else {})}
+    missing = Local().run("sh", "-c", probe, "probe", *needed).text.split()
     if "root" in missing:
         raise Refused("a lab is made of namespaces, which takes root", hint="run it with sudo")
     if missing:
-        packages = " ".join(sorted({NEEDED[program] for program in missing}))
+        packages = " ".join(sorted({needed[program] for program in missing}))
         raise Refused(f"the lab needs {', '.join(missing)}", hint=f"apt-get install {packages}")
+    if metal and importlib.util.find_spec("sushy_tools") is None:
+        python = Path(sys.prefix) / "bin" / "python"
+        raise Refused(
+            "the lab's machines need sushy-tools as their management controllers",
+            hint=f"{python} -m pip install sushy-tools",
+        )
+    if metal and not Path("/dev/net/tun").exists():
+        raise Refused("the lab's machines need /dev/net/tun", hint="modprobe tun")
 
 
 @contextmanager
@@ -121,12 +144,13 @@ def _digest(layout: Layout) -> str:
     templates = sorted(share("definitions", "lab").iterdir())
     parts = [path.read_bytes() for path in templates if path.is_file()]
     parts += [Path(render.__file__).read_bytes(), SPAWN.encode(), repr(layout.hosts).encode()]
+    parts += [repr(layout.machines).encode()] if layout.machines else []
     return render.digest(root_path().encode(), *parts)
 
 
 def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -> None:
     plan = layout.plan.as_dict() if layout.plan.hosts else None
-    Journal(layout.name, layout.count, plan=plan).write()
+    Journal(layout.name, layout.count, plan=plan, metal=layout.metal).write()
     with progress.step(f"Cabling {len(layout.hosts)} hosts"):
         keys = keys or make_etc(layout)
         _write_files(layout, keys)
@@ -143,7 +167,7 @@ def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -
             step.detail(f"{number} of {len(layout.hosts)}")
     with progress.step("Waiting for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda item: wait_ready(Netns(*item)), pids.items()))
-    Journal(layout.name, layout.count, _digest(layout), pids, plan).write()
+    Journal(layout.name, layout.count, _digest(layout), pids, plan, layout.metal).write()
 
 
 def _write_files(layout: Layout, keys: render.Keys) -> None:
@@ -157,6 +181,8 @@ def _write_files(layout: Layout, keys: render.Keys) -> None:
         inside = render.archive(render.host_files(layout, host, keys, sms=sms))
         files[f"{host.name}/files.tar"] = render.File(inside, 0o600)
         files[f"{host.name}/mnt/.keep"] = render.File(b"")
+    if layout.machines:
+        files[f"{layout.consoles.name}/.keep"] = render.File(b"")
     busy(layout.name).run("tar", "-x", "-C", str(layout.running), input=render.archive(files))
 
 
@@ -166,6 +192,9 @@ def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
         return [(str(layout.disk / "home"), "/home", False)] if host.kind == "node" else []
     if layout.plan.hosts:
         return [(path, path, False) for path in layout.plan.binds]
+    if host.kind == "bmc":
+        # What machines say is read from outside; and their cables are at the switch.
+        return [(str(layout.consoles), "/srv/metal", False)] + [(str(path), str(path), True) for path in _code()]
     binds = [(str(layout.etc), "/etc/sms", False)]
     if host.kind == "admin":
         # Images that were built on the machine itself are to be seen here.

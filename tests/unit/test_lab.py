@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import tarfile
+from dataclasses import asdict
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from appliance.cli import lab_cmd
 from appliance.config.model import Site
 from appliance.errors import ConfigError
 from appliance.lab import render
+from appliance.lab.journal import Journal
 from appliance.lab.layout import LabHost, Layout, mac
 from appliance.lab.root import source_lines
 
@@ -76,6 +79,49 @@ def test_the_site_file_is_one(nodes: int) -> None:
         assert (site.slurm.nodes[0].name, site.slurm.nodes[0].address) == expected.get(
             nodes, ("node[1-100]", "10.77.0.[101-200]")
         )
+
+
+METAL = Layout("t-lab", 0, metal=2)
+
+
+def test_machines_without_a_disk_have_addresses_cables_and_controllers_of_their_own() -> None:
+    first, second = METAL.machines
+    assert (first.name, first.mac, first.address, first.bmc) == (
+        *("metal1", "02:00:0a:4d:00:97", "10.77.0.151", "10.77.0.191"),
+    )
+    assert "tuntap add dev m-metal2 mode tap\nlink set m-metal2 master br-prov up\n" in render.switch_batch(METAL)
+    (bmc,) = [host for host in METAL.hosts if host.kind == "bmc"]
+    assert render.host_batch(bmc).splitlines()[-3:] == [
+        *(f"addr add {address}/24 dev eth0" for address in ("10.77.0.90", first.bmc, second.bmc)),
+    ]
+    keys = render.Keys(b"", b"", dict.fromkeys(render.ssh_hosts(METAL), b"key"), {"bmc.key": b"secret"})
+    told = render.host_files(METAL, bmc, keys, sms="/venv/bin/sms")
+    assert told["lab/bmc.key"].mode == 0o600
+    assert [one["mac"] for one in json.loads(told["lab/bmc.json"].data)["machines"]] == [first.mac, second.mac]
+    carrier = render.host_files(METAL, HOSTS["host-a"], keys, sms="/venv/bin/sms")
+    assert "10.77.0.152 metal2\n" in carrier["etc/hosts"].data.decode()
+    assert not [path for path in carrier if "bmc" in path]
+
+
+def test_a_lab_has_no_more_machines_than_it_can_run() -> None:
+    with pytest.raises(ConfigError, match="5 machines"):
+        Layout("x", 0, metal=5)
+
+
+@pytest.mark.parametrize(("nodes", "metal", "names"), [(0, 2, ["metal[1-2]"]), (1, 1, ["node1", "metal1"])])
+def test_the_site_file_of_a_lab_with_machines_has_a_provisioning_vm(nodes: int, metal: int, names: list[str]) -> None:
+    site = Site.model_validate(yaml.safe_load(render.site_file(Layout("x", nodes, metal=metal))))
+    assert [node.name for node in site.slurm.nodes] == names
+    assert site.provisioning
+    assert str(site.provisioning.address) == "10.77.0.2/24"
+    assert site.provisioning.bmc.password_file
+    assert "provisioning:\n  address: 10.77.0.2" not in render.site_file(Layout("x", nodes))
+
+
+def test_the_journal_remembers_the_machines() -> None:
+    again = Journal(**json.loads(json.dumps(asdict(Journal("t-lab", 0, metal=2)))))
+    assert again.layout == METAL
+    assert Journal("t-lab", 2).layout == LAYOUT  # one that was written before there were any
 
 
 def test_a_carrier_has_its_address_on_a_bridge_whose_mac_stays() -> None:
