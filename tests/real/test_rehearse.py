@@ -15,6 +15,7 @@ import pytest
 
 from appliance.flow import demo
 from appliance.flow.build import build
+from appliance.flow.ca import make_ca
 from appliance.flow.context import open_cluster
 from appliance.flow.lab import lab_down, lab_up
 from appliance.host.local import Local
@@ -236,3 +237,18 @@ def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_
     assert done["host"] == "host-a" and "its mail arrives outside" in seen
     assert "forwarded to 10.77.0.44:1514" in seen["a node's syslog arrives in the container"]
     assert_nothing_left(stage, "host-b")
+
+
+def test_without_the_provisioning_vm_all_goes_on_and_only_polls_ask_for_it(stage: Playground) -> None:
+    def change(site: dict[str, Any]) -> None:
+        site["provisioning"] = {"address": "10.77.0.99/24", "mac": "02:00:0a:4d:00:63"}
+
+    path = stage.variant("with-vm.yaml", change)
+    make_ca(stage.lab.etc / "tls")
+    done = json.loads(stage.sms("--site", path, "-q", "rehearse", "--without-vm", "--json").stdout)
+    seen = {check["what"]: check["seen"] for check in done["checks"]}
+    assert done["ok"], done["checks"]
+    assert "nobody has asked for 10.77.0.99 but the container" in seen["nobody needs the provisioning VM"]
+    assert "filesync" in seen["the image starts on it; every service answers"]
+    assert "COMPLETED" in seen["a Slurm job from a compute node"]
+    assert_nothing_left(stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from appliance.flow.rehearse_plan import (
     rehearsal_site,
     user_lines,
 )
+from appliance.flow.rehearse_vm import judge_polls, need_polls
 from appliance.lab import render
 from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
@@ -260,3 +262,45 @@ def test_there_is_nothing_to_clear_where_there_was_none(tmp_path: Path) -> None:
 
     base: Base = read_bases(share("definitions", "bases"))["debian-12"]
     assert clear_left(Cluster(site(state=str(tmp_path)), (), base), Silent()) == []
+
+
+def without_vm(**changes: Any) -> Site:
+    return site(provisioning={"address": "10.1.0.99/16", "mac": "02:00:00:00:00:63"}, **changes)
+
+
+def test_without_the_vm_its_address_is_there_and_the_container_goes_on_asking_it(tmp_path: Path) -> None:
+    plan = make_plan(without_vm(), [], folder=tmp_path, user=("", ""), without_vm=True)
+    assert plan.hosts[0].addresses[PROVISIONING] == "10.1.0.53" and plan.hosts[0].more[-1] == (
+        PROVISIONING,
+        "10.1.0.99/16",
+    )
+    assert rehearsal_site(without_vm(), tmp_path, without_vm=True).filesync.server == "https://10.1.0.99/files"
+    assert rehearsal_site(without_vm(), tmp_path).filesync.server is None
+
+
+def test_no_vm_is_none_to_switch_off() -> None:
+    with pytest.raises(Refused, match="has no provisioning VM"):
+        need_polls(site())
+    with pytest.raises(Refused, match="filesync is none of its services"):
+        need_polls(without_vm(services=["munge"]))
+    need_polls(without_vm())
+
+
+POLL = ("10.1.0.1", 6, 443)
+
+
+@pytest.mark.parametrize(
+    ("found", "said", "wrong"),
+    [
+        ({POLL: 7}, "but the container's file synchronisation, 7 packets to port 443", ""),
+        ({}, "", "nothing is shown"),
+        ({POLL: 7, ("10.1.1.1", 17, 69): 1}, "", r"these ask for it: 10\.1\.1\.1 \(17/69\)$"),
+        ({POLL: 7, ("10.1.0.1", 6, 8080): 2}, "", r"10\.1\.0\.1 \(tcp/8080\)$"),
+    ],
+)
+def test_who_may_ask_a_vm_that_is_off(found: dict[Any, int], said: str, wrong: str) -> None:
+    if wrong:
+        with pytest.raises(SmsError, match=wrong):
+            judge_polls(Counter(found), "10.1.0.99", POLL)
+    else:
+        assert said in judge_polls(Counter(found), "10.1.0.99", POLL)
