@@ -109,6 +109,11 @@ def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "schedule", f"every {snapshots['every_minutes']} min, by {snapshots['schedule']}; {last}"
 
 
+def deferred_text(vm: dict[str, Any]) -> str:
+    """Whether the provisioning VM is up, and what waits while it is not."""
+    return "is up" if vm["up"] else f"is off; these wait for it: {', '.join(vm['waits'])}"
+
+
 def view(found: Status) -> RenderableType:
     """The status as a person reads it."""
     from rich.console import Group
@@ -139,6 +144,8 @@ def view(found: Status) -> RenderableType:
         facts.append(("mirror", mirror_text(found.mirror)))
     facts.append(("lease", f"{held}, generation {lease['generation']}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
+    if vm := found.provisioning:
+        facts.append(("provisioning", escape(f"{vm['hostname']} ({vm['address']}) {deferred_text(vm)}")))
     head = Table.grid(padding=(0, 2))
     for name, text in facts:
         head.add_row(name, text)

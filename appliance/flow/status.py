@@ -10,6 +10,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
+from appliance.flow.deferred import look_at_vm
 from appliance.flow.guarded import is_guarded
 from appliance.flow.lease import look_at_lease
 from appliance.flow.mirrored import look_at_mirror
@@ -41,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Status:
-    """The appliance on one host. Sizes in bytes, times in seconds."""
+    """The appliance on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, None without one."""
 
     cluster: str
     host: str
@@ -55,6 +56,7 @@ class Status:
     uptime_s: int = 0
     warnings: list[str] = field(default_factory=list)
     snapshots: dict[str, Any] = field(default_factory=dict)
+    provisioning: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -97,7 +99,10 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         elif lease.holder:
             warnings.append(f"it is on {lease.holder}, by the lease: `sms status --host {lease.holder}`")
         return Status(cluster.site.cluster, host.name, False, False, asdict(lease), mirror=mirror, warnings=warnings)
-    answers = ask(cluster, host)
+    with ThreadPoolExecutor(1) as pool:  # a VM that is off takes a while to say nothing
+        knocking = pool.submit(look_at_vm, cluster, host)
+        answers = ask(cluster, host)
+        vm = knocking.result()
     note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
     warnings = trouble
@@ -128,6 +133,7 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         mirror,
         uptime,
         warnings,
+        provisioning=asdict(vm) if vm else None,
     )
 
 
