@@ -13,6 +13,7 @@ from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 
 from appliance.errors import Refused
+from appliance.provision.sync_tables import add_tables
 
 LOCK_ID = 0x534D5301
 """PostgreSQL's advisory lock that writers hold."""
@@ -90,7 +91,7 @@ def first(op: Operations) -> None:
     op.create_table(
         "boot",
         sa.Column("scope", sa.String(8), primary_key=True),
-        sa.Column("key", sa.String(63), primary_key=True),
+        sa.Column("key", sa.String(1024), primary_key=True),
         sa.Column("kernel", sa.Text, nullable=False),
         sa.Column("initrd", sa.Text, nullable=False),
         sa.Column("params", sa.Text, nullable=False),
@@ -98,7 +99,7 @@ def first(op: Operations) -> None:
     )
 
 
-MIGRATIONS: list[Callable[[Operations], None]] = [first]
+MIGRATIONS: list[Callable[[Operations], None]] = [first, add_tables]
 """Version N is reached by the first N of them."""
 
 

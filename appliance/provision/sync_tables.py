@@ -1,0 +1,105 @@
+"""Tables of one-time tokens, master files and what their clients have; and the nodes as these look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+from sqlalchemy.engine import Connection
+
+_META = sa.MetaData()
+
+TOKENS = sa.Table(
+    "tokens",
+    _META,
+    sa.Column("hash", sa.String(64), primary_key=True),
+    sa.Column("node", sa.String(63), nullable=False, index=True),
+    sa.Column("ends", sa.Float, nullable=False),
+)
+MASTERS = sa.Table(
+    "masters",
+    _META,
+    sa.Column("path", sa.String(1024), primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+"""Which version of a path counts; a path that is not there has been removed, and its versions are kept."""
+VERSIONS = sa.Table(
+    "master_versions",
+    _META,
+    sa.Column("path", sa.String(1024), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sha256", sa.String(64), nullable=False, index=True),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Column("made", sa.Float, nullable=False),
+)
+REPORTS = sa.Table(
+    "file_reports",
+    _META,
+    sa.Column("client", sa.String(80), primary_key=True),
+    sa.Column("push", sa.Integer, nullable=False),
+    sa.Column("files", sa.JSON, nullable=False),
+    sa.Column("failed", sa.JSON, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+)
+COUNTERS = sa.Table(
+    "counters",
+    _META,
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("value", sa.Integer, nullable=False),
+)
+
+_COMPONENTS = sa.table("components", *map(sa.column, ("id", "name", "xname", "address", "type", "profile")))
+_MEMBERS = sa.table("members", *map(sa.column, ("label", "component")))
+
+
+def add_tables(op: Operations) -> None:
+    """The migration that brings them."""
+    for table in _META.sorted_tables:
+        op.create_table(table.name, *[column._copy() for column in table.columns])
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the inventory, as templates see it."""
+
+    name: str
+    address: str
+    groups: tuple[str, ...]
+    xname: str = ""
+    profile: str = ""
+
+
+def find_nodes(connection: Connection, name: str | None = None) -> list[Node]:
+    """Nodes that have a name, by name; only the one of ``name``, where it is given."""
+    query = sa.select(_COMPONENTS).where(_COMPONENTS.c.type == "Node", _COMPONENTS.c.name.isnot(None))
+    members = sa.select(_MEMBERS)
+    if name is not None:
+        query = query.where(_COMPONENTS.c.name == name)
+        members = members.where(_MEMBERS.c.component.in_(sa.select(_COMPONENTS.c.id).where(_COMPONENTS.c.name == name)))
+    groups: dict[str, list[str]] = {}
+    for row in connection.execute(members):
+        groups.setdefault(row.component, []).append(row.label)
+    return sorted((_node(row, groups) for row in connection.execute(query)), key=lambda node: node.name)
+
+
+def _node(row: Any, groups: dict[str, list[str]]) -> Node:
+    own = tuple(sorted(groups.get(row.id, ())))
+    return Node(row.name, row.address or "", own, row.xname or "", row.profile or "")
+
+
+def read_counter(connection: Connection, name: str) -> int:
+    """A counter's value; 0 where nothing was ever counted."""
+    return connection.execute(sa.select(COUNTERS.c.value).where(COUNTERS.c.name == name)).scalar() or 0
+
+
+def raise_counter(connection: Connection, name: str) -> int:
+    """Count one more; the new value."""
+    value = read_counter(connection, name) + 1
+    if value == 1:
+        connection.execute(COUNTERS.insert().values(name=name, value=value))
+    else:
+        connection.execute(COUNTERS.update().where(COUNTERS.c.name == name).values(value=value))
+    return value

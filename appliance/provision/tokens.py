@@ -1,0 +1,82 @@
+"""One-time tokens: what a node shows once, after its boot, to get a certificate of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from appliance.errors import SmsError
+from appliance.provision.store import Store
+from appliance.provision.sync_tables import TOKENS, find_nodes
+
+TRIES, PER_S = 10, 60.0
+"""So many tries an address has in so many seconds."""
+MOST_ADDRESSES = 4096
+
+
+class Tokens:
+    """The tokens of a store; only their digests are in it."""
+
+    def __init__(self, store: Store, *, token_s: int, clock: Callable[[], float] = time.time) -> None:
+        self.store, self.token_s, self.clock = store, token_s, clock
+
+    def make(self, node: str) -> str:
+        """A token for a node, good once and for ``token_s`` seconds; those that it had before are void.
+
+        SmsError where the inventory has no such node.
+        """
+        token = secrets.token_hex(16)
+        now = self.clock()
+        with self.store.write() as connection:
+            if not find_nodes(connection, node):
+                raise SmsError(f"the inventory has no node {node}", hint="sms node list")
+            connection.execute(TOKENS.delete().where(sa.or_(TOKENS.c.node == node, TOKENS.c.ends < now)))
+            connection.execute(TOKENS.insert().values(hash=_digest(token), node=node, ends=now + self.token_s))
+        return token
+
+    def use(self, token: str, address: str) -> str:
+        """The node that a token was made for, and the token is spent; empty where it is none.
+
+        It stays good where somebody at another address shows it: he is not to take it from the node.
+        """
+        now = self.clock()
+        with self.store.write() as connection:
+            row = connection.execute(sa.select(TOKENS).where(TOKENS.c.hash == _digest(token))).first()
+            if row is None or row.ends < now:
+                return ""
+            nodes = find_nodes(connection, row.node)
+            if not nodes or not nodes[0].address or nodes[0].address != address:
+                return ""
+            connection.execute(TOKENS.delete().where(TOKENS.c.hash == row.hash))
+            return str(row.node)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+class Bound:
+    """How often one address may try; what it remembers has an end."""
+
+    def __init__(self, tries: int = TRIES, per_s: float = PER_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tries, self.per_s, self.clock = tries, per_s, clock
+        self.seen: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> int:
+        """0, and the try is counted; or the seconds until the next one is heard."""
+        now = self.clock()
+        times = self.seen.setdefault(address, deque())
+        self.seen.move_to_end(address)
+        while len(self.seen) > MOST_ADDRESSES:
+            self.seen.popitem(last=False)
+        while times and times[0] <= now - self.per_s:
+            times.popleft()
+        if len(times) >= self.tries:
+            return int(times[0] + self.per_s - now) + 1
+        times.append(now)
+        return 0
