@@ -23,7 +23,10 @@ RUN = ("setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playb
 
 @dataclass(frozen=True)
 class Target:
-    """A host for Ansible, and the Python its modules run with; ``address`` None is this machine."""
+    """A host for Ansible, and the Python its modules run with.
+
+    ``root``: a root folder of this machine; else ``address``, which None makes this machine itself.
+    """
 
     name: str
     python: str
@@ -32,6 +35,7 @@ class Target:
     port: int = 22
     key: Path | None = None
     known_hosts: Path | None = None
+    root: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ def run_playbook(
 def _connection(target: Target, folder: Path) -> dict[str, Any]:
     """Inventory variables: the way to the host."""
     python = {"ansible_python_interpreter": target.python}
+    if target.root is not None:
+        return {**python, "ansible_connection": "sms_root", "sms_root": str(target.root)}
     if target.address is None:
         return {**python, "ansible_connection": "local"}
     options = ["StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=10"]

@@ -1,0 +1,290 @@
+"""The provisioning VM: where its things lie, the commands that run it, and what it is handed at each start. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from appliance.config.model import Site
+from appliance.config.provisioning import Provisioning
+from appliance.errors import ConfigError
+
+QEMU = "qemu-system-x86_64"
+PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "sha256sum")
+FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
+VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
+STATE = "/var/lib/sms-provision"
+SECTOR = 512
+BESIDE_MB = 160
+"""Memory that QEMU takes besides the machine's own."""
+TCG_CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"
+
+
+@dataclass(frozen=True)
+class VmPlaces:
+    """Paths on an admin host; what is in ``run`` is gone after a reboot."""
+
+    images: PurePosixPath
+    current: PurePosixPath
+    disks: PurePosixPath
+    root: PurePosixPath
+    state: PurePosixPath
+    holder: PurePosixPath
+    restore: PurePosixPath
+    snapshots: PurePosixPath
+    console_log: PurePosixPath
+    run: PurePosixPath
+    pid: PurePosixPath
+    note: PurePosixPath
+    seed: PurePosixPath
+    variables: PurePosixPath
+    qmp: PurePosixPath
+    guest: PurePosixPath
+    console: PurePosixPath
+    incoming: PurePosixPath
+    lock: PurePosixPath
+
+
+def need_vm(site: Site) -> Provisioning:
+    """The site's VM.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if site.provisioning is None:
+        raise ConfigError(
+            "the site file has no provisioning VM",
+            hint="add the section `provisioning:` with address and mac; `sms config schema` tells all of it",
+        )
+    return site.provisioning
+
+
+def vm_places(site: Site) -> VmPlaces:
+    """Where the VM's things lie."""
+    wanted = need_vm(site)
+    folder = PurePosixPath(wanted.directory or site.state / "vm")
+    images = PurePosixPath(site.state) / "vm" / "images"
+    disks = folder / site.cluster
+    run = PurePosixPath("/run/sms/vm") / site.cluster
+    return VmPlaces(
+        images=images,
+        current=images / "current",
+        disks=disks,
+        root=disks / "root.qcow2",
+        state=disks / "state.qcow2",
+        holder=disks / "holder.json",
+        restore=disks / "restore.json",
+        snapshots=disks / "snapshots",
+        console_log=disks / "console.log",
+        run=run,
+        pid=run / "pid",
+        note=run / "vm.json",
+        seed=run / "seed.tar",
+        variables=run / "firmware.fd",
+        qmp=run / "qmp.sock",
+        guest=run / "guest.sock",
+        console=run / "console.sock",
+        incoming=run / "incoming.sock",
+        lock=PurePosixPath("/run/sms") / f"{site.cluster}.vm.lock",
+    )
+
+
+@dataclass(frozen=True)
+class Card:
+    """A network card of the VM: its tap on a bridge of the host."""
+
+    tap: str
+    bridge: str
+    mac: str
+    address: str
+    prefix: int
+    gateway: str = ""
+
+
+def cards(site: Site) -> tuple[Card, ...]:
+    """The VM's network cards, the provisioning one first."""
+    wanted = need_vm(site)
+    tag = hashlib.sha256(site.cluster.encode()).hexdigest()[:6]
+    provisioning, public = site.networks.provisioning, site.networks.public
+    found = [
+        Card(
+            f"smsvm-p{tag}",
+            provisioning.bridge,
+            wanted.mac.lower(),
+            str(wanted.address.ip),
+            wanted.address.network.prefixlen,
+            # Without a foot outside, it goes through the services container.
+            "" if wanted.public else str(provisioning.address.ip),
+        )
+    ]
+    if wanted.public:
+        place = wanted.public
+        found.append(
+            Card(
+                f"smsvm-x{tag}",
+                public.bridge,
+                place.mac.lower(),
+                str(place.address.ip),
+                place.address.network.prefixlen,
+                str(public.gateway),
+            )
+        )
+    return tuple(found)
+
+
+def machine_name(site: Site) -> str:
+    """QEMU's name of the machine; it stands in its command line."""
+    return f"sms-vm-{site.cluster}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a start of QEMU depends on besides the site."""
+
+    image: str
+    accel: str
+    console_log: str
+    root: str
+    state: str
+    incoming: bool = False
+
+
+def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
+    """The command that starts the machine in the background. No secret is in it."""
+    wanted, where = need_vm(site), vm_places(site)
+    accel = ("kvm", "host") if launch.accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
+    argv = [QEMU, "-name", f"{machine_name(site)},debug-threads=on", "-M", "q35", "-nodefaults", "-no-user-config"]
+    argv += ["-accel", accel[0], "-cpu", accel[1], "-m", str(wanted.memory_mb), "-smp", str(wanted.cpus)]
+    argv += ["-display", "none", "-rtc", "base=utc", "-device", "virtio-rng-pci"]
+    argv += ["-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={FIRMWARE}"]
+    argv += ["-drive", f"if=pflash,format=raw,unit=1,file={where.variables}"]
+    argv += _disks(launch, str(where.seed))
+    for number, card in enumerate(cards(site)):
+        argv += ["-netdev", f"tap,id=net{number},ifname={card.tap},script=no,downscript=no"]
+        argv += ["-device", f"virtio-net-pci,netdev=net{number},mac={card.mac},romfile="]
+    argv += ["-device", "virtio-serial-pci"]
+    argv += ["-chardev", f"socket,id=guest,path={where.guest},server=on,wait=off"]
+    argv += ["-device", "virtserialport,chardev=guest,name=org.qemu.guest_agent.0"]
+    log = f"logfile={launch.console_log},logappend=off"
+    argv += ["-chardev", f"socket,id=console,path={where.console},server=on,wait=off,{log}"]
+    argv += ["-serial", "chardev:console"]
+    argv += ["-chardev", f"socket,id=qmp,path={where.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
+    if launch.incoming:
+        argv += ["-incoming", f"unix:{where.incoming}"]
+    argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
+    return (*argv, "-pidfile", str(where.pid), "-daemonize")
+
+
+def _disks(launch: Launch, seed: str) -> list[str]:
+    """Disks as block devices of our own naming: what an image says of its backing file is not asked."""
+    nodes: list[dict[str, Any]] = [
+        {"driver": "file", "node-name": "image-file", "filename": launch.image, "read-only": True},
+        {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
+        {"driver": "file", "node-name": "root-file", "filename": launch.root, "discard": "unmap", "locking": "on"},
+        {"driver": "qcow2", "node-name": "root", "file": "root-file", "backing": "image", "discard": "unmap"},
+        {"driver": "file", "node-name": "state-file", "filename": launch.state, "discard": "unmap", "locking": "on"},
+        {"driver": "qcow2", "node-name": "state", "file": "state-file", "backing": None, "discard": "unmap"},
+        {"driver": "file", "node-name": "seed-file", "filename": seed, "read-only": True},
+        {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True},
+    ]
+    argv = [word for node in nodes for word in ("-blockdev", json.dumps(node))]
+    for name, more in (("root", ",bootindex=0"), ("state", ""), ("seed", "")):
+        argv += ["-device", f"virtio-blk-pci,drive={name},serial=sms-{name}{more}"]
+    return argv
+
+
+def provision_document(site: Site, *, database: str = "") -> dict[str, Any]:
+    """``/etc/sms/provision.json`` of the VM.
+
+    Args:
+        database: the URL of a PostgreSQL database; it may hold a password.
+    """
+    wanted = need_vm(site)
+    provisioning = site.networks.provisioning
+    return {
+        "cluster": site.cluster,
+        "hostname": wanted.hostname,
+        "address": str(wanted.address.ip),
+        "prefix": wanted.address.network.prefixlen,
+        "network": str(wanted.address.network),
+        "gateway": str(provisioning.address.ip),
+        "dns": [str(server) for server in site.networks.dns],
+        "services": {"address": str(provisioning.address.ip), "hostname": site.hostname},
+        "database": database or f"sqlite:///{STATE}/inventory.db",
+        "state": STATE,
+        "unknown": wanted.unknown,
+        "pool": [str(wanted.pool.first), str(wanted.pool.last)] if wanted.pool else None,
+        "profiles": {name: profile.model_dump(mode="json") for name, profile in wanted.profiles.items()},
+        "tls": "/etc/sms/tls",
+        "socket": "/run/sms-provision/api.sock",
+        "token_s": 600,
+    }
+
+
+def network_units(site: Site) -> dict[str, str]:
+    """Files of systemd-networkd for the VM's cards."""
+    units = {}
+    for number, card in enumerate(cards(site)):
+        lines = ["[Match]", f"MACAddress={card.mac}", "", "[Network]", f"Address={card.address}/{card.prefix}"]
+        lines += [f"Gateway={card.gateway}"] if card.gateway else []
+        lines += ["LinkLocalAddressing=ipv6", "IPv6AcceptRA=no", "LLMNR=no", "ConfigureWithoutCarrier=yes"]
+        units[f"run/systemd/network/{10 + number}-sms.network"] = "\n".join(lines) + "\n"
+    return units
+
+
+def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") -> bytes:
+    """The tar archive that the VM unpacks at each start: configuration, network, certificates. It holds secrets.
+
+    Args:
+        tls: ca.pem, server.pem, server.key, issuer.pem, issuer.key.
+    """
+    wanted = need_vm(site)
+    names = f"127.0.0.1 localhost\n{wanted.address.ip} {wanted.hostname}\n"
+    names += f"{site.networks.provisioning.address.ip} {site.hostname}\n"
+    resolver = "".join(f"nameserver {server}\n" for server in site.networks.dns)
+    document = json.dumps(provision_document(site, database=database), indent=1) + "\n"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, text in {
+            "etc/hostname": f"{wanted.hostname}\n",
+            "etc/hosts": names,
+            "etc/resolv.conf": resolver,
+            **network_units(site),
+        }.items():
+            _add(archive, name, text.encode(), 0o644)
+        _add(archive, "etc/sms/provision.json", document.encode(), 0o640, group="sms-provision")
+        for name, data in sorted(tls.items()):
+            # nginx reads its key as root; sms-provd signs with the issuer's.
+            secret = name.endswith(".key")
+            group = "sms-provision" if name == "issuer.key" else "root"
+            _add(archive, f"etc/sms/tls/{name}", data, 0o640 if secret else 0o644, group=group)
+    data = buffer.getvalue()
+    return data + bytes(-len(data) % SECTOR)
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int, *, group: str = "root") -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.uname, entry.gname = len(data), mode, "root", group
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:
+    """``kvm`` or ``tcg``, and why.
+
+    Args:
+        modules: names below /sys/module.
+        device: whether /dev/kvm can be opened.
+    """
+    if not device:
+        return "tcg", "/dev/kvm cannot be opened"
+    if "kvm_pvm" in modules:
+        return "tcg", "this host's KVM (kvm_pvm) runs no stock kernels"
+    if not {"kvm_intel", "kvm_amd"} & {*modules}:
+        return "tcg", "the kernel has neither kvm_intel nor kvm_amd"
+    return "kvm", ""
