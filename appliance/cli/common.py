@@ -54,6 +54,17 @@ def duration(text: str) -> float:
     return seconds
 
 
+def seconds(text: str) -> float:
+    """A number of seconds above zero, of a day at most; for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to 86400")
+    return found
+
+
 def filled(text: str) -> str:
     """A word that is not empty: an empty one is most often a variable of the shell that was never set.
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json, open_target, verb
+from appliance.cli.common import add_json, filled, open_target, seconds, verb
 
 if TYPE_CHECKING:
     from appliance.flow.failover import FailedOver
@@ -31,7 +31,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         "`sms migrate`, which loses nothing.",
         EXAMPLES,
     )
-    parser.add_argument("host", metavar="HOST", help="the admin host to start on")
+    parser.add_argument("host", metavar="HOST", type=filled, help="the admin host to start on")
     parser.add_argument(
         "--i-have-fenced", action="store_true", dest="fenced", help="the dead host is off: you have made sure of it"
     )
@@ -39,7 +39,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     origin.add_argument("--snapshot", default="", metavar="N", help="start from this snapshot: a number, or latest")
     origin.add_argument("--shared", action="store_true", help="the overlay on HOST is the dead host's: start from it")
     parser.add_argument("--image", type=Path, metavar="FILE", help="another image than the current one")
-    parser.add_argument("--wait", type=float, default=60, metavar="SECONDS", help="how long services may take (60)")
+    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)

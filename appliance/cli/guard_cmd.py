@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from appliance.cli.common import add_json, verb
+from appliance.errors import Refused
 
 EXAMPLES = """\
   sms guard                     look every few seconds, until it is ended
@@ -38,7 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import print_json
     from appliance.flow.guard import GaveWay, guard, guard_once
 
-    cluster, host = open_target(arguments)
+    try:
+        cluster, host = open_target(arguments)
+    except Refused as error:
+        # A guard is of the host that it runs on.
+        raise Refused(error.message, hint="run it on an admin host; `sms start` has one started there") from None
 
     def tell(gave: GaveWay | None) -> None:
         if arguments.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, filled, verb
+from appliance.cli.common import add_json, filled, seconds, verb
 from appliance.errors import ConfigError
 
 EXAMPLES = """\
@@ -34,7 +34,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--snapshot", default="latest", metavar="NUMBER", help="which one (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes (default: %(default)s)")
     parser.add_argument("--user", default="root", metavar="NAME", help="whose job it is (default: %(default)s)")
-    parser.add_argument("--wait", type=float, default=60, metavar="SECONDS", help="how long services may take (60)")
+    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
     parser.add_argument(
         "--without-vm", action="store_true", help="with the provisioning VM off; who asks for it is shown"
     )

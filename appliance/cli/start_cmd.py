@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import add_host, add_json, open_target, seconds, verb
 
 EXAMPLES = """\
   sms start                     on this admin host
@@ -28,7 +28,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     )
     add_host(parser)
     parser.add_argument("--image", type=Path, metavar="FILE", help="another image than the current one")
-    parser.add_argument("--wait", type=float, default=60, metavar="SECONDS", help="how long services may take (60)")
+    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
     parser.add_argument("--keep", action="store_true", help="leave it running although a service does not come up")
     parser.add_argument("--boot", action="store_true", help="start only what ran here when the host went down")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")

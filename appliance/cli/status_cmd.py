@@ -124,6 +124,8 @@ def view(found: Status) -> RenderableType:
 
     lease = found.lease
     held = f"held by {lease['holder']} since {when(lease['since'])}" if lease["holder"] else "free"
+    if lease.get("problem"):
+        held = "not known"
     state = "[green]healthy[/]" if found.healthy else "[red]unhealthy[/]" if found.running else "[red]not running[/]"
     facts = [("appliance", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
     if found.running:
@@ -142,7 +144,7 @@ def view(found: Status) -> RenderableType:
             facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
     if found.mirror:
         facts.append(("mirror", mirror_text(found.mirror)))
-    facts.append(("lease", f"{held}, generation {lease['generation']}"))
+    facts.append(("lease", held if lease.get("problem") else f"{held}, generation {lease['generation']}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
     if vm := found.provisioning:
         facts.append(("provisioning", escape(f"{vm['hostname']} ({vm['address']}) {deferred_text(vm)}")))

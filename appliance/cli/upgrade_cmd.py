@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_host, add_json, verb
+from appliance.cli.common import add_host, add_json, seconds, verb
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--no-rehearsal", action="store_true", help="do not try it beside production first")
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes of the rehearsal (2)")
     parser.add_argument("--user", default="root", metavar="NAME", help="whose job the rehearsal runs (root)")
-    parser.add_argument("--wait", type=float, default=60, metavar="SECONDS", help="how long services may take (60)")
+    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
     parser.add_argument("--undo", action="store_true", help="back to the image of before the last upgrade")
     parser.add_argument("--with-snapshot", action="store_true", help="with --undo: the state of before it as well")
     parser.add_argument("--force", action="store_true", help="with --with-snapshot: although jobs are lost by that")
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json, progress
     from appliance.flow.build import build
     from appliance.flow.context import find_target, open_cluster
+    from appliance.flow.rehearse import find_source
     from appliance.flow.site import find_site
     from appliance.flow.upgrade import How, plan_upgrade, upgrade
 
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = find_site(arguments.site)
     shown = progress(arguments.quiet)
     cluster = open_cluster(path, arguments.state, shown)
-    host = find_target(cluster.site, arguments.host)
+    # Without a name, wherever it runs; an admin host acts on itself.
+    host = find_target(cluster.site, arguments.host or find_source(cluster, "").name)
 
     def build_one() -> Path:
         return Path(build(cluster, shown, lock=path.with_name("sms.lock"), current=False).image)

@@ -66,15 +66,15 @@ class Status:
 def status(cluster: Cluster, host: Host) -> Status:
     """Ask everything; changes nothing but the line that the syslog probe sends."""
     try:
-        lease, trouble = look_at_lease(host, cluster), []
+        lease, trouble, problem = look_at_lease(host, cluster), [], {}
     except Unreachable:
         raise
     except SmsError as error:  # what runs must be seen all the same
-        lease, trouble = Lease(cluster.site.cluster), [error.message]
+        lease, trouble, problem = Lease(cluster.site.cluster), [error.message], {"problem": error.message}
     trouble += _cut_off(cluster, host)
     with ThreadPoolExecutor(1) as pool:  # while services are asked
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
-        return _with_snapshots(_appliance(cluster, host, lease, trouble), snapshots)
+        return _with_snapshots(_appliance(cluster, host, lease, trouble, problem), snapshots)
 
 
 def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
@@ -87,8 +87,8 @@ def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
     )
 
 
-def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -> Status:
-    """The appliance itself, ``trouble`` being what is known to be wrong already."""
+def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: dict[str, str]) -> Status:
+    """The appliance itself, ``trouble`` being what is known to be wrong already, ``problem`` with the lease."""
     running = apptainer.find_instance(host, instance_name(cluster.site))
     mirror, problems = _mirror(cluster, host)
     trouble += problems
@@ -98,7 +98,8 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
             warnings.append(f"it is on {lease.holder}, by the lease: `sms status --host {lease.holder}`")
-        return Status(cluster.site.cluster, host.name, False, False, asdict(lease), mirror=mirror, warnings=warnings)
+        said = asdict(lease) | problem
+        return Status(cluster.site.cluster, host.name, False, False, said, mirror=mirror, warnings=warnings)
     with ThreadPoolExecutor(1) as pool:  # a VM that is off takes a while to say nothing
         knocking = pool.submit(look_at_vm, cluster, host)
         answers = ask(cluster, host)
@@ -126,7 +127,7 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str]) -
         host.name,
         True,
         all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
-        asdict(lease),
+        asdict(lease) | problem,
         answers,
         {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},
         overlay,

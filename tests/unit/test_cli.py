@@ -26,7 +26,7 @@ CASES: dict[str, Case] = {
     "a verb that is none": (["frobnicate"], 2, "sms: argument VERB: invalid choice: 'frobnicate'", "sms --help"),
     "an unknown option": (["status", "--jsn"], 2, "sms: unrecognized arguments: --jsn", "sms --help"),
     "an option without its value": (["start", "--host"], 2, "sms start: argument --host: expected one", "sms start --"),
-    "not a number": (["start", "--wait", "soon"], 2, "sms start: argument --wait: invalid float value: 'soon'", ""),
+    "not a number": (["start", "--wait", "soon"], 2, "sms start: argument --wait: 'soon' is no number of seconds", ""),
     "no action": (["config"], 2, "sms config: the following arguments are required: ACTION", "sms config --help"),
     "no such shell": (["completion", "fish"], 2, "sms completion: argument shell: invalid choice: 'fish'", ""),
     "no site file": (

@@ -26,6 +26,6 @@ def test_an_overlay_that_is_nearly_full_is_not_healthy(
     monkeypatch.setattr(status.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
     monkeypatch.setattr(status, "ask", lambda *_: [])
     monkeypatch.setattr(status, "read_note", lambda *_: {"image": "/i.sif"})
-    found = status._appliance(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [])
+    found = status._appliance(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], {})
     warning = f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger"
     assert (found.healthy, found.warnings) == (not full, [warning] if full else [])
