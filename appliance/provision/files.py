@@ -109,6 +109,10 @@ class Files:
             self._masters = generation, [_master(row) for row in rows]
         return self._masters[1]
 
+    def generation(self, connection: Connection) -> int:
+        """How many changes of masters there were, ever; 0 in a new database."""
+        return read_counter(connection, "files")
+
     def show(self, path: str) -> dict[str, Any]:
         """A file with its versions, the newest first; 404 where it has none."""
         with self.store.read() as connection:

@@ -63,7 +63,11 @@ def _client_routes(files: Files, bell: Bell) -> list[Route]:
         push = bell.push  # before it is looked: what comes meanwhile is heard of again
         with files.store.read() as connection:
             view = files.view(connection, files.client(connection, caller.role, caller.name))
-        return JSONResponse({"files": list(view.entries), "held": list(view.held), "push": push})
+            # 0: there never was a file. A VM that has lost its disk must not have clients remove all that they have.
+            generation = files.generation(connection)
+        return JSONResponse(
+            {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
+        )
 
     def content(request: Request) -> Response:
         caller = _certified(request)

@@ -1,4 +1,4 @@
-"""Files of the site inside the container: replaced whole, accounts merged. Python 3.6 and later."""
+"""Files of the site in the container and on nodes: replaced whole, accounts merged. Python 3.6 and later."""
 
 import os
 import re
@@ -25,6 +25,22 @@ def read(path):
             return stream.read()
     except FileNotFoundError:
         return None
+
+
+def boot_word(name):
+    """The value of a word of the kernel's command line; empty where there is none."""
+    for word in (read("/proc/cmdline") or b"").decode(errors="replace").split():
+        if word.startswith(name + "="):
+            return word[len(name) + 1 :]
+    return ""
+
+
+def keep_image_accounts():
+    """On a node: what passwd and group of its image are, kept before the site's names come into them."""
+    for name in ("passwd", "group"):
+        path = IMAGE_ACCOUNTS + "/" + name
+        if read(path) is None:
+            replace(path, read("/etc/" + name) or b"", 0o644, 0, 0)
 
 
 def replace(path, data, mode, uid, gid):
