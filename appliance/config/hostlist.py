@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HOSTS = 65533
 """Slurm's own bound on the nodes of a cluster."""
@@ -72,3 +72,36 @@ def _expand_ranges(ranges: str) -> list[str]:
         # The width of the lower bound is that of all: [008-010] is 008, 009, 010.
         numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     return numbers
+
+
+def fold(names: Iterable[str]) -> str:
+    """Names as a host list: ``node[001-003,007],login``."""
+    numbered: dict[tuple[str, int], list[int]] = {}
+    plain = []
+    for name in dict.fromkeys(names):
+        if found := re.fullmatch(r"(.*?)([0-9]{1,9})", name):
+            # A number without zeros before it has no width of its own: node9 and node10 are one range.
+            width = len(found[2]) if found[2].startswith("0") else 0
+            numbered.setdefault((found[1], width), []).append(int(found[2]))
+        else:
+            plain.append(name)
+    for (prefix, width), numbers in list(numbered.items()):
+        # node099 and node100 are of one list, as far as the width goes.
+        wide = (prefix, 0)
+        if width and wide in numbered:
+            fits = [number for number in numbered[wide] if len(str(number)) == width]
+            numbers += fits
+            numbered[wide] = [number for number in numbered[wide] if number not in fits]
+    parts = [_ranges(prefix, width, sorted(numbers)) for (prefix, width), numbers in numbered.items() if numbers]
+    return ",".join([*parts, *plain])
+
+
+def _ranges(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [f"{low:0{width}}" if low == high else f"{low:0{width}}-{high:0{width}}" for low, high in runs]
+    return f"{prefix}{texts[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(texts)}]"

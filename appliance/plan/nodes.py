@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-XNAME = re.compile(r"x[0-9]{1,4}c[0-7]s[0-9]{1,4}b[0-9]{1,2}n[0-9]{1,2}")
+XNAME = re.compile(r"x[0-9]{1,4}c[0-9]s[0-9]{1,3}b[0-9]{1,2}n[0-9]{1,2}")
 CONTROLLER = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~/-]*)?")
 _MAC = re.compile(r"[0-9a-f]{12}")
 

@@ -1,0 +1,154 @@
+"""``sms node import | export``: the whole inventory as a document, and that of a State Manager."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import Refused, SmsError
+from appliance.flow.context import Cluster
+from appliance.flow.fence import read_password
+from appliance.flow.inventory import node_network, open_inventory, reserved_addresses
+from appliance.plan.scan import check_pattern
+from appliance.progress import Progress
+from appliance.provision.convert import LISTS, Converted, Smd, from_smd, read_document
+from appliance.tools.smd import StateManager
+
+TOKEN = "SMS_SMD_TOKEN"  # noqa: S105 - the name of a variable
+LARGEST_B = 256 << 20
+NID_PATTERN = "nid%06d"
+COLLECTIONS = (
+    ("components", "/State/Components", "Components"),
+    ("interfaces", "/Inventory/EthernetInterfaces", ""),
+    ("endpoints", "/Inventory/RedfishEndpoints", "RedfishEndpoints"),
+    ("component_endpoints", "/Inventory/ComponentEndpoints", "ComponentEndpoints"),
+    ("groups", "/groups", ""),
+)
+"""Ours, the path below /hsm/v2, and where the answer has the list."""
+OPTIONAL = ("component_endpoints",)
+
+
+@dataclass
+class Brought:
+    """What an import has, beside what was there: how many of each list are new, changed, the same; what would go."""
+
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+
+
+def read_file(path: Path) -> Converted:
+    """The document of a file; ``-`` is standard input.
+
+    Raises:
+        SmsError: it cannot be read, or is no inventory.
+    """
+    try:
+        if str(path) == "-":
+            text = sys.stdin.buffer.read(LARGEST_B + 1)
+        else:
+            with path.open("rb") as file:
+                text = file.read(LARGEST_B + 1)
+    except OSError as error:
+        raise SmsError(
+            f"{path} cannot be read: {error.strerror}", hint="`sms node export -o FILE` writes one"
+        ) from error
+    if len(text) > LARGEST_B:
+        raise SmsError(f"{path} has more than {LARGEST_B >> 20} MiB", hint="is it an export?")
+    return Converted(read_document(text))
+
+
+def read_smd(
+    cluster: Cluster, url: str, token_file: Path | None, ca: Path | None, pattern: str, progress: Progress
+) -> Converted:
+    """The inventory of a State Manager.
+
+    Raises:
+        ConfigError: the URL or the pattern is wrong.
+        Refused: the token cannot be read, can be read by others, or does not count.
+        SmsError: it does not answer as SMD does.
+    """
+    pattern = check_pattern(pattern or NID_PATTERN)
+    token = os.environ.get(TOKEN, "").strip()
+    if token_file:
+        token = read_password(token_file)
+    manager = StateManager(url, token, ca)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with progress.step(f"read {url}") as step:
+        for name, path, key in COLLECTIONS:
+
+            def seen(size: int, name: str = name) -> None:
+                step.detail(f"{name}: {size >> 10} KiB")
+
+            try:
+                found[name] = manager.collection(path, key, seen)
+            except Refused:
+                raise
+            except SmsError:
+                if name not in OPTIONAL:
+                    raise
+                found[name] = []
+        step.detail(", ".join(f"{len(listed)} {name}" for name, listed in found.items()))
+    return from_smd(Smd(**found), pattern=pattern, network=node_network(cluster), reserved=reserved_addresses(cluster))
+
+
+def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> Brought:
+    """What the import would change.
+
+    Raises:
+        Away: the VM does not answer.
+    """
+    has = open_inventory(cluster).export()
+    brought = Brought(notes=list(converted.notes))
+    for name, key in LISTS.items():
+        before = {key(one): one for one in has.get(name) or []}
+        given = {key(one): one for one in converted.document.get(name) or []}
+        kinds = Counter(_kind(one, before.get(at)) for at, one in given.items())
+        if kinds:
+            brought.counts[name] = dict(kinds)
+        if replace:
+            brought.gone += [f"{name}: {at}" for at in before if at not in given]
+    return brought
+
+
+def _kind(one: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    if before is None:
+        return "new"
+    return "same" if all(before.get(key) == value for key, value in one.items()) else "changed"
+
+
+def bring(cluster: Cluster, converted: Converted, progress: Progress, *, replace: bool) -> int:
+    """Bring it into the inventory: all of it, or nothing. Gives the number of its nodes.
+
+    Raises:
+        Refused: something in it is wrong, or clashes with what is there; nothing was changed.
+    """
+    inventory = open_inventory(cluster)
+    with progress.step("bring it into the inventory"):
+        count = inventory.bring(converted.document, replace=replace)
+        inventory.refresh()
+    return count
+
+
+def as_yaml(document: Mapping[str, Any]) -> str:
+    """A document as YAML, in its own order."""
+    import yaml
+
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    # Without aliases: the import takes none.
+    dumper = type("Plain", (dumper,), {"ignore_aliases": lambda *_: True})
+    return str(yaml.dump(dict(document), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def write_private(text: str, path: Path) -> None:
+    """Write a file that only its owner can read: cloud-init data may have secrets. An old one is there until then."""
+    from appliance.host.local import Local
+
+    if path.is_dir():
+        raise Refused(f"{path} is a folder", hint="name a file in it")
+    Local().write(str(path), text.encode(), mode=0o600)

@@ -1,0 +1,305 @@
+"""What a State Manager (SMD of CSM or OpenCHAMI) lists, as a document that the inventory's import takes. Pure.
+
+Nothing of what it says is believed: what cannot be told is left out, with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+import yaml
+
+from appliance.errors import SmsError
+from appliance.provision import names
+
+LARGEST_NID = 2**31 - 1
+LONGEST = 255
+
+
+class Network(Protocol):
+    """The provisioning network: whether an address is in it."""
+
+    def __contains__(self, address: Any) -> bool: ...
+
+
+@dataclass
+class Converted:
+    """The document, and what was left out of it."""
+
+    document: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Smd:
+    """The collections of a State Manager, as it lists them."""
+
+    components: Sequence[Mapping[str, Any]]
+    interfaces: Sequence[Mapping[str, Any]] = ()
+    endpoints: Sequence[Mapping[str, Any]] = ()
+    component_endpoints: Sequence[Mapping[str, Any]] = ()
+    groups: Sequence[Mapping[str, Any]] = ()
+
+
+def from_smd(smd: Smd, *, pattern: str, network: Network, reserved: Mapping[str, str]) -> Converted:
+    """The inventory that it describes.
+
+    Args:
+        pattern: a node's name by its NID, such as ``nid%06d``; one without is named by its xname.
+        network: the address of a node in it is the one that it boots with.
+        reserved: addresses that no node can have, and whose they are.
+    """
+    making = _Making(smd, pattern, network, reserved)
+    document = {
+        "nodes": list(making.nodes()),
+        "components": list(making.others()),
+        "interfaces": list(making.loose()),
+        "endpoints": list(making.endpoints()),
+        "groups": list(making.groups()),
+    }
+    return Converted(document, making.notes)
+
+
+class _Making:
+    def __init__(self, smd: Smd, pattern: str, network: Network, reserved: Mapping[str, str]) -> None:
+        self.smd, self.pattern, self.network = smd, pattern, network
+        self.notes: list[str] = []
+        self._left: Counter[str] = Counter()
+        self._macs: set[str] = set()
+        self._addresses: dict[str, str] = dict(reserved)
+        self._nids: set[int] = set()
+        self._names: set[str] = set()
+        self._known: set[str] = set()
+        self._components = self._find_components()
+        self._interfaces = self._find_interfaces()
+        self._controllers = self._find_controllers()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def _find_components(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Type and entry by xname."""
+        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for one in self.smd.components:
+            xname = names.clean_xname(_text(one, "ID"))
+            kind = names.type_of(xname)
+            if not kind or xname in found:
+                self.note(f"component {_text(one, 'ID')[:60]!r}: {'is there twice' if kind else 'is no known xname'}")
+                continue
+            found[xname] = kind, one
+        return found
+
+    def _find_interfaces(self) -> dict[str, list[dict[str, Any]]]:
+        """Interfaces by the component that has them, in the order of their MAC addresses."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for one in sorted(self.smd.interfaces, key=lambda each: _text(each, "MACAddress")):
+            mac = names.clean_mac(_text(one, "MACAddress")) or names.clean_mac(_text(one, "ID"))
+            if not mac or mac in self._macs:
+                why = "is there twice" if mac else "is no machine's MAC address"
+                self.note(f"interface {_text(one, 'MACAddress')[:60]!r}: {why}")
+                continue
+            self._macs.add(mac)
+            owner = names.clean_id(_text(one, "ComponentID"))
+            made = {"mac": mac, "description": _text(one, "Description"), "addresses": list(self._ips(one, mac))}
+            found.setdefault(owner, []).append(made)
+        return found
+
+    def _ips(self, one: Mapping[str, Any], mac: str) -> Iterator[dict[str, str]]:
+        listed = one.get("IPAddresses")
+        # The first form of the interface had one address, and no list.
+        entries = listed if isinstance(listed, list) else [{"IPAddress": one.get("IPAddress")}]
+        for entry in entries:
+            text = _text(entry, "IPAddress") if isinstance(entry, Mapping) else ""
+            if not text:
+                continue
+            address = names.clean_address(text)
+            if not address or address in self._addresses:
+                why = f"is the address of {self._addresses[address]}" if address else "is no machine's address"
+                self.note(f"{mac}: {text[:60]} {why}: left out")
+                continue
+            self._addresses[address] = mac
+            yield {"address": address, "network": _text(entry, "Network")[:63]}
+
+    def _find_controllers(self) -> dict[str, str]:
+        """URL of the controller by a node's xname: with its system's path, where that is known."""
+        found: dict[str, str] = {}
+        hosts: dict[str, str] = {}
+        for one in self.smd.endpoints:
+            hosts[names.clean_xname(_text(one, "ID"))] = _host(one)
+        for xname, (kind, _) in self._components.items():
+            if kind == "Node" and (host := hosts.get(names.bmc_of(xname), "")):
+                found[xname] = f"https://{host}"
+        for one in self.smd.component_endpoints:
+            xname, url = names.clean_xname(_text(one, "ID")), _text(one, "RedfishURL").removeprefix("https://")
+            if xname in self._components and names.type_of(xname) == "Node" and names.BMC.fullmatch(url) and "/" in url:
+                found[xname] = f"https://{url}"
+        return found
+
+    def nodes(self) -> Iterator[dict[str, Any]]:
+        for xname, (kind, one) in self._components.items():
+            if kind != "Node":
+                continue
+            interfaces = self._interfaces.pop(xname, [])
+            address = self._boot_address(interfaces)
+            if not interfaces:
+                self.note(f"{xname}: no interface is known: it cannot boot until it has a MAC address")
+            self._known.add(xname)
+            nid = self._nid(xname, one)
+            yield {
+                "name": self._name(xname, nid),
+                "xname": xname,
+                "nid": nid,
+                "role": _word(one, "Role") or "Compute",
+                "subrole": _word(one, "SubRole"),
+                "address": address,
+                "interfaces": interfaces,
+                "bmc": self._controllers.get(xname, ""),
+                "enabled": one.get("Enabled") is not False,
+                "state": names.pick(_text(one, "State"), names.STATES) or "Unknown",
+                "arch": names.pick(_text(one, "Arch"), names.ARCHES) or "X86",
+            }
+
+    def _boot_address(self, interfaces: list[dict[str, Any]]) -> str | None:
+        """The address in the provisioning network; its interface becomes the first, which boots."""
+        for number, one in enumerate(interfaces):
+            for entry in one["addresses"]:
+                if ip_address(entry["address"]) in self.network:
+                    one["addresses"] = [other for other in one["addresses"] if other is not entry]
+                    interfaces.insert(0, interfaces.pop(number))
+                    return str(entry["address"])
+        return None
+
+    def _nid(self, xname: str, one: Mapping[str, Any]) -> int | None:
+        nid = one.get("NID")
+        if not isinstance(nid, int) or isinstance(nid, bool) or not 0 < nid <= LARGEST_NID:
+            return None
+        if nid in self._nids:
+            self.note(f"{xname}: NID {nid} is another's, too: left out")
+            return None
+        self._nids.add(nid)
+        return nid
+
+    def _name(self, xname: str, nid: int | None) -> str:
+        name = self.pattern % nid if nid is not None else xname
+        name = xname if name in self._names or not names.NAME.fullmatch(name) else name
+        self._names.add(name)
+        return name
+
+    def others(self) -> Iterator[dict[str, Any]]:
+        for xname, (kind, one) in self._components.items():
+            if kind == "Node":
+                continue
+            self._known.add(xname)
+            state = names.pick(_text(one, "State"), names.STATES) or "Unknown"
+            yield {"id": xname, "state": state, "enabled": one.get("Enabled") is not False}
+
+    def loose(self) -> Iterator[dict[str, Any]]:
+        for owner, interfaces in self._interfaces.items():
+            for one in interfaces:
+                yield {**one, "component": owner if owner in self._known else ""}
+
+    def endpoints(self) -> Iterator[dict[str, Any]]:
+        """Without users and passwords, which stay where they are."""
+        seen: set[str] = set()
+        for one in self.smd.endpoints:
+            xname = names.clean_xname(_text(one, "ID"))
+            if not names.type_of(xname) or xname in seen:
+                self.note(f"endpoint {_text(one, 'ID')[:60]!r}: {'is there twice' if xname in seen else 'is no xname'}")
+                continue
+            seen.add(xname)
+            uuid = _text(one, "UUID")
+            yield {
+                "id": xname,
+                "fqdn": _text(one, "FQDN") or _text(one, "Hostname"),
+                "address": names.clean_address(_text(one, "IPAddress")),
+                "mac": names.clean_mac(_text(one, "MACAddr")),
+                "enabled": one.get("Enabled") is not False,
+                "details": {"uuid": uuid} if uuid else {},
+            }
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        seen: set[str] = set()
+        for one in self.smd.groups:
+            label = _text(one, "label")
+            if not names.LABEL.fullmatch(label) or label in seen:
+                self.note(f"group {label[:60]!r}: {'is there twice' if label in seen else 'is no label'}")
+                continue
+            seen.add(label)
+            exclusive = _text(one, "exclusiveGroup")
+            yield {
+                "label": label,
+                "description": _text(one, "description"),
+                "exclusive": exclusive if names.LABEL.fullmatch(exclusive) else "",
+                "tags": [tag for tag in _texts(one.get("tags")) if names.LABEL.fullmatch(tag)],
+                "members": list(self._members(label, one)),
+            }
+
+    def _members(self, label: str, one: Mapping[str, Any]) -> Iterator[str]:
+        listed = one.get("members")
+        for member in dict.fromkeys(_texts(listed.get("ids") if isinstance(listed, Mapping) else None)):
+            if (key := names.clean_id(member)) in self._known:
+                yield key
+            else:
+                self.note(f"group {label}: {member[:60]!r} is no component: left out")
+
+
+def _text(of: Any, key: str) -> str:
+    found = of.get(key) if isinstance(of, Mapping) else None
+    return "".join(filter(str.isprintable, found)).strip()[:LONGEST] if isinstance(found, str) else ""
+
+
+def _texts(listed: Any) -> Iterable[str]:
+    return [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
+
+
+def _word(of: Mapping[str, Any], key: str) -> str:
+    found = _text(of, key)
+    return found if names.WORD.fullmatch(found) else ""
+
+
+def _host(one: Mapping[str, Any]) -> str:
+    """Where an endpoint is: its name, or its address."""
+    for key in ("FQDN", "Hostname", "IPAddress"):
+        host = _text(one, key)
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,200}", host):
+            return host
+    return ""
+
+
+LISTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "nodes": lambda one: one.get("name"),
+    "groups": lambda one: one.get("label"),
+    "components": lambda one: one.get("id"),
+    "interfaces": lambda one: one.get("mac"),
+    "endpoints": lambda one: one.get("id"),
+    "boot": lambda one: (one.get("scope"), one.get("key")),
+}
+"""The lists of an export, and what names an entry."""
+
+
+def read_document(text: str | bytes) -> dict[str, Any]:
+    """An export's document from its text, YAML or JSON.
+
+    Raises:
+        SmsError: it is none.
+    """
+    hint = "`sms node export` writes one"
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        # A few lines of aliases stand for more than any memory holds.
+        if any(isinstance(event, yaml.events.AliasEvent) for event in yaml.parse(text, Loader=loader)):
+            raise SmsError("this is no inventory: it has YAML aliases", hint=hint)
+        found = yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SmsError(f"this is no YAML: {' '.join(str(error).split())[:300]}", hint=hint) from error
+    if not isinstance(found, dict) or not found or not set(found) <= set(LISTS):
+        raise SmsError(f"this is no inventory: it has the lists {', '.join(LISTS)} and no others", hint=hint)
+    for name, listed in found.items():
+        if not isinstance(listed, list) or not all(isinstance(one, dict) and LISTS[name](one) for one in listed):
+            raise SmsError(f"{name} is not a list of entries that have their names", hint=hint)
+    return found
