@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from appliance.errors import ConfigError, Refused, SmsError
+from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.flow import history
 from appliance.flow.boot import install_unit
 from appliance.flow.bring import bring
@@ -94,6 +94,18 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
     except Unreachable as error:
         raise Refused(error.message, hint=error.hint) from error
     refuse_over(ready.plan, force=force)
+    moved, silent = carry(cluster, ready, progress)
+    if silent:
+        take_back(cluster, moved, silent, progress)
+    return moved
+
+
+def carry(cluster: Cluster, ready: Ready, progress: Progress) -> tuple[Moved, str]:
+    """Do what is planned; give what it did, and what is said of services that do not answer there.
+
+    Raises:
+        SmsError: as ``migrate``.
+    """
     image = prepare(cluster, ready, progress)
     facts: dict[str, Any] = {"from": ready.source.name, "to": ready.target.name, "generation": ready.lease.generation}
     for host in (ready.source, ready.target):
@@ -114,7 +126,31 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
         _note_all(cluster, (ready.source, ready.target), "failed", why=str(error) or type(error).__name__)
         raise
     moved.notes += finish(cluster, ready, image, moved, progress)
-    return moved
+    return moved, move.silent
+
+
+def take_back(cluster: Cluster, moved: Moved, silent: str, progress: Progress) -> NoReturn:
+    """It serves, and not in full: it goes back by another move, so that nothing is lost of what has come in there.
+
+    Raises:
+        RolledBack: it serves on the source as before.
+        SmsError: it does not; the message says what is known.
+    """
+    for words in (*moved.notes, silent):
+        progress.say(f"note: {words}")
+    hosts = [find_host(cluster.site, name) for name in (moved.source, moved.target)]
+    _note_all(cluster, hosts, "failed", why=silent)
+    try:
+        ready = look(cluster, moved.source, progress, recover=False, force=True, back=True)
+        _, still = carry(cluster, ready, progress)
+    except SmsError as error:
+        raise SmsError(
+            f"{silent}\n  it was to go back to {moved.source}: {error.message}",
+            hint=error.hint or f"sms status --host {moved.target}",
+        ) from error
+    if still:
+        raise SmsError(f"{silent}\n  it is back, and {still}", hint=f"sms status --host {moved.source}")
+    raise RolledBack(f"{silent}\n  the appliance serves on {moved.source} as before")
 
 
 def rehearse_migrate(cluster: Cluster, name: str, progress: Progress) -> Plan:
@@ -140,11 +176,12 @@ def refuse_over(plan: Plan, *, force: bool) -> None:
         raise Refused(f"services would be away for too long: {told}", hint="`sms migrate --force` does it all the same")
 
 
-def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, force: bool) -> Ready:
+def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, force: bool, back: bool = False) -> Ready:
     """Find out where it runs, and whether both hosts can do their part.
 
     Args:
         recover: take up what a killed run has left on either host, first.
+        back: it is the way back from a host that may have nobody who hears it.
     """
     known = [host.name for host in cluster.site.admin_hosts]
     if name not in known:
@@ -178,7 +215,7 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
                 f"what runs on {source.name} was not started by sms, or its note is gone",
                 hint=f"sms stop --host {source.name}, then sms start --host {source.name}",
             )
-        plan = _plan(cluster, source, target, running.image, note["sha256"], lease, force=force)
+        plan = _plan(cluster, source, target, running.image, note["sha256"], lease, force=force, back=back)
     for warning in plan.warnings:
         progress.say(f"WARNING: {warning}")
     return Ready(source, target, running.pid, note, lease, plan)
@@ -253,7 +290,17 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     return next(host for host in hosts if host.name == newest.holder), replace(newest, generation=top)
 
 
-def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str, lease: Lease, *, force: bool) -> Plan:
+def _plan(
+    cluster: Cluster,
+    source: Host,
+    target: Host,
+    image: str,
+    sha256: str,
+    lease: Lease,
+    *,
+    force: bool,
+    back: bool,
+) -> Plan:
     """Ask all that can be asked beforehand.
 
     Raises:
@@ -284,7 +331,7 @@ def _plan(cluster: Cluster, source: Host, target: Host, image: str, sha256: str,
     if here != there:
         said = f"{source.name} has Apptainer {'.'.join(map(str, here))}, {target.name} {'.'.join(map(str, there))}"
         (warnings if force or here < there else problems).append(said)
-    if not problems:
+    if not problems and not back:
         problems += _strangers(cluster, target)
     if not sharing.result() and free.result() < used.result() + ROOM:
         problems.append(
