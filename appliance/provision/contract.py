@@ -165,7 +165,7 @@ def parse_body(operation: Operation, data: bytes) -> Any:
             raise bad_request("the request has no body")
         return None
     try:
-        document = json.loads(data, parse_constant=_no_constant)
+        document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
         # A lone surrogate or a null byte is JSON, and no database takes it.
         if "\\u" in data.decode("utf-8", "replace") and not _storable(document):
             raise bad_request("the body holds text that cannot be stored")
@@ -193,6 +193,12 @@ def _place(error: Any) -> str:
 
 def _no_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if (value := float(text)) in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
 
 
 def _storable(value: Any) -> bool:

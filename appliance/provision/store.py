@@ -20,10 +20,9 @@ POOL = 8
 
 
 class Store:
-    """Transactions. ``generation`` rises with each that wrote: what was made from an older state can be dropped."""
+    """Transactions on one database."""
 
     def __init__(self, url: str, *, busy_s: float = 5.0) -> None:
-        self.generation = 0
         self.engine = _open(url, busy_s)
         self._writer = self.engine.execution_options(sms_write=True)
         try:
@@ -49,7 +48,6 @@ class Store:
         """A transaction that may change; all of it counts at its end, or nothing. Others wait meanwhile."""
         with translated(), self._writer.begin() as connection:
             yield connection
-        self.generation += 1
 
     def close(self) -> None:
         self.engine.dispose()

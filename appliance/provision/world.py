@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from appliance.provision import tables
 from appliance.provision.config import Config
 from appliance.provision.contract import Contract, find_contract
+from appliance.provision.draft import Draft
+from appliance.provision.model import Inventory
+from appliance.provision.peers import Strangers
+from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
 
 
@@ -39,11 +47,41 @@ class World:
         self.config = config
         self.store = store
         self.contract = contract
+        self.strangers = Strangers()
         self.parts: dict[str, Any] = {}
+        """What modules keep for each other, by their names."""
+        self.generation = 0
+        """Rises with each change of the inventory or the images: what was made from an older state is dropped."""
+        self._lock = threading.Lock()
+        self._known: tuple[int, Inventory] | None = None
+
+    def inventory(self) -> Inventory:
+        """The inventory as it is now; read from the database once after each change."""
+        known = self._known
+        if known is not None and known[0] == self.generation:
+            return known[1]
+        with self._lock:
+            generation = self.generation
+            if self._known is None or self._known[0] != generation:
+                with self.store.read() as connection:
+                    self._known = generation, tables.load(connection)
+            return self._known[1]
+
+    @contextmanager
+    def edit(self) -> Iterator[Draft]:
+        """Changes to the inventory. They count if all of them keep the rules; else 400 or 409, and nothing changes."""
+        with self.store.write() as connection:
+            draft = Draft(tables.load(connection))
+            yield draft
+            new = draft.inventory()
+            refuse([*draft.findings, *find_problems(self.config, draft.old, new)])
+            tables.save(connection, draft.old, new)
+        self.touch()
+        self.strangers.forget(new)
 
     def touch(self) -> None:
-        """Something that boot scripts say has changed elsewhere than in the store: rendered ones are dropped."""
-        self.store.generation += 1
+        """What boot scripts say may have changed: the inventory, or an image. Rendered ones are dropped."""
+        self.generation += 1
 
 
 def make_world(config: Config, *, contract: Path | None = None) -> World:

@@ -1,0 +1,169 @@
+"""``/boot/v1/bootparameters``: kernels, initrds and parameters of hosts, in the form of OpenCHAMI's BSS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from appliance.provision import contract, names
+from appliance.provision.draft import Draft
+from appliance.provision.model import Boot, Component, Inventory
+from appliance.provision.problem import bad_request, not_found
+from appliance.provision.world import World
+
+PARAMETERS = "/boot/v1/bootparameters"
+SCOPES = {"hosts": "host", "macs": "mac", "nids": "nid", "groups": "group"}
+"""Key of a payload, and what its values are kept as."""
+DEFAULT = ("host", "Default")
+
+
+def routes(world: World) -> list[Route]:
+    views = Parameters(world)
+    return [
+        Route(PARAMETERS, views.show, methods=["GET"]),
+        Route(PARAMETERS, views.post, methods=["POST"]),
+        Route(PARAMETERS, views.put, methods=["PUT"]),
+        Route(PARAMETERS, views.patch, methods=["PATCH"]),
+        Route(PARAMETERS, views.delete, methods=["DELETE"]),
+        Route("/boot/v1/service/status", lambda _request: JSONResponse({"bss-status": "running"})),
+    ]
+
+
+def keys_of(inventory: Inventory, node: Component) -> Iterator[tuple[str, str]]:
+    """Where boot parameters of a node are looked for: its own, its groups', its role's, everybody's."""
+    yield "host", node.id
+    if node.name and node.name != node.id:
+        yield "host", node.name
+    for each in inventory.interfaces_of(node.id):
+        yield "mac", each.mac
+    if node.nid is not None:
+        yield "nid", str(node.nid)
+    for label in inventory.groups_of(node.id):
+        yield "group", label
+        yield "host", label
+    yield "host", node.role
+    yield DEFAULT
+
+
+def read_keys(body: dict[str, Any]) -> list[tuple[str, str]]:
+    """The hosts of a payload; 400 for a MAC address that is none. Without hosts: the kernel's or initrd's own."""
+    found = []
+    for name, scope in SCOPES.items():
+        for each in body.get(name) or ():
+            key = names.clean_mac(each) if scope == "mac" else names.clean_id(str(each))
+            if not key:
+                raise bad_request(
+                    f"{str(each)[:60]!r} is not a MAC address" if scope == "mac" else "a host has no name"
+                )
+            found.append((scope, key))
+    if not found:
+        found = [(scope, body[scope]) for scope in ("kernel", "initrd") if body.get(scope)]
+    if not found:
+        raise bad_request("say whom this is for: hosts, macs, nids, groups, or a kernel or initrd alone")
+    return found
+
+
+def show(boot: Boot) -> dict[str, Any]:
+    """Boot parameters as BSS shows them."""
+    shown: dict[str, Any] = {}
+    for name, scope in SCOPES.items():
+        if scope == boot.scope:
+            shown[name] = [int(boot.key) if scope == "nid" else boot.key]
+    shown |= {name: getattr(boot, name) for name in ("params", "kernel", "initrd") if getattr(boot, name)}
+    return shown | ({"cloud-init": boot.cloud_init} if boot.cloud_init else {})
+
+
+class Parameters:
+    """Answers at ``bootparameters``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def show(self, request: Request) -> Response:
+        query = request.query_params
+        asked: dict[str, Any] = {key: query.getlist(one) for one, key in (("name", "hosts"), ("mac", "macs"))}
+        asked["nids"] = [each for each in query.getlist("nid") if each.isascii() and each.isdigit()]
+        # BSS takes the hosts in a body as well, and its documents ask so.
+        operation = self.world.contract.operations["DELETE", PARAMETERS]
+        data = await request.body() if not any(asked.values()) else b""
+        if len(data) > operation.largest_b:
+            raise bad_request("the body is too large")
+        body = contract.parse_body(operation, data) if data else None
+        return await run_in_threadpool(self._show, body if body else asked)
+
+    def _show(self, asked: dict[str, Any]) -> Response:
+        boot = self.world.inventory().boot
+        if not any(asked.values()):
+            return JSONResponse([show(each) for _, each in sorted(boot.items())])
+        found = [boot[key] for key in read_keys(asked) if key in boot]
+        if not found:
+            raise not_found("there are no boot parameters for this")
+        return JSONResponse([show(each) for each in found])
+
+    def post(self, request: Request) -> Response:
+        self._put(request.state.body)
+        return Response(status_code=201)
+
+    def put(self, request: Request) -> Response:
+        self._put(request.state.body)
+        return Response(status_code=200)
+
+    def _put(self, body: dict[str, Any]) -> None:
+        keys = read_keys(body)
+        with self.world.edit() as draft:
+            for scope, key in keys:
+                draft.put_boot(_changed(Boot(scope, key), body))
+
+    def patch(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            for key in read_keys(body):
+                draft.put_boot(_changed(_there(draft, key), body))
+        return Response(status_code=200)
+
+    def delete(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            for key in read_keys(body):
+                if key[0] in ("kernel", "initrd"):
+                    _forget_image(draft, *key)
+                else:
+                    _there(draft, key)
+                    del draft.boot[key]
+        return Response(status_code=200)
+
+
+def _there(draft: Draft, key: tuple[str, str]) -> Boot:
+    found = draft.boot.get(key)
+    if found is None:
+        raise not_found(f"there are no boot parameters of {key[0]} {key[1][:70]}")
+    return found
+
+
+def _changed(boot: Boot, body: dict[str, Any]) -> Boot:
+    for name in ("kernel", "initrd", "params"):
+        if body.get(name) is not None:
+            boot = replace(boot, **{name: body[name]})
+    if body.get("cloud-init") is not None:
+        boot = replace(boot, cloud_init={**boot.cloud_init, **body["cloud-init"]})
+    return boot
+
+
+def _forget_image(draft: Draft, what: str, path: str) -> None:
+    """A kernel or initrd, wherever it is named; 404 where it is nowhere."""
+    found = [
+        each for each in draft.boot.values() if getattr(each, what) == path or (each.scope, each.key) == (what, path)
+    ]
+    if not found:
+        raise not_found(f"no boot parameters name {path[:200]}")
+    for each in found:
+        if (each.scope, each.key) == (what, path):
+            del draft.boot[what, path]
+        else:
+            draft.put_boot(replace(each, kernel="") if what == "kernel" else replace(each, initrd=""))

@@ -1,0 +1,390 @@
+"""``/hsm/v2/State/Components``, ``groups``, ``memberships``: the paths and payloads of OpenCHAMI's SMD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from appliance.provision import names
+from appliance.provision.draft import Draft
+from appliance.provision.model import Component, Group, Inventory
+from appliance.provision.problem import bad_request, conflict, not_found
+from appliance.provision.rules import Finding
+from appliance.provision.world import World
+
+COMPONENTS = "/hsm/v2/State/Components"
+GROUPS = "/hsm/v2/groups"
+PATCHES = ("StateData", "FlagOnly", "Enabled", "SoftwareStatus", "Role", "NID")
+
+
+def routes(world: World) -> list[Route]:
+    views, groups = Components(world), Groups(world)
+    patches = [
+        *(Route(f"{COMPONENTS}/Bulk{what}", views.patch_many, methods=["PATCH"]) for what in PATCHES),
+        *(Route(f"{COMPONENTS}/{{xname}}/{what}", views.patch, methods=["PATCH"]) for what in PATCHES),
+    ]
+    return [
+        Route("/hsm/v2/service/ready", views.ready),
+        Route("/hsm/v2/service/liveness", lambda _request: Response(status_code=204)),
+        Route(COMPONENTS, views.list_all, methods=["GET"]),
+        Route(COMPONENTS, views.post, methods=["POST"]),
+        Route(COMPONENTS, views.delete_all, methods=["DELETE"]),
+        *patches,
+        Route(f"{COMPONENTS}/ByNID/{{nid}}", views.by_nid),
+        Route(f"{COMPONENTS}/{{xname}}", views.show, methods=["GET"]),
+        Route(f"{COMPONENTS}/{{xname}}", views.put, methods=["PUT"]),
+        Route(f"{COMPONENTS}/{{xname}}", views.delete, methods=["DELETE"]),
+        Route(GROUPS, groups.list_all, methods=["GET"]),
+        Route(GROUPS, groups.post, methods=["POST"]),
+        Route(f"{GROUPS}/labels", groups.labels),
+        Route(f"{GROUPS}/{{label}}", groups.show, methods=["GET"]),
+        Route(f"{GROUPS}/{{label}}", groups.patch, methods=["PATCH"]),
+        Route(f"{GROUPS}/{{label}}", groups.delete, methods=["DELETE"]),
+        Route(f"{GROUPS}/{{label}}/members", groups.members, methods=["GET"]),
+        Route(f"{GROUPS}/{{label}}/members", groups.add_member, methods=["POST"]),
+        Route(f"{GROUPS}/{{label}}/members", groups.set_members, methods=["PUT"]),
+        Route(f"{GROUPS}/{{label}}/members/{{xname}}", groups.remove_member, methods=["DELETE"]),
+        Route("/hsm/v2/memberships", groups.memberships),
+        Route("/hsm/v2/memberships/{xname}", groups.membership),
+    ]
+
+
+def said(message: str) -> Response:
+    """SMD's way of saying that something went well."""
+    return JSONResponse({"code": 0, "message": message})
+
+
+def find(inventory: Inventory, key: str) -> Component:
+    """A component by its ID; 404 where there is none."""
+    found = inventory.components.get(names.clean_id(key)) or inventory.find_node(key)
+    if found is None:
+        raise not_found(f"no such xname: {key[:70]}")
+    return found
+
+
+def show(one: Component) -> dict[str, Any]:
+    """A component as SMD shows it: what is empty is left out."""
+    shown = {
+        "ID": one.id,
+        "Type": one.type,
+        "State": one.state,
+        "Flag": one.flag,
+        "Enabled": one.enabled,
+        "SoftwareStatus": one.software,
+        "Role": one.role,
+        "SubRole": one.subrole,
+        "NID": one.nid,
+        "NetType": one.net_type,
+        "Arch": one.arch,
+        "Class": one.klass,
+    }
+    return {key: value for key, value in shown.items() if value not in (None, "")}
+
+
+FILTERS = {
+    "id": "id",
+    "type": "type",
+    "state": "state",
+    "flag": "flag",
+    "role": "role",
+    "subrole": "subrole",
+    "softwarestatus": "software",
+    "arch": "arch",
+    "class": "klass",
+}
+
+
+def select(inventory: Inventory, query: QueryParams) -> list[Component]:
+    """The components that a query asks for; a value that begins with ``!`` leaves out what has it."""
+    found: Iterable[Component] = sorted(inventory.components.values(), key=lambda one: one.id)
+    for key, name in FILTERS.items():
+        if given := query.getlist(key):
+            wanted = {names.clean_id(each).lower() for each in given if not each.startswith("!")}
+            unwanted = {each[1:].lower() for each in given if each.startswith("!")}
+            found = [
+                one
+                for one in found
+                if (not wanted or getattr(one, name).lower() in wanted) and getattr(one, name).lower() not in unwanted
+            ]
+    if given := query.getlist("enabled"):
+        found = [one for one in found if str(one.enabled).lower() in {each.lower() for each in given}]
+    if given := query.getlist("nid"):
+        found = [one for one in found if str(one.nid) in given]
+    if first := query.get("nid_start"):
+        found = [one for one in found if one.nid is not None and one.nid >= int(first)]
+    if last := query.get("nid_end"):
+        found = [one for one in found if one.nid is not None and one.nid <= int(last)]
+    if labels := query.getlist("group"):
+        found = [one for one in found if set(labels) & set(inventory.groups_of(one.id) or ["NULL"])]
+    return list(found)
+
+
+ONLY = {
+    "stateonly": ("ID", "Type", "State", "Flag"),
+    "flagonly": ("ID", "Type", "Flag"),
+    "roleonly": ("ID", "Type", "Role", "SubRole"),
+    "nidonly": ("ID", "Type", "NID"),
+}
+
+
+class Components:
+    """Answers below ``State/Components``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def ready(self, _request: Request) -> Response:
+        with self.world.store.read():
+            return said("HSM is healthy")
+
+    def list_all(self, request: Request) -> Response:
+        query = request.query_params
+        rows = [show(one) for one in select(self.world.inventory(), query)]
+        for flag, kept in ONLY.items():
+            if query.get(flag, "").lower() == "true":
+                rows = [{key: row[key] for key in kept if key in row} for row in rows]
+        return JSONResponse({"Components": rows})
+
+    def show(self, request: Request) -> Response:
+        return JSONResponse(show(find(self.world.inventory(), request.path_params["xname"])))
+
+    def by_nid(self, request: Request) -> Response:
+        text = request.path_params["nid"]
+        if not text.isascii() or not text.isdigit():
+            raise bad_request(f"{text[:70]!r} is no NID")
+        found = self.world.inventory().by_nid.get(int(text[:12]))
+        if found is None:
+            raise not_found(f"no such NID: {text[:70]}")
+        return JSONResponse(show(found))
+
+    def post(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            for given in body["Components"]:
+                put(draft, given["ID"], given, force=bool(body.get("Force")))
+        return Response(status_code=204)
+
+    def put(self, request: Request) -> Response:
+        key, body = request.path_params["xname"], request.state.body
+        given = body["Component"]
+        if names.clean_id(given.get("ID") or key) != names.clean_id(key):
+            raise bad_request("the ID in the path and in the body are not the same")
+        with self.world.edit() as draft:
+            put(draft, key, given, force=bool(body.get("Force")))
+        return Response(status_code=204)
+
+    def delete(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            draft.remove_component(find(draft.inventory(), request.path_params["xname"]).id)
+        return said("deleted 1 entry")
+
+    def delete_all(self, _request: Request) -> Response:
+        with self.world.edit() as draft:
+            count = len(draft.components)
+            if not count:
+                raise not_found("no entries to delete")
+            for key in list(draft.components):
+                draft.remove_component(key)
+        return said(f"deleted {count} entries")
+
+    def patch(self, request: Request) -> Response:
+        what = request.url.path.rpartition("/")[2]
+        with self.world.edit() as draft:
+            one = find(draft.inventory(), request.path_params["xname"])
+            draft.put_component(change(draft, one, what, request.state.body))
+        return Response(status_code=204)
+
+    def patch_many(self, request: Request) -> Response:
+        what, body = request.url.path.rpartition("/Bulk")[2], request.state.body
+        entries = body["Components"] if what == "NID" else [{**body, "ID": key} for key in body["ComponentIDs"]]
+        with self.world.edit() as draft:
+            before = draft.inventory()
+            for given in entries:
+                one = draft.components[find(before, given["ID"]).id]
+                draft.put_component(change(draft, one, what, given))
+        return Response(status_code=204)
+
+
+def put(draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
+    """A component that is new, or, with ``force``, the state and kind of one that is there."""
+    there = draft.find_node(key) or draft.components.get(names.clean_id(key))
+    if there and not force:
+        return
+    kind = there.type if there else names.type_of(names.clean_id(key))
+    if not kind:
+        draft.findings.append(Finding(f"{key[:70]!r} is not an xname"))
+        return
+    if not there:
+        xname, node = names.clean_id(key), kind == "Node"
+        there = Component(
+            xname,
+            type=kind,
+            name=xname if node else None,
+            xname=xname if node else None,
+            role="Compute" if node else "",
+            arch="X86" if node else "Other",
+        )
+        there = change(draft, there, "NID", given) if node and "NID" in given else there
+        there = change(draft, there, "Role", given) if given.get("Role") else there
+        there = change(draft, there, "Enabled", given) if "Enabled" in given else there
+        there = change(draft, there, "SoftwareStatus", given) if "SoftwareStatus" in given else there
+    draft.put_component(_state(draft, there, given))
+
+
+def _state(draft: Draft, one: Component, given: dict[str, Any]) -> Component:
+    """State, flag and kind, each only where it is given."""
+    words = (
+        ("State", "state", names.STATES),
+        ("Flag", "flag", names.FLAGS),
+        ("Arch", "arch", names.ARCHES),
+        ("Class", "klass", names.CLASSES),
+        ("NetType", "net_type", names.NET_TYPES),
+    )
+    for key, name, known in words:
+        if given.get(key):
+            word = names.pick(given[key], known)
+            if word is None:
+                draft.findings.append(Finding(f"{one.id}: {given[key][:70]!r} is no {key}"))
+            else:
+                one = replace(one, **{name: word})  # type: ignore[arg-type]
+    return one
+
+
+def change(draft: Draft, one: Component, what: str, given: dict[str, Any]) -> Component:
+    """A component after one of SMD's patches."""
+    if what == "StateData":
+        return _state(draft, one, {"Flag": "OK", **{key: given[key] for key in ("State", "Flag") if key in given}})
+    if what == "FlagOnly":
+        return _state(draft, one, {"Flag": given["Flag"]})
+    if what == "Enabled":
+        return replace(one, enabled=given["Enabled"])
+    if what == "SoftwareStatus":
+        return replace(one, software=given["SoftwareStatus"])
+    if what == "Role":
+        return replace(one, role=given["Role"] or one.role, subrole=given.get("SubRole", ""))
+    nid = int(given["NID"])
+    return replace(one, nid=nid if nid > 0 else None)
+
+
+class Groups:
+    """Answers below ``groups`` and ``memberships``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def list_all(self, request: Request) -> Response:
+        query = request.query_params
+        found: Iterable[Group] = [group for _, group in sorted(self.world.inventory().groups.items())]
+        if labels := query.getlist("group"):
+            found = [group for group in found if group.label in labels]
+        if tags := query.getlist("tag"):
+            found = [group for group in found if set(tags) & set(group.tags)]
+        return JSONResponse([_show_group(group) for group in found])
+
+    def labels(self, _request: Request) -> Response:
+        return JSONResponse(sorted(self.world.inventory().groups))
+
+    def show(self, request: Request) -> Response:
+        return JSONResponse(_show_group(_group(self.world.inventory().groups, request)))
+
+    def post(self, request: Request) -> Response:
+        body = request.state.body
+        label = body["label"]
+        with self.world.edit() as draft:
+            if label in draft.groups:
+                raise conflict(f"there is a group {label[:70]} already")
+            draft.put_group(
+                Group(
+                    label,
+                    description=body.get("description", ""),
+                    exclusive=body.get("exclusiveGroup", ""),
+                    tags=tuple(dict.fromkeys(body.get("tags") or ())),
+                    members=_members(draft, (body.get("members") or {}).get("ids") or ()),
+                )
+            )
+        return JSONResponse([{"URI": f"{GROUPS}/{label}"}], 201)
+
+    def patch(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            group = _group(draft.groups, request)
+            tags = tuple(dict.fromkeys(body["tags"])) if "tags" in body else group.tags
+            draft.put_group(replace(group, description=body.get("description", group.description), tags=tags))
+        return Response(status_code=204)
+
+    def delete(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            del draft.groups[_group(draft.groups, request).label]
+        return said("deleted 1 entry")
+
+    def members(self, request: Request) -> Response:
+        return JSONResponse({"ids": list(_group(self.world.inventory().groups, request).members)})
+
+    def add_member(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            group = _group(draft.groups, request)
+            (member,) = _members(draft, [request.state.body["id"]])
+            if member in group.members:
+                raise conflict(f"{member} is in {group.label} already")
+            draft.put_group(replace(group, members=(*group.members, member)))
+        return JSONResponse([{"URI": f"{GROUPS}/{group.label}/members/{member}"}], 201)
+
+    def set_members(self, request: Request) -> Response:
+        body = request.state.body
+        if body.get("label") not in (None, request.path_params["label"]):
+            raise bad_request("the label in the path and in the body are not the same")
+        with self.world.edit() as draft:
+            group = _group(draft.groups, request)
+            draft.put_group(replace(group, members=_members(draft, body["ids"])))
+            members = draft.groups[group.label].members
+        return JSONResponse([{"URI": f"{GROUPS}/{group.label}/members/{member}"} for member in members], 201)
+
+    def remove_member(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            group = _group(draft.groups, request)
+            (member,) = _members(draft, [request.path_params["xname"]])
+            if member not in group.members:
+                raise not_found(f"{member[:70]} is not in {group.label}")
+            draft.put_group(replace(group, members=tuple(each for each in group.members if each != member)))
+        return said("deleted 1 entry")
+
+    def memberships(self, request: Request) -> Response:
+        inventory = self.world.inventory()
+        return JSONResponse([_membership(inventory, one) for one in select(inventory, request.query_params)])
+
+    def membership(self, request: Request) -> Response:
+        inventory = self.world.inventory()
+        return JSONResponse(_membership(inventory, find(inventory, request.path_params["xname"])))
+
+
+def _membership(inventory: Inventory, one: Component) -> dict[str, Any]:
+    return {"id": one.id, "groupLabels": inventory.groups_of(one.id), "partitionName": ""}
+
+
+def _group(groups: Any, request: Request) -> Group:
+    found = groups.get(request.path_params["label"])
+    if found is None:
+        raise not_found(f"there is no group {request.path_params['label'][:70]}")
+    assert isinstance(found, Group)
+    return found
+
+
+def _members(draft: Draft, given: Iterable[str]) -> tuple[str, ...]:
+    """IDs of components, some of them given as names; one that is not there is a finding of the rules."""
+    found = [draft.find_node(each) for each in given]
+    return tuple(dict.fromkeys(one.id if one else names.clean_id(each) for one, each in zip(found, given, strict=True)))
+
+
+def _show_group(group: Group) -> dict[str, Any]:
+    shown: dict[str, Any] = {"label": group.label, "description": group.description}
+    if group.tags:
+        shown["tags"] = list(group.tags)
+    if group.exclusive:
+        shown["exclusiveGroup"] = group.exclusive
+    return {**shown, "members": {"ids": list(group.members)}}

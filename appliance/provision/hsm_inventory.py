@@ -1,0 +1,390 @@
+"""``/hsm/v2/Inventory/RedfishEndpoints`` and ``EthernetInterfaces``: the paths and payloads of OpenCHAMI's SMD."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from appliance.provision import names
+from appliance.provision.draft import Draft, read_addresses
+from appliance.provision.hsm import put, said
+from appliance.provision.model import Endpoint, Interface, Inventory
+from appliance.provision.problem import bad_request, conflict, not_found
+from appliance.provision.rules import Finding
+from appliance.provision.world import World
+
+ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
+INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
+KEPT = ("Name", "UUID", "UseSSDP", "MACRequired", "RediscoverOnUpdate", "TemplateID", "DiscoveryInfo", "URI")
+"""What is kept of an endpoint as it is given. User and Password are not: `sms` has them on the admin host."""
+FILTERS = (("id", "ID"), ("fqdn", "FQDN"), ("type", "Type"), ("uuid", "UUID"), ("ipaddress", "IPAddress"))
+
+
+def routes(world: World) -> list[Route]:
+    endpoints, interfaces = Endpoints(world), Interfaces(world)
+    one = f"{INTERFACES}/{{id}}"
+    return [
+        Route(ENDPOINTS, endpoints.list_all, methods=["GET"]),
+        Route(ENDPOINTS, endpoints.post, methods=["POST"]),
+        Route(ENDPOINTS, endpoints.delete_all, methods=["DELETE"]),
+        Route(f"{ENDPOINTS}/{{xname}}", endpoints.show, methods=["GET"]),
+        Route(f"{ENDPOINTS}/{{xname}}", endpoints.put, methods=["PUT"]),
+        Route(f"{ENDPOINTS}/{{xname}}", endpoints.patch, methods=["PATCH"]),
+        Route(f"{ENDPOINTS}/{{xname}}", endpoints.delete, methods=["DELETE"]),
+        Route(INTERFACES, interfaces.list_all, methods=["GET"]),
+        Route(INTERFACES, interfaces.post, methods=["POST"]),
+        Route(INTERFACES, interfaces.delete_all, methods=["DELETE"]),
+        Route(one, interfaces.show, methods=["GET"]),
+        Route(one, interfaces.patch, methods=["PATCH"]),
+        Route(one, interfaces.delete, methods=["DELETE"]),
+        Route(f"{one}/IPAddresses", interfaces.addresses, methods=["GET"]),
+        Route(f"{one}/IPAddresses", interfaces.add_address, methods=["POST"]),
+        Route(f"{one}/IPAddresses/{{address}}", interfaces.patch_address, methods=["PATCH"]),
+        Route(f"{one}/IPAddresses/{{address}}", interfaces.remove_address, methods=["DELETE"]),
+    ]
+
+
+def show_endpoint(each: Endpoint) -> dict[str, Any]:
+    """An endpoint as SMD shows it."""
+    host, _, domain = each.fqdn.partition(".")
+    if names.clean_address(each.fqdn):
+        host, domain = each.fqdn, ""
+    shown = {
+        "ID": each.id,
+        "Type": each.type,
+        "Hostname": host,
+        "Domain": domain,
+        "FQDN": each.fqdn,
+        "Enabled": each.enabled,
+        "MACAddr": each.mac,
+        "IPAddress": each.address,
+        **each.details,
+    }
+    return {key: value for key, value in shown.items() if value not in (None, "")}
+
+
+class Endpoints:
+    """Answers below ``Inventory/RedfishEndpoints``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def list_all(self, request: Request) -> Response:
+        query = request.query_params
+        rows = [show_endpoint(each) for _, each in sorted(self.world.inventory().endpoints.items())]
+        for name, key in FILTERS:
+            if given := query.getlist(name):
+                wanted = {each.lower() for each in given}
+                rows = [row for row in rows if str(row.get(key, "")).lower() in wanted]
+        if given := query.getlist("macaddr"):
+            rows = [row for row in rows if row.get("MACAddr") in {names.clean_mac(each) for each in given}]
+        return JSONResponse({"RedfishEndpoints": rows})
+
+    def show(self, request: Request) -> Response:
+        return JSONResponse(show_endpoint(self._find(self.world.inventory().endpoints, request)))
+
+    def post(self, request: Request) -> Response:
+        body = request.state.body
+        entries = body.get("RedfishEndpoints", [body])
+        with self.world.edit() as draft:
+            keys = [self._add(draft, given, force=False) for given in entries]
+        return JSONResponse([{"URI": f"{ENDPOINTS}/{key}"} for key in keys if key], 201)
+
+    def _add(self, draft: Draft, given: dict[str, Any], *, force: bool, key: str = "") -> str:
+        endpoint = read_endpoint(given, key, draft.findings)
+        if endpoint is None:
+            return ""
+        if endpoint.id in draft.endpoints and not force:
+            raise conflict(f"there is a RedfishEndpoint {endpoint.id} already")
+        draft.put_endpoint(endpoint)
+        bring_found(self.world, draft, endpoint.id, given, force=force)
+        return endpoint.id
+
+    def put(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            old = self._find(draft.endpoints, request)
+            if names.clean_xname(body.get("ID") or old.id) != old.id:
+                raise bad_request("the ID in the path and in the body are not the same")
+            self._add(draft, body, force=True, key=old.id)
+            new = draft.endpoints[old.id] if not draft.findings else old
+        return JSONResponse(show_endpoint(new))
+
+    def patch(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            old = self._find(draft.endpoints, request)
+            new = read_endpoint({**show_endpoint(old), **request.state.body}, old.id, draft.findings)
+            if new is not None:
+                draft.put_endpoint(replace(new, id=old.id, type=old.type))
+        return JSONResponse(show_endpoint(new or old))
+
+    def delete(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            del draft.endpoints[self._find(draft.endpoints, request).id]
+        return said("deleted 1 entry")
+
+    def delete_all(self, _request: Request) -> Response:
+        with self.world.edit() as draft:
+            count = len(draft.endpoints)
+            if not count:
+                raise not_found("no entries to delete")
+            draft.endpoints = {}
+        return said(f"deleted {count} entries")
+
+    def _find(self, endpoints: Any, request: Request) -> Endpoint:
+        found = endpoints.get(names.clean_xname(request.path_params["xname"]))
+        if found is None:
+            raise not_found(f"no such xname: {request.path_params['xname'][:70]}")
+        assert isinstance(found, Endpoint)
+        return found
+
+
+def read_endpoint(given: dict[str, Any], key: str, findings: list[Finding]) -> Endpoint | None:
+    """An endpoint of SMD's payload; its ID may be in the first label of its FQDN."""
+    fqdn = given.get("FQDN") or ".".join(filter(None, (given.get("Hostname"), given.get("Domain"))))
+    xname = names.clean_xname(given.get("ID") or key or fqdn.partition(".")[0])
+    kind = names.type_of(xname)
+    if not kind.endswith(("BMC", "Controller", "Switch", "CEC", "CDU")):
+        findings.append(Finding(f"{xname[:70]!r} is not the xname of a controller: write it as x1000c0s0b0"))
+        return None
+    address, mac = given.get("IPAddress") or "", given.get("MACAddr") or ""
+    if address and not names.clean_address(address):
+        findings.append(Finding(f"{xname}: {address[:60]!r} is not an address"))
+    if mac and not names.clean_mac(mac):
+        findings.append(Finding(f"{xname}: {mac[:60]!r} is not a MAC address"))
+    return Endpoint(
+        xname,
+        type=kind,
+        fqdn=fqdn or xname,
+        address=names.clean_address(address),
+        mac=names.clean_mac(mac),
+        enabled=given.get("Enabled", True),
+        details={name: given[name] for name in KEPT if given.get(name) is not None},
+    )
+
+
+def bring_found(world: World, draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
+    """What magellan found at a controller: it becomes a component with interfaces, and each system a node."""
+    for manager in given.get("Managers") or ():
+        put(draft, key, {"ID": key, "State": "On"}, force=False)
+        _bring_interfaces(world, draft, key, manager)
+    seen: set[str] = set()
+    for system in given.get("Systems") or ():
+        uuid = system.get("uuid") or ""
+        if uuid and uuid in seen:
+            continue
+        node = f"{key}n{len(seen)}"
+        seen.add(uuid or node)
+        put(draft, node, {"ID": node, "State": "On"}, force=False)
+        if (there := draft.components.get(node)) and not there.bmc:
+            endpoint = draft.endpoints[key]
+            draft.components[node] = replace(there, bmc=endpoint.address or endpoint.fqdn)
+        _bring_interfaces(world, draft, node, system)
+
+
+def _bring_interfaces(world: World, draft: Draft, component: str, found: dict[str, Any]) -> None:
+    for each in found.get("ethernet_interfaces") or ():
+        mac = each.get("mac") or ""
+        if not names.clean_mac(mac):
+            # Controllers report interfaces without one; SMD passes them over too.
+            continue
+        given = [{"IPAddress": each["ip"]}] if names.clean_address(each.get("ip") or "") else None
+        there = draft.interfaces.get(names.clean_mac(mac))
+        base = there if there and there.component in ("", component) else Interface(names.clean_mac(mac))
+        place(world, draft, replace(base, component=component, description=each.get("description") or ""), given)
+
+
+def place(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, Any]] | None) -> None:
+    """An interface with SMD's list of addresses. The first in the provisioning network is what its node boots with."""
+    node = draft.components.get(new.component)
+    if given is None:
+        draft.put_interface(new)
+        return
+    rows = [{"address": each["IPAddress"], "network": each.get("Network") or ""} for each in given if each["IPAddress"]]
+    addresses = read_addresses(rows, new.mac, draft.findings)
+    if node is None or node.type != "Node":
+        draft.put_interface(replace(new, addresses=addresses))
+        return
+    of_node = [each for each in draft.interfaces.values() if each.component == node.id and each.mac != new.mac]
+    first = not of_node or new.position < min(each.position for each in of_node)
+    inside = [pair[0] for pair in addresses if ipaddress.ip_address(pair[0]) in world.config.network]
+    boots = node.address if node.address in inside else inside[0] if inside and (first or not node.address) else None
+    if boots or (first and node.address):
+        draft.put_component(replace(node, address=boots))
+    if boots and not first:
+        new = replace(new, position=min(each.position for each in of_node) - 1)
+    elif new.mac not in draft.interfaces and of_node:
+        new = replace(new, position=max(each.position for each in of_node) + 1)
+    draft.put_interface(replace(new, addresses=tuple(pair for pair in addresses if pair[0] != boots)))
+
+
+def addresses_of(inventory: Inventory, each: Interface) -> list[dict[str, str]]:
+    """An interface's addresses as SMD lists them; that which its node boots with is at the first."""
+    node = inventory.components.get(each.component)
+    rows = [{"IPAddress": address, "Network": network} for address, network in each.addresses]
+    if node and node.address and inventory.interfaces_of(node.id)[0].mac == each.mac:
+        rows.insert(0, {"IPAddress": node.address, "Network": ""})
+    return rows
+
+
+def show_interface(inventory: Inventory, each: Interface) -> dict[str, Any]:
+    owner = inventory.components.get(each.component)
+    return {
+        "ID": names.mac_id(each.mac),
+        "Description": each.description,
+        "MACAddress": each.mac,
+        "LastUpdate": datetime.fromtimestamp(each.changed, UTC).isoformat().replace("+00:00", "Z"),
+        "ComponentID": each.component,
+        "Type": owner.type if owner else names.type_of(each.component),
+        "IPAddresses": addresses_of(inventory, each),
+    }
+
+
+class Interfaces:
+    """Answers below ``Inventory/EthernetInterfaces``."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def list_all(self, request: Request) -> Response:
+        inventory, query = self.world.inventory(), request.query_params
+        rows = [show_interface(inventory, each) for _, each in sorted(inventory.interfaces.items())]
+        if given := query.getlist("MACAddress"):
+            rows = [row for row in rows if row["MACAddress"] in {names.clean_mac(each) for each in given}]
+        for key in ("ComponentID", "Type"):
+            if given := query.getlist(key):
+                wanted = {names.clean_id(each).lower() for each in given}
+                rows = [row for row in rows if row[key].lower() in wanted]
+        for key in ("IPAddress", "Network"):
+            if given := query.getlist(key):
+                rows = [row for row in rows if any(each[key] in given for each in row["IPAddresses"])]
+        for key, later in (("NewerThan", True), ("OlderThan", False)):
+            if text := query.get(key):
+                limit = _when(text)
+                rows = [row for row in rows if (_when(row["LastUpdate"]) > limit) == later]
+        return JSONResponse(rows)
+
+    def show(self, request: Request) -> Response:
+        inventory = self.world.inventory()
+        return JSONResponse(show_interface(inventory, self._find(inventory.interfaces, request)))
+
+    def post(self, request: Request) -> Response:
+        body = request.state.body
+        mac = names.clean_mac(body["MACAddress"])
+        if not mac:
+            raise bad_request(f"{body['MACAddress'][:60]!r} is not a MAC address")
+        with self.world.edit() as draft:
+            if mac in draft.interfaces:
+                owner = draft.interfaces[mac].component or "nobody"
+                raise conflict(f"there is an interface {mac} already: {owner} has it")
+            new = Interface(mac, component=self._owner(draft, body), description=body.get("Description") or "")
+            place(self.world, draft, new, body.get("IPAddresses") or [])
+        return JSONResponse({"URI": f"{INTERFACES}/{names.mac_id(mac)}"}, 201)
+
+    def patch(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            old = self._find(draft.interfaces, request)
+            new = replace(old, description=body.get("Description", old.description))
+            given = body.get("IPAddresses")
+            if "ComponentID" in body and (owner := self._owner(draft, body)) != old.component:
+                given = addresses_of(draft.inventory(), old) if given is None else given
+                self._take(draft, old)
+                new = replace(new, component=owner)
+            place(self.world, draft, new, given)
+        return self._now(old.mac)
+
+    def _take(self, draft: Draft, old: Interface) -> None:
+        """An interface from the component that has it, with the address that this one boots with."""
+        node = draft.components.get(old.component)
+        if node and node.address and draft.inventory().interfaces_of(node.id)[0].mac == old.mac:
+            draft.put_component(replace(node, address=None))
+        del draft.interfaces[old.mac]
+
+    def delete(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            self._take(draft, self._find(draft.interfaces, request))
+        return said("deleted 1 entry")
+
+    def delete_all(self, _request: Request) -> Response:
+        with self.world.edit() as draft:
+            count = len(draft.interfaces)
+            if not count:
+                raise not_found("no entries to delete")
+            for each in draft.components.values():
+                draft.components[each.id] = replace(each, address=None)
+            draft.interfaces = {}
+        return said(f"deleted {count} entries")
+
+    def addresses(self, request: Request) -> Response:
+        inventory = self.world.inventory()
+        return JSONResponse(addresses_of(inventory, self._find(inventory.interfaces, request)))
+
+    def add_address(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            old = self._find(draft.interfaces, request)
+            rows = addresses_of(draft.inventory(), old)
+            address = names.clean_address(body["IPAddress"])
+            if address in [row["IPAddress"] for row in rows]:
+                raise conflict(f"{old.mac} has {address} already")
+            place(self.world, draft, old, [*rows, body])
+        return JSONResponse({"URI": f"{INTERFACES}/{names.mac_id(old.mac)}/IPAddresses/{address}"}, 201)
+
+    def patch_address(self, request: Request) -> Response:
+        body = request.state.body
+        with self.world.edit() as draft:
+            old, rows, row = self._row(draft, request)
+            row["Network"] = body.get("Network", row["Network"])
+            place(self.world, draft, old, rows)
+        return self._now(old.mac)
+
+    def remove_address(self, request: Request) -> Response:
+        with self.world.edit() as draft:
+            old, rows, row = self._row(draft, request)
+            place(self.world, draft, old, [each for each in rows if each is not row])
+        return said("deleted 1 entry")
+
+    def _row(self, draft: Draft, request: Request) -> tuple[Interface, list[dict[str, str]], dict[str, str]]:
+        old = self._find(draft.interfaces, request)
+        rows = addresses_of(draft.inventory(), old)
+        address = names.clean_address(request.path_params["address"])
+        for row in rows:
+            if row["IPAddress"] == address:
+                return old, rows, row
+        raise not_found(f"{old.mac} has no address {request.path_params['address'][:60]}")
+
+    def _find(self, interfaces: Any, request: Request) -> Interface:
+        found = interfaces.get(names.clean_mac(request.path_params["id"]))
+        if found is None:
+            raise not_found(f"no such interface: {request.path_params['id'][:60]}")
+        assert isinstance(found, Interface)
+        return found
+
+    def _owner(self, draft: Draft, body: dict[str, Any]) -> str:
+        """The component of a payload: one that is there, or an xname of one that is not yet."""
+        given = body.get("ComponentID") or ""
+        node = draft.find_node(given) if given else None
+        key = node.id if node else names.clean_id(given)
+        if key and key not in draft.components and not names.type_of(key):
+            raise bad_request(f"{given[:70]!r} is not an xname")
+        return key
+
+    def _now(self, mac: str) -> Response:
+        inventory = self.world.inventory()
+        return JSONResponse(show_interface(inventory, inventory.interfaces[mac]))
+
+
+def _when(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise bad_request(f"{text[:60]!r} is no time: write it as 2026-01-31T12:00:00Z") from error

@@ -1,0 +1,255 @@
+"""Nodes as ``sms`` writes and reads them, one or all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from appliance.provision import names
+from appliance.provision.draft import Draft, read_interface
+from appliance.provision.model import Boot, Component, Endpoint, Group, Interface, Inventory
+from appliance.provision.rules import Finding
+
+TEXTS = ("role", "subrole", "state", "arch", "bmc", "profile")
+DEFAULTS: dict[str, Any] = {
+    "xname": None,
+    "nid": None,
+    "role": "Compute",
+    "subrole": "",
+    "address": None,
+    "macs": [],
+    "groups": [],
+    "bmc": "",
+    "profile": "",
+    "enabled": True,
+    "state": "Unknown",
+    "arch": "X86",
+}
+"""What a node is that says no more than its name."""
+
+
+def show_node(inventory: Inventory, node: Component) -> dict[str, Any]:
+    """A node; ``macs`` are the addresses alone, ``interfaces`` all that is known of them."""
+    interfaces = inventory.interfaces_of(node.id)
+    return {
+        "name": node.name,
+        "xname": node.xname,
+        "nid": node.nid,
+        "role": node.role,
+        "subrole": node.subrole,
+        "address": node.address,
+        "macs": [each.mac for each in interfaces],
+        "interfaces": [show_interface(each) for each in interfaces],
+        "groups": inventory.groups_of(node.id),
+        "bmc": node.bmc,
+        "profile": node.profile,
+        "enabled": node.enabled,
+        "state": node.state,
+        "arch": node.arch,
+        "details": node.details,
+    }
+
+
+def show_interface(each: Interface) -> dict[str, Any]:
+    addresses = [{"address": address, "network": network} for address, network in each.addresses]
+    return {"mac": each.mac, "description": each.description, "addresses": addresses}
+
+
+def put_node(draft: Draft, name: str, given: dict[str, Any]) -> None:
+    """A node as it is given; what is not given is as in a new one."""
+    there = draft.find_node(name)
+    _write(draft, name, {**DEFAULTS, **given}, there)
+
+
+def patch_node(draft: Draft, node: Component, given: dict[str, Any]) -> None:
+    """A node that is there, with what is given changed."""
+    inventory = draft.inventory()
+    shown = show_node(inventory, node)
+    if "macs" not in given:
+        given = {"interfaces": shown["interfaces"], **given}
+    elif "interfaces" not in given:
+        shown.pop("interfaces")
+        given = {**given, "macs": _described(given["macs"], inventory)}
+    _write(draft, shown["name"], {**shown, **given}, node)
+
+
+def _described(macs: list[Any], inventory: Inventory) -> list[Any]:
+    """MAC addresses with what is known of them already."""
+    found = []
+    for mac in macs:
+        known = inventory.interfaces.get(names.clean_mac(mac)) if isinstance(mac, str) else None
+        found.append(show_interface(known) if known else mac)
+    return found
+
+
+def _write(draft: Draft, name: str, given: dict[str, Any], there: Component | None) -> None:
+    new_name = given.get("name") or (there.name if there else None) or name
+    xname = given["xname"] and names.clean_xname(given["xname"])
+    address = given["address"] and (names.clean_address(given["address"]) or given["address"])
+    state, arch = names.pick(given["state"], names.STATES), names.pick(given["arch"], names.ARCHES)
+    for what, value in (("state", state), ("architecture", arch)):
+        if value is None:
+            draft.findings.append(
+                Finding(f"{new_name}: {given['state' if what == 'state' else 'arch']!r} is no {what}")
+            )
+    changed = {each: given[each] for each in TEXTS} | {"state": state or "Unknown", "arch": arch or "X86"}
+    base = there or Component("")
+    node = replace(
+        base,
+        id=xname or new_name,
+        name=new_name,
+        xname=xname or None,
+        nid=given["nid"],
+        address=address or None,
+        enabled=given["enabled"],
+        details=given.get("details", base.details),
+        **changed,
+    )
+    if there is None and node.id in draft.components:
+        draft.findings.append(Finding(f"{new_name}: {node.id} is there already", taken=True))
+        return
+    draft.put_component(node, before=there.id if there else None)
+    listed = given["interfaces"] if given.get("interfaces") is not None else given["macs"]
+    found = [read_interface(each, new_name, draft.findings) for each in listed]
+    draft.put_interfaces(node.id, [_without_own(each, node.address) for each in found if each])
+    draft.put_members(node.id, given["groups"])
+
+
+def _without_own(each: Interface, address: str | None) -> Interface:
+    return replace(each, addresses=tuple(pair for pair in each.addresses if pair[0] != address))
+
+
+def export(inventory: Inventory) -> dict[str, Any]:
+    """The whole inventory, in the form that ``bring`` takes."""
+    others = [each for each in inventory.components.values() if each.type != "Node"]
+    owned = {each.id for each in inventory.components.values() if each.type == "Node"}
+    loose = sorted((each for each in inventory.interfaces.values() if each.component not in owned), key=lambda x: x.mac)
+    return {
+        "nodes": [show_node(inventory, node) for node in inventory.nodes()],
+        "groups": [
+            {
+                "label": each.label,
+                "description": each.description,
+                "exclusive": each.exclusive,
+                "tags": list(each.tags),
+                "members": list(each.members),
+            }
+            for _, each in sorted(inventory.groups.items())
+        ],
+        "components": [show_other(each) for each in sorted(others, key=lambda each: each.id)],
+        "interfaces": [{**show_interface(each), "component": each.component} for each in loose],
+        "endpoints": [show_endpoint(each) for _, each in sorted(inventory.endpoints.items())],
+        "boot": [show_boot(each) for _, each in sorted(inventory.boot.items())],
+    }
+
+
+def show_other(each: Component) -> dict[str, Any]:
+    """A component that is no node."""
+    return {"id": each.id, "state": each.state, "flag": each.flag, "enabled": each.enabled, "class": each.klass}
+
+
+def show_endpoint(each: Endpoint) -> dict[str, Any]:
+    return {
+        "id": each.id,
+        "fqdn": each.fqdn,
+        "address": each.address,
+        "mac": each.mac,
+        "enabled": each.enabled,
+        "details": each.details,
+    }
+
+
+def show_boot(each: Boot) -> dict[str, Any]:
+    return {
+        "scope": each.scope,
+        "key": each.key,
+        "kernel": each.kernel,
+        "initrd": each.initrd,
+        "params": each.params,
+        "cloud-init": each.cloud_init,
+    }
+
+
+def bring(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) -> int:
+    """What an export says, into a draft; returns how many nodes it has. ``replace_all``: what it does not name goes."""
+    given = document.get("nodes") or []
+    if replace_all:
+        _empty(draft, {each["name"].lower() for each in given})
+    for each in _doubles(draft, given, "name"):
+        there = draft.find_node(each["name"])
+        # Two nodes of one document may change their MAC addresses with each other.
+        if there:
+            draft.put_interfaces(there.id, [])
+    for each in document.get("components") or ():
+        _bring_other(draft, each)
+    for each in given:
+        put_node(draft, each["name"], each)
+    for each in document.get("groups") or ():
+        _bring_group(draft, each)
+    for each in document.get("interfaces") or ():
+        if found := read_interface(each, each["mac"], draft.findings):
+            draft.put_interface(replace(found, component=names.clean_id(each.get("component", ""))))
+    for each in document.get("endpoints") or ():
+        _bring_endpoint(draft, each)
+    for each in document.get("boot") or ():
+        texts = {name: each.get(name, "") for name in ("kernel", "initrd", "params")}
+        draft.put_boot(Boot(each["scope"], each["key"], **texts, cloud_init=each.get("cloud-init") or {}))
+    return len(given)
+
+
+def _empty(draft: Draft, kept: set[str]) -> None:
+    for each in list(draft.components.values()):
+        if each.type != "Node" or (each.name or "").lower() not in kept:
+            draft.remove_component(each.id)
+    draft.interfaces = {mac: each for mac, each in draft.interfaces.items() if each.component in draft.components}
+    draft.groups, draft.endpoints, draft.boot = {}, {}, {}
+
+
+def _doubles(draft: Draft, given: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """The entries; a finding for each that is there twice."""
+    entries, seen = list(given), set()
+    for each in entries:
+        if (low := each[key].lower()) in seen:
+            draft.findings.append(Finding(f"{each[key][:70]} is there twice"))
+        seen.add(low)
+    return entries
+
+
+def _bring_other(draft: Draft, each: dict[str, Any]) -> None:
+    key = names.clean_xname(each["id"])
+    kind = names.type_of(key)
+    if not kind or kind == "Node":
+        draft.findings.append(Finding(f"{each['id'][:70]!r} is not the xname of a component that is no node"))
+        return
+    there = draft.components.get(key) or Component(key, type=kind, role="", arch="Other")
+    state = names.pick(each.get("state", there.state), names.STATES) or there.state
+    draft.put_component(replace(there, state=state, enabled=each.get("enabled", there.enabled)))
+
+
+def _bring_group(draft: Draft, each: dict[str, Any]) -> None:
+    label = each["label"]
+    there = draft.groups.get(label) or Group(label)
+    members = list(there.members)
+    for member in each.get("members") or ():
+        found = draft.find_node(member)
+        members.append(found.id if found else names.clean_id(member))
+    draft.put_group(
+        replace(
+            there,
+            description=each.get("description", there.description),
+            exclusive=each.get("exclusive", there.exclusive),
+            tags=tuple(each.get("tags", there.tags)),
+            members=tuple(members),
+        )
+    )
+
+
+def _bring_endpoint(draft: Draft, each: dict[str, Any]) -> None:
+    key = names.clean_xname(each["id"])
+    if not names.type_of(key):
+        draft.findings.append(Finding(f"endpoint {each['id'][:70]!r}: this is no xname"))
+        return
+    texts = {name: each.get(name, "") for name in ("fqdn", "address", "mac")}
+    rest = {"enabled": each.get("enabled", True), "details": each.get("details") or {}}
+    draft.put_endpoint(Endpoint(key, type=names.type_of(key), **texts, **rest))
