@@ -59,6 +59,7 @@ class Arrive:
         self.holds: List[str] = field(request, "holds", list)
         self.addresses: Dict[str, str] = field(request, "addresses", dict)
         self.name: str = field(request, "instance", str)
+        self.ask_nodes: List[str] = field(request, "ask_nodes", list, [])
         self.generation: int = field(request, "generation", int)
         self.shared = self.place.shared
         self.state = "copy"
@@ -336,6 +337,11 @@ class Arrive:
             if os.path.exists(self.overlay + left):
                 os.unlink(self.overlay + left)
         self._remove_holds()
+        if self.instance and self.ask_nodes:
+            try:
+                ends.run(*self.instance.argv(*self.ask_nodes), ok=range(256), timeout=20)
+            except Problem as problem:  # they are asked sooner or later
+                self.place.note("trouble", why=problem.message)
         self.state = "done"
         self.place.note("arrived", generation=self.generation + 1)
         self.place.over()

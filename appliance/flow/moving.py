@@ -19,7 +19,7 @@ from appliance.flow.start import PROBE
 from appliance.flow.unfinished import mark_path
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
-from appliance.plan.jobs import JOBS, read_jobs
+from appliance.plan.jobs import ASK_NODES, JOBS, read_jobs
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.move import PARTS, missing_jobs, needs_outside, stop_groups
 from appliance.plan.network import INTERFACES, conflists, hold_bridges
@@ -120,6 +120,8 @@ class Move:
         self.complete = False
         """Whether the target has all that the source wrote."""
         self.started = False
+        self.silent = ""
+        """What does not answer there, although it serves: what has come in since is not to be lost by going back."""
 
     def run(self) -> Moved:
         """All of it.
@@ -155,7 +157,7 @@ class Move:
         self.stop(leaving, arriving)
         self.start(arriving, before)
         self.switch(leaving, arriving)
-        self.check(arriving)
+        self.silent = self.check(arriving)
 
     def move_shared(self, leaving: End, arriving: End) -> None:
         """With one overlay that both hosts see: the source must have let go of it before the target begins."""
@@ -178,7 +180,9 @@ class Move:
             self._part("switch", time.monotonic() - began)
             step.detail(f"{handed['connections']} connections go on")
         self._count_outage(time.monotonic(), self.began_at["stop"])
-        self.check(arriving)
+        if silent := self.check(arriving):
+            # What has come in lies where the source finds it.
+            raise SmsError(silent)
 
     # What the ends are asked for
 
@@ -226,7 +230,12 @@ class Move:
             **self._common(self.target, self.source),
             "store": store(self.cluster),
             "holds": list(hold_bridges(self.cluster.site)),
+            "ask_nodes": list(ASK_NODES) if self._has_controller else [],
         }
+
+    @property
+    def _has_controller(self) -> bool:
+        return "slurmctld" in {service.name for service in self.cluster.services}
 
     # Its steps
 
@@ -282,7 +291,7 @@ class Move:
 
     def jobs(self) -> dict[str, str]:
         """The jobs that the source's controller knows; none where there is none."""
-        if "slurmctld" not in {service.name for service in self.cluster.services}:
+        if not self._has_controller:
             return {}
         return read_jobs(self.source.run(*inside_argv(self.cluster.site, *JOBS)).text)
 
@@ -313,7 +322,9 @@ class Move:
             arriving.hear("started", patience_s=90)
             self.started = True
             outside = needs_outside(self.cluster.services)
-            self.probe(arriving, [one.name for one in self.cluster.services if one.name not in outside], WAIT_S)
+            inside = [one.name for one in self.cluster.services if one.name not in outside]
+            if silent := self.probe(arriving, inside, WAIT_S):
+                raise SmsError(silent)
             self.before = before
             if before:
                 if lost := self._lost_jobs(arriving):
@@ -325,12 +336,8 @@ class Move:
             self._part("start", time.monotonic() - began)
             step.detail(f"{len(self.moved.services)} services answer; {self.moved.jobs} jobs known")
 
-    def probe(self, arriving: End, names: Sequence[str], wait_s: float) -> None:
-        """Ask services there until they answer.
-
-        Raises:
-            SmsError: one does not.
-        """
+    def probe(self, arriving: End, names: Sequence[str], wait_s: float) -> str:
+        """Ask services there until they answer; give what is said of those that do not."""
         arriving.say("probe", argv=[PROBE, "--wait", f"{wait_s:g}", *names], limit_s=wait_s + 30)
         _, said = arriving.hear("probed", patience_s=wait_s + 60)
         failed = []
@@ -344,7 +351,8 @@ class Move:
             else:
                 failed.append(f"{answer['name']} does not answer on {self.target.name}: {answer['detail']}")
         if failed or not set(names) <= set(self.moved.services):
-            raise SmsError("\n".join(failed) or f"the services on {self.target.name} cannot be asked")
+            return "\n".join(failed) or f"the services on {self.target.name} cannot be asked"
+        return ""
 
     def switch(self, leaving: End, arriving: End) -> None:
         """Take the addresses from the one and give them to the other."""
@@ -375,12 +383,13 @@ class Move:
             since = live_since if service.live else self.began_at["stop"]
             self.moved.outage[service.name] = round(now - since, 3)
 
-    def check(self, arriving: End) -> None:
-        """Ask every service once more, where all can see it."""
+    def check(self, arriving: End) -> str:
+        """Ask every service once more, where all can see it; give what is said of those that do not answer."""
         with self.progress.step("ask every service"):
-            self.probe(arriving, [service.name for service in self.cluster.services], SETTLE_S)
+            silent = self.probe(arriving, [service.name for service in self.cluster.services], SETTLE_S)
             if self.before and (lost := self._lost_jobs(arriving)):
                 self.moved.notes.append(f"job {', '.join(lost[:10])} is not as it was; `scontrol show job` says why")
+        return silent
 
     def _lost_jobs(self, arriving: End) -> list[str]:
         """Jobs of before that the controller there does not know as they were."""
@@ -442,7 +451,9 @@ class Move:
                 self.moved.generation += LEAP
                 shown = True
                 self._count_outage(time.monotonic(), self.began_at["stop"])
-            self.check(arriving)
+            if silent := self.check(arriving):
+                # There is nowhere to go back to.
+                self.moved.notes.append(silent)
             arriving.say("commit")
             arriving.hear("committed")
         except SmsError as error:
