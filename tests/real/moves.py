@@ -273,12 +273,13 @@ class ShortJobs:
                 self.refused += 1  # the user is told, and nothing is lost
 
     def states(self) -> dict[str, str]:
-        """Each job's state, by its name, as the controller knows it."""
+        """Each job's state, by its name, as the controller knows it; with why, for one that waits."""
         found = {}
         for line in self.node.run("scontrol", "-o", "show", "jobs", ok=None).text.splitlines():
             told = dict(word.partition("=")[::2] for word in line.split())
             if "JobName" in told:
-                found[told["JobName"]] = told["JobState"]
+                waits = f" for {told.get('Reason')}" if told["JobState"] == "PENDING" else ""
+                found[told["JobName"]] = told["JobState"] + waits
         return found
 
     def not_completed(
@@ -288,13 +289,17 @@ class ShortJobs:
 
         Args:
             forgiven: jobs that were submitted between these times may be lost.
+            patience_s: how long none of them completes, at most: there may be many, on a slow machine.
         """
         deadline = time.monotonic() + patience_s
         first, last = forgiven
         mine = {name for name, at in list(self.submitted.items()) if at >= since and not first <= at <= last}
+        left = len(mine)
         while True:
             states = self.states()
             bad = {name: states.get(name, "unknown") for name in mine if states.get(name) != "COMPLETED"}
+            if len(bad) < left:
+                left, deadline = len(bad), time.monotonic() + patience_s
             if not bad or time.monotonic() > deadline:
                 return bad
             time.sleep(0.5)
