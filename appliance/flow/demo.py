@@ -30,6 +30,8 @@ CARRIER, OTHER = "host-a", "host-b"
 OVERLAY = "/var/lib/sms/overlays/lab.img"
 BIG_BYTES = 50 << 20
 """Of the file that lies outside (definitions/lab/setup.sh.j2)."""
+PATIENCE_S = 150
+"""A controller asks a node that did not hear it again after a third of SlurmdTimeout, 100 s (slurm.conf(5))."""
 LISTEN_S = 3600
 """The capture ends with the demo; this is for a demo that was killed."""
 
@@ -172,7 +174,7 @@ def start(lab: Lab, quiet: bool) -> str:
     return "verified, leased, seeded, started; every service answers"
 
 
-def wait_for(what: str, work: Callable[[], str], timeout_s: float = 60) -> str:
+def wait_for(what: str, work: Callable[[], str], timeout_s: float = PATIENCE_S) -> str:
     """Call ``work`` until it gives a text; it gives an empty one while it has to be waited for.
 
     Raises:
@@ -257,7 +259,7 @@ def syslog_arrives(lab: Lab, node: Host) -> str:
         )
         return next((found for found in messages.text.splitlines() if word in found and "demo" in found), "")
 
-    return wait_for("the line", line, 20)
+    return wait_for("the line", line)
 
 
 def clock_follows(node: Host) -> str:
@@ -267,4 +269,4 @@ def clock_follows(node: Host) -> str:
         lines = node.run("chronyc", "-n", "sources", ok=None).text.splitlines()
         return next((" ".join(line.split()[:4]) for line in lines if line.startswith("^*")), "")
 
-    return wait_for("the node's clock", source, 60)
+    return wait_for("the node's clock", source)

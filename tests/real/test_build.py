@@ -173,9 +173,10 @@ def test_a_build_that_is_killed_leaves_the_current_image_and_the_next_one_cleans
     time.sleep(4)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    time.sleep(2)
-    running = subprocess.run(["pgrep", "-f", str(adopted.images)], capture_output=True, text=True, check=False).stdout
-    assert not running, "the build goes on without its parent"
+    deadline = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-f", str(adopted.images)], capture_output=True, check=False).stdout:
+        assert time.monotonic() < deadline, "the build goes on without its parent"
+        time.sleep(0.2)
     assert adopted.sms("verify").returncode == 0
     # A build that is begun and undone politely removes what the killed one left.
     process = subprocess.Popen([*SMS, "--site", str(adopted.file), "build", "--force"], stderr=subprocess.PIPE)

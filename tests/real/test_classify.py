@@ -67,7 +67,7 @@ class Listening:
         self.file = file
         argv = [*SMS, "-q", "lab", "capture", "--name", NAME, "-o", str(file), "--json", *words]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        demo.wait_for("the capture's head", self._head, 20)
+        demo.wait_for("the capture's head", self._head)
 
     def _head(self) -> str:
         assert self.process.poll() is None, self.process.communicate()[1]
@@ -255,7 +255,7 @@ def test_an_admin_host_listens_to_its_own_bridge(cluster: Playground, command: s
         worker.join()
     seen = json.loads(said.stdout)
     assert seen["sms"]["mac"] == SMS_MAC
-    assert 3 < seen["capture"]["duration_s"] < 8
+    assert 2 < seen["capture"]["duration_s"] < 30
     names = by_name(seen)
     assert {name: names[name]["verdict"] for name in ("slurmctld", "rsyslog", "chrony")} == dict.fromkeys(
         ("slurmctld", "rsyslog", "chrony"), "time-critical"
@@ -297,14 +297,14 @@ def test_ends_of_a_capture(cluster: Playground, tmp_path: Path) -> None:
     read = subprocess.run(["tcpdump", "-nr", second.file, "icmp"], capture_output=True, check=True)
     assert told["interrupted"] and read.stdout.count(b"\n") == 6
     told = first.end()
-    assert not told["interrupted"] and 3 <= told["seconds"] < 6 and told["interface"] == "eth0"
+    assert not told["interrupted"] and 3 <= told["seconds"] < 30 and told["interface"] == "eth0"
     argv = [*SMS, "-q", "lab", "capture", "--name", NAME, "--duration", "60s", "-o", "-"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as piped:
         assert piped.stdout
         piped.stdout.read(24)
         piped.stdout.close()
         cluster.host("node1").run(*ping)
-        assert piped.wait(20) == 141
+        assert piped.wait(60) == 141
 
 
 def test_a_killed_capture_leaves_no_tcpdump(cluster: Playground, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_killed_capture_leaves_no_tcpdump(cluster: Playground, tmp_path: Path)
         left = subprocess.run(["pgrep", "-f", "600 tcpdump -i br-prov"], capture_output=True, check=False)
         return "" if left.stdout else "gone"
 
-    demo.wait_for("the end of tcpdump", gone, 20)
+    demo.wait_for("the end of tcpdump", gone)
 
 
 def test_a_full_disk_is_said_and_what_came_before_is_kept(cluster: Playground, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_full_disk_is_said_and_what_came_before_is_kept(cluster: Playground, t
     try:
         listening = Listening(small / "x.pcap", "--duration", "60s")
         cluster.host("node1").run("curl", "-s", "-o", "/dev/null", "http://10.78.0.254/big")
-        _, errors = listening.process.communicate(timeout=30)
+        _, errors = listening.process.communicate(timeout=60)
         assert listening.process.returncode == 1
         assert b"No space left on device; its first 64 KiB are kept" in errors and b"  hint: " in errors
         kept = classify(str(small / "x.pcap"))
@@ -342,7 +342,7 @@ def test_a_lab_that_goes_down_ends_its_capture(tmp_path: Path) -> None:
     try:
         argv = [*SMS, "-q", "lab", "capture", "--name", other, "-o", str(tmp_path / "x.pcap"), "--duration", "60s"]
         running = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-        demo.wait_for("the capture's head", lambda: "there" if list(tmp_path.glob("x.pcap")) else "", 20)
+        demo.wait_for("the capture's head", lambda: "there" if list(tmp_path.glob("x.pcap")) else "")
         time.sleep(1)
         argv[argv.index("-o") + 1] = "-"
         refused = subprocess.run([*argv, "--at", "sms"], capture_output=True, text=True, check=False)
@@ -350,5 +350,5 @@ def test_a_lab_that_goes_down_ends_its_capture(tmp_path: Path) -> None:
     finally:
         lab_down(other, False, Silent())
         shutil.rmtree(f"/var/lib/sms-lab/{other}", ignore_errors=True)
-    assert "ended with status -9" in running.communicate(timeout=30)[1]
+    assert "ended with status -9" in running.communicate(timeout=60)[1]
     assert running.returncode == 1

@@ -56,7 +56,7 @@ def controller(playground: Playground, folder: str) -> Iterator[Emulator]:
     outer.mkdir(exist_ok=True)
     host = playground.lab.host(HERE)
     with emulator(outer, prefix=host.prefix, seen=f"/etc/sms/{folder}") as bmc:
-        wait("the controller", lambda: host.works("curl", "-sk", "--max-time", "2", f"{bmc.url}/redfish/v1"), 30)
+        wait("the controller", lambda: host.works("curl", "-sk", "--max-time", "2", f"{bmc.url}/redfish/v1"))
         yield bmc
 
 
@@ -66,7 +66,7 @@ def power(playground: Playground, bmc: Emulator) -> str:
     return str(json.loads(playground.host(HERE).run(*words).stdout)["PowerState"])
 
 
-def wait(what: str, ask: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait(what: str, ask: Callable[[], bool], timeout_s: float = 150) -> None:
     deadline = time.monotonic() + timeout_s
     while not ask():
         assert time.monotonic() < deadline, f"{what} did not happen"

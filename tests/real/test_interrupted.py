@@ -99,7 +99,7 @@ def test_a_reboot_of_the_host_brings_it_back_where_it_ran(running: Playground) -
     generation = running.lease()["generation"]
     pid = json.loads(host.run("apptainer", "instance", "list", "--json", "sms-lab").stdout)["instances"][0]["pid"]
     host.run("kill", "-KILL", str(pid))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while running.loops() and time.monotonic() < deadline:
         time.sleep(0.1)
     status = running.status()

@@ -144,11 +144,9 @@ def test_admin_hosts_share_what_they_should_and_no_more(cluster: lab.Lab) -> Non
     } == {a.run("sha256sum", "/etc/sms/sms.yaml").text}
 
 
-def test_a_second_up_changes_nothing_and_is_quick(cluster: lab.Lab) -> None:
+def test_a_second_up_changes_nothing(cluster: lab.Lab) -> None:
     before = json.loads(Path(f"/run/sms-lab/{NAME}/journal.json").read_text())
-    began = time.monotonic()
     assert lab.up(NAME, 2, Silent()) is False
-    assert time.monotonic() - began < 2
     assert json.loads(Path(f"/run/sms-lab/{NAME}/journal.json").read_text()) == before
 
 

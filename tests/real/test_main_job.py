@@ -72,7 +72,7 @@ def test_syslog_of_every_node_arrives_and_is_forwarded(running: Playground) -> N
     remote = running.host("outside")
     remote.run("true")
     demo.wait_for(
-        "the forwarded line", lambda: remote.run("grep", "-m1", "sms-demo", "/var/log/remote.log", ok=None).text, 20
+        "the forwarded line", lambda: remote.run("grep", "-m1", "sms-demo", "/var/log/remote.log", ok=None).text
     )
 
 
@@ -100,7 +100,7 @@ def test_a_service_that_dies_is_restarted(running: Playground, service: str, pro
         answers = {answer["name"]: answer["ok"] for answer in running.status()["services"]} if now else {}
         return now if now not in ("", before) and answers.get(service) else ""
 
-    demo.wait_for(f"the return of {service}", back, 30)
+    demo.wait_for(f"the return of {service}", back)
 
 
 def test_a_service_that_is_away_makes_status_unhealthy(running: Playground) -> None:
@@ -113,7 +113,7 @@ def test_a_service_that_is_away_makes_status_unhealthy(running: Playground) -> N
         assert answers["munge"]["ok"]
     finally:
         running.sms(*control, "start", "postfix")
-        demo.wait_for("postfix", lambda: "yes" if running.status()["healthy"] else "", 30)
+        demo.wait_for("postfix", lambda: "yes" if running.status()["healthy"] else "")
 
 
 def test_logs_exec_and_their_exit_status(running: Playground) -> None:
@@ -152,7 +152,6 @@ def test_stop_saves_the_controllers_state_and_the_next_start_has_it(running: Pla
         demo.wait_for(
             f"job {job}",
             lambda job=job: "yes" if "COMPLETED" in node.run("scontrol", "show", "job", job).text else "",
-            90,
         )
     assert "survived" in node.run("cat", f"/home/alice/slurm-{long}.out").text
 

@@ -210,7 +210,7 @@ def seen(hosts: Hosts) -> Seen:
     wait_for("the job", lambda: "yes" if hosts_state(hosts, jobs["running"]) == "RUNNING" else "")
     inside(hosts, source, TREE)
     before = inside(hosts, source, LOOK)
-    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "4M", "--retry", "0"]
+    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "3M", "--retry", "0"]
     curl += ["-w", "%{http_code} %{size_download} %{num_connects} %{time_total}", BIG_URL]
     key = (hosts.lab.etc / "keys" / "munge.key").read_bytes()
     began = time.time()
@@ -236,7 +236,7 @@ def seen(hosts: Hosts) -> Seen:
         asked = time.time()
         time.sleep(0.5)
         run.free()
-        moved = run.end(120)
+        moved = run.end(300)
         assert moved.status == 0, moved.stderr
         told = json.loads(moved.stdout)
         downloaded = download.communicate()[0]
@@ -279,7 +279,7 @@ def test_the_same_jobs_run_and_end_as_they_should(seen: Seen) -> None:
         states = job_states(node.run("scontrol", "-o", "show", "jobs").text)
         return "yes" if all(states.get(job) == "COMPLETED" for job in seen.jobs.values()) else ""
 
-    wait_for("the end of the jobs", ended, 120)
+    wait_for("the end of the jobs", ended, 300)
     assert node.run("cat", f"/home/alice/slurm-{seen.jobs['running']}.out").text == "done"
     names = node.run("cat", f"/home/alice/slurm-{seen.jobs['queued']}.out").text.split()
     assert sorted(names) == sorted(seen.hosts.lab.nodes)
@@ -307,7 +307,7 @@ def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
     # The switch is told within a moment after the ports are up; clocks of one machine need no slack for more.
     assert [n for n in missing if not released - 0.5 < seen.sent[n] < up + 0.5] == []
     # Other nodes send a line now and then, which is counted as well.
-    assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 5
+    assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 20
 
 
 def test_time_is_told_while_the_controller_is_away(seen: Seen) -> None:
@@ -373,13 +373,13 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
         assert run.to("<stop")
         inside(hosts, source, f"head -c {changed_mb}M /dev/urandom >/root/late; sync /root/late")
         run.free()
-        ended = run.end(120)
+        ended = run.end(300)
     finally:
         run.kill()
     assert ended.status == 0, ended.stderr
     told = json.loads(ended.stdout)
     print(f"{changed_mb} MB changed: {told['last_bytes']} bytes sent in the outage, {told['copied_bytes']} before")
-    assert changed_mb * MB <= told["last_bytes"] < (changed_mb + 1) * MB
+    assert changed_mb * MB <= told["last_bytes"] < (changed_mb + 2) * MB
     assert inside(hosts, target, "stat -c %s /root/late") == str(changed_mb * MB)
     assert told["copied_bytes"] < told["overlay_bytes"] / 2, "most of it was there"
 
@@ -412,18 +412,18 @@ def test_a_copy_that_was_cut_short_goes_on(seen: Seen, how: str) -> None:
         assert run.to(">send")
         run.let_go()
         incoming = hosts.disk(target) / "overlays" / "lab.img.incoming"
-        wait_for("half of it", lambda: "yes" if incoming.stat().st_blocks * 512 > 25 * MB else "", 60)
+        wait_for("half of it", lambda: "yes" if incoming.stat().st_blocks * 512 > 25 * MB else "", 150)
         if how == "killed":
             run.kill()
             run.end(60)
         else:
             with ssh_cut(hosts.lab, target):
-                wait_for("the end of the target's part", lambda: "yes" if not incoming.exists() else "", 60)
+                wait_for("the end of the target's part", lambda: "yes" if not incoming.exists() else "", 150)
             assert run.end(200).status == 5, "it serves where it did"
     finally:
         run.kill()
         admin.run("tc", "qdisc", "del", "dev", "eth0", "root", ok=None)
-    wait_for("the end of the source's part", lambda: "" if marked(hosts, source) else "yes", 60)
+    wait_for("the end of the source's part", lambda: "" if marked(hosts, source) else "yes", 150)
     assert hosts.status(source)["healthy"]
     told = move(hosts)
     print(f"{told['overlay_bytes']} bytes in use, {told['copied_bytes']} sent by the second run")
@@ -631,7 +631,7 @@ def test_accounting_is_whole(hosts: Hosts) -> None:
     def run_job(host: str) -> str:
         job = as_alice(node, "sbatch", "--parsable", "--wrap=true")
         line = f"{job}|alice|COMPLETED"
-        wait_for("the job's record", lambda: "yes" if line in known(host) else "", 90)
+        wait_for("the job's record", lambda: "yes" if line in known(host) else "", 300)
         return line
 
     hosts.sms("-q", "stop", on=source)
@@ -645,7 +645,7 @@ def test_accounting_is_whole(hosts: Hosts) -> None:
         told = json.loads(hosts.sms(*site, "-q", "migrate", "--json", target, on="admin").stdout)
         print({name: told[name] for name in ("parts", "outage", "overlay_bytes", "last_bytes", "seconds")})
         new = run_job(target)
-        wait_for("the end", lambda: "yes" if f"{running}|alice|COMPLETED" in known(target) else "", 90)
+        wait_for("the end", lambda: "yes" if f"{running}|alice|COMPLETED" in known(target) else "", 300)
         assert known(target) == {*before, new, f"{running}|alice|COMPLETED"}
     finally:
         for host in CARRIERS:

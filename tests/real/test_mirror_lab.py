@@ -15,7 +15,10 @@ pytestmark = pytest.mark.real
 
 OVERLAYS = "/var/lib/sms/overlays"
 LINES = "/var/log/numbered"
-WRITER = f"i=0; while [ ! -e /tmp/enough ]; do echo $i >>{LINES}; sync {LINES}; i=$((i+1)); echo $i >/tmp/written; done"
+WRITER = (
+    f"i=0; while [ ! -e /tmp/enough ]; do echo $i >>{LINES}; sync {LINES}; i=$((i+1)); echo $i >/tmp/written; done; "
+    "touch /tmp/ended"
+)
 """Numbered lines, each on the disk before the next; how many is said outside of the overlay's disk."""
 
 
@@ -53,7 +56,7 @@ def lines(playground: Playground) -> int:
 
 
 def in_background(playground: Playground, script: str) -> None:
-    playground.sms("exec", "--", "sh", "-c", f"rm -f /tmp/enough; setsid sh -c '{script}' >/dev/null 2>&1 &")
+    playground.sms("exec", "--", "sh", "-c", f"rm -f /tmp/enough /tmp/ended; setsid sh -c '{script}' >/dev/null 2>&1 &")
 
 
 def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
@@ -84,16 +87,16 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
         host.run("sh", "-c", "echo 3 >/proc/sys/vm/drop_caches")
         return "\n".join(word for word in disks.status()["warnings"] if "mirror" in word)
 
-    said = demo.wait_for("status to tell of it", seen, 60)
+    said = demo.wait_for("status to tell of it", seen)
     assert two in said and one not in said and "rebuild" in said
     assert disks.sms("status", ok=None).status == 4
     print(f"told after {time.monotonic() - began:.1f} s")
     assert json.loads(disks.sms("overlay", "mirror", "rebuild", "--json").stdout)["mended"] > 0
     assert disks.status()["healthy"]
-    demo.wait_for("all jobs", lambda: "" if demo.as_alice(node, "squeue", "-h") else "yes", 90)
+    demo.wait_for("all jobs", lambda: "" if demo.as_alice(node, "squeue", "-h") else "yes", 300)
     states = demo.as_alice(node, "scontrol", "-o", "show", "jobs")
     assert all(f"JobId={job} " in states for job in jobs) and states.count("JobState=COMPLETED") >= len(jobs)
-    disks.sms("exec", "--", "sh", "-c", "touch /tmp/enough; sleep 1")
+    disks.sms("exec", "--", "sh", "-c", "touch /tmp/enough; until [ -e /tmp/ended ]; do sleep 0.1; done")
     written = int(disks.sms("exec", "--", "cat", "/tmp/written").text)
     assert lines(disks) == written > 100
     disks.sms("-q", "stop")
@@ -128,7 +131,7 @@ def test_a_reboot_and_verbs_on_a_mirrored_overlay(disks: Playground) -> None:
     # The host goes down without a word: mounts and loop devices are gone, the lease is kept.
     pid = json.loads(host.run("apptainer", "instance", "list", "--json", "sms-lab").stdout)["instances"][0]["pid"]
     host.run("kill", "-KILL", str(pid))
-    demo.wait_for("its end", lambda: "" if disks.loops() else "yes", 20)
+    demo.wait_for("its end", lambda: "" if disks.loops() else "yes")
     host.run("umount", f"{OVERLAYS}/lab.mirror")
     disks.sms("-q", "start", "--boot")
     assert disks.status()["healthy"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,10 +144,8 @@ def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
 def test_an_interrupted_run_leaves_no_process_and_no_folder(cluster: lab.Lab) -> None:
     admin = cluster.host("admin")
     run = f"{SMS} --site /etc/sms/new.yaml host prepare host-a & pid=$!; sleep 4; kill -TERM $pid; wait $pid"
-    began = time.monotonic()
     result = admin.run("sh", "-c", run, ok=None)
     assert result.status == 130, result.stderr.decode()
-    assert time.monotonic() - began < 15
     assert "sms-ansible-" not in admin.run("sh", "-c", "ps -eo args; ls /tmp").text
 
 

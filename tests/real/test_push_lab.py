@@ -168,7 +168,7 @@ def test_sms_is_killed_and_the_next_run_goes_on(hosts: Hosts, delay_s: float) ->
     with subprocess.Popen(argv, start_new_session=True) as process:
         time.sleep(delay_s)
         os.killpg(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while hosts.agents() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert hosts.agents() == [], "both ends see that nobody is in between"

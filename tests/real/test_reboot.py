@@ -85,7 +85,7 @@ def booted(outer: Host) -> Iterator[Booted]:
             process.wait()
 
 
-def wait(what: str, ask: Callable[[], str], timeout_s: float = 60) -> str:
+def wait(what: str, ask: Callable[[], str], timeout_s: float = 150) -> str:
     deadline = time.monotonic() + timeout_s
     while not (found := ask()):
         assert time.monotonic() < deadline, f"{what} did not come"
@@ -122,7 +122,7 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
                 return "yes" if status.status == 0 and json.loads(status.stdout)["healthy"] else ""
 
             # nspawn's read-only cgroups let its first try fail; the unit tries again by itself.
-            wait("the appliance", back, 120)
+            wait("the appliance", back)
             assert stopped.lease(HOST)["generation"] > lease["generation"]
             assert system.works("systemctl", "is-active", "-q", "sms-lab-guard")
             system.run("sms", "stop", timeout=120)

@@ -100,7 +100,7 @@ def test_a_good_image_does_and_production_feels_nothing(stage: Playground, tmp_p
         done = rehearse(stage, "/etc/sms/good.sif")
         word = f"production-{time.time_ns()}"
         stage.host("node2").run("logger", word)
-        demo.wait_for("the line", lambda: "yes" if word.encode() in capture.read_bytes() else "", 20)
+        demo.wait_for("the line", lambda: "yes" if word.encode() in capture.read_bytes() else "")
     assert done["ok"], done["checks"]
     seen = {check["what"]: check["seen"] for check in done["checks"]}
     assert "2 batch jobs of the snapshot, none lost" in seen["the controller knows the same jobs"]

@@ -80,7 +80,7 @@ def test_taken_while_it_runs_listed_shown_and_read_again(running: Playground) ->
     second = take(running, "--reason", "sixteen chunks")
     assert (1 << 20) <= second["new_bytes"] < (4 << 20), "what changed, and little else"
     third = take(running, "--reason", "the third")
-    assert third["running"] and 0 < third["frozen_ms"] < 2000
+    assert third["running"] and third["frozen_ms"] > 0
     assert third["generation"] == running.lease()["generation"]
     assert third["image"]["sha256"] == running.status()["image"]["sha256"]
     assert {number: one["reason"] for number, one in listed(running).items()} == {
@@ -171,11 +171,11 @@ def test_a_job_is_known_again(running: Playground) -> None:
     demo.wait_idle(node, NODES)
     submit = ("sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 300")
     first = demo.as_alice(node, *submit).strip()
-    demo.wait_for("the job", lambda: demo.as_alice(node, "squeue", "-h", "-t", "R", "-j", first, "-o", "%i"), 20)
+    demo.wait_for("the job", lambda: demo.as_alice(node, "squeue", "-h", "-t", "R", "-j", first, "-o", "%i"))
     # slurmctld saves its state some seconds after a change: a snapshot has what it has saved, as after a power cut.
     inside(running, "touch /root/mark")
     demo.as_alice(node, "scontrol", "update", f"JobId={first}", "JobName=kept")
-    demo.wait_for("its state", lambda: inside(running, f"find {SPOOL}/job_state -newer /root/mark", ok=(0, 1)), 60)
+    demo.wait_for("its state", lambda: inside(running, f"find {SPOOL}/job_state -newer /root/mark", ok=(0, 1)))
     taken = take(running)
     there = inside(running, f"cd {SPOOL} && ls").split()
     # Slurm writes some of them when it has something to say.

@@ -147,20 +147,21 @@ def test_very_much_comes_on_both_outputs(host: Host) -> None:
     assert (len(result.stdout), len(result.stderr)) == (20_000_000, 5_000_000)
 
 
-def test_commands_run_side_by_side(host: Host) -> None:
-    host.run("true")
+def test_commands_run_side_by_side(host: Host, tmp_path: Path) -> None:
+    """Each waits for all the others."""
+    (folder := tmp_path / "meet").mkdir()
+    script = 'cd "$1"; : >$2; until [ "$(ls | wc -l)" = 4 ]; do sleep 0.1; done; echo $2'
     seen: list[str] = []
-    threads = [
-        threading.Thread(target=lambda word=word: seen.append(host.run("sh", "-c", f"sleep 1; echo {word}").text))
-        for word in "abcd"
-    ]
-    began = time.monotonic()
+
+    def work(word: str) -> None:
+        seen.append(host.run("sh", "-c", script, "meet", str(folder), word, timeout=60).text)
+
+    threads = [threading.Thread(target=work, args=(word,)) for word in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(seen) == list("abcd")
-    assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
@@ -175,12 +176,12 @@ def test_a_signal_is_no_broken_connection(host: Host, timeout: float | None) -> 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "], ids=["ends", "ignores TERM"])
 def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str) -> None:
-    script = f"{trap}echo $$ >{tmp_path}/parent; sh -c 'echo $$ >{tmp_path}/child; sleep 60; :'; :"
+    script = f"{trap}echo $$ >{tmp_path}/parent; sh -c 'echo $$ >{tmp_path}/child; sleep 600; :'; :"
     began = time.monotonic()
     with pytest.raises(CommandTimeout) as caught:
         host.run("sh", "-c", script, timeout=1)
     assert "within 1 s" in caught.value.hint
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 120
     assert soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
     assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is no timeout"
 
@@ -280,7 +281,7 @@ def test_a_host_that_falls_silent_is_given_up(
                     pass
             else:
                 far.send(io.BytesIO(bytes(30_000_000)), str(tmp_path / "file"), progress=lambda done: pause.join())
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - began < 60, "not for as long as it usually has patience"
         assert soon(lambda: threading.active_count() <= threads), "no thread goes on reading"
     finally:
         server.signal(signal.SIGKILL)
@@ -320,8 +321,8 @@ def test_a_host_that_lost_its_power_is_noticed_without_a_timeout(
     threading.Timer(0.5, cut).start()
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        far.run("sleep", "40", timeout=None)
-    assert time.monotonic() - began < 30
+        far.run("sleep", "400", timeout=None)
+    assert time.monotonic() - began < 200
     far.close()
 
 

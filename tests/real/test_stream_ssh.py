@@ -124,7 +124,7 @@ def test_cut_off_from_the_far_side(
         threading.Timer(0.5, cut).start()
         while True:
             stream.write(bytes(1 << 20))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 200
     far.close()
 
 
@@ -138,7 +138,7 @@ def threads() -> Iterator[None]:
     """None is left."""
     before = threading.active_count()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threading.active_count() <= before

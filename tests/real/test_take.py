@@ -292,7 +292,7 @@ freeze.Frozen._start_watchdog = remember
     time.sleep(0.3)
     assert held.poll() is None
     overlay.take()
-    assert held.wait(5) == 0
+    assert held.wait(60) == 0
 
 
 def test_the_watchdog_ends_a_freeze_that_lasts(overlay: Bed) -> None:
@@ -302,22 +302,20 @@ from appliance.agent import take
 freeze = take.Taking._freeze
 take.Taking._freeze = lambda self, loop, work: freeze(self, loop, lambda: (work(), time.sleep(30))[0])
 """
-    began = time.monotonic()
     process = subprocess.Popen(["sh", "-c", "sleep 1.2; touch $1", "t", str(overlay.upper / "t")])
     said = overlay.ask("take", before=slow.replace("30", "3"), freeze_limit_s=1)
     assert said.status == 1
     assert "writers waited longer than 1 s" in said.last["message"]
-    assert process.wait(10) == 0
-    assert time.monotonic() - began < 10
+    assert process.wait(60) == 0
     assert overlay.numbers() == []
 
 
 def test_a_second_run_is_refused(overlay: Bed) -> None:
-    held = subprocess.Popen(
-        ["flock", str(overlay.store / "write.lock"), "sleep", "20"] if overlay.take() else [], start_new_session=True
-    )
+    overlay.take()
+    argv = ["flock", str(overlay.store / "write.lock"), "sh", "-c", "echo held; sleep 60"]
+    held = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE)
     try:
-        time.sleep(0.2)
+        assert held.stdout and held.stdout.readline() == b"held\n"
         said = overlay.ask("take")
         assert (said.status, "another run is at work" in said.last["message"]) == (3, True)
     finally:
@@ -436,7 +434,7 @@ os.splice(reader, f, 100)
     stuck = subprocess.Popen(["/usr/bin/python3", "-c", splice, str(overlay.upper / "stuck")], stdout=subprocess.PIPE)
     assert stuck.stdout
     stuck.stdout.readline()
-    killer = subprocess.Popen(["sh", "-c", "sleep 4; kill -9 $1", "k", str(stuck.pid)])
+    killer = subprocess.Popen(["sh", "-c", "sleep 8; kill -9 $1", "k", str(stuck.pid)])
     said = overlay.ask("take", freeze_limit_s=1)
     killer.wait()
     stuck.wait()

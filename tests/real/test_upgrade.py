@@ -25,7 +25,9 @@ from tests.real.test_interrupted import begin, sms_pids, wait_for_step
 pytestmark = pytest.mark.real
 
 NAME = "t-upgrade"
-QUICK = ("--no-rehearsal", "--wait", "6")
+QUICK = ("--no-rehearsal",)
+GIVES_UP = (*QUICK, "--wait", "12")
+"""For an image that does not do: what was has as much time to come back."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def test_jobs_run_across_an_upgrade_and_its_undoing(old: Stage) -> None:
 
     undone = old.upgrade("--undo", *QUICK)
     assert old.key() == undone["after"]["key"] == old.built.key
-    demo.wait_for("its end", lambda: "yes" if old.jobs().get(across) == "COMPLETED" else "", 90)
+    demo.wait_for("its end", lambda: "yes" if old.jobs().get(across) == "COMPLETED" else "")
     assert "across" in node.run("cat", f"/home/alice/slurm-{across}.out").text
     assert old.jobs()[held] == "PENDING"
 
@@ -134,7 +136,7 @@ def test_a_broken_image_is_stopped_by_the_rehearsal(old: Stage) -> None:
 
 def test_a_broken_image_goes_by_itself_and_what_was_is_back(old: Stage) -> None:
     jobs = running(old.jobs())
-    told = old.play.sms("upgrade", "--image", old.broken, *QUICK, ok=None)
+    told = old.play.sms("upgrade", "--image", old.broken, *GIVES_UP, ok=None)
     words = told.stderr.decode()
     assert told.status == 5, words
     assert BROKEN in words and "runs again, every service answers" in words and "WARNING" in words
@@ -177,7 +179,7 @@ STEPS = (
 )
 def test_one_that_is_killed_goes_on(old: Stage, step: str, image: str, verb: str) -> None:
     jobs = running(old.jobs())
-    process = begin(old.play, "upgrade", "--image", f"/etc/sms/{image}.sif", *QUICK)
+    process = begin(old.play, "upgrade", "--image", f"/etc/sms/{image}.sif", *(QUICK if image == "good" else GIVES_UP))
     if step != "write the overlay":
         wait_for_step(process, "stop the services")
     if step != "stop the services":
