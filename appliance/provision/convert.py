@@ -282,6 +282,22 @@ LISTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 """The lists of an export, and what names an entry."""
 
 
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _SafeLoader(_Base):  # type: ignore[misc]
+    """YAML whose texts stay texts: to YAML 1.1 the MAC address 10:20:30:40:50:10 is a number, and a date is no text."""
+
+
+_NUMBER = "tag:yaml.org,2002:int"
+_OTHERS = (_NUMBER, "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_SafeLoader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] not in _OTHERS] for first, pairs in _Base.yaml_implicit_resolvers.items()
+}
+_SafeLoader.add_implicit_resolver(_NUMBER, re.compile(r"-?(0|[1-9][0-9]{0,18})$"), list("-0123456789"))
+_SafeLoader.add_implicit_resolver(_OTHERS[1], re.compile(r"-?[0-9]+\.[0-9]+([eE][-+]?[0-9]+)?$"), list("-0123456789"))
+
+
 def read_document(text: str | bytes) -> dict[str, Any]:
     """An export's document from its text, YAML or JSON.
 
@@ -289,12 +305,11 @@ def read_document(text: str | bytes) -> dict[str, Any]:
         SmsError: it is none.
     """
     hint = "`sms node export` writes one"
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         # A few lines of aliases stand for more than any memory holds.
-        if any(isinstance(event, yaml.events.AliasEvent) for event in yaml.parse(text, Loader=loader)):
+        if any(isinstance(event, yaml.events.AliasEvent) for event in yaml.parse(text, Loader=_SafeLoader)):
             raise SmsError("this is no inventory: it has YAML aliases", hint=hint)
-        found = yaml.load(text, Loader=loader)  # noqa: S506 - a safe one
+        found = yaml.load(text, Loader=_SafeLoader)  # noqa: S506 - a safe one
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SmsError(f"this is no YAML: {' '.join(str(error).split())[:300]}", hint=hint) from error
     if not isinstance(found, dict) or not found or not set(found) <= set(LISTS):
