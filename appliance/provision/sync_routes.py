@@ -151,7 +151,7 @@ def _admin_routes(files: Files, bell: Bell) -> list[Route]:
 
     def reports(_request: Request) -> Response:
         with files.store.read() as connection:
-            return JSONResponse(files.reports(connection))
+            return JSONResponse({**files.reports(connection), "waiting": bell.waiting})
 
     return [
         Route("/sms/v1/files", listed),

@@ -1,0 +1,159 @@
+"""The provisioning VM's server without the VM: sms-provd behind nginx, as definitions/vm has it, on loopback ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import sqlalchemy as sa
+
+from appliance.flow.ca import issue_issuer, issue_server, make_ca
+from appliance.provision.store import Store
+from appliance.provision.tokens import Tokens
+from appliance.tools.provision import Api
+
+ROOT = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+class Vm:
+    """Server, certificates and inventory in a folder, which must have a short name: a Unix socket lies in it."""
+
+    def __init__(self, folder: Path, *, nginx: str, cluster: str = "test") -> None:
+        self.folder, self.nginx = folder, nginx
+        self.state, self.tls, self.ca = folder / "state", folder / "vmtls", folder / "tls"
+        for each in (self.state, self.tls, self.state / "tmp", folder / "run"):
+            each.mkdir()
+        make_ca(self.ca)
+        self.port, self.plain = free_port(), free_port()
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.database = f"sqlite:///{self.state}/inventory.db"
+        self._certificates()
+        config = {
+            "cluster": cluster,
+            "address": "127.0.0.1",
+            "prefix": 8,
+            "database": self.database,
+            "state": str(self.state),
+            "tls": str(self.tls),
+            "socket": str(folder / "run" / "api.sock"),
+            "services": {"address": "127.0.0.9", "hostname": "sms-services"},
+        }
+        (folder / "provision.json").write_text(json.dumps(config))
+        self._configure_nginx()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _certificates(self) -> None:
+        server = issue_server(self.ca, hostname="sms-provision", addresses=["127.0.0.1"])
+        for name, pair in (("server", server), ("issuer", issue_issuer(self.ca))):
+            (self.tls / f"{name}.pem").write_bytes(pair.certificate)
+            (self.tls / f"{name}.key").write_bytes(pair.key)
+        (self.tls / "ca.pem").write_bytes((self.ca / "ca.pem").read_bytes())
+
+    def _configure_nginx(self) -> None:
+        source = (ROOT / "definitions" / "vm" / "nginx.conf.j2").read_text()
+        text = jinja2.Template(source).render(vm_web_user="root", ansible_managed="a test")
+        places = {
+            "/etc/sms/tls": str(self.tls),
+            "/run/sms-provision": str(self.folder / "run"),
+            "/var/lib/sms-provision": str(self.state),
+            "/run/nginx.pid": str(self.folder / "run" / "nginx.pid"),
+            "listen 80 ": f"listen 127.0.0.1:{self.plain} ",
+            "listen 8443 ": f"listen 127.0.0.1:{self.port} ",
+        }
+        for old, new in places.items():
+            assert old in text, f"{old} is not in the template any more"
+            text = text.replace(old, new)
+        text = re.sub(r"worker_processes \w+", "worker_processes 1", text)
+        (self.folder / "nginx.conf").write_text("daemon off;\n" + text)
+
+    def start(self) -> None:
+        """Both servers, until they answer."""
+        argv = [sys.executable, "-m", "appliance.provision", "--config", str(self.folder / "provision.json")]
+        log = (self.folder / "provd.log").open("ab")
+        self.processes.append(subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log))
+        argv = [self.nginx, "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)]
+        log = (self.folder / "nginx.log").open("ab")
+        self.processes.append(subprocess.Popen(argv, stdout=log, stderr=log))
+        for _ in range(300):
+            try:
+                self.admin.ask("GET", "/sms/v1/files")
+                return
+            except Exception as error:
+                last = error
+            if any(process.poll() is not None for process in self.processes):
+                break
+            time.sleep(0.1)
+        raise AssertionError(f"the server does not answer: {last}\n{self.said()[-3000:]}")
+
+    def said(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+
+    def stop(self) -> None:
+        """Both servers, as if the power had failed."""
+        for process in self.processes:
+            # nginx's worker ends with its master only where that may say so.
+            process.send_signal(signal.SIGTERM if process.args[0] == self.nginx else signal.SIGKILL)  # type: ignore[index]
+            process.wait(timeout=20)
+        self.processes.clear()
+
+    @property
+    def admin(self) -> Api:
+        return Api(self.url, self.ca / "ca.pem", self.ca / "admin.pem", self.ca / "admin.key")
+
+    def add_node(self, name: str, address: str, groups: tuple[str, ...] = ()) -> None:
+        """A node, straight into the database."""
+        store = Store(self.database)
+        tables = sa.MetaData()
+        tables.reflect(store.engine)
+        node = {"id": name, "name": name, "address": address, "type": "Node"}
+        with store.write() as connection:
+            connection.execute(tables.tables["components"].insert().values(**filled(tables.tables["components"], node)))
+            for label in groups:
+                table = tables.tables["groups"]
+                if not connection.execute(sa.select(table).where(table.c.label == label)).first():
+                    connection.execute(table.insert().values(**filled(table, {"label": label})))
+                connection.execute(tables.tables["members"].insert().values(label=label, component=name))
+        store.close()
+
+    def make_token(self, node: str, token_s: int = 600) -> str:
+        store = Store(self.database)
+        try:
+            return Tokens(store, token_s=token_s).make(node)
+        finally:
+            store.close()
+
+    def trust(self, root: Path, folder: str, certificate: bytes, key: bytes) -> None:
+        """Give a client below ``root`` the CA and a certificate."""
+        for name, data in (("ca.pem", (self.ca / "ca.pem").read_bytes()), ("cert.pem", certificate), ("key.pem", key)):
+            path = root / ("etc/sms/tls" if name == "ca.pem" else folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def filled(table: sa.Table, given: dict[str, Any]) -> dict[str, Any]:
+    """A row with something in each column that must not be empty."""
+    row = dict(given)
+    for column in table.columns:
+        if column.name not in row and not column.nullable:
+            kind = column.type.python_type if not isinstance(column.type, sa.JSON) else dict
+            row[column.name] = kind()
+    return row
+
+
+def client_environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "SMS_ROOT": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
