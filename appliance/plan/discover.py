@@ -56,14 +56,17 @@ def decide(
     """
     by_mac = {mac: node for node in nodes for mac in node.get("macs") or ()}
     by_bmc = {str(node["bmc"]): node for node in nodes if node.get("bmc")}
-    seen: dict[str, str] = {}
+    seen: dict[str, Found] = {}
     for one in found:
-        twice = sorted({seen[mac] for mac in one.macs if mac in seen} - {one.bmc})
+        others = [seen[mac] for mac in one.macs if mac in seen and seen[mac].bmc != one.bmc]
+        twice = sorted({other.bmc for other in others})
         for mac in one.macs:
-            seen.setdefault(mac, one.bmc)
+            seen.setdefault(mac, one)
         owners = {node["name"]: node for mac in one.macs if (node := by_mac.get(mac))}
         held = by_bmc.get(one.bmc)
-        if twice:
+        if others and all(_same_machine(one, other) for other in others):
+            yield Decision(one, SAME, differences=(f"is the same machine as {', '.join(twice)}",))
+        elif twice:
             yield Decision(one, CONFLICT, differences=(f"a MAC address of it is that of {', '.join(twice)}, too",))
         elif len(owners) > 1 or (held and owners and held["name"] not in owners):
             yield Decision(one, CONFLICT, differences=tuple(_owned(one, by_mac, held)))
@@ -71,6 +74,12 @@ def decide(
             yield _compare(one, held or next(iter(owners.values())), update)
         else:
             yield _make(one, name, address, groups)
+
+
+def _same_machine(one: Found, other: Found) -> bool:
+    """Two controllers may show one machine: an enclosure's own, and that of the node."""
+    uuid = one.facts.get("uuid")
+    return bool(uuid) and uuid == other.facts.get("uuid") and set(one.macs) == set(other.macs)
 
 
 def _owned(one: Found, by_mac: Mapping[str, Mapping[str, Any]], held: Mapping[str, Any] | None) -> Iterator[str]:
@@ -100,20 +109,22 @@ def _compare(one: Found, node: Mapping[str, Any], update: bool) -> Decision:
     change: dict[str, Any] = {}
     differences = []
     for key, value in (("bmc", one.bmc), ("xname", one.xname)):
-        if value and not node.get(key):
-            change[key] = value
-        elif value and node[key] != value:
-            differences.append(f"{key}: {node[key]}, found {value}")
+        has = str(node.get(key) or "")
+        # A controller's address gets the path of the system, by which it is the node's alone.
+        if value and (not has or (key == "bmc" and value.startswith(f"{has.rstrip('/')}/"))):
+            change |= {key: value} if has != value else {}
+        elif value and has != value:
+            differences.append(f"{key}: {has}, found {value}")
             change |= {key: value} if update else {}
-    has = list(node.get("macs") or ())
-    gone, come = [mac for mac in has if mac not in one.macs], [mac for mac in one.macs if mac not in has]
-    if one.macs and not has:
+    macs = list(node.get("macs") or ())
+    gone, come = [mac for mac in macs if mac not in one.macs], [mac for mac in one.macs if mac not in macs]
+    if one.macs and not macs:
         change["macs"] = list(one.macs)
     elif one.macs and (gone or come):
         words = [*(f"{mac} is not found" for mac in gone), *(f"{mac} is found as well" for mac in come)]
         differences.append(f"macs: {', '.join(words)}")
         if update:
-            change["macs"] = [*(mac for mac in has if mac not in gone), *come]
+            change["macs"] = [*(mac for mac in macs if mac not in gone), *come]
     if known := _new_facts(one.facts, node.get("details") or {}):
         change["details"] = known
     left = () if update else tuple(differences)

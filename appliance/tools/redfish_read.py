@@ -95,15 +95,16 @@ class _Reader:
             if found := self.look(link, what):
                 yield link, found
 
-    def links(self, path: str, what: str, most: int) -> list[str]:
-        """Where the members of a collection are, page after page."""
+    def links(self, path: str, what: str, most: int, page: Mapping[str, Any] | None = None) -> list[str]:
+        """Where the members of a collection are, page after page; ``page`` is the first, if it is known."""
         found: dict[str, None] = {}
         pages: set[str] = set()
         while path and path not in pages and len(pages) < MOST_PAGES and len(found) < most:
             pages.add(path)
-            page = self.look(path, what)
-            found.update(dict.fromkeys(members(page)))
-            path = link_of({"@odata.id": page.get("Members@odata.nextLink")})
+            said = page or self.look(path, what)
+            page = None
+            found.update(dict.fromkeys(members(said)))
+            path = link_of({"@odata.id": said.get("Members@odata.nextLink")})
         if len(found) > most:
             self.note(f"{what}: {len(found)} of them, the first {most} are read")
         return list(found)[:most]
@@ -121,8 +122,8 @@ def read_bmc(asked: Conversation) -> Bmc:
     if not isinstance(root.get("RedfishVersion"), str) and "Systems" not in root:
         raise NoRedfish(f"{asked.controller.name}: the answer is no Redfish", hint="is it the controller's address?")
     paths = _system_paths(reader, root, url)
-    manager = _manager(reader, link_of(root.get("Managers")))
     systems = [_system(reader, path, said) for path in paths if (said := reader.look(path, "system"))]
+    manager = _manager(reader, link_of(root.get("Managers")))
     return Bmc(
         url=url,
         redfish=_text(root, "RedfishVersion"),
@@ -142,8 +143,8 @@ def _system_paths(reader: _Reader, root: Mapping[str, Any], url: str) -> list[st
     if own.startswith(f"{SYSTEMS}/"):
         return [own]
     collection = link_of(root.get("Systems")) or SYSTEMS
-    reader.asked.ask("GET", collection)
-    paths = reader.links(collection, "systems", MOST_SYSTEMS)
+    first = reader.asked.ask("GET", collection)
+    paths = reader.links(collection, "systems", MOST_SYSTEMS, first)
     if not paths:
         reader.note("it has no systems")
     return paths
