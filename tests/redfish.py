@@ -77,10 +77,11 @@ def _certify(folder: Path) -> None:
     (folder / "bmc.key").write_bytes(secret)
 
 
-def _configure(folder: Path, seen: Path, systems: int) -> None:
+def _configure(folder: Path, seen: Path, systems: int, macs: Sequence[str]) -> None:
     names = [UUID[:-1] + str(4 + number) for number in range(systems)]
+    nics = {name: [{"mac": mac, "ip": ""}] for name, mac in zip(names, macs, strict=False)}
     fakes = [
-        {"uuid": one, "name": f"s{one[-1]}", "power_state": "On", "external_notifier": False, "nics": []}
+        {"uuid": one, "name": f"s{one[-1]}", "power_state": "On", "external_notifier": False, "nics": nics.get(one, [])}
         for one in names
     ]
     hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
@@ -94,11 +95,14 @@ def _configure(folder: Path, seen: Path, systems: int) -> None:
 
 
 @contextmanager
-def emulator(folder: Path, *, systems: int = 1, prefix: Sequence[str] = (), seen: str = "") -> Iterator[Emulator]:
+def emulator(
+    folder: Path, *, systems: int = 1, macs: Sequence[str] = (), prefix: Sequence[str] = (), seen: str = ""
+) -> Iterator[Emulator]:
     """Run one on the loopback, at a free port.
 
     Args:
         systems: how many it has.
+        macs: the MAC address of each.
         prefix: stands before its command, as that of a lab host does; the caller waits for it then.
         seen: the folder's path for that command.
     """
@@ -107,7 +111,7 @@ def emulator(folder: Path, *, systems: int = 1, prefix: Sequence[str] = (), seen
         port = probe.getsockname()[1]
     inside = Path(seen or folder)
     _certify(folder)
-    _configure(folder, inside, systems)
+    _configure(folder, inside, systems, macs)
     (folder / "password").write_text(f"{PASSWORD}\n")
     (folder / "password").chmod(0o600)
     words = ["--config", str(inside / "emulator.conf"), "--fake", "-i", "127.0.0.1", "-p", str(port)]
