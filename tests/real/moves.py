@@ -248,6 +248,7 @@ class ShortJobs:
         self.node = lab.host(node)
         self.submitted: dict[str, float] = {}
         self.refused = 0
+        self.completed: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._submit)
 
@@ -297,7 +298,9 @@ class ShortJobs:
         left = len(mine)
         while True:
             states = self.states()
-            bad = {name: states.get(name, "unknown") for name in mine if states.get(name) != "COMPLETED"}
+            # The controller forgets a job 300 s after its end (MinJobAge of slurm.conf(5)).
+            self.completed |= {name for name, state in states.items() if state == "COMPLETED"}
+            bad = {name: states.get(name, "unknown") for name in mine - self.completed}
             if len(bad) < left:
                 left, deadline = len(bad), time.monotonic() + patience_s
             if not bad or time.monotonic() > deadline:

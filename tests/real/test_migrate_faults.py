@@ -371,7 +371,7 @@ def cells() -> Iterator[Cell]:
             always = work is cut_target and step == "release"
             yield Cell(name, work, step, source if step != "up" else either, always)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
-        yield Cell("disk full", disk_full, step, either, step == "<start", small=True)
+        yield Cell("disk full", disk_full, step, either, step == "<start", small=True, wait_s=15)
     yield Cell("tampered image", tampered_image, "<look", target)  # it is sent again
     yield Cell("tampered image", tampered_image, "<trust", source, True)
     for step in ("<round", "<verify"):
