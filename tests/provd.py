@@ -159,7 +159,9 @@ def postgresql(programs: Path) -> Iterator[str]:
 
     data = str(folder / "data")
     try:
-        run(str(programs / "initdb"), "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C")
+        run(
+            str(programs / "initdb"), "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"
+        )
         options = f"-k {folder} -c listen_addresses= -c fsync=off -c shared_buffers=16MB"
         run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
         try:

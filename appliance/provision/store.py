@@ -60,6 +60,9 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
         if kind not in ("sqlite", "postgresql"):
             raise SmsError(f"{kind} is no database for the inventory", hint="sqlite:////PATH or postgresql://...")
         sqlite = kind == "sqlite"
+        if not sqlite:
+            # What a plain postgresql:// means differs between SQLAlchemy's releases.
+            parsed = parsed.set(drivername="postgresql+psycopg2")
         arguments: dict[str, Any] = (
             {"timeout": busy_s, "check_same_thread": False} if sqlite else {"connect_timeout": 10}
         )
