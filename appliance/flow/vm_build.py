@@ -233,6 +233,11 @@ def _pack_code(target: Path) -> None:
             archive.addfile(entry, io.BytesIO(data))
 
 
+def is_built(cluster: Cluster, plan: VmPlan) -> bool:
+    """Whether the image of a plan is there."""
+    return _is_ours(cluster, Path(vm_places(cluster.site).images) / plan.key)
+
+
 def _is_ours(cluster: Cluster, folder: Path) -> bool:
     """Whether a build that ended well left the image, signed with a key of today's."""
     if not folder.is_dir():

@@ -178,7 +178,8 @@ def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
     if launch.incoming:
         argv += ["-incoming", f"unix:{where.incoming}"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    return (*argv, "-pidfile", str(where.pid), "-daemonize")
+    # Not -daemonize: its fork is what the sandbox forbids.
+    return (*argv, "-pidfile", str(where.pid))
 
 
 def _disks(launch: Launch, seed: str) -> list[str]:
@@ -251,6 +252,7 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
     document = json.dumps(provision_document(site, database=database), indent=1) + "\n"
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        _add_folder(archive, "etc/sms/tls")
         for name, text in {
             "etc/hostname": f"{wanted.hostname}\n",
             "etc/hosts": names,
@@ -272,6 +274,12 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int, *, group: 
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode, entry.uname, entry.gname = len(data), mode, "root", group
     archive.addfile(entry, io.BytesIO(data))
+
+
+def _add_folder(archive: tarfile.TarFile, name: str) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.uname, entry.gname = tarfile.DIRTYPE, 0o755, "root", "root"
+    archive.addfile(entry)
 
 
 def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:

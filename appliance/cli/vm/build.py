@@ -1,0 +1,56 @@
+"""``sms vm build``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+
+EXAMPLES = """\
+  sms vm build             nothing is built where packages, definitions and code are those of the image that is there
+  sms vm build --force     build it although it is there
+  sms vm build --dry-run   say which image it would be, and whether it is there"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "build",
+        "build and seal the VM's image",
+        "Install Debian's packages into a folder, configure it by an Ansible playbook, make a disk of it that UEFI\n"
+        "boots, and seal it with the site's key. Nothing secret and nothing of this machine is in it.",
+        EXAMPLES,
+    )
+    parser.add_argument("--force", action="store_true", help="although the same image is there")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="resolve versions, build nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build it."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.cli.vm.common import open_site
+    from appliance.flow.vm_build import build_vm, is_built, plan_vm
+
+    cluster = open_site(arguments)
+    if arguments.dry_run:
+        plan = plan_vm(cluster, progress(arguments.quiet))
+        there = is_built(cluster, plan)
+        if arguments.json:
+            print_json({"key": plan.key, "built": there, "versions": dict(plan.versions)})
+        else:
+            out.print(f"{plan.key[:16]}: {'is there' if there else 'would be built'}", markup=False)
+        return 0
+    built = build_vm(cluster, progress(arguments.quiet), force=arguments.force)
+    if arguments.json:
+        print_json(asdict(built))
+        return 0
+    state = "built" if built.fresh else "is there already"
+    out.print(f"{built.folder} {state}: {built.bytes >> 20} MiB, {built.packages} packages", markup=False)
+    out.print(f"sealed with {built.signer}, manifest sha256:{built.digest}", markup=False)
+    return 0

@@ -1,0 +1,43 @@
+"""``sms vm console``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import verb
+from appliance.cli.vm.common import add_vm_host
+
+EXAMPLES = """\
+  sms vm console          its serial console; Ctrl-] leaves it
+  sms vm console --log    what it has said since its last boot"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "console",
+        "the VM's serial console",
+        "Attach the terminal to its serial console, as root. Ctrl-] leaves it; the VM runs on.",
+        EXAMPLES,
+    )
+    add_vm_host(parser)
+    parser.add_argument("--log", action="store_true", help="print what it has said since its last boot")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Attach to it, or print its log."""
+    import sys
+
+    from appliance.cli.screen import err
+    from appliance.cli.vm.common import open_vm
+    from appliance.flow.vm_inside import attach_console, read_console
+
+    cluster, host = open_vm(arguments)
+    if arguments.log:
+        sys.stdout.write(read_console(cluster, host))
+        return 0
+    err.print("Ctrl-] leaves the console; Enter shows a prompt", markup=False)
+    return attach_console(cluster, host)

@@ -1,0 +1,60 @@
+"""``sms vm migrate``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, duration, filled, verb
+
+EXAMPLES = """\
+  sms vm migrate host-b         live where both hosts see its disks; else stopped, copied, and started there
+  sms vm migrate host-b -n      check both hosts, and say how it would be"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "migrate",
+        "move the VM with its disks to another admin host",
+        "Where both hosts see its disks it moves while it runs. Else it is stopped, its disks are copied and compared\n"
+        "by digest, and it is started there, if it ran. The cluster runs on meanwhile.",
+        EXAMPLES,
+    )
+    parser.add_argument("to", metavar="HOST", type=filled, help="the admin host that it goes to")
+    parser.add_argument(
+        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long it gets to end by itself (60s)"
+    )
+    parser.add_argument("--stopped", action="store_true", help="stop it, although it could move while it runs")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check both hosts, change nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Move it."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.cli.vm.common import open_site
+    from appliance.flow.vm_migrate import migrate_vm, plan_migrate_vm
+
+    cluster = open_site(arguments)
+    shown = progress(arguments.quiet)
+    if arguments.dry_run:
+        plan = plan_migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped)
+        if arguments.json:
+            print_json(asdict(plan))
+        else:
+            how = "live" if plan.live else f"stopped, {plan.copy_bytes >> 20} MiB to copy"
+            out.print(f"{plan.source} to {plan.target}: {how}; {plan.free_mb} MiB free there", markup=False)
+        return 0
+    moved = migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped, timeout_s=arguments.timeout)
+    if arguments.json:
+        print_json(asdict(moved))
+        return 0
+    how = f"live, paused for {moved.paused_ms:.0f} ms" if moved.live else f"{moved.copied_bytes >> 20} MiB copied"
+    state = "runs" if moved.running else "is off, its disks are"
+    out.print(f"the VM {state} on {moved.target}: {how}, after {moved.seconds:.1f} s", markup=False)
+    return 0

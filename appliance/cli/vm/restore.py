@@ -1,0 +1,51 @@
+"""``sms vm restore``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, filled, verb
+from appliance.cli.vm.common import add_vm_host
+
+EXAMPLES = """\
+  sms vm stop && sms vm restore latest && sms vm start
+  sms vm restore before-upgrade -n      check the snapshot and the room, change nothing"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "restore",
+        "put a snapshot in the place of the VM's disks",
+        "The VM must be off. The disks that are there now become a snapshot themselves.",
+        EXAMPLES,
+    )
+    add_vm_host(parser)
+    parser.add_argument("name", type=filled, metavar="NAME", help="the snapshot, or `latest`")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, change nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Restore it."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.cli.vm.common import open_vm
+    from appliance.cli.vm.snapshot import line
+    from appliance.flow.vm_restore import check_restore, restore_vm
+
+    cluster, host = open_vm(arguments)
+    if arguments.dry_run:
+        snapshot = check_restore(cluster, host, arguments.name)
+        print_json(asdict(snapshot)) if arguments.json else out.print(line(snapshot), markup=False)
+        return 0
+    restored = restore_vm(cluster, host, progress(arguments.quiet), arguments.name)
+    if arguments.json:
+        print_json(asdict(restored))
+    else:
+        out.print(f"{restored.name} is in place on {restored.host}; before it: {restored.kept}", markup=False)
+    return 0

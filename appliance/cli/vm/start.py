@@ -1,0 +1,65 @@
+"""``sms vm start``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, duration, verb
+
+EXAMPLES = """\
+  sms vm start                    on this admin host
+  sms vm start --host host-a      on another one, over SSH
+  sms vm start -n --host host-a   check everything, start nothing
+  sms vm start --keep             leave it running although something in it does not serve"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "start",
+        "start the VM and wait until everything in it serves",
+        "Check the image's seal and every byte of it, make certificates for this start, hand them over in memory,\n"
+        "start QEMU (with KVM where it really works), and ask everything in the VM. What fails is undone.",
+        EXAMPLES,
+    )
+    parser.add_argument("--host", metavar="NAME", help="the admin host to start it on (default: this machine)")
+    parser.add_argument(
+        "--wait", type=duration, default=180.0, metavar="SPAN", help="how long it may take to serve (180s)"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave it running although it does not serve")
+    parser.add_argument(
+        "--force", action="store_true", help="although newer disks may be on hosts that cannot be asked, or are lost"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, start nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start it."""
+    from dataclasses import asdict
+
+    from appliance.cli.common import open_target
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.flow.vm_start import How, rehearse_start_vm, start_vm
+
+    cluster, host = open_target(arguments)
+    how = How(arguments.wait, arguments.keep, arguments.force)
+    shown = progress(arguments.quiet)
+    if arguments.dry_run:
+        steps = rehearse_start_vm(cluster, host, shown, how)
+        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        return 0
+    started = start_vm(cluster, host, shown, how)
+    wrong = {name: state for name, state in started.services.items() if state != "ok"}
+    if arguments.json:
+        print_json(asdict(started))
+    else:
+        words = "runs already" if started.already else f"serves after {started.parts.get('serves', 0):.0f} s"
+        accel = started.accel + (f" ({started.why_no_kvm})" if started.why_no_kvm else "")
+        out.print(f"the VM {'runs' if wrong else words} on {started.host}, {accel}", markup=False)
+        for name, state in wrong.items():
+            out.print(f"  {name}: {state}", markup=False)
+    return 4 if wrong else 0

@@ -1,0 +1,84 @@
+"""``sms vm status``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.vm.common import add_vm_host
+
+if TYPE_CHECKING:
+    from appliance.flow.vm_status import VmStatus
+
+EXAMPLES = """\
+  sms vm status           wherever it runs; exit status 4 when something in it does not serve, or it is off
+  sms vm status --json    the same for scripts"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "status",
+        "where the VM runs, and whether everything in it serves",
+        "Ask the admin hosts where it runs, and the VM itself, through its guest agent, how it is.",
+        EXAMPLES,
+    )
+    add_vm_host(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import print_json
+    from appliance.cli.vm.common import open_site
+    from appliance.flow.context import find_host
+    from appliance.flow.vm_status import status_vm
+
+    cluster = open_site(arguments)
+    name = arguments.host or cluster.site.admin_hosts[0].name
+    found = status_vm(cluster, find_host(cluster.site, name), only=arguments.host is not None)
+    if arguments.json:
+        print_json(asdict(found))
+    else:
+        show(found)
+    return 0 if found.healthy else 4
+
+
+def show(found: VmStatus) -> None:
+    """As a person reads it."""
+    from appliance.cli.screen import out
+    from appliance.flow.vm_status import how_long
+
+    lines = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
+    if found.running:
+        accel = found.accel + (f" ({found.why_no_kvm})" if found.why_no_kvm else "")
+        lines.append(("up for", f"{how_long(found.since)}, {accel}"))
+        lines.append(("memory", f"{found.memory_mb} MiB and {found.cpus} CPU; QEMU takes {found.used_memory_mb} MiB"))
+        lines.append(("agent", "answers" if found.guest_agent else "does not answer"))
+    if found.state_mb:
+        lines.append(("state", f"{found.state_used_mb} of {found.state_mb} MiB used"))
+    if found.disk_bytes:
+        lines.append(("disks", ", ".join(f"{name} {size >> 20} MiB" for name, size in found.disk_bytes.items())))
+    if found.digest:
+        lines.append(("image", f"sha256:{found.digest[:16]}"))
+    if found.snapshots:
+        newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.newest_snapshot))
+        lines.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))
+    if found.silent:
+        lines.append(("silent", f"{', '.join(found.silent)} cannot be asked"))
+    for name, words in lines:
+        out.print(f"{name:10} {words}", markup=False)
+    for name, state in found.services.items():
+        out.print(f"  {name:12} {state}", markup=False)
+
+
+def _state(found: VmStatus) -> str:
+    if found.running:
+        return f"on {found.host}, {'healthy' if found.healthy else 'UNHEALTHY'}"
+    return f"off; its disks are on {found.host}" if found.host else "has not been started"

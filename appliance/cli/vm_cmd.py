@@ -1,0 +1,45 @@
+"""``sms vm``: the provisioning VM, which may be off for days."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from appliance.cli.common import verb
+
+ACTIONS: tuple[str, ...] = (
+    "build",
+    "start",
+    "stop",
+    "status",
+    "console",
+    "exec",
+    "snapshot",
+    "restore",
+    "migrate",
+)
+"""In the order of the help; each is a module of ``appliance.cli.vm``."""
+
+EXAMPLES = """\
+  sms vm build                     its image: packages, a playbook, a sealed disk
+  sms vm start --host host-a       and wait until everything in it serves
+  sms vm status                    exit status 4 when something in it does not serve
+  sms vm snapshot                  both its disks at one moment; it runs on
+  sms vm migrate host-b            with its disks, to another admin host
+  sms vm stop                      the cluster runs on without it"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb and its actions."""
+    parser = verb(
+        verbs,
+        "vm",
+        "the virtual machine that provisions nodes",
+        "Nodes boot from it, and pull files from it. It runs in QEMU on an admin host; what it must not lose lies on\n"
+        "one disk. Switched off, it is missed by nobody but nodes that boot.",
+        EXAMPLES,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name in ACTIONS:
+        importlib.import_module(f"appliance.cli.vm.{name}").add(actions)

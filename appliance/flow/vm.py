@@ -1,0 +1,235 @@
+"""What the verbs of the provisioning VM share: where it runs, what is left of an unfinished run, how healthy it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.errors import Refused, SmsError
+from appliance.flow.context import Cluster, find_host, find_target
+from appliance.flow.preflight import only_one
+from appliance.host.base import CommandError, Host, Unreachable
+from appliance.plan.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
+from appliance.plan.vm_holder import HostView, read_holder
+from appliance.tools.guest import open_guest
+from appliance.tools.qemu import Process, find_machine, unplug
+from appliance.tools.qmp import NotThere
+
+HEALTH = "/usr/lib/sms/sms-vm-health"
+DISKS = ("root", "state")
+
+# $1 disks' folder, $2 to $4 of a restore: goes on with one that was cut off. It was written down before it began.
+FINISH_RESTORE = """
+cd "$1" || exit 0
+if [ -e restore.json ]; then
+    kept=$(cat restore.json)
+    mkdir -p "snapshots/$kept"
+    for disk in root state; do
+        [ -e "$disk.restored" ] || continue
+        [ ! -e "$disk.qcow2" ] || [ -e "snapshots/$kept/$disk.qcow2" ] || mv "$disk.qcow2" "snapshots/$kept/"
+        mv -fT "$disk.restored" "$disk.qcow2"
+    done
+    sync -f .
+    rm -f restore.json
+    echo "$kept"
+fi
+rm -f -- *.restored *.new *.raw
+rm -rf -- snapshots/*.part
+"""
+
+
+@dataclass(frozen=True)
+class Health:
+    """How the VM is, asked from inside.
+
+    Attributes:
+        services: state of each by name; ``ok``, or what is wrong.
+        state_used_kib, state_kib: how full its disk is.
+        api: what its interface says of itself.
+    """
+
+    services: dict[str, str] = field(default_factory=dict)
+    state_used_kib: int = 0
+    state_kib: int = 0
+    api: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything serves."""
+        return bool(self.services) and all(state == "ok" for state in self.services.values())
+
+    @property
+    def wrong(self) -> str:
+        """What does not serve, in words."""
+        return ", ".join(f"{name}: {state}" for name, state in self.services.items() if state != "ok")
+
+
+def read_health(text: str) -> Health:
+    """What ``sms-vm-health`` said, as a value. Pure."""
+    services: dict[str, str] = {}
+    used = size = 0
+    api: dict[str, Any] = {}
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "unit":
+            name, _, state = rest.partition(" ")
+            services[name] = "ok" if state == "active" else state or "unknown"
+        elif kind == "state" and len(words := rest.split()) == 2:
+            used, size = int(words[0]), int(words[1])
+        elif kind == "https":
+            services["https"] = "ok" if rest.strip() not in ("000", "502", "504", "") else f"no answer ({rest})"
+        elif kind == "api":
+            code, _, said = rest.partition(" ")
+            services["api"] = "ok" if code == "200" else f"no answer ({code})"
+            try:
+                found = json.loads(said)
+            except ValueError:
+                found = {}
+            api = found if isinstance(found, dict) and code == "200" else {}
+    services["disk"] = "ok" if size else "not mounted"
+    return Health(services, used, size, api)
+
+
+def ask_health(cluster: Cluster, host: Host) -> Health:
+    """How the VM is; NotThere where its guest agent does not answer."""
+    with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+        return read_health(guest.run([HEALTH], timeout_s=60).stdout.decode(errors="replace"))
+
+
+def find_running(cluster: Cluster, host: Host) -> Process | None:
+    """The VM's process on a host; None where it does not run."""
+    return find_machine(host, str(vm_places(cluster.site).pid), machine_name(cluster.site))
+
+
+def view_host(cluster: Cluster, host: Host) -> HostView:
+    """What a host knows of the VM."""
+    where = vm_places(cluster.site)
+    try:
+        running = find_running(cluster, host) is not None
+        holder = read_holder(host.read(str(where.holder)))
+        return HostView(host.name, True, running, holder, host.works("test", "-e", str(where.state)))
+    except Unreachable:
+        return HostView(host.name, reachable=False)
+
+
+def all_hosts(cluster: Cluster, first: Host) -> list[Host]:
+    """Every admin host, the one given first."""
+    names = [admin.name for admin in cluster.site.admin_hosts if admin.name != first.name]
+    return [first, *(find_host(cluster.site, name) for name in names)]
+
+
+def look_everywhere(cluster: Cluster, first: Host) -> list[HostView]:
+    """What every admin host knows of the VM, asked at the same time."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda host: view_host(cluster, host), all_hosts(cluster, first)))
+
+
+def find_vm(cluster: Cluster, wanted: str | None) -> Host:
+    """The admin host to act on: the one named; else the one that runs the VM, else the one that has its disks.
+
+    Raises:
+        Refused: none was named, and no admin host that answers has it.
+    """
+    need_vm(cluster.site)
+    if wanted is not None:
+        return find_target(cluster.site, wanted)
+    hosts = {admin.name: find_host(cluster.site, admin.name) for admin in cluster.site.admin_hosts}
+    with ThreadPoolExecutor(8) as pool:
+        views = list(pool.map(lambda host: view_host(cluster, host), hosts.values()))
+    for view in views:
+        if view.running:
+            return find_target(cluster.site, view.name)
+    known = [view.holder for view in views if view.holder]
+    if known:
+        newest = max(known, key=lambda holder: holder.generation).host
+        if newest in hosts:
+            return find_target(cluster.site, newest)
+    silent = [view.name for view in views if not view.reachable]
+    raise Refused(
+        "the VM has not been started on any admin host" + (f"; {', '.join(silent)} cannot be asked" if silent else ""),
+        hint="`sms vm start --host NAME`",
+    )
+
+
+@contextmanager
+def at_work(cluster: Cluster, host: Host) -> Iterator[None]:
+    """Be the only one at work on the VM of a host; Busy where another run is."""
+    with only_one(host, str(vm_places(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
+        yield
+
+
+@contextmanager
+def at_work_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
+    """Be the only one at work on every admin host that answers; closing what is given lets go of all but ``here``.
+
+    All take them in one order: of two that begin at once, one goes on.
+    """
+    with ExitStack() as own, ExitStack() as others:
+        for host in sorted(all_hosts(cluster, here), key=lambda one: one.name):
+            try:
+                (own if host.name == here.name else others).enter_context(at_work(cluster, host))
+            except Unreachable:
+                if host.name == here.name:
+                    raise
+        yield others
+
+
+def check_programs(host: Host, programs: Sequence[str] = PROGRAMS) -> None:
+    """Whether the host has what a VM takes.
+
+    Raises:
+        Refused: with all that is missing.
+    """
+    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
+    if missing := host.run("sh", "-c", script, "find", *programs, ok=None).text.split():
+        raise Refused(
+            f"{host.name} cannot run the VM: it lacks {', '.join(missing)}",
+            hint="apt-get install qemu-system-x86 qemu-utils ovmf iproute2 iputils-arping e2fsprogs there",
+        )
+
+
+def tidy(cluster: Cluster, host: Host) -> str:
+    """Remove what a machine that does not run any more has left, and finish a restore that was cut off.
+
+    To be called with the lock held and nothing running. Gives the name under which a finished restore kept the disks.
+    """
+    where = vm_places(cluster.site)
+    kept = host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=300).text
+    for card in cards(cluster.site):
+        unplug(host, card)
+    host.run("rm", "-rf", "--one-file-system", "--", str(where.run))
+    return kept
+
+
+def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: float, on_detail: Any) -> Health:
+    """Wait until everything in the VM serves.
+
+    Raises:
+        SmsError: it ended, or something did not come up in time.
+    """
+    deadline = time.monotonic() + wait_s
+    health = Health()
+    why = "the guest agent does not answer"
+    while True:
+        try:
+            health = ask_health(cluster, host)
+            why = health.wrong
+        except (NotThere, CommandError) as error:
+            why = error.message.splitlines()[-1]
+        if health.ok:
+            return health
+        on_detail(f"waiting for {why}")
+        found = find_running(cluster, host)
+        if found is None or found.pid != process.pid:
+            raise SmsError("the VM has ended while it started", hint="`sms vm console --log` has its last words")
+        if time.monotonic() > deadline:
+            raise SmsError(
+                f"the VM does not serve after {wait_s:g} s: {why}",
+                hint="`sms vm start --keep` leaves it running; `sms vm exec -- journalctl -b` tells more",
+            )
+        time.sleep(0.5)

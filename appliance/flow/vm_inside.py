@@ -1,0 +1,88 @@
+"""``sms vm exec`` and ``sms vm console``: commands in the VM, and its serial console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.errors import Refused
+from appliance.flow.context import Cluster
+from appliance.flow.vm import find_running
+from appliance.host.base import Host
+from appliance.plan.vm import vm_places
+from appliance.tools.guest import Ran, open_guest
+from appliance.tools.qmp import NotThere
+
+LAST_BYTES = 1 << 20
+CONSOLE = """\
+import os, select, socket, sys, termios, tty
+there = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+there.settimeout(5)
+try:
+    there.connect(sys.argv[1])
+except OSError as error:
+    sys.exit("sms: %s: %s" % (sys.argv[1], error.strerror or error))
+there.settimeout(None)
+saved = termios.tcgetattr(0) if os.isatty(0) else None
+try:
+    if saved:
+        tty.setraw(0)
+    while True:
+        ready = select.select([0, there], [], [])[0]
+        if 0 in ready:
+            data = os.read(0, 4096)
+            if not data:
+                break
+            there.sendall(data.partition(b"\\x1d")[0])
+            if b"\\x1d" in data:
+                break
+        if there in ready:
+            data = there.recv(65536)
+            if not data:
+                break
+            while data:
+                data = data[os.write(1, data):]
+finally:
+    if saved:
+        termios.tcsetattr(0, termios.TCSADRAIN, saved)
+        sys.stderr.write("\\r\\n")
+"""
+"""The terminal to a socket and back, until Ctrl-] or either end."""
+
+
+def need_running(cluster: Cluster, host: Host) -> None:
+    """Refuse where the VM does not run."""
+    if find_running(cluster, host) is None:
+        raise Refused(f"the VM does not run on {host.name}", hint="`sms vm start`; `sms vm status` tells where it runs")
+
+
+def run_in_vm(
+    cluster: Cluster, host: Host, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60
+) -> Ran:
+    """Run a command in the VM.
+
+    Raises:
+        Refused: it does not run, or its guest agent does not answer.
+    """
+    need_running(cluster, host)
+    try:
+        with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+            return guest.run(argv, input=input, timeout_s=timeout_s)
+    except NotThere as error:
+        raise Refused(
+            f"the VM cannot be asked: {error.message}", hint="does it still start? `sms vm console` shows it"
+        ) from error
+
+
+def attach_console(cluster: Cluster, host: Host) -> int:
+    """Attach the terminal to the VM's serial console; give the exit status."""
+    need_running(cluster, host)
+    return host.interact("python3", "-I", "-c", CONSOLE, str(vm_places(cluster.site).console))
+
+
+def read_console(cluster: Cluster, host: Host) -> str:
+    """What the VM has said on its console since its last boot; the last MiB of it."""
+    path = str(vm_places(cluster.site).console_log)
+    found = host.run("tail", "-c", str(LAST_BYTES), "--", path, ok=None)
+    if found.status:
+        raise Refused(f"{host.name} has no log of the VM's console", hint="it has not been started there")
+    return found.stdout.decode(errors="replace")
