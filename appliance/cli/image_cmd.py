@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance.cli import image_nodes
 from appliance.cli.common import add_json, verb
 
 if TYPE_CHECKING:
@@ -16,14 +17,22 @@ EXAMPLES = """\
   sms image list                 images that builds left, the newest first
   sms image sbom >image.cdx.json the current image's bill of materials (CycloneDX)
   sms image manifest 3f9a        what the image with that key was made from
-  sms image prune --keep 3 -n    what would be removed"""
+  sms image prune --keep 3 -n    what would be removed
+
+  sms image build compute        build and seal what nodes without a disk boot; nothing, when nothing changed
+  sms image push compute         bring it to the provisioning VM: nodes boot it from then on
+  sms image rollback compute     nodes boot the one before again
+  sms image list --nodes         node images here, and what the VM hands out
+  sms image profiles             what node images the site has, and who boots them"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb's parser."""
-    parser = verb(verbs, "image", "list images and what is in them", "List images and what is in them.", EXAMPLES)
+    words = "The services container's images that `sms build` left, and what nodes without a disk boot."
+    parser = verb(verbs, "image", "images and what is in them; images of nodes", words, EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     shown = actions.add_parser("list", help="images that builds left")
+    shown.add_argument("--nodes", action="store_true", help="those that nodes boot, and what the VM has of them")
     add_json(shown)
     shown.set_defaults(run=run_list)
     for name, suffix, what in (
@@ -35,8 +44,10 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         action.set_defaults(run=run_print, suffix=suffix)
     prune = actions.add_parser("prune", help="remove old images, never the current one")
     prune.add_argument("--keep", type=int, default=3, metavar="N", help="how many of the newest stay (3)")
+    prune.add_argument("--nodes", action="store_true", help="those that nodes boot, so many of each profile, here")
     prune.add_argument("-n", "--dry-run", action="store_true", help="only say which")
     prune.set_defaults(run=run_prune)
+    image_nodes.add(actions)
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:
@@ -49,6 +60,8 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
 
 def run_list(arguments: argparse.Namespace) -> int:
     """List images."""
+    if arguments.nodes:
+        return image_nodes.run_list(arguments)
     from appliance.cli.screen import out, print_json
     from appliance.flow.images import list_images
     from appliance.flow.status import when
@@ -81,6 +94,8 @@ def run_print(arguments: argparse.Namespace) -> int:
 
 def run_prune(arguments: argparse.Namespace) -> int:
     """Remove old images."""
+    if arguments.nodes:
+        return image_nodes.run_prune(arguments)
     from appliance.cli.screen import out
     from appliance.flow.images import prune_images
 

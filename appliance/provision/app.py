@@ -22,6 +22,7 @@ from appliance.provision.world import World
 log = logging.getLogger("sms-provd")
 
 MODULES = ["hsm", "hsm_inventory", "bss", "bootscript", "cloudinit", "sms_routes", "enrol", "sync_routes"]
+MODULES += ["image_routes"]
 """Modules of this package with ``routes(world) -> list[Route]``; the paths of each are in openapi.yaml."""
 
 

@@ -1,0 +1,212 @@
+"""Node images: what one is made of, the key that names it, the initramfs as a cpio archive."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from appliance.catalog.node import NodeProfile
+from appliance.config.provisioning import Profile
+
+FORMAT = 1
+"""Rises when an image of the same parts would be another one."""
+FILES = ("root.squashfs", "vmlinuz", "initrd.img")
+SECRET_FILES = re.compile(
+    r"(?:munge\.key|.*\.key|shadow-|gshadow-|ssh_host_.*_key|id_(?:rsa|ecdsa|ed25519)|credential\.secret|random-seed)"
+)
+SQUASHFS = ("-comp", "zstd", "-Xcompression-level", "9", "-no-progress", "-noappend", "-no-xattrs")
+LEFT_OUT = (
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/lintian/*",
+    "/usr/share/bash-completion/*",
+    "/usr/lib/udev/hwdb.d/*",
+    "/lib/udev/hwdb.d/*",
+)
+"""Paths that dpkg does not unpack: nobody reads manuals on a node, and all of it lies in its memory."""
+NO_USRMERGE = """\
+mkdir -p "$1/etc/apt/preferences.d"
+printf 'Package: usrmerge\\nPin: release *\\nPin-Priority: -1\\n' >"$1/etc/apt/preferences.d/sms"
+"""
+"""Shell: the hook below has merged /usr already; the package that does it afterwards brings all of Perl."""
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """All that an image is made from: same plan, same key, no build."""
+
+    profile: str
+    key: str
+    packages: tuple[str, ...]
+    sources: tuple[str, ...]
+    versions: Mapping[str, str]
+    drivers: tuple[str, ...]
+    modules: tuple[str, ...]
+    mask: tuple[str, ...]
+    arguments: str
+    groups: tuple[str, ...]
+    files: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
+    """Files that come into the root, by path: bytes and mode."""
+    initramfs: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
+
+    @property
+    def about(self) -> dict[str, object]:
+        """What the sealed manifest says of it besides its files."""
+        return {
+            "kind": "node",
+            "profile": self.profile,
+            "key": self.key,
+            "arguments": self.arguments,
+            "groups": list(self.groups),
+        }
+
+
+def packages_of(profile: NodeProfile, site: Profile) -> tuple[str, ...]:
+    """The packages to ask for, sorted, the kernel's among them."""
+    return tuple(sorted({*profile.packages, *site.packages, profile.kernels[site.kernel]}))
+
+
+def plan_node(
+    name: str,
+    profile: NodeProfile,
+    site: Profile,
+    *,
+    sources: Sequence[str],
+    versions: Mapping[str, str],
+    files: Mapping[str, tuple[bytes, int]],
+    initramfs: Mapping[str, tuple[bytes, int]],
+    tools: Mapping[str, bytes],
+) -> NodePlan:
+    """Plan an image.
+
+    Args:
+        sources: lines of sources.list; only what they lead to (``versions``) is part of the key.
+        files, initramfs: what comes into the root, and into the initramfs, by path.
+        tools: what works on the root without coming into it.
+    """
+    packages = packages_of(profile, site)
+    arguments = " ".join(filter(None, (profile.arguments, site.arguments)))
+    parts = {
+        "format": FORMAT,
+        "packages": packages,
+        "versions": sorted(versions.items()),
+        "drivers": profile.drivers,
+        "modules": profile.modules,
+        "mask": profile.mask,
+        "squashfs": SQUASHFS,
+        "left_out": LEFT_OUT,
+        "hook": NO_USRMERGE,
+        "files": _digests({**files, **{f"initramfs/{path}": each for path, each in initramfs.items()}}),
+        "tools": _digests({path: (data, 0) for path, data in tools.items()}),
+    }
+    # Arguments and groups are no part of the root: a change of theirs is a new manifest, not a new root.
+    text = json.dumps({**parts, "arguments": arguments, "groups": site.groups, "profile": name}, sort_keys=True)
+    return NodePlan(
+        profile=name,
+        key=hashlib.sha256(text.encode()).hexdigest(),
+        packages=packages,
+        sources=tuple(sources),
+        versions=dict(versions),
+        drivers=profile.drivers,
+        modules=profile.modules,
+        mask=profile.mask,
+        arguments=arguments,
+        groups=site.groups,
+        files=dict(files),
+        initramfs=dict(initramfs),
+    )
+
+
+def _digests(files: Mapping[str, tuple[bytes, int]]) -> list[tuple[str, str, int]]:
+    return [(path, hashlib.sha256(data).hexdigest(), mode) for path, (data, mode) in sorted(files.items())]
+
+
+def mmdebstrap_argv(plan: NodePlan, root: str) -> tuple[str, ...]:
+    """The command that makes the root, with its sources on standard input.
+
+    Its mounts are in a namespace of its own, and end with it however it ends.
+    """
+    return (
+        *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
+        # The kernel's package makes an initramfs of its own, which takes as long as all the rest.
+        *("env", "INITRD=No", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"),
+        *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--setup-hook={NO_USRMERGE}"),
+        '--customize-hook=rm "$1/etc/apt/preferences.d/sms"',
+        f"--include={','.join(plan.packages)}",
+        '--aptopt=Apt::Install-Recommends "false"',
+        '--aptopt=Acquire::Check-Valid-Until "false"',
+        *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        "--dpkgopt=force-unsafe-io",
+        *("", root, "-"),
+    )
+
+
+def wanted_modules(dependencies: str, drivers: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Paths of the modules of an initramfs, with all that they need, from the text of ``modules.dep``.
+
+    Args:
+        drivers: folders and files below ``kernel/``.
+        names: modules besides those, by name; one that is built in is in no list, and not missed.
+    """
+    needs: dict[str, list[str]] = {}
+    for line in dependencies.splitlines():
+        path, _, rest = line.partition(":")
+        needs[path] = rest.split()
+    wanted = {path for path in needs if _is_below(path, drivers)}
+    by_name = {PurePosixPath(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
+    wanted |= {by_name[name] for name in names if name in by_name}
+    # modules.dep names indirect needs as well.
+    return sorted(wanted | {need for path in wanted for need in needs[path]})
+
+
+def _is_below(path: str, drivers: Iterable[str]) -> bool:
+    return any(
+        path in (f"kernel/{each}", f"kernel/{each}.xz") or path.startswith(f"kernel/{each}/") for each in drivers
+    )
+
+
+def cpio(entries: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] | None = None) -> bytes:
+    """An archive as the kernel unpacks it (newc): files by path with their modes, root's, their folders first.
+
+    Args:
+        links: symbolic links by path, and where they lead.
+    """
+    parts: list[bytes] = []
+    folders = {str(folder) for path in (*entries, *(links or {})) for folder in PurePosixPath(path).parents}
+    everything: dict[str, tuple[bytes, int]] = dict.fromkeys(folders - {"."}, (b"", stat.S_IFDIR | 0o755))
+    everything |= {path: (data, stat.S_IFREG | mode) for path, (data, mode) in entries.items()}
+    everything |= {path: (where.encode(), stat.S_IFLNK | 0o777) for path, where in (links or {}).items()}
+    for number, (path, (data, mode)) in enumerate(sorted(everything.items()), 1):
+        parts.append(_cpio_entry(number, path, data, mode))
+    parts.append(_cpio_entry(0, "TRAILER!!!", b"", 0))
+    return b"".join(parts)
+
+
+def _cpio_entry(number: int, path: str, data: bytes, mode: int) -> bytes:
+    name = path.encode() + b"\0"
+    links = 2 if stat.S_ISDIR(mode) else 1
+    fields = (number, mode, 0, 0, links, 0, len(data), 0, 0, 0, 0, len(name), 0)
+    head = b"070701" + b"".join(b"%08x" % value for value in fields) + name
+    return _padded(head) + _padded(data)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 4)
+
+
+def find_secrets(names: Iterable[str], shadow: str) -> list[str]:
+    """What of a root's files is a secret: by their names, and passwords of ``/etc/shadow``."""
+    found = [name for name in names if SECRET_FILES.fullmatch(PurePosixPath(name).name)]
+    for line in shadow.splitlines():
+        name, _, rest = line.partition(":")
+        if not re.fullmatch(r"[!*]*", rest.partition(":")[0]):
+            found.append(f"/etc/shadow: a password of {name}")
+    return found

@@ -1,0 +1,125 @@
+"""``/sms/v1/images``: node images come, become current, go back, and leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from appliance.provision.images import KEEP, Image, Images, Receiver, free
+from appliance.provision.problem import bad_request
+from appliance.provision.world import World
+
+BLOCK = 1 << 20
+BASE = "/sms/v1/images"
+
+
+def routes(world: World) -> list[Route]:
+    images = Images(world.config.state / "images")
+    world.images = images
+    views = Views(world, images)
+    one = BASE + "/{profile}/{digest}"
+    return [
+        Route(BASE, views.all, methods=["GET"]),
+        Route(BASE + "/{profile}/rollback", views.rollback, methods=["POST"]),
+        Route(one, views.arrived, methods=["GET"]),
+        Route(one, views.finish, methods=["POST"]),
+        Route(one, views.remove, methods=["DELETE"]),
+        Route(one + "/{file}", views.receive, methods=["PUT"]),
+    ]
+
+
+class Views:
+    """The routes' answers."""
+
+    def __init__(self, world: World, images: Images) -> None:
+        self.world, self.images = world, images
+
+    def all(self, _request: Request) -> Response:
+        rows = [_row(*each) for each in self.images.all()]
+        return JSONResponse({"images": rows, "free_bytes": free(self.images.folder)})
+
+    def arrived(self, request: Request) -> Response:
+        profile, digest = _named(request)
+        here = self.images.arrived(profile, digest)
+        return JSONResponse({"whole": self.images.has(profile, digest), "arrived": here})
+
+    async def receive(self, request: Request) -> Response:
+        """Bytes of one file; a break leaves what came, and the client goes on from there."""
+        profile, digest = _named(request)
+        length = request.headers.get("content-length", "")
+        size = int(length) if length.isascii() and length.isdigit() and len(length) < 18 else None
+        offset = int(request.query_params.get("offset", "0"))
+        taking = self.images.receiving(profile, digest, request.path_params["file"], offset, size)
+        receiver = await run_in_threadpool(taking.__enter__)
+        error: BaseException | None = None
+        try:
+            came = await _copy(request, receiver)
+        except BaseException as caught:
+            error = caught
+        if error is not None:
+            # The context turns a full disk into its words.
+            await run_in_threadpool(taking.__exit__, type(error), error, error.__traceback__)
+            if isinstance(error, ClientDisconnect):
+                raise bad_request("the upload broke off; what came is kept") from None
+            raise error
+        await run_in_threadpool(taking.__exit__, None, None, None)
+        return JSONResponse({"bytes": offset + came})
+
+    def finish(self, request: Request) -> Response:
+        profile, digest = _named(request)
+        body: dict[str, Any] = request.state.body or {}
+        keep = body.get("keep", KEEP)
+        removed = self.images.finish(profile, digest, keep=keep, used=self._used())
+        self.world.touch()
+        return JSONResponse({"current": digest, "removed": removed})
+
+    def rollback(self, request: Request) -> Response:
+        current, previous = self.images.rollback(request.path_params["profile"])
+        self.world.touch()
+        return JSONResponse({"current": current, "previous": previous})
+
+    def remove(self, request: Request) -> Response:
+        self.images.remove(*_named(request), used=self._used())
+        self.world.touch()
+        return Response(status_code=204)
+
+    def _used(self) -> frozenset[str]:
+        """Digests in the paths of boot parameters."""
+        texts = [text for boot in self.world.inventory().boot.values() for text in (boot.kernel, boot.initrd)]
+        return frozenset(part for text in texts for part in text.split("/") if len(part) == 64)
+
+
+async def _copy(request: Request, receiver: Receiver) -> int:
+    """Blocks of a MiB at a time, by another thread: boot scripts are not to wait for the disk."""
+    came, held, size = 0, [], 0
+    async for part in request.stream():
+        held.append(part)
+        size += len(part)
+        if size >= BLOCK:
+            await run_in_threadpool(receiver.write, b"".join(held))
+            came, held, size = came + size, [], 0
+    await run_in_threadpool(receiver.write, b"".join(held))
+    return came + size
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return request.path_params["profile"], request.path_params["digest"]
+
+
+def _row(image: Image, current: bool, previous: bool) -> dict[str, Any]:
+    return {
+        "profile": image.profile,
+        "digest": image.digest,
+        "bytes": image.bytes,
+        "current": current,
+        "previous": previous,
+        "made": image.made,
+        "kernel": image.kernel,
+        "arguments": image.arguments,
+        "groups": list(image.groups),
+        "files": {name: {"sha256": sha256, "bytes": size} for name, (sha256, size) in image.files.items()},
+    }
