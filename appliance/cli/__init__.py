@@ -25,14 +25,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the running appliance": ("start", "stop", "status", "logs", "exec", "shell"),
     "what it has written": ("overlay",),
     "moving it": ("migrate", "failover", "guard", "rehearse", "upgrade", "journal"),
-    "the provisioning VM": ("vm", "node"),
+    "the provisioning VM": ("vm", "node", "files", "user"),
     "trying it out": ("lab", "completion"),
 }
 """Verbs in the order of the help; each is a module of this package."""
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "host", "lab", "image", "overlay"),
-    *("vm", "node"),
+    *("vm", "node", "files", "user"),
 )
 """Verbs that an interruption may meet in the middle of a change."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -129,9 +131,10 @@ def _admin_routes(files: Files, bell: Bell) -> list[Route]:
         body: dict[str, Any] = request.state.body
         return JSONResponse(files.roll_back(body["path"], body.get("version")))
 
-    def take_head(request: Request) -> Response:
-        there = files.blobs.read(_digest(request)) is not None
-        return JSONResponse({"there": there}, 200)
+    def give(request: Request) -> Response:
+        data = files.blobs.read(_digest(request))
+        content = {"content": base64.b64encode(data).decode()} if data is not None else {}
+        return JSONResponse({"there": data is not None, **content})
 
     async def take(request: Request) -> Response:
         size = request.headers.get("content-length", "")
@@ -151,7 +154,7 @@ def _admin_routes(files: Files, bell: Bell) -> list[Route]:
 
     def reports(_request: Request) -> Response:
         with files.store.read() as connection:
-            return JSONResponse({**files.reports(connection), "waiting": bell.waiting})
+            return JSONResponse({**files.reports(connection), "waiting": bell.waiting, "now": time.time()})
 
     return [
         Route("/sms/v1/files", listed),
@@ -159,7 +162,7 @@ def _admin_routes(files: Files, bell: Bell) -> list[Route]:
         Route("/sms/v1/files/{path:path}", put, methods=["PUT"]),
         Route("/sms/v1/files/{path:path}", remove, methods=["DELETE"]),
         Route("/sms/v1/sync/rollback", roll_back, methods=["POST"]),
-        Route("/sms/v1/blobs/{sha256}", take_head, methods=["GET"]),
+        Route("/sms/v1/blobs/{sha256}", give, methods=["GET"]),
         Route("/sms/v1/blobs/{sha256}", take, methods=["PUT"]),
         Route("/sms/v1/sync/push", push, methods=["POST"]),
         Route("/sms/v1/sync/reports", reports),

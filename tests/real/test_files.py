@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import http.client
 import io
@@ -235,10 +236,8 @@ class Cutting:
         except OSError:
             pass
         for each in (source, target):
-            try:
+            with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 def test_a_transfer_that_is_cut_off_keeps_the_old_file(vm: Vm, clients: Callable[..., Client]) -> None:

@@ -1,0 +1,1 @@
+"""``sms files``: one file an action, each with its parser and what runs it."""

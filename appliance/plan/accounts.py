@@ -1,0 +1,227 @@
+"""Users and groups out of passwd, group and shadow lines of whatever source; what differs from those before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from appliance.errors import Problem
+
+UID_MIN, UID_MAX = 1000, 2_000_000_000
+RESERVED = {65534, 65535, 2**32 - 1}
+"""nobody, and what stands for no id."""
+MOST_LINES = 200_000
+MOST_PROBLEMS = 20
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,63}\Z")
+_NUMBER = re.compile(r"[0-9]{1,10}\Z")
+_PATH = re.compile(r"(/[A-Za-z0-9_.@+,~ -]{0,200}){1,20}\Z")
+_HASH = re.compile(r"[A-Za-z0-9./$!*,=+_-]{0,512}\Z")
+
+
+@dataclass(frozen=True)
+class User:
+    """A line of passwd; passwords are never in there."""
+
+    name: str
+    uid: int
+    gid: int
+    gecos: str
+    home: str
+    shell: str
+
+    def line(self) -> str:
+        return f"{self.name}:x:{self.uid}:{self.gid}:{self.gecos}:{self.home}:{self.shell}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A line of group."""
+
+    name: str
+    gid: int
+    members: tuple[str, ...]
+
+    def line(self) -> str:
+        return f"{self.name}:x:{self.gid}:{','.join(self.members)}"
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """All of a source that is within the bounds, in the order of ids; ``left_out``: how many lines are not."""
+
+    users: tuple[User, ...]
+    groups: tuple[Group, ...]
+    shadow: tuple[str, ...] = ()
+    left_out: int = 0
+
+    def texts(self) -> dict[str, bytes]:
+        """The files that come of it; shadow only where there was one."""
+        parts = {
+            "/etc/passwd": [user.line() for user in self.users],
+            "/etc/group": [group.line() for group in self.groups],
+        }
+        if self.shadow:
+            parts["/etc/shadow"] = list(self.shadow)
+        return {path: "".join(f"{line}\n" for line in lines).encode() for path, lines in parts.items()}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Names of one file, as they differ."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+    before: int
+
+    @property
+    def removed_percent(self) -> float:
+        """How many of those before are gone."""
+        return 100 * len(self.removed) / self.before if self.before else 0.0
+
+    def as_dict(self) -> dict[str, list[str]]:
+        return {"added": list(self.added), "changed": list(self.changed), "removed": list(self.removed)}
+
+
+def read_accounts(
+    passwd: str,
+    group: str,
+    shadow: str = "",
+    *,
+    only: Collection[str] = (),
+    uid_min: int = UID_MIN,
+    uid_max: int = UID_MAX,
+) -> tuple[Accounts, list[Problem]]:
+    """The accounts of three texts, and every line that is none.
+
+    Args:
+        only: groups; who is in none of them stays out, and so does every other group but users' own first ones.
+    """
+    problems: list[Problem] = []
+    bounds = range(uid_min, uid_max + 1)
+    users, out_users = _held(_users(passwd, problems), bounds)
+    groups, out_groups = _held(_groups(group, problems), bounds)
+    users, groups = _unique(users, "passwd", problems), _unique(groups, "group", problems)
+    if only:
+        users, groups = _choose(users, groups, only, problems)
+    names = {user.name for user in users}
+    # What a group says of somebody who does not exist here means nothing, or later another one.
+    groups = [Group(each.name, each.gid, tuple(name for name in each.members if name in names)) for each in groups]
+    hashes = tuple(line for name, line in _shadow(shadow, problems) if name in names)
+    accounts = Accounts(
+        tuple(sorted(users, key=lambda user: user.uid)),
+        tuple(sorted(groups, key=lambda each: each.gid)),
+        hashes,
+        out_users + out_groups,
+    )
+    return accounts, problems[:MOST_PROBLEMS]
+
+
+def compare_lines(before: str, after: str) -> Changes:
+    """What differs between two files of accounts, by name."""
+    old, new = _by_name(before), _by_name(after)
+    return Changes(
+        tuple(sorted(new.keys() - old.keys())),
+        tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name])),
+        tuple(sorted(old.keys() - new.keys())),
+        len(old),
+    )
+
+
+def _by_name(text: str) -> Mapping[str, str]:
+    return {line.split(":")[0]: line for line in text.split("\n") if ":" in line}
+
+
+def _lines(text: str, file: str, fields: int, problems: list[Problem]) -> Iterator[tuple[int, list[str]]]:
+    if text.count("\n") > MOST_LINES:
+        problems.append(Problem(file, 0, "", f"more than {MOST_LINES} lines"))
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line or line.startswith(("#", "+", "-")):
+            continue
+        parts = line.split(":")
+        if len(parts) != fields:
+            problems.append(Problem(file, number, "", f"{len(parts)} fields, not {fields}"))
+        elif not _NAME.match(parts[0]):
+            problems.append(Problem(file, number, "", f"{parts[0][:80]!r} is no name of an account"))
+        else:
+            yield number, parts
+
+
+def _users(text: str, problems: list[Problem]) -> Iterator[User]:
+    for number, (name, _, uid, gid, gecos, home, shell) in _lines(text, "passwd", 7, problems):
+        wrong = ""
+        if not _NUMBER.match(uid) or not _NUMBER.match(gid):
+            wrong = "has a uid or gid that is no number"
+        elif not gecos.isprintable() or len(gecos) > 500:
+            wrong = "has a full name that is not printable, or too long"
+        elif not _PATH.match(home) or "/../" in f"{home}/":
+            wrong = f"has no home that is a path: {home[:80]!r}"
+        elif shell and (not _PATH.match(shell) or "/../" in f"{shell}/"):
+            wrong = f"has a shell that is no path: {shell[:80]!r}"
+        if wrong:
+            problems.append(Problem("passwd", number, name, wrong))
+        else:
+            yield User(name, int(uid), int(gid), gecos, home, shell)
+
+
+def _groups(text: str, problems: list[Problem]) -> Iterator[Group]:
+    for number, (name, _, gid, members) in _lines(text, "group", 4, problems):
+        names = tuple(dict.fromkeys(member for member in members.split(",") if member))
+        if not _NUMBER.match(gid):
+            problems.append(Problem("group", number, name, "has a gid that is no number"))
+        elif wrong := next((member for member in names if not _NAME.match(member)), None):
+            problems.append(Problem("group", number, name, f"has a member that is no name: {wrong[:80]!r}"))
+        else:
+            yield Group(name, int(gid), names)
+
+
+def _shadow(text: str, problems: list[Problem]) -> Iterator[tuple[str, str]]:
+    for number, parts in _lines(text, "shadow", 9, problems):
+        # What is wrong with it is not shown: it may be a password.
+        if not _HASH.match(parts[1]) or any(not re.fullmatch(r"-?[0-9]{0,10}", part) for part in parts[2:]):
+            problems.append(Problem("shadow", number, parts[0], "is no line of shadow"))
+        else:
+            yield parts[0], ":".join(parts)
+
+
+def _held(found: Iterator[User] | Iterator[Group], bounds: range) -> tuple[list, int]:  # type: ignore[type-arg]
+    kept, out = [], 0
+    for each in found:
+        number = each.uid if isinstance(each, User) else each.gid
+        if number in bounds and number not in RESERVED:
+            kept.append(each)
+        else:
+            out += 1
+    return kept, out
+
+
+def _unique(found: Sequence, file: str, problems: list[Problem]) -> list:  # type: ignore[type-arg]
+    names: set[str] = set()
+    numbers: dict[int, str] = {}
+    kept = []
+    for each in found:
+        number = each.uid if isinstance(each, User) else each.gid
+        if each.name in names:
+            problems.append(Problem(file, 0, each.name, "is there twice"))
+        elif number in numbers:
+            problems.append(Problem(file, 0, each.name, f"has the id {number} of {numbers[number]}"))
+        else:
+            kept.append(each)
+        names.add(each.name)
+        numbers.setdefault(number, each.name)
+    return kept
+
+
+def _choose(
+    users: Sequence[User], groups: Sequence[Group], only: Collection[str], problems: list[Problem]
+) -> tuple[list[User], list[Group]]:
+    by_name = {each.name: each for each in groups}
+    chosen = [by_name[name] for name in only if name in by_name]
+    problems += [Problem("group", 0, name, "is not there") for name in only if name not in by_name]
+    members = {name for each in chosen for name in each.members}
+    gids = {each.gid for each in chosen}
+    kept = [user for user in users if user.name in members or user.gid in gids]
+    own = {user.gid for user in kept}
+    return kept, [each for each in groups if each.name in only or each.gid in own]
