@@ -70,10 +70,9 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     demo.wait_idle(node, NODES)
     in_background(disks, WRITER)
     one, two = members(disks)
-    submit = (
-        f"mkdir {DONE} && for i in $(seq 30); do sbatch -Q --parsable -o {DONE}/%j --wrap 'sleep 1; echo done'; done"
-    )
+    submit = f"mkdir {DONE} && for i in $(seq 30); do sbatch --parsable -o {DONE}/%j --wrap 'sleep 1; echo done'; done"
     jobs = demo.as_alice(node, "bash", "-c", submit).split()
+    assert len(jobs) == 30
     began = time.monotonic()
     noise = 'dd if=/dev/urandom of="$1" bs=1M count=$(($(stat -c %s "$1") >> 20)) conv=notrunc,fsync'
     host.run("sh", "-c", noise, "noise", two, timeout=300)
