@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,27 @@ def free_port() -> int:
 
 
 class Vm:
-    """Server, certificates and inventory in a folder, which must have a short name: a Unix socket lies in it."""
+    """Server, certificates and inventory in a folder, which must have a short name: a Unix socket lies in it.
 
-    def __init__(self, folder: Path, *, nginx: str, cluster: str = "test") -> None:
-        self.folder, self.nginx = folder, nginx
+    ``prefix`` stands before its commands; with it and ``address``, it is in a network namespace, at its own ports.
+    """
+
+    def __init__(
+        self, folder: Path, *, nginx: str, cluster: str = "test", address: str = "", prefix: tuple[str, ...] = ()
+    ) -> None:
+        self.folder, self.nginx, self.prefix = folder, nginx, prefix
+        self.address = address or "127.0.0.1"
         self.state, self.tls, self.ca = folder / "state", folder / "vmtls", folder / "tls"
         for each in (self.state, self.tls, self.state / "tmp", folder / "run"):
             each.mkdir()
         make_ca(self.ca)
-        self.port, self.plain = free_port(), free_port()
-        self.url = f"https://127.0.0.1:{self.port}"
+        self.port, self.plain = (8443, 80) if address else (free_port(), free_port())
+        self.url = f"https://{self.address}:{self.port}"
         self.database = f"sqlite:///{self.state}/inventory.db"
         self._certificates()
         config = {
             "cluster": cluster,
-            "address": "127.0.0.1",
+            "address": self.address,
             "prefix": 8,
             "database": self.database,
             "state": str(self.state),
@@ -58,7 +65,7 @@ class Vm:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def _certificates(self) -> None:
-        server = issue_server(self.ca, hostname="sms-provision", addresses=["127.0.0.1"])
+        server = issue_server(self.ca, hostname="sms-provision", addresses=[self.address])
         for name, pair in (("server", server), ("issuer", issue_issuer(self.ca))):
             (self.tls / f"{name}.pem").write_bytes(pair.certificate)
             (self.tls / f"{name}.key").write_bytes(pair.key)
@@ -72,8 +79,8 @@ class Vm:
             "/run/sms-provision": str(self.folder / "run"),
             "/var/lib/sms-provision": str(self.state),
             "/run/nginx.pid": str(self.folder / "run" / "nginx.pid"),
-            "listen 80 ": f"listen 127.0.0.1:{self.plain} ",
-            "listen 8443 ": f"listen 127.0.0.1:{self.port} ",
+            "listen 80 ": f"listen {self.address}:{self.plain} ",
+            "listen 8443 ": f"listen {self.address}:{self.port} ",
         }
         for old, new in places.items():
             assert old in text, f"{old} is not in the template any more"
@@ -81,17 +88,25 @@ class Vm:
         text = re.sub(r"worker_processes \w+", "worker_processes 1", text)
         (self.folder / "nginx.conf").write_text("daemon off;\n" + text)
 
-    def start(self) -> None:
-        """Both servers, until they answer."""
-        argv = [sys.executable, "-m", "appliance.provision", "--config", str(self.folder / "provision.json")]
+    def start(self, ask: Callable[[], object] | None = None) -> None:
+        """Both servers, until they answer what ``ask`` asks."""
+        ask = ask or (lambda: self.admin.ask("GET", "/sms/v1/files"))
+        argv = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "appliance.provision",
+            "--config",
+            str(self.folder / "provision.json"),
+        ]
         log = (self.folder / "provd.log").open("ab")
         self.processes.append(subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log))
-        argv = [self.nginx, "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)]
+        argv = [*self.prefix, self.nginx, "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)]
         log = (self.folder / "nginx.log").open("ab")
         self.processes.append(subprocess.Popen(argv, stdout=log, stderr=log))
         for _ in range(300):
             try:
-                self.admin.ask("GET", "/sms/v1/files")
+                ask()
                 return
             except Exception as error:
                 last = error
@@ -107,7 +122,7 @@ class Vm:
         """Both servers, as if the power had failed."""
         for process in self.processes:
             # nginx's worker ends with its master only where that may say so.
-            process.send_signal(signal.SIGTERM if process.args[0] == self.nginx else signal.SIGKILL)  # type: ignore[index]
+            process.send_signal(signal.SIGTERM if self.nginx in process.args else signal.SIGKILL)  # type: ignore[operator]
             process.wait(timeout=20)
         self.processes.clear()
 

@@ -1,0 +1,188 @@
+"""``sms files`` and ``sms user`` as an administrator uses them, against the VM's server in a network namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.flow.init import read_profile
+from tests.provisioning import Vm, client_environment
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a network namespace")]
+
+RUNTIME = Path(__file__).parents[2] / "definitions" / "runtime"
+ADDRESS = "10.77.0.2"
+SITE = """
+provisioning:
+  address: 10.77.0.2/24
+  mac: "02:00:0a:4d:00:02"
+  files:
+    - {path: /etc/motd, source: motd.j2, template: true, services: true}
+accounts: {passwd: passwd, group: group}
+secrets: {munge_key: munge.key}
+"""
+
+
+class Desk:
+    """An administrator's folder, beside a VM."""
+
+    def __init__(self, folder: Path, nginx: str, holder: int) -> None:
+        self.prefix = ("nsenter", "-t", str(holder), "-n")
+        self.vm = Vm(folder, nginx=nginx, address=ADDRESS, prefix=self.prefix, cluster="lab")
+        self.folder = folder
+        (folder / "sms.yaml").write_text(read_profile("lab") + SITE)
+        (folder / "motd.j2").write_text("{{ node.name }} of {{ cluster }}\n")
+        (folder / "passwd").write_text("alice:x:2001:2001::/home/alice:/bin/sh\n")
+        (folder / "group").write_text("alice:x:2001:\n")
+        (folder / "munge.key").write_bytes(os.urandom(64))
+        (folder / "munge.key").chmod(0o600)
+
+    def sms(self, *argv: str, status: int = 0) -> str:
+        command = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "appliance",
+            "-q",
+            "--site",
+            str(self.folder / "sms.yaml"),
+            *argv,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == status, (
+            f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}\n{self.vm.said()[-2000:]}"
+        )
+        return done.stdout + done.stderr
+
+    def client(self, root: Path) -> subprocess.Popen[bytes]:
+        """The services container's client, which looks once in an hour."""
+        for folder in ("etc/sms/tls", "run/sms", "var/lib/sms", "opt/sms/accounts"):
+            (root / folder).mkdir(parents=True)
+        for name, text in (("passwd", "root:x:0:0::/root:/bin/sh\n"), ("group", "root:x:0:\n"), ("shadow", "")):
+            for place in ("etc", "opt/sms/accounts"):
+                (root / place / name).write_text(text)
+        tls = self.vm.ca
+        self.vm.trust(root, "etc/sms/tls", (tls / "services.pem").read_bytes(), (tls / "services.key").read_bytes())
+        config = {"server": f"https://{ADDRESS}:8443/sms/v1/sync", "interval_s": 3600}
+        (root / "etc/sms/filesync.json").write_text(json.dumps(config))
+        sync = {"slurmctld": {"sync": ["/etc/slurm/slurm.conf", "/etc/motd"]}}
+        (root / "etc/sms/services.json").write_text(json.dumps({"services": sync}))
+        return subprocess.Popen(
+            [*self.prefix, sys.executable, str(RUNTIME / "sms-filesync")],
+            env=client_environment(root),
+            stdout=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture
+def desk(need: Callable[[str], str]) -> Iterator[Desk]:
+    nginx = need("nginx")
+    folder = Path(tempfile.mkdtemp(prefix="sms-vm-"))
+    script = f"ip link set lo up && ip addr add {ADDRESS}/24 dev lo && echo up && exec sleep 600"
+    holder = subprocess.Popen(["unshare", "--net", "sh", "-c", script], stdout=subprocess.PIPE)
+    made = None
+    try:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"up\n"
+        made = Desk(folder, nginx, holder.pid)
+        yield made
+    finally:
+        if made:
+            made.vm.stop()
+        holder.kill()
+        holder.wait()
+        shutil.rmtree(folder)
+
+
+def differences(said: str) -> dict[str, str]:
+    return {one["path"]: one["what"] for one in json.loads(said)["differences"]}
+
+
+def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> None:
+    assert "is it switched off? `sms vm start`" in desk.sms("files", "list", status=1)
+    desk.vm.start(lambda: desk.sms("files", "list"))
+    every = ["/etc/group", "/etc/motd", "/etc/munge/munge.key", "/etc/passwd", "/etc/slurm/slurm.conf"]
+    assert differences(desk.sms("files", "push", "--dry-run", "--json")) == dict.fromkeys(every, "add")
+    assert desk.sms("files", "list", "--json").strip() == "[]", "a dry run changes nothing"
+    client = desk.client(tmp_path / "container")
+    try:
+        check_push(desk, tmp_path / "container", every)
+        check_changes(desk, tmp_path / "container")
+        check_users(desk, tmp_path / "container")
+    finally:
+        client.kill()
+        client.wait()
+
+
+def told(said: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in json.loads(said) if one["client"] == "services")
+    return found
+
+
+def check_push(desk: Desk, root: Path, every: list[str]) -> None:
+    said = desk.sms("files", "push")
+    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("+ ")] == [
+        f"+ {path}" for path in every
+    ]
+    for _ in range(30):  # it has just begun, and is waited for only once it was heard
+        if told(desk.sms("files", "report", "--json"))["state"] == "has all":
+            break
+    assert (root / "etc/motd").read_text() == "sms-services of lab\n"
+    assert "ClusterName=lab" in (root / "etc/slurm/slurm.conf").read_text()
+    assert "alice" in (root / "etc/passwd").read_text()
+    assert set(differences(desk.sms("files", "push", "--dry-run", "--json")).values()) == {"same"}
+    assert "BEGIN" not in desk.sms("files", "list")
+
+
+def check_changes(desk: Desk, root: Path) -> None:
+    (desk.folder / "motd.j2").write_text("{{ node.nmae }}\n")
+    said = desk.sms("files", "push", status=3)
+    assert "the template /etc/motd fails for" in said
+    assert "nmae" in said
+    (desk.folder / "motd.j2").write_text("new on {{ node.name }}\n")
+    said = desk.sms("files", "push", "--dry-run")
+    assert "+new on {{ node.name }}" in said
+    assert "~ /etc/motd: content" in said
+    desk.sms("files", "push")
+    assert (root / "etc/motd").read_text() == "new on sms-services\n"
+    desk.sms("files", "rollback", "/etc/motd")
+    assert (root / "etc/motd").read_text() == "sms-services of lab\n"
+    assert "* " in desk.sms("files", "show", "/etc/motd")
+    assert desk.sms("files", "show", "/etc/motd", "--content") == "{{ node.name }} of {{ cluster }}\n"
+    desk.sms("files", "remove", "/etc/motd")
+    assert not (root / "etc/motd").exists()
+    assert "there is no master file /etc/nothing" in desk.sms("files", "remove", "/etc/nothing", status=3)
+    assert "is no mode" in desk.sms("files", "add", "/etc/x", "sms.yaml", "--mode", "abc", status=2)
+
+
+def check_users(desk: Desk, root: Path) -> None:
+    people = desk.folder / "people"
+    people.mkdir()
+    names = [f"user{number}" for number in range(20)]
+    lines = [f"{name}:x:{3000 + number}:3000::/home/{name}:/bin/sh" for number, name in enumerate(names)]
+    (people / "passwd").write_text("root:x:0:0::/root:/bin/sh\n" + "\n".join(lines) + "\n")
+    (people / "group").write_text("users3:x:3000:\n")
+    assert "1 of 1 would be removed" in desk.sms("user", "sync", "--from", str(people), status=3)
+    done = json.loads(desk.sms("user", "sync", "--from", str(people), "--force", "--json"))
+    assert done["changes"]["/etc/passwd"] == {"added": sorted(names), "changed": [], "removed": ["alice"]}
+    assert done["left_out"] == 1
+    here = (root / "etc/passwd").read_text()
+    assert "user19" in here
+    assert "alice" not in here
+    assert here.startswith("root:x:0:0::/root:/bin/sh\n")
+    (people / "passwd").write_text("\n".join(lines[:10]) + "\n")
+    assert "10 of 20 would be removed (50 %)" in desk.sms("user", "sync", "--from", str(people), status=3)
+    (people / "passwd").write_text("\n".join(lines) + "\neve:x:0x0:3000::/:/bin/sh\nmal\x1b[2J:x:1:1::/:/bin/sh\n")
+    said = desk.sms("user", "sync", "--from", str(people), status=2)
+    assert "passwd:21: eve: has a uid or gid that is no number" in said
+    assert "\x1b" not in said
+    assert differences(desk.sms("files", "push", "--dry-run", "--json"))["/etc/passwd"] == "held"
