@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +20,7 @@ from appliance.provision.access import who
 from appliance.provision.model import Boot, Component, Inventory
 from appliance.provision.peers import is_node
 from appliance.provision.problem import bad_request, not_found
-from appliance.provision.world import World
+from appliance.provision.world import Image, World
 
 SCRIPT = "/boot/v1/bootscript"
 RETRY_S = 30
@@ -168,14 +167,17 @@ def render(world: World, inventory: Inventory, node: Component, mac: str) -> Scr
         params = " ".join([*(each.params for each in own if each and each.params), params]).strip()
         chosen = Boot("host", node.id, kernel.kernel, kernel.initrd, params)
         return _boots(world, node, mac, chosen, "")
-    image = world.images.current(node.profile) if world.images and node.profile else None
+    profile = node.profile
+    if world.images and not profile:
+        profile = world.images.profile_for(inventory.groups_of(node.id))
+    image = world.images.current(profile) if world.images and profile else None
     if image is None:
-        what = f"no image of its profile {node.profile}" if node.profile else "no kernel and no profile"
+        what = f"no image of its profile {profile}" if profile else "no kernel, and no image is for it"
         return again(world, mac, f"{who} has {what}") if mac else Script(f"#!ipxe\necho {who} has {what}\nexit 1\n")
-    return _boots(world, node, mac, _of_image(world, node.profile, image, params), f"sms.node={who}")
+    return _boots(world, node, mac, _of_image(world, profile, image, params), f"sms.node={who}")
 
 
-def _of_image(world: World, profile: str, image: Any, params: str) -> Boot:
+def _of_image(world: World, profile: str, image: Image, params: str) -> Boot:
     """Kernel, initrd and parameters of an image of ours."""
     folder = f"{world.config.plain_url}/images/{quote(profile)}/{image.digest}"
     words = [
@@ -183,7 +185,7 @@ def _of_image(world: World, profile: str, image: Any, params: str) -> Boot:
         f"sms.image={folder}/root.squashfs",
         f"sms.sha256={image.digest}",
         f"sms.server={world.config.tls_url}",
-        *filter(None, (getattr(image, "arguments", ""), params)),
+        *filter(None, (image.arguments, params)),
     ]
     return Boot("host", "", f"{folder}/vmlinuz", f"{folder}/initrd.img", " ".join(words))
 

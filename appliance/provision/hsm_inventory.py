@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from appliance.provision.draft import Draft, read_addresses
 from appliance.provision.hsm import put, said
 from appliance.provision.model import Endpoint, Interface, Inventory
 from appliance.provision.problem import bad_request, conflict, not_found
-from appliance.provision.rules import Finding
+from appliance.provision.rules import Finding, address_problem
 from appliance.provision.world import World
 
 ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
@@ -202,7 +201,7 @@ def _bring_interfaces(world: World, draft: Draft, component: str, found: dict[st
 
 
 def place(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, Any]] | None) -> None:
-    """An interface with SMD's list of addresses. The first in the provisioning network is what its node boots with."""
+    """An interface with SMD's list of addresses. The first that its node may boot with is what it boots with."""
     node = draft.components.get(new.component)
     if given is None:
         draft.put_interface(new)
@@ -214,7 +213,7 @@ def place(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, 
         return
     of_node = [each for each in draft.interfaces.values() if each.component == node.id and each.mac != new.mac]
     first = not of_node or new.position < min(each.position for each in of_node)
-    inside = [pair[0] for pair in addresses if ipaddress.ip_address(pair[0]) in world.config.network]
+    inside = [pair[0] for pair in addresses if not address_problem(world.config, pair[0])]
     boots = node.address if node.address in inside else inside[0] if inside and (first or not node.address) else None
     if boots or (first and node.address):
         draft.put_component(replace(node, address=boots))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,16 +19,21 @@ from appliance.provision.store import Store
 
 
 class Image(Protocol):
-    """An image that nodes boot: its folder's digest, and that of its root."""
+    """An image that nodes boot: the digest of its root, which is its folder's name, and more of the command line."""
 
     @property
     def digest(self) -> str: ...
+
+    @property
+    def arguments(self) -> str: ...
 
 
 class Images(Protocol):
     """The node images of the VM (images.py)."""
 
     def current(self, profile: str) -> Image | None: ...
+
+    def profile_for(self, groups: list[str]) -> str: ...
 
 
 class Tokens(Protocol):
@@ -52,6 +57,8 @@ class World:
         """What modules keep for each other, by their names."""
         self.generation = 0
         """Rises with each change of the inventory or the images: what was made from an older state is dropped."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called after each change, by whoever made it: they return at once."""
         self._lock = threading.Lock()
         self._known: tuple[int, Inventory] | None = None
 
@@ -82,6 +89,8 @@ class World:
     def touch(self) -> None:
         """What boot scripts say may have changed: the inventory, or an image. Rendered ones are dropped."""
         self.generation += 1
+        for watcher in self.watchers:
+            watcher()
 
 
 def make_world(config: Config, *, contract: Path | None = None) -> World:

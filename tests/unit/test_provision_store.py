@@ -125,7 +125,8 @@ def test_writers_wait_for_each_other(url: str, tmp_path: Path) -> None:
         for _ in range(100):
             with store.write() as connection:
                 seen = connection.execute(sa.text("SELECT description FROM groups WHERE label='n'")).scalar()
-                connection.execute(sa.text("UPDATE groups SET description=:d WHERE label='n'"), {"d": str(int(seen) + 1)})
+                update = sa.text("UPDATE groups SET description=:d WHERE label='n'")
+                connection.execute(update, {"d": str(int(seen) + 1)})
     """
     store = Store(url)
     with store.write() as connection:
