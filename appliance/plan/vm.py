@@ -8,6 +8,7 @@ import json
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -228,12 +229,20 @@ def provision_document(site: Site, *, database: str = "") -> dict[str, Any]:
     }
 
 
+def unique_local(address: str, prefix: int) -> str:
+    """The VM's IPv6 address in the provisioning network; sms-provd takes the same (provision/dnsmasq.py)."""
+    whole = int(IPv4Network(f"{address}/{prefix}", strict=False).network_address)
+    return str(IPv6Address((0xFD536D73 << 96) | (whole << 64) | (int(IPv4Address(address)) - whole)))
+
+
 def network_units(site: Site) -> dict[str, str]:
     """Files of systemd-networkd for the VM's cards."""
     units = {}
     for number, card in enumerate(cards(site)):
         lines = ["[Match]", f"MACAddress={card.mac}", "", "[Network]", f"Address={card.address}/{card.prefix}"]
         lines += [f"Gateway={card.gateway}"] if card.gateway else []
+        # dnsmasq announces this network: without an announcement iPXE waits 13 seconds for one.
+        lines += [] if number else [f"Address={unique_local(card.address, card.prefix)}/64"]
         lines += ["LinkLocalAddressing=ipv6", "IPv6AcceptRA=no", "LLMNR=no", "ConfigureWithoutCarrier=yes"]
         units[f"run/systemd/network/{10 + number}-sms.network"] = "\n".join(lines) + "\n"
     return units

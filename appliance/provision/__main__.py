@@ -15,6 +15,7 @@ import uvicorn
 from appliance.errors import SmsError
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, read_config
+from appliance.provision.dnsmasq import Keeper, check_range
 from appliance.provision.world import make_world
 
 
@@ -30,11 +31,14 @@ def main() -> int:
     try:
         config = read_config(arguments.config)
         world = make_world(config)
+        check_range(config)
         server = open_port(arguments.listen) if arguments.listen else open_socket(config)
     except SmsError as error:
         sys.stderr.write(f"sms-provd: {error.message}\n" + (f"  hint: {error.hint}\n" if error.hint else ""))
         return error.status
     app = make_app(world, trust=arguments.trust_headers or not arguments.listen)
+    if not arguments.listen:
+        Keeper(world, Path(config.socket).parent).start()
     # nginx has written who asked what.
     uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")).run(sockets=[server])
     world.store.close()
