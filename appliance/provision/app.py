@@ -28,13 +28,16 @@ MODULES += ["image_routes"]
 
 def make_app(world: World, *, trust: bool = False) -> Starlette:
     """The application of a world. ``trust``: nginx's headers say who asks; else everybody is nobody."""
-    routes: list[BaseRoute] = []
-    for name in MODULES:
-        routes += importlib.import_module(f"appliance.provision.{name}").routes(world)
+    routes = [route for name in MODULES for route in module_routes(name, world)]
     app = Starlette(routes=routes, exception_handlers={HttpProblem: _tell, SmsError: _tell_sms, Exception: _tell_any})
     app.state.trust, app.state.world = trust, world
     app.add_middleware(Gate, contract=world.contract)
     return app
+
+
+def module_routes(name: str, world: World) -> list[BaseRoute]:
+    """The routes of one module of this package."""
+    return list(importlib.import_module(f"appliance.provision.{name}").routes(world))
 
 
 def _tell(_request: Request, error: Exception) -> Response:

@@ -164,7 +164,7 @@ def test_patches_of_one_and_of_several(case: str, provd: Provd) -> None:
     assert wanted.items() <= provd.good("GET", f"{STATE}/x0c0s0b0n1").items()
     assert provd.ask("PATCH", f"{STATE}/x9c0s0b0n0/{what}", body).status == 404
     if what in ("StateData", "FlagOnly"):
-        wrong = {key: "Confused" for key in body}
+        wrong = dict.fromkeys(body, "Confused")
         assert provd.ask("PATCH", f"{STATE}/x0c0s0b0n0/{what}", wrong).status == 400
 
 

@@ -1,0 +1,349 @@
+"""Boot parameters, boot scripts, cloud-init; who gets a token, and who learns nothing."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.provision import access
+from tests.provd import ADMIN, SERVICES, Provd, as_node, make_config, running, write_neighbours
+
+PARAMETERS = "/boot/v1/bootparameters"
+MAC, ADDRESS = "02:00:0a:4d:00:97", "10.77.0.151"
+SCRIPT = f"/boot/v1/bootscript?mac={MAC}"
+NOBODY: dict[str, str] = {}
+
+
+@dataclass
+class Image:
+    digest: str
+    arguments: str
+
+
+class Images:
+    """An image of the profile ``compute``."""
+
+    def current(self, profile: str) -> Image | None:
+        return Image("d1" * 32, "console=ttyS0") if profile in ("compute", "discovery") else None
+
+    def profile_for(self, groups: list[str]) -> str:
+        return "compute" if "compute" in groups else ""
+
+
+@pytest.fixture
+def provd(tmp_path: Path) -> Iterator[Provd]:
+    with running(make_config(tmp_path)) as found:
+        found.good("PUT", "/sms/v1/nodes/n1", {"macs": [MAC], "address": ADDRESS, "nid": 7, "groups": ["gpu"]})
+        yield found
+
+
+def script(provd: Provd, query: str = f"mac={MAC}", **options: Any) -> str:
+    answer = provd.ask("GET", f"/boot/v1/bootscript?{query}", headers=NOBODY, **options)
+    assert answer.status == 200, answer.data
+    assert answer.headers["cache-control"] == "no-store" and answer.text.startswith("#!ipxe\n")
+    return answer.text
+
+
+def test_parameters_as_bss_documents_them(provd: Provd) -> None:
+    assert provd.good("GET", PARAMETERS) == []
+    default = {
+        "hosts": ["Default"],
+        "kernel": "https://sms-1/apis/ars/assets/artifacts/generic/vmlinuz_801",
+        "initrd": "https://sms-1/apis/ars/assets/artifacts/generic/initramfs-cray_1058.img",
+    }
+    hosts = [f"x0c0s{number}b0n0" for number in range(8)]
+    several = {
+        "hosts": hosts,
+        "kernel": "https://sms-1/vmlinuz_1406",
+        "initrd": "https://sms-1/initramfs-cray_1261.img",
+    }
+    assert provd.ask("PUT", PARAMETERS, default).status == 200
+    assert provd.ask("POST", PARAMETERS, several).status == 201
+    # Their example asks so: a GET with a body.
+    assert provd.good("GET", PARAMETERS, {"hosts": ["x0c0s4b0n0"]}) == [{**several, "hosts": ["x0c0s4b0n0"]}]
+    assert provd.good("GET", f"{PARAMETERS}?name=x0c0s4b0n0") == [{**several, "hosts": ["x0c0s4b0n0"]}]
+    assert provd.ask("PATCH", PARAMETERS, {"hosts": ["x0c0s0b0n0"], "params": "bootname=compute-00"}).status == 200
+    shown = provd.good("GET", f"{PARAMETERS}?name=x0c0s0b0n0")[0]
+    assert shown["params"] == "bootname=compute-00" and shown["kernel"] == several["kernel"]
+    assert provd.ask("PATCH", PARAMETERS, {"hosts": ["x9c0s0b0n0"], "params": "a"}).status == 404
+    assert len(provd.good("GET", PARAMETERS)) == 9
+    assert provd.ask("DELETE", PARAMETERS, {"hosts": ["x0c0s0b0n0"]}).status == 200
+    assert provd.ask("DELETE", PARAMETERS, {"hosts": ["x0c0s0b0n0"]}).status == 404
+    # A kernel goes wherever it is named.
+    assert provd.ask("DELETE", PARAMETERS, {"kernel": several["kernel"]}).status == 200
+    assert "kernel" not in provd.good("GET", f"{PARAMETERS}?name=x0c0s4b0n0")[0]
+    assert provd.ask("GET", f"{PARAMETERS}?mac=02:00:00:00:00:09").status == 404
+    assert provd.ask("GET", f"{PARAMETERS}?mac=z").status == 400
+    assert provd.ask("POST", PARAMETERS, {"params": "a=b"}).status == 400
+
+
+def test_a_script_as_bss_documents_it(provd: Provd) -> None:
+    params = "bootname=x0c0s7b0n0 console=ttyS0,115200"
+    provd.good("PUT", PARAMETERS, {"macs": [MAC.upper()], "kernel": "http://s/vmlinuz", "initrd": "http://s/i.img"})
+    provd.good("PATCH", PARAMETERS, {"macs": [MAC], "params": params})
+    lines = script(provd).splitlines()
+    assert lines[1] == f"kernel --name vmlinuz http://s/vmlinuz {params} || goto retry"
+    assert lines[2] == "initrd --name initrd.img http://s/i.img || goto retry"
+    assert lines[3] == "boot || goto retry"
+    assert lines[-1] == f"chain http://10.77.0.2/boot/v1/bootscript?mac={MAC}&retry=1"
+    given = provd.ask("GET", f"{SCRIPT}&json=1", headers=NOBODY).json
+    assert given == {"params": params, "kernel": {"path": "http://s/vmlinuz"}, "initrd": {"path": "http://s/i.img"}}
+    for query in ("name=n1", "nid=7", f"mac={MAC.replace(':', '-')}&arch=x86_64&ts=1"):
+        assert "http://s/vmlinuz" in script(provd, query)
+
+
+def test_own_parameters_come_before_those_of_groups_roles_and_all(provd: Provd) -> None:
+    steps = [
+        ({"hosts": ["Default"]}, "default"),
+        ({"hosts": ["Compute"]}, "role"),
+        ({"groups": ["gpu"]}, "group"),
+        ({"nids": [7]}, "nid"),
+        ({"macs": [MAC]}, "mac"),
+        ({"hosts": ["n1"]}, "host"),
+    ]
+    for whom, kernel in steps:
+        provd.good("PUT", PARAMETERS, {**whom, "kernel": f"http://s/{kernel}", "params": f"is={kernel}"})
+        assert f"http://s/{kernel} is={kernel} " in script(provd)
+    for whom, _ in reversed(steps[1:]):
+        provd.good("DELETE", PARAMETERS, whom)
+    assert "http://s/default is=default " in script(provd)
+    # Parameters of a kernel itself stand before.
+    provd.good("PUT", PARAMETERS, {"kernel": "http://s/default", "params": "of=kernel"})
+    assert "http://s/default of=kernel is=default " in script(provd)
+
+
+@pytest.mark.parametrize(
+    "params", ["a\nboot", "a\rb", "a || shell", "a && shell", "x\x00y", "\x1b[2J", "a\n"], ids=lambda words: repr(words)
+)
+def test_no_parameter_becomes_a_line_of_a_script(params: str, provd: Provd) -> None:
+    assert provd.ask("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "params": params}).status == 400
+    assert provd.ask("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": f"http://s/k {params}"}).status == 400
+
+
+def test_a_profile_s_image(provd: Provd) -> None:
+    provd.world.images = Images()
+    assert "no image is for it" in script(provd)
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"groups": ["gpu", "compute"]})
+    text = script(provd)
+    folder = f"http://10.77.0.2/images/compute/{'d1' * 32}"
+    kernel = text.splitlines()[1]
+    assert kernel.startswith(
+        f"kernel --name vmlinuz {folder}/vmlinuz initrd=initrd.img sms.image={folder}/root.squashfs "
+    )
+    for word in (f"sms.sha256={'d1' * 32}", "sms.server=https://10.77.0.2:8443", "console=ttyS0", "sms.node=n1"):
+        assert f" {word} " in kernel
+    assert "sms.token" not in text
+    provd.good("PUT", PARAMETERS, {"groups": ["gpu"], "params": "debug"})
+    assert " console=ttyS0 debug sms.node=n1 " in script(provd)
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "missing"})
+    assert "n1 has no image of its profile missing" in script(provd)
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"enabled": False})
+    assert "n1 is disabled" in script(provd)
+
+
+def test_only_the_node_itself_gets_a_token(provd: Provd, tmp_path: Path) -> None:
+    provd.world.images = Images()
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
+    provd.good(
+        "PUT", "/sms/v1/nodes/n2", {"macs": ["02:00:0a:4d:00:98"], "address": "10.77.0.152", "profile": "compute"}
+    )
+    arp = tmp_path / "arp"
+    write_neighbours(arp, {ADDRESS: MAC, "10.77.0.152": "02:00:0a:4d:00:98"})
+    found = re.search(r" sms\.token=([0-9a-f]{32}) ", script(provd, address=ADDRESS))
+    assert found
+    token = found[1]
+    again = re.search(r" sms\.token=([0-9a-f]{32}) ", script(provd, address=ADDRESS))
+    assert again and again[1] != token
+    # Anybody else, one with the address of another, and one who took the address of a node.
+    assert "sms.token" not in script(provd)
+    assert "sms.token" not in script(provd, address="10.77.0.152")
+    assert "sms.token" not in provd.ask("GET", SCRIPT).text
+    assert "sms.token" not in script(provd, query="mac=02:00:0a:4d:00:98", address=ADDRESS)
+    write_neighbours(arp, {ADDRESS: "02:00:0a:4d:00:66"})
+    assert "sms.token" not in script(provd, address=ADDRESS)
+    arp.unlink()
+    assert "sms.token" not in script(provd, address=ADDRESS)
+    assert not any(token.encode() in path.read_bytes() for path in tmp_path.glob("inventory.db*"))
+
+
+def test_no_header_makes_a_stranger_a_node_on_an_open_port(tmp_path: Path) -> None:
+    """Without ``--trust-headers`` what a request says of itself counts for nothing."""
+    config = make_config(tmp_path)
+    write_neighbours(tmp_path / "arp", {ADDRESS: MAC})
+    with running(config) as provd:
+        provd.good("PUT", "/sms/v1/nodes/n1", {"macs": [MAC], "address": ADDRESS, "profile": "compute"})
+    with running(config, trust=False) as provd:
+        provd.world.images = Images()
+        assert provd.ask("GET", "/sms/v1/nodes").status == 401
+        assert "sms.token" not in provd.ask("GET", SCRIPT, address=ADDRESS).text
+        assert provd.ask("GET", "/cloud-init/user-data", address=ADDRESS).status == 404
+
+
+def test_unknown_machines(provd: Provd, tmp_path: Path) -> None:
+    text = script(provd, "mac=020000000009", address="10.77.0.201")
+    assert "no node has the MAC address 02:00:00:00:00:09" in text and text.endswith("exit 1\n")
+    (stranger,) = provd.good("GET", "/sms/v1/unknown")["unknown"]
+    assert (stranger["mac"], stranger["address"], stranger["count"]) == ("02:00:00:00:00:09", "10.77.0.201", 1)
+    provd.good("PUT", "/sms/v1/nodes/n9", {"macs": ["02:00:00:00:00:09"]})
+    assert provd.good("GET", "/sms/v1/unknown") == {"unknown": []}
+    assert provd.ask("GET", "/boot/v1/bootscript?name=nobody", headers=NOBODY).status == 404
+    assert provd.ask("GET", "/boot/v1/bootscript?nid=99", headers=NOBODY).status == 404
+    for query in ("mac=hello", "nid=x", "", "mac="):
+        assert provd.ask("GET", f"/boot/v1/bootscript?{query}", headers=NOBODY).status == 400
+    with running(make_config(tmp_path, unknown="discover")) as other:
+        assert "waiting until one has\nsleep 30\nchain " in script(other, "mac=02:00:00:00:00:0b")
+        other.world.images = Images()
+        other.world.touch()
+        assert "/images/discovery/" in script(other, "mac=02:00:00:00:00:0b")
+
+
+def test_the_first_script_asks_for_the_card_that_booted(provd: Provd) -> None:
+    answer = provd.ask("GET", "/boot.ipxe", headers=NOBODY)
+    assert "chain http://10.77.0.2/boot/v1/bootscript?mac=${netX/mac}" in answer.text
+
+
+def test_a_script_is_never_older_than_the_last_change(provd: Provd) -> None:
+    """Readers in four threads, and after each change the next script has it."""
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.append(provd.ask("GET", SCRIPT, headers=NOBODY).status)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(40):
+        provd.good("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "params": f"step={number}"})
+        assert f"step={number} " in script(provd)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert set(seen) == {200}
+
+
+def test_cloud_init_is_of_the_node_that_asks(provd: Provd, tmp_path: Path) -> None:
+    for whom, data in (
+        ({"hosts": ["Default"]}, {"user-data": {"a": "default", "b": "default", "c": "default"}}),
+        ({"groups": ["gpu"]}, {"user-data": {"a": "group", "b": "group"}, "meta-data": {"rack": 3}}),
+        ({"hosts": ["n1"]}, {"user-data": {"a": "node", "password": "geheimnis"}, "vendor-data": "#!/bin/sh\nexit\n"}),
+    ):
+        provd.good("PUT", PARAMETERS, {**whom, "cloud-init": data})
+    write_neighbours(tmp_path / "arp", {ADDRESS: MAC})
+    user = provd.ask("GET", "/cloud-init/user-data", headers=NOBODY, address=ADDRESS)
+    assert user.text == "#cloud-config\na: node\nb: group\nc: default\npassword: geheimnis\n"
+    assert provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS).data == user.data
+    assert provd.ask("GET", "/user-data", headers=as_node("n1")).data == user.data
+    assert provd.ask("GET", "/user-data?name=n1").data == user.data
+    meta = provd.ask("GET", "/meta-data", headers=NOBODY, address=ADDRESS).text
+    assert meta == "cluster-name: test\ninstance-id: n1\nlocal-hostname: n1\nrack: 3\n"
+    vendor = provd.ask("GET", "/cloud-init/vendor-data", headers=NOBODY, address=ADDRESS)
+    assert vendor.text == "#!/bin/sh\nexit\n"
+    write_neighbours(tmp_path / "arp", {ADDRESS: "02:00:0a:4d:00:66"})
+    for headers, address in ((NOBODY, ADDRESS), (NOBODY, "10.77.0.99"), (SERVICES, ""), (as_node("n2"), ADDRESS)):
+        for what in ("user-data", "meta-data", "vendor-data"):
+            answer = provd.ask("GET", f"/cloud-init/{what}?name=n1", headers=headers, address=address)
+            assert answer.status == 404, (headers, address, what)
+
+
+OPEN = {
+    "/boot.ipxe",
+    "/boot/v1/bootscript",
+    "/boot/v1/service/status",
+    "/hsm/v2/service/ready",
+    "/hsm/v2/service/liveness",
+    "/cloud-init/meta-data",
+    "/cloud-init/user-data",
+    "/cloud-init/vendor-data",
+    "/meta-data",
+    "/user-data",
+    "/vendor-data",
+    "/sms/v1/enrol",
+}
+"""What anybody may ask; each shows no more than who asks is to know."""
+
+
+def test_a_stranger_learns_no_secret(provd: Provd) -> None:
+    """Every path of the contract, with every method, asked by nobody, from the node's address too."""
+    secret = "geheimnis"
+    cloud = {"user-data": {"p": secret}, "meta-data": {"p": secret}, "vendor-data": {"p": secret}}
+    provd.good("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "cloud-init": cloud})
+    provd.good("PUT", PARAMETERS, {"hosts": ["Default"], "cloud-init": cloud})
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"details": {"p": secret}})
+    asked = 0
+    for method, path in provd.world.contract.operations:
+        # `wait` would wait.
+        filled = re.sub(r"\{\w+\}", "n1", path) + ("?seconds=0" if path.endswith("/wait") else "")
+        for address in ("", ADDRESS, "10.77.0.99"):
+            for query in ("", f"?mac={MAC}", "?name=n1"):
+                if query and "?" in filled:
+                    continue
+                answer = provd.ask(method, filled + query, headers=NOBODY, address=address)
+                assert secret.encode() not in answer.data and b"sms.token" not in answer.data
+                assert answer.status == 401 or path in OPEN, f"{method} {path}: {answer.status}"
+                asked += 1
+    assert asked > 500
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (ADMIN, 200),
+        (SERVICES, 200),
+        (as_node("n1"), 403),
+        ({**ADMIN, "X-SMS-Verify": "FAILED:self-signed certificate"}, 401),
+        ({**ADMIN, "X-SMS-Verify": "NONE"}, 401),
+        ({**ADMIN, "X-SMS-Scheme": "http"}, 401),
+        ({**ADMIN, "X-SMS-Subject": "CN=x,OU=root"}, 401),
+        ({**ADMIN, "X-SMS-Subject": ""}, 401),
+        (NOBODY, 401),
+    ],
+)
+def test_who_may_read_nodes(headers: dict[str, str], status: int, provd: Provd) -> None:
+    assert provd.ask("GET", "/sms/v1/nodes", headers=headers).status == status
+    assert provd.ask("DELETE", "/sms/v1/nodes/n1", headers=headers).status in (
+        (204,) if headers is ADMIN else (401, 403)
+    )
+
+
+SUBJECTS = {
+    "CN=n1,OU=node": ("n1", "node"),
+    "OU=node,CN=n1": ("n1", "node"),
+    "CN=n1, OU=node, O=x": ("n1", "node"),
+    "CN=n1\\,OU\\=admin,OU=node": ("n1,OU=admin", "node"),
+    "CN=n1,OU=node,OU=admin": ("", ""),
+    "CN=n1,CN=n2,OU=node": ("", ""),
+    "CN=n1": ("", ""),
+    "CN=n1+OU=admin,OU=node": ("", ""),
+    "nonsense": ("", ""),
+    "/CN=n1/OU=admin": ("", ""),
+    "CN=n1,OU=node,": ("", ""),
+}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_subjects(subject: str) -> None:
+    assert access.read_subject(subject) == SUBJECTS[subject]
+
+
+def test_the_contract_and_the_routes_are_the_same(provd: Provd) -> None:
+    from starlette.routing import Route
+
+    from appliance.provision.app import MODULES, module_routes
+
+    served = {
+        (method, re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path))
+        for name in MODULES
+        for route in module_routes(name, provd.world)
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert served == set(provd.world.contract.operations)
