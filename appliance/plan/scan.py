@@ -11,7 +11,8 @@ from appliance.errors import ConfigError
 from appliance.plan.nodes import NAME
 
 MOST_ADDRESSES = 4096
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}(\.[A-Za-z0-9-]{1,63}){0,16}")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL}){{0,16}}")
 _PATTERN = re.compile(r"[A-Za-z0-9-]*%(0[1-9])?d[A-Za-z0-9-]*")
 
 
