@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -16,7 +17,7 @@ from appliance.errors import SmsError
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, read_config
 from appliance.provision.dnsmasq import Keeper, check_range
-from appliance.provision.world import make_world
+from appliance.provision.world import World, make_world
 
 
 def main() -> int:
@@ -40,9 +41,21 @@ def main() -> int:
     if not arguments.listen:
         Keeper(world, Path(config.socket).parent).start()
     # nginx has written who asked what.
-    uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off")).run(sockets=[server])
+    Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off"), world).run(sockets=[server])
     world.store.close()
     return 0
+
+
+class Server(uvicorn.Server):
+    """A server that, told to stop, answers all that wait for a push: else it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, world: World) -> None:
+        super().__init__(config)
+        self.world = world
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.world.parts["bell"].close()
+        super().handle_exit(sig, frame)
 
 
 def open_port(listen: str) -> socket.socket:

@@ -35,6 +35,7 @@ class Bell:
     def __init__(self, push: int) -> None:
         self.push = push
         self.waiting = 0
+        self.closed = False
         self._event: asyncio.Event | None = None
 
     def ring(self, push: int) -> None:
@@ -43,6 +44,11 @@ class Bell:
         event, self._event = self._event, None
         if event:
             event.set()
+
+    def close(self) -> None:
+        """Let everybody go, and keep nobody from now on: the service ends."""
+        self.closed = True
+        self.ring(self.push)
 
     async def hear(self, seconds: float) -> None:
         """Wait until it is rung, or the time is over."""
@@ -55,7 +61,7 @@ class Bell:
 def routes(world: World) -> list[Route]:
     files = Files(world.store, world.config, Blobs(world.config.state / "files"))
     bell = Bell(files.last_push())
-    world.parts["files"] = files
+    world.parts["files"], world.parts["bell"] = files, bell
     return [*_client_routes(files, bell), *_admin_routes(files, bell)]
 
 
@@ -86,7 +92,7 @@ def _client_routes(files: Files, bell: Bell) -> list[Route]:
         bell.waiting += 1
         try:
             ends = asyncio.get_running_loop().time() + seconds
-            while bell.push <= after:
+            while bell.push <= after and not bell.closed:
                 left = ends - asyncio.get_running_loop().time()
                 if left <= 0 or await request.is_disconnected():
                     break

@@ -439,3 +439,19 @@ def test_a_client_that_is_gone_waits_no_more(vm: Vm, clients: Callable[..., Clie
             return
         time.sleep(0.1)
     pytest.fail("the server still keeps it waiting")
+
+
+def test_a_service_that_ends_lets_those_go_that_wait(vm: Vm, clients: Callable[..., Client]) -> None:
+    vm.add_node("node1", "127.0.0.1")
+    vm.start()
+    put(vm, MOTD, b"x\n")
+    node = clients("node1")
+    node.start()
+    node.wait_for(MOTD, b"x\n")
+    for _ in range(200):
+        if vm.admin.ask("GET", "/sms/v1/sync/reports")["waiting"]:
+            break
+        time.sleep(0.05)
+    provd = vm.processes[0]
+    provd.send_signal(signal.SIGTERM)
+    provd.wait(timeout=30)
