@@ -141,7 +141,7 @@ def unknown(world: World, mac: str) -> Script:
     image = world.images.current(DISCOVERY) if world.images else None
     if image is None:
         return again(world, mac, f"{name}: no node has the MAC address {mac}; waiting until one has")
-    return _boots(world, Component(DISCOVERY, name=None), mac, _of_image(world, DISCOVERY, image, ""), "sms.discover=1")
+    return _boots(world, Component(DISCOVERY, name=None), mac, _of_image(world, DISCOVERY, image, "", mac), "sms.discover=1")
 
 
 def refusal(why: str, then: str, hint: str) -> Script:
@@ -174,10 +174,10 @@ def render(world: World, inventory: Inventory, node: Component, mac: str) -> Scr
     if image is None:
         what = f"no image of its profile {profile}" if profile else "no kernel, and no image is for it"
         return again(world, mac, f"{who} has {what}") if mac else Script(f"#!ipxe\necho {who} has {what}\nexit 1\n")
-    return _boots(world, node, mac, _of_image(world, profile, image, params), f"sms.node={who}")
+    return _boots(world, node, mac, _of_image(world, profile, image, params, mac), f"sms.node={who}")
 
 
-def _of_image(world: World, profile: str, image: Image, params: str) -> Boot:
+def _of_image(world: World, profile: str, image: Image, params: str, mac: str) -> Boot:
     """Kernel, initrd and parameters of an image of ours."""
     folder = f"{world.config.plain_url}/images/{quote(profile)}/{image.digest}"
     words = [
@@ -185,6 +185,8 @@ def _of_image(world: World, profile: str, image: Image, params: str) -> Boot:
         f"sms.image={folder}/root.squashfs",
         f"sms.sha256={image.digest}",
         f"sms.server={world.config.tls_url}",
+        # Of several network cards the system takes the one that its firmware took.
+        *([f"BOOTIF=01-{mac.replace(':', '-')}"] if mac else []),
         *filter(None, (image.arguments, params)),
     ]
     return Boot("host", "", f"{folder}/vmlinuz", f"{folder}/initrd.img", " ".join(words))
