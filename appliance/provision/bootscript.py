@@ -141,7 +141,8 @@ def unknown(world: World, mac: str) -> Script:
     image = world.images.current(DISCOVERY) if world.images else None
     if image is None:
         return again(world, mac, f"{name}: no node has the MAC address {mac}; waiting until one has")
-    return _boots(world, Component(DISCOVERY, name=None), mac, _of_image(world, DISCOVERY, image, "", mac), "sms.discover=1")
+    boot = _of_image(world, DISCOVERY, image, "", mac)
+    return _boots(world, Component(DISCOVERY, name=None), mac, boot, "sms.discover=1")
 
 
 def refusal(why: str, then: str, hint: str) -> Script:
