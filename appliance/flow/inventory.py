@@ -23,6 +23,7 @@ from appliance.tools.provision import Api, Away
 Node = dict[str, Any]
 
 NODES, IMPORT, EXPORT, UNKNOWN = "/sms/v1/nodes", "/sms/v1/import", "/sms/v1/export", "/sms/v1/unknown"
+REPORTS = "/sms/v1/sync/reports"
 LONG_S = 300
 LARGEST_B = 64 << 20
 OLD_S = 7 * 86400
@@ -79,9 +80,11 @@ class Inventory:
 
     def unknown(self) -> list[Node]:
         """Machines that have asked for a boot script, and that the inventory does not know."""
-        said = self.api.ask("GET", UNKNOWN)
-        listed = said.get("unknown") if isinstance(said, Mapping) else None
-        return [dict(one) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+        return _entries(self.api.ask("GET", UNKNOWN), "unknown")
+
+    def reports(self) -> list[Node]:
+        """What each client of the master files has told, and when."""
+        return _entries(self.api.ask("GET", REPORTS), "clients")
 
     def refresh(self) -> None:
         """Keep what is there after changes."""
@@ -103,6 +106,11 @@ def clean_nodes(said: Any) -> list[Node]:
     listed = said.get("nodes") if isinstance(said, Mapping) else said
     found = [dict(one) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     return sorted((one for one in found if isinstance(one.get("name"), str)), key=lambda one: one["name"])
+
+
+def _entries(said: Any, key: str) -> list[Node]:
+    listed = said.get(key) if isinstance(said, Mapping) else None
+    return [dict(one) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
 
 def kept_path(cluster: Cluster) -> Path:

@@ -50,6 +50,17 @@ def list_nodes(cluster: Cluster, words: Sequence[str], progress: Progress) -> li
     return pick(nodes, words) if words else nodes
 
 
+def list_unknown(cluster: Cluster, words: Sequence[str]) -> list[Node]:
+    """Machines that have asked for a boot script, and that the inventory does not know.
+
+    Raises:
+        ConfigError: nodes are named: these have no names.
+    """
+    if words:
+        raise ConfigError("machines that are unknown have no names", hint="sms node list --unknown")
+    return open_inventory(cluster).unknown()
+
+
 def show_node(cluster: Cluster, word: str, progress: Progress) -> Node:
     """All that is known of one."""
     return find_node(known_nodes(cluster, progress), word)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -93,10 +93,9 @@ def boot(cluster: Cluster, nodes: Sequence[Node], how: Boot, progress: Progress)
     def work(node: Node) -> Outcome:
         return _boot(node, how, login)
 
+    before = _reports(cluster) if how.wait_s else {}
     done = _all(nodes, work, f"boot {_number(nodes)}", progress)
-    if not how.wait_s:
-        return done
-    return _wait(cluster, nodes, done, how.wait_s, progress)
+    return _wait(cluster, nodes, done, before, how.wait_s, progress) if how.wait_s else done
 
 
 def _boot(node: Node, how: Boot, login: Login) -> Outcome:
@@ -131,10 +130,15 @@ def _tell(step: Step, done: Sequence[Outcome], total: int) -> None:
 
 
 def _wait(
-    cluster: Cluster, nodes: Sequence[Node], done: Sequence[Outcome], wait_s: float, progress: Progress
+    cluster: Cluster,
+    nodes: Sequence[Node],
+    done: Sequence[Outcome],
+    before: Mapping[str, float],
+    wait_s: float,
+    progress: Progress,
 ) -> list[Outcome]:
-    """Wait until slurmd of each answers, or the VM says that it has enrolled since."""
-    began, deadline = time.time(), time.monotonic() + wait_s
+    """Wait until slurmd of each answers, or it has told the VM of its files again: it has its certificate then."""
+    deadline = time.monotonic() + wait_s
     outcomes = {one.name: one for one in done}
     left = {node["name"]: str(node["address"]) for node in nodes if not outcomes[node["name"]].error}
     with progress.step(
@@ -142,11 +146,11 @@ def _wait(
     ) as step:
         total = len(left)
         while left and time.monotonic() < deadline:
-            enrolled = _enrolled(cluster, began)
+            told = {name for name, at in _reports(cluster).items() if at > before.get(name, 0)}
             names = list(left)
             answers = dict(at_once(names, lambda name: _answers(left[name]), workers=WORKERS))
             for name in names:
-                if name in enrolled or answers[name] is True:
+                if name in told or answers[name] is True:
                     outcomes[name] = Outcome(name, "up", changed=True)
                     del left[name]
             step.detail(f"{total - len(left)} of {total} up")
@@ -170,14 +174,13 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _enrolled(cluster: Cluster, since: float) -> set[str]:
-    """Nodes that have got their certificate since; none where the VM does not say."""
+def _reports(cluster: Cluster) -> dict[str, float]:
+    """When each node has last told the VM which files it has; none where the VM does not say."""
     try:
-        nodes = open_inventory(cluster).nodes()
+        said = open_inventory(cluster).reports()
     except SmsError:
-        return set()
-    times = {node["name"]: node.get("enrolled") for node in nodes}
-    return {name for name, at in times.items() if isinstance(at, int | float) and at >= since}
+        return {}
+    return {str(one.get("client")): float(one["at"]) for one in said if isinstance(one.get("at"), int | float)}
 
 
 def as_dicts(done: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,16 @@ def test_by_hand(cluster: Cluster) -> None:
     cluster.sms("remove", "node009", status=3)
     cluster.sms("remove", "node009", "--yes")
     assert cluster.nodes() == {} and "no nodes" in cluster.sms("list")
+
+
+def test_machines_that_nobody_knows(cluster: Cluster) -> None:
+    assert "no machine has asked" in cluster.sms("list", "--unknown")
+    link = HTTPConnection("127.0.0.1", cluster.vm.backend)
+    link.request("GET", f"/boot/v1/bootscript?mac={mac(99)}", headers={"X-Real-IP": f"{NET}.99"})
+    link.getresponse().read()
+    link.close()
+    assert f"{mac(99)}  {NET}.99" in cluster.sms("list", "--unknown")
+    assert json.loads(cluster.sms("list", "--unknown", "--json"))[0]["mac"] == mac(99)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ EXAMPLES = """\
   sms node list                    all of them
   sms node list @compute           those of a group
   sms node list node[001-010]      these
+  sms node list --unknown          machines that asked for a boot and are nobody's
   sms node list --json             everything, for scripts"""
 
 
@@ -29,6 +30,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         EXAMPLES,
     )
     add_nodes(parser, needed=False)
+    parser.add_argument("--unknown", action="store_true", help="machines that the inventory does not know")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -36,9 +38,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
     from appliance.cli.screen import out, print_json
-    from appliance.flow.node import list_nodes
+    from appliance.flow.node import list_nodes, list_unknown
 
     cluster, shown = open_site(arguments)
+    if arguments.unknown:
+        return _show_unknown(list_unknown(cluster, arguments.nodes), json=arguments.json)
     nodes = list_nodes(cluster, arguments.nodes, shown)
     if arguments.json:
         print_json(nodes)
@@ -46,6 +50,20 @@ def run(arguments: argparse.Namespace) -> int:
         out.print("the inventory has no nodes; `sms node discover` or `sms node add` makes some", markup=False)
     else:
         _show(nodes)
+    return 0
+
+
+def _show_unknown(machines: Sequence[Node], *, json: bool) -> int:
+    from appliance.cli.screen import out, print_json
+    from appliance.flow.status import when
+
+    if json:
+        print_json(machines)
+    for one in machines if not json else ():
+        words = f"{one.get('mac')}  {one.get('address') or '-':<15}  {one.get('count')} times"
+        out.print(f"{words}, last {when(float(one.get('last') or 0))}", markup=False)
+    if not machines and not json:
+        out.print("no machine has asked that the inventory does not know", markup=False)
     return 0
 
 
