@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from tests.bmcs import PASSWORD, ROOT, Answer, Machine, answer, context_for, fre
 from tests.front import Front, front
 from tests.ownnet import own_network
 from tests.provd import make_config, running
+from tests.redfish import emulator
 
 TOP = Path(__file__).parents[2]
 NET = "10.77.7"
@@ -414,6 +416,25 @@ def test_import_from_a_state_manager(cluster: Cluster, monkeypatch: pytest.Monke
     assert node["xname"] == "x1000c0s0b0n0" and node["macs"] == ["02:00:0a:4d:00:07"] and node["groups"] == ["blue"]
     assert node["bmc"] == "https://x1000c0s0b0"
     assert "hidden" not in cluster.sms("export")
+
+
+@pytest.mark.slow
+def test_an_emulator_of_others(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sushy-tools' controller: it has no Processors, and two systems that are told by their paths."""
+    (cluster.folder / "emulator").mkdir()
+    with emulator(cluster.folder / "emulator", systems=2, macs=(mac(1), mac(2))) as bmc:
+        document = yaml.safe_load((cluster.folder / "sms.yaml").read_text())
+        document["provisioning"]["bmc"]["ca"] = str(bmc.ca)
+        (cluster.folder / "sms.yaml").write_text(yaml.safe_dump(document))
+        monkeypatch.setenv("SMS_BMC_USER", bmc.controller().user)
+        cluster.port = urlsplit(bmc.url).port or 0
+        found = cluster.discover("127.0.0.1")
+        assert [(one["what"], one["power"]) for one in found["nodes"]] == [("new", "On")] * 2
+        nodes = cluster.nodes()
+        assert {node["macs"][0] for node in nodes.values()} == {mac(1), mac(2)}
+        cluster.sms("power", "off", "node001", "--timeout", "1m")
+        powers = [bmc.power(node["bmc"].rpartition("/")[2]) for node in nodes.values()]
+        assert powers == ["Off", "On"]
 
 
 CREDENTIALS: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], Any], str]] = {
