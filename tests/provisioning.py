@@ -35,13 +35,23 @@ class Vm:
     """Server, certificates and inventory in a folder, which must have a short name: a Unix socket lies in it.
 
     ``prefix`` stands before its commands; with it and ``address``, it is in a network namespace, at its own ports.
+    ``more`` of its configuration.
     """
 
     def __init__(
-        self, folder: Path, *, nginx: str, cluster: str = "test", address: str = "", prefix: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        *,
+        nginx: str,
+        cluster: str = "test",
+        address: str = "",
+        prefix: tuple[str, ...] = (),
+        more: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.nginx, self.prefix = folder, nginx, prefix
         self.address = address or "127.0.0.1"
+        # SMS_VM_PYTHON=/usr/bin/python3: on Debian's own packages, as in the VM.
+        self.python = os.environ.get("SMS_VM_PYTHON", sys.executable)
         self.state, self.tls, self.ca = folder / "state", folder / "vmtls", folder / "tls"
         for each in (self.state, self.tls, self.state / "tmp", folder / "run"):
             each.mkdir()
@@ -59,6 +69,7 @@ class Vm:
             "tls": str(self.tls),
             "socket": str(folder / "run" / "api.sock"),
             "services": {"address": "127.0.0.9", "hostname": "sms-services"},
+            **(more or {}),
         }
         (folder / "provision.json").write_text(json.dumps(config))
         self._configure_nginx()
