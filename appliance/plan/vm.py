@@ -226,6 +226,7 @@ def provision_document(site: Site, *, database: str = "") -> dict[str, Any]:
         "tls": "/etc/sms/tls",
         "socket": "/run/sms-provision/api.sock",
         "token_s": 600,
+        "interval_s": site.filesync.interval_s,
     }
 
 

@@ -73,9 +73,9 @@ def _client_routes(files: Files, bell: Bell) -> list[Route]:
             view = files.view(connection, files.client(connection, caller.role, caller.name))
             # 0: there never was a file. A VM that has lost its disk must not have clients remove all that they have.
             generation = files.generation(connection)
-        return JSONResponse(
-            {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
-        )
+        told = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
+        interval = (files.config.raw or {}).get("interval_s")
+        return JSONResponse({**told, "interval_s": interval} if isinstance(interval, int) else told)
 
     def content(request: Request) -> Response:
         caller = _certified(request)

@@ -1,0 +1,212 @@
+"""Master files in the VM's service: versions, templates, tokens; and what the site file names against what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.config.read import read_site_text
+from appliance.errors import SmsError
+from appliance.flow.init import read_profile
+from appliance.plan.masters import Master, compare_masters, wanted_masters
+from appliance.plan.overlay import Seed
+from appliance.provision.blobs import Blobs
+from appliance.provision.config import Config
+from appliance.provision.files import VERSIONS_KEPT, Client, Files
+from appliance.provision.problem import HttpProblem
+from appliance.provision.store import Store
+from appliance.provision.sync_tables import Node
+from appliance.provision.tokens import Bound, Tokens
+from tests.provisioning import Vm
+
+NODE = Client(Node("node1", "10.77.0.101", ("gpu",)))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Files]:
+    store = Store(f"sqlite:///{tmp_path}/inventory.db")
+    Vm.add_node(SimpleNamespace(database=f"sqlite:///{tmp_path}/inventory.db"), "node1", "10.77.0.101", ("gpu",))  # type: ignore[arg-type]
+    config = Config(address="10.77.0.2", cluster="test", services_address="10.77.0.1", services_hostname="sms-services")
+    yield Files(store, config, Blobs(tmp_path / "files", spare_b=0))
+    store.close()
+
+
+async def blocks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def put(files: Files, path: str, data: bytes, **details: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    asyncio.run(files.blobs.take(digest, len(data), blocks(data)))
+    return files.put(path, {"sha256": digest, **details})
+
+
+def seen(files: Files, client: Client = NODE) -> dict[str, str]:
+    with files.store.read() as connection:
+        view = files.view(connection, client)
+        found = {entry["path"]: files.content(connection, client, entry["sha256"]).decode() for entry in view.entries}
+        return {**found, **dict.fromkeys(view.held, "held")}
+
+
+def test_versions_are_kept_and_come_back(files: Files) -> None:
+    for number in range(8):
+        put(files, "/etc/motd", b"%d" % number)
+    assert put(files, "/etc/motd", b"7")["changed"] is False
+    shown = files.show("/etc/motd")
+    assert shown["current"] == 8
+    assert [each["version"] for each in shown["versions"]] == [8, 7, 6, 5, 4][:VERSIONS_KEPT]
+    assert files.roll_back("/etc/motd")["version"] == 7
+    assert files.roll_back("/etc/motd")["version"] == 6
+    assert seen(files) == {"/etc/motd": "5"}
+    files.remove("/etc/motd")
+    assert seen(files) == {}
+    assert files.roll_back("/etc/motd")["version"] == 8
+    assert put(files, "/etc/motd", b"new")["version"] == 9
+    assert files.roll_back("/etc/motd", 6)["version"] == 6
+    for version in (1, 99):
+        with pytest.raises(HttpProblem, match="no such older version"):
+            files.roll_back("/etc/motd", version)
+    with pytest.raises(HttpProblem, match="there is no master file"):
+        files.roll_back("/etc/nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{ node.nmae }}", "nmae"),
+        ("{% for %}", "line 1"),
+        ("{{ node.__class__.__mro__ }}", "unsafe"),
+        ("{% for x in range(999999999) %}x{% endfor %}", "Range too big"),
+        ("{{ 'x' * 9999999 }}", "too large"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{% include '/etc/shadow' %}", "no loader"),
+    ],
+)
+def test_a_template_that_fails_never_counts(files: Files, text: str, words: str) -> None:
+    put(files, "/etc/motd", b"good")
+    with pytest.raises(HttpProblem, match=words):
+        put(files, "/etc/motd", text.encode(), template=True)
+    assert seen(files) == {"/etc/motd": "good"}
+
+
+def test_a_template_that_fails_for_a_later_node_is_held(files: Files) -> None:
+    put(
+        files,
+        "/etc/motd",
+        b"{{ [1][node.groups.index('gpu')] }}{{ node.name }}",
+        template=True,
+        nodes=["node1", "node2"],
+    )
+    assert seen(files) == {"/etc/motd": "1node1"}
+    assert seen(files, Client(Node("node2", "10.77.0.102", ()))) == {"/etc/motd": "held"}
+
+
+def test_who_has_what(files: Files) -> None:
+    put(files, "/a", b"all")
+    put(files, "/b", b"gpu", groups=["gpu"])
+    put(files, "/c", b"named", nodes=["node2"])
+    put(files, "/d", b"both", nodes=["node2"], groups=["gpu"], services=True)
+    assert set(seen(files)) == {"/a", "/b", "/d"}
+    assert set(seen(files, Client(Node("node2", "", ())))) == {"/a", "/c", "/d"}
+    assert set(seen(files, Client(Node("sms-services", "", ()), services=True))) == {"/d"}
+    with pytest.raises(HttpProblem, match="cannot both be files"):
+        put(files, "/a/below", b"x")
+
+
+def test_what_is_cut_off_or_false_is_not_kept(files: Files) -> None:
+    digest = hashlib.sha256(b"whole").hexdigest()
+    for parts in ([b"who"], [b"whole", b"more"], [b"other"]):
+        with pytest.raises(HttpProblem):
+            asyncio.run(files.blobs.take(digest, 5, blocks(*parts)))
+    assert files.blobs.read(digest) is None
+    assert [path for path in files.blobs.folder.rglob("*") if path.is_file()] == []
+    with pytest.raises(HttpProblem, match="its content is not there"):
+        files.put("/etc/motd", {"sha256": digest})
+    put(files, "/etc/motd", b"whole")
+    files.blobs.path(digest).write_bytes(b"damaged")
+    with pytest.raises(HttpProblem, match="lost or damaged"):
+        seen(files)
+
+
+def test_tokens_are_good_once_at_one_address(files: Files) -> None:
+    now = [1000.0]
+    tokens = Tokens(files.store, token_s=600, clock=lambda: now[0])
+    first, second = tokens.make("node1"), tokens.make("node1")
+    assert tokens.use(first, "10.77.0.101") == "", "a newer one has made it void"
+    assert tokens.use(second, "10.77.0.102") == ""
+    assert tokens.use(second + "\n", "10.77.0.101") == ""
+    assert tokens.use(second, "10.77.0.101") == "node1"
+    assert tokens.use(second, "10.77.0.101") == ""
+    late = tokens.make("node1")
+    now[0] += 601
+    assert tokens.use(late, "10.77.0.101") == ""
+    with pytest.raises(SmsError, match="no node"):
+        tokens.make("node9")
+
+
+def test_an_address_tries_so_often_only() -> None:
+    now = [0.0]
+    bound = Bound(tries=3, per_s=60, clock=lambda: now[0])
+    assert [bound.wait_s("a") for _ in range(4)] == [0, 0, 0, 61]
+    assert bound.wait_s("b") == 0
+    now[0] += 61
+    assert bound.wait_s("a") == 0
+    for number in range(10000):
+        bound.wait_s(str(number))
+    assert len(bound.seen) <= 4096
+
+
+def test_what_a_site_names(tmp_path: Path) -> None:
+    text = read_profile("lab") + (
+        'provisioning:\n  address: 10.77.0.2/24\n  mac: "02:00:0a:4d:00:02"\n'
+        '  files:\n    - {path: /etc/x, source: x, mode: "600", groups: [gpu]}\n'
+        "    - {path: /etc/munge/munge.key, source: y}\n"
+    )
+    site, _ = read_site_text(text, "sms.yaml", folder=tmp_path)
+    given = {"passwd": b"p", "shadow": b"s", "munge_key": b"m", "/etc/x": b"x", "/etc/munge/munge.key": b"own"}
+    seeds = [Seed("/etc/slurm/slurm.conf", b"conf"), Seed("/etc/other", b"other")]
+    found = {each.path: each for each in wanted_masters(site, given, seeds)}
+    assert list(found) == [
+        "/etc/munge/munge.key",
+        "/etc/passwd",
+        "/etc/shadow",
+        "/etc/slurm/slurm.conf",
+        "/etc/x",
+    ]
+    assert found["/etc/munge/munge.key"].data == b"own", "what is named stands before what is taken by itself"
+    assert (found["/etc/x"].mode, found["/etc/x"].groups, found["/etc/x"].secret) == ("0600", ("gpu",), True)
+    assert (found["/etc/shadow"].mode, found["/etc/shadow"].services) == ("0640", True)
+    assert "conf" not in repr(found["/etc/slurm/slurm.conf"]).replace("slurm.conf", "")
+
+
+def test_what_a_push_would_do() -> None:
+    same, changed, new = Master("/a", b"a"), Master("/b", b"b", services=True), Master("/c", b"c")
+    users = Master("/etc/passwd", b"site's")
+
+    def there(master: Master, **other: Any) -> dict[str, Any]:
+        return {"path": master.path, "version": 1, "size": 1, "made": 0, **master.as_body(), **other}
+
+    now = [
+        there(same),
+        there(changed, services=False),
+        there(users, origin="users", sha256="0" * 64),
+        there(Master("/gone", b"")),
+        there(Master("/by-hand", b"", origin="admin")),
+    ]
+    wanted = [same, changed, new, users]
+    assert {one.path: (one.what, one.why) for one in compare_masters(wanted, now)} == {
+        "/a": ("same", ""),
+        "/b": ("change", "services"),
+        "/c": ("add", "1 bytes"),
+        "/etc/passwd": ("held", "comes from `sms user sync`; --accounts replaces it"),
+        "/gone": ("remove", "the site file does not name it any more"),
+    }
+    replaced = {one.path: one.what for one in compare_masters(wanted, now, accounts=True)}
+    assert replaced["/etc/passwd"] == "change"
