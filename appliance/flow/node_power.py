@@ -93,7 +93,7 @@ def boot(cluster: Cluster, nodes: Sequence[Node], how: Boot, progress: Progress)
     def work(node: Node) -> Outcome:
         return _boot(node, how, login)
 
-    before = _reports(cluster) if how.wait_s else {}
+    before = _reports(cluster) if how.wait_s else None
     done = _all(nodes, work, f"boot {_number(nodes)}", progress)
     return _wait(cluster, nodes, done, before, how.wait_s, progress) if how.wait_s else done
 
@@ -133,7 +133,7 @@ def _wait(
     cluster: Cluster,
     nodes: Sequence[Node],
     done: Sequence[Outcome],
-    before: Mapping[str, float],
+    before: Mapping[str, float] | None,
     wait_s: float,
     progress: Progress,
 ) -> list[Outcome]:
@@ -146,7 +146,7 @@ def _wait(
     ) as step:
         total = len(left)
         while left and time.monotonic() < deadline:
-            told = {name for name, at in _reports(cluster).items() if at > before.get(name, 0)}
+            told = _told_since(cluster, before)
             names = list(left)
             answers = dict(at_once(names, lambda name: _answers(left[name]), workers=WORKERS))
             for name in names:
@@ -174,13 +174,19 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _reports(cluster: Cluster) -> dict[str, float]:
-    """When each node has last told the VM which files it has; none where the VM does not say."""
+def _reports(cluster: Cluster) -> dict[str, float] | None:
+    """When each node has last told the VM which files it has; None where the VM does not say."""
     try:
         said = open_inventory(cluster).reports()
     except SmsError:
-        return {}
+        return None
     return {str(one.get("client")): float(one["at"]) for one in said if isinstance(one.get("at"), int | float)}
+
+
+def _told_since(cluster: Cluster, before: Mapping[str, float] | None) -> set[str]:
+    """Who has told the VM of its files since; nobody where the VM is off, and asking takes its time."""
+    now = _reports(cluster) if before is not None else None
+    return {name for name, at in (now or {}).items() if at > (before or {}).get(name, 0)}
 
 
 def as_dicts(done: Sequence[Outcome]) -> list[dict[str, Any]]:

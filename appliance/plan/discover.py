@@ -65,7 +65,7 @@ def decide(
         owners = {node["name"]: node for mac in one.macs if (node := by_mac.get(mac))}
         held = by_bmc.get(one.bmc)
         if others and all(_same_machine(one, other) for other in others):
-            yield Decision(one, SAME, differences=(f"is the same machine as {', '.join(twice)}",))
+            yield Decision(one, SAME, differences=(f"is the same machine as that of {', '.join(map(_host, twice))}",))
         elif twice:
             yield Decision(one, CONFLICT, differences=(f"a MAC address of it is that of {', '.join(twice)}, too",))
         elif len(owners) > 1 or (held and owners and held["name"] not in owners):
@@ -74,6 +74,10 @@ def decide(
             yield _compare(one, held or next(iter(owners.values())), update)
         else:
             yield _make(one, name, address, groups)
+
+
+def _host(url: str) -> str:
+    return url.removeprefix("https://").partition("/")[0]
 
 
 def _same_machine(one: Found, other: Found) -> bool:

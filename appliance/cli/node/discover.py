@@ -97,7 +97,8 @@ def _show(report: Report) -> None:
         out.print(table)
     for one in report.decisions:
         for difference in one.differences:
-            out.print(f"{one.name or one.found.bmc}: {difference}", markup=False)
+            where = one.found.bmc.removeprefix("https://").partition("/")[0]
+            out.print(f"{one.name or where}: {difference}", markup=False)
     for target, bmc in report.bmcs.items():
         for note in bmc.notes:
             out.print(f"note: {target}: {note}", markup=False, style="dim")
