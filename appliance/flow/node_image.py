@@ -41,6 +41,8 @@ from appliance.tools.sealed import check_seal, digest_file, seal
 PROGRAMS = ("sms-filesync", "sms-enroll", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
 """Programs of the container that nodes have as well."""
 CURRENT = "current"
+KEEP_ROOTS = 4
+"""Archives of packages that stay."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +167,9 @@ def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -
         undo.callback(shutil.rmtree, work, ignore_errors=True)
         root, out = work / "root", work / "image"
         out.mkdir()
-        log = folder / "build.log"
-        with progress.step("install the packages") as step, log.open("w") as lines:
-
-            def on_line(line: str) -> None:
-                lines.write(line + "\n")
-                step.detail(line)
-
-            mmdebstrap.make_root(host, mmdebstrap_argv(plan, str(root)), plan.sources, on_line=on_line)
+        archive = _root_archive(cluster, plan, work, folder / "build.log", progress)
+        with progress.step("unpack the packages") as step:
+            mmdebstrap.unpack_root(host, str(archive), str(root))
             packages = _packages(root)
             step.detail(f"{len(packages)} packages")
         version = _finish(plan, root)
@@ -192,6 +189,32 @@ def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -
             shutil.rmtree(target)
         out.rename(target)
     return digest
+
+
+def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progress: Progress) -> Path:
+    """The root with its packages and nothing of the site's, as an archive; that of an earlier build where it will do.
+
+    Clusters and profiles share them; the newest few stay.
+    """
+    store = Path(cluster.places.images).parent / "cache" / "node-roots"
+    store.mkdir(parents=True, exist_ok=True, mode=0o700)
+    archive = store / f"{plan.root_key}.tar.zst"
+    if archive.exists():
+        archive.touch()
+        return archive
+    part = work / "root.tar.zst"
+    with progress.step("install the packages") as step, log.open("w") as lines:
+
+        def on_line(line: str) -> None:
+            lines.write(line + "\n")
+            step.detail(line)
+
+        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.sources, on_line=on_line)
+        step.detail(f"{len(plan.versions)} packages")
+    part.rename(archive)
+    for old in sorted(store.glob("*.tar.zst"), key=lambda each: -each.stat().st_mtime)[KEEP_ROOTS:]:
+        old.unlink()
+    return archive
 
 
 def _packages(root: Path) -> dict[str, str]:

@@ -40,10 +40,14 @@ printf 'Package: usrmerge\\nPin: release *\\nPin-Priority: -1\\n' >"$1/etc/apt/p
 
 @dataclass(frozen=True)
 class NodePlan:
-    """All that an image is made from: same plan, same key, no build."""
+    """All that an image is made from: same plan, same key, no build.
+
+    ``root_key`` stands for its packages alone, which take nearly all the time.
+    """
 
     profile: str
     key: str
+    root_key: str
     packages: tuple[str, ...]
     sources: tuple[str, ...]
     versions: Mapping[str, str]
@@ -93,16 +97,14 @@ def plan_node(
     """
     packages = packages_of(profile, site)
     arguments = " ".join(filter(None, (profile.arguments, site.arguments)))
+    installed = {"packages": packages, "versions": sorted(versions.items()), "left_out": LEFT_OUT, "hook": NO_USRMERGE}
     parts = {
         "format": FORMAT,
-        "packages": packages,
-        "versions": sorted(versions.items()),
+        "installed": installed,
         "drivers": profile.drivers,
         "modules": profile.modules,
         "mask": profile.mask,
         "squashfs": SQUASHFS,
-        "left_out": LEFT_OUT,
-        "hook": NO_USRMERGE,
         "files": _digests({**files, **{f"initramfs/{path}": each for path, each in initramfs.items()}}),
         "tools": _digests({path: (data, 0) for path, data in tools.items()}),
     }
@@ -111,6 +113,7 @@ def plan_node(
     return NodePlan(
         profile=name,
         key=hashlib.sha256(text.encode()).hexdigest(),
+        root_key=hashlib.sha256(json.dumps([FORMAT, installed]).encode()).hexdigest(),
         packages=packages,
         sources=tuple(sources),
         versions=dict(versions),
@@ -128,15 +131,15 @@ def _digests(files: Mapping[str, tuple[bytes, int]]) -> list[tuple[str, str, int
     return [(path, hashlib.sha256(data).hexdigest(), mode) for path, (data, mode) in sorted(files.items())]
 
 
-def mmdebstrap_argv(plan: NodePlan, root: str) -> tuple[str, ...]:
-    """The command that makes the root, with its sources on standard input.
+def mmdebstrap_argv(plan: NodePlan, archive: str, work: str) -> tuple[str, ...]:
+    """The command that makes an archive of the root with its packages; its sources come on standard input.
 
     Its mounts are in a namespace of its own, and end with it however it ends.
     """
     return (
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
         # The kernel's package makes an initramfs of its own, which takes as long as all the rest.
-        *("env", "INITRD=No", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"),
+        *("env", "INITRD=No", f"TMPDIR={work}", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar"),
         *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--setup-hook={NO_USRMERGE}"),
         '--customize-hook=rm "$1/etc/apt/preferences.d/sms"',
         f"--include={','.join(plan.packages)}",
@@ -145,7 +148,7 @@ def mmdebstrap_argv(plan: NodePlan, root: str) -> tuple[str, ...]:
         *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         "--dpkgopt=force-unsafe-io",
-        *("", root, "-"),
+        *("", archive, "-"),
     )
 
 

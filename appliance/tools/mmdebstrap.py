@@ -24,7 +24,7 @@ def need_programs(host: Host) -> None:
 
 
 def make_root(host: Host, argv: Sequence[str], sources: Sequence[str], *, on_line: OnLine) -> None:
-    """Make a root with mmdebstrap.
+    """Make the archive of a root with mmdebstrap.
 
     Args:
         argv: the whole command; it reads its sources on standard input.
@@ -47,6 +47,12 @@ def make_root(host: Host, argv: Sequence[str], sources: Sequence[str], *, on_lin
         raise SmsError(
             "the root cannot be made: " + "; ".join(wrong), hint="is the package mirror in reach?"
         ) from error
+
+
+def unpack_root(host: Host, archive: str, root: str) -> None:
+    """Unpack the archive of a root into a new folder, with owners as numbers."""
+    host.run("mkdir", "-m", "0755", root)
+    host.run("tar", "--zstd", "--numeric-owner", "-xpf", archive, "-C", root, timeout=MAKE_S)
 
 
 def make_squashfs(host: Host, root: str, image: str, options: Sequence[str]) -> None:
