@@ -109,7 +109,7 @@ def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[fl
         clear_jobs(qmp)
         for disk in DISKS:
             _make_target(host, where, part, disk)
-            qmp.ask("blockdev_add", **_target(part, disk))
+            qmp.ask("blockdev-add", **_target(part, disk))
             stack.callback(_forget, qmp, disk)
         guest = _guest(host, where, stack)
         taken, frozen_ms = _begin(qmp, guest)
@@ -141,7 +141,7 @@ def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
         thawed = guest.ask("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
     if guest:
-        guest.run(["/bin/kill", str(watch)])
+        guest.run(["/bin/sh", "-c", "kill \"$1\"", "kill", str(watch)])
     if thawed < held:
         clear_jobs(qmp)
         raise SmsError("the VM let its file systems go too early: the host is too slow", hint="try again")
@@ -177,7 +177,7 @@ def _target(part: str, disk: str) -> dict[str, Any]:
 
 def _forget(qmp: Qmp, disk: str) -> None:
     with suppress(SmsError):
-        qmp.ask("blockdev_del", **{"node-name": f"snap-{disk}"})
+        qmp.ask("blockdev-del", **{"node-name": f"snap-{disk}"})
 
 
 def clear_jobs(qmp: Qmp) -> None:

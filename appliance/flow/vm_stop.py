@@ -64,7 +64,7 @@ def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step:
     began = time.monotonic()
     step.detail("ask the guest agent")
     with suppress(NotThere, CommandError), open_guest(host, str(where.guest), silence_s=5) as guest:
-        guest.tell("guest-shutdown", mode="powerdown")
+        guest.ask("guest-exec", path="/bin/systemctl", arg=["poweroff"])
         if _ended(cluster, host, process, began + timeout_s * 0.75):
             return "guest agent"
     step.detail("press the power button")

@@ -128,7 +128,7 @@ class Qmp:
             SmsError: it refuses, with its own words.
             NotThere: it is gone.
         """
-        self.line.send({"execute": command.replace("_", "-"), "arguments": arguments})
+        self.line.send({"execute": command, "arguments": arguments})
         while True:
             said = self.line.receive()
             if "error" in said:
