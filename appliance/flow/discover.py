@@ -199,7 +199,13 @@ def _look(target: str, login: Login, options: Options) -> Bmc | None:
         return None
     port = "" if options.port == 443 else f":{options.port}"
     with converse(login.controller(f"https://{target}{port}"), timeout_s=options.timeout_s) as asked:
-        bmc = read_bmc(asked)
+        try:
+            bmc = read_bmc(asked)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # One controller's nonsense, whatever it finds in us, is not the end of the others.
+            raise SmsError(
+                f"{target}: its answers make no sense: {type(error).__name__}: {str(error)[:100]}"
+            ) from error
     if not bmc.systems:
         raise SmsError(f"{target}: no system could be read: {'; '.join(bmc.notes)[:300] or 'it has none'}")
     return bmc

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from appliance.errors import SmsError
 from appliance.flow.ca import make_ca
+from appliance.plan.nodes import clean_mac
 from appliance.tools.redfish import Controller, Conversation, Denied, NoRedfish, Silent, Untrusted, converse
 from appliance.tools.redfish_power import read_power, set_boot, switch
 from appliance.tools.redfish_read import Bmc, read_bmc
@@ -222,6 +226,49 @@ def test_a_wrong_password_is_tried_once(start: Start) -> None:
     with pytest.raises(Denied):
         read(Controller(controller.url, USER, "wrong", controller.ca))
     assert [path for _, path in machine.asked] == [f"{ROOT}/", f"{ROOT}/Systems"], "accounts are locked soon"
+
+
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([f"{ROOT}/a", f"{ROOT}/b", MAC]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["@odata.id", "Members", "Id"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+NAMES = (
+    *("Systems", "Managers", "Members", "EthernetInterfaces", "MACAddress", "Boot", "Actions", "Links", "Chassis"),
+    *("NetworkAdapters", "Ports", "UUID", "Name", "MemorySummary", "ProcessorSummary", "Processors", "PowerState"),
+    *("Members@odata.nextLink", "ManagerType", "LinkStatus", "RedfishVersion", "AssociatedNetworkAddresses"),
+)
+
+
+class Anything(Conversation):
+    """Answers as it is told, without a network."""
+
+    def __init__(self, tree: dict[str, Any]) -> None:
+        self.controller, self.tree = Controller("https://bmc", USER, PASSWORD), tree
+
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        found: dict[str, Any] = self.tree[path.rpartition("/")[2] or ROOT]
+        return found
+
+
+@given(
+    st.fixed_dictionaries({key: st.dictionaries(st.sampled_from(NAMES), ANY) for key in (ROOT, "Systems", "a", "b")})
+)
+def test_whatever_it_says_is_text_or_nothing(tree: dict[str, Any]) -> None:
+    link = {"@odata.id": f"{ROOT}/a"}
+    tree[ROOT] |= {"RedfishVersion": "1", "Systems": {"@odata.id": f"{ROOT}/Systems"}}
+    tree["Systems"]["Members"] = [link]
+    bmc = read_bmc(Anything(tree))
+    assert json.dumps(asdict(bmc), allow_nan=False)
+    assert all(mac == clean_mac(mac) for system in bmc.systems for mac in system.macs)
 
 
 SWITCHES: list[tuple[str, str, tuple[str, ...], bool, str]] = [
