@@ -52,12 +52,9 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run_sync(arguments: argparse.Namespace) -> int:
     """Sync."""
-    import socket
-
     from appliance.cli.screen import out, print_json
     from appliance.errors import ConfigError
-    from appliance.flow.user_sync import ask_sssd, read_folder, sync
-    from appliance.host.local import Local
+    from appliance.flow.user_sync import ask_sssd, read_folder, sync, this_machine
 
     if arguments.uid_min < 1000:
         raise ConfigError("--uid-min: ids below 1000 belong to the images of nodes and container")
@@ -65,7 +62,7 @@ def run_sync(arguments: argparse.Namespace) -> int:
     if arguments.sssd:
         if arguments.shadow:
             raise ConfigError("--shadow goes with --from: SSSD has no passwords to give")
-        source = ask_sssd(Local(socket.gethostname()), arguments.group)
+        source = ask_sssd(this_machine(), arguments.group)
     else:
         source = read_folder(arguments.source, arguments.shadow)
     done = sync(

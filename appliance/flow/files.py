@@ -102,6 +102,23 @@ def read_content(api: Api, digest: str) -> bytes | None:
     return base64.b64decode(answer["content"]) if answer["there"] else None
 
 
+def make_master(
+    path: str,
+    data: bytes,
+    *,
+    mode: str,
+    owner: str,
+    group: str,
+    template: bool,
+    nodes: Sequence[str],
+    groups: Sequence[str],
+    services: bool,
+) -> Master:
+    """A master file that an administrator adds by hand; a push leaves it alone."""
+    whose = {"nodes": tuple(nodes), "groups": tuple(groups)}
+    return Master(path, data, mode, owner, group, template=template, services=services, origin="admin", **whose)
+
+
 def put_master(api: Api, master: Master) -> dict[str, Any]:
     """Make it the newest version; says whether it is another than before.
 

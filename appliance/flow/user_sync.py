@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from appliance.errors import ConfigError, Refused
 from appliance.flow.files import list_masters, put_master, read_content
 from appliance.host.base import Host
+from appliance.host.local import Local
 from appliance.plan.accounts import Accounts, Changes, compare_lines, read_accounts
 from appliance.plan.masters import ACCOUNTS, account_master
 from appliance.progress import Progress
@@ -70,6 +72,11 @@ def _read(path: Path) -> str:
     if len(data) > LARGEST_B:
         raise ConfigError(f"{path} has more than {LARGEST_B >> 20} MiB")
     return data.decode(errors="surrogateescape")
+
+
+def this_machine() -> Host:
+    """Where SSSD is asked."""
+    return Local(socket.gethostname())
 
 
 def ask_sssd(host: Host, groups: Sequence[str]) -> Source:

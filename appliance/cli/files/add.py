@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out
     from appliance.config.hostlist import expand
     from appliance.errors import ConfigError
-    from appliance.flow.files import put_master
-    from appliance.plan.masters import Master
+    from appliance.flow.files import make_master, put_master
 
     owner, _, group = arguments.owner.partition(":")
     try:
@@ -55,17 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= mode <= 0o777:
         raise ConfigError(f"--mode: {arguments.mode} is no mode of a file", hint="write it as 0644")
     data = sys.stdin.buffer.read() if arguments.source == "-" else Path(arguments.source).read_bytes()
-    master = Master(
+    master = make_master(
         arguments.path,
         data,
-        f"0{mode:03o}",
-        owner,
-        group or owner,
+        mode=f"0{mode:03o}",
+        owner=owner,
+        group=group or owner,
         template=arguments.template,
-        nodes=tuple(name for words in arguments.node for name in expand(words)),
-        groups=tuple(arguments.group),
+        nodes=[name for words in arguments.node for name in expand(words)],
+        groups=arguments.group,
         services=arguments.services,
-        origin="admin",
     )
     cluster, api, shown = open_vm(arguments)
     done = put_master(api, master)
