@@ -27,7 +27,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         "of the inventory; while the VM is off, those of the last answer, whose age is told.",
         EXAMPLES,
     )
-    parser.add_argument("wish", choices=WORDS, metavar="on|off|reset|status", help="what is to be")
+    parser.add_argument("wish", choices=tuple(WORDS), metavar="on|off|reset|status", help="what is to be")
     add_nodes(parser)
     parser.add_argument("--soft", action="store_true", help="off: ask the system to end, and wait for it")
     parser.add_argument(
