@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from appliance.provision.problem import HttpProblem
 
-ROLES = ("admin", "services", "node", "nobody")
+NODE_ISSUER = "sms node issuer"
 
 _PAIR = re.compile(r"(?:^|,)\s*([A-Za-z]+)=((?:\\.|[^,\\+])*)(?=,|$)")
 
@@ -51,6 +51,9 @@ def who(request: HTTPConnection) -> Caller:
     secure = headers.get("x-sms-scheme") == "https"
     if secure and headers.get("x-sms-verify") == "SUCCESS":
         name, unit = read_subject(headers.get("x-sms-subject", ""))
+        # The authority in the VM vouches for nodes, and for nobody else.
+        if unit != "node" and read_subject(headers.get("x-sms-issuer", "") + ",OU=issuer")[0] == NODE_ISSUER:
+            unit = ""
         if name and unit in ("admin", "services", "node"):
             return Caller(unit, name, address, secure)
     return Caller("nobody", "", address, secure)

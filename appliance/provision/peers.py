@@ -20,13 +20,16 @@ MOST_STRANGERS = 1000
 def neighbour_mac(address: str, table: Path | None = None) -> str:
     """The MAC address that the kernel has for a neighbour; empty where it has none."""
     try:
-        lines = (table or ARP).read_text().splitlines()
+        text = (table or ARP).read_text()
     except OSError:
         return ""
-    for line in lines[1:]:
-        parts = line.split()
-        if len(parts) >= 4 and parts[0] == address and int(parts[2], 16) & COMPLETE:
+    # Lines begin with the address; hundreds of them are not all taken apart.
+    start = text.find(f"\n{address} ")
+    while start >= 0:
+        parts = text[start + 1 : start + 200].partition("\n")[0].split()
+        if len(parts) >= 4 and int(parts[2], 16) & COMPLETE:
             return names.clean_mac(parts[3])
+        start = text.find(f"\n{address} ", start + 1)
     return ""
 
 

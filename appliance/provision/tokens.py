@@ -19,6 +19,15 @@ TRIES, PER_S = 10, 60.0
 MOST_ADDRESSES = 4096
 
 
+# Written once: hundreds of nodes that start together wait for these.
+_COMPONENTS = sa.table("components", sa.column("name"), sa.column("type"))
+_IS_NODE = sa.select(_COMPONENTS.c.name).where(
+    _COMPONENTS.c.name == sa.bindparam("node"), _COMPONENTS.c.type == sa.literal_column("'Node'")
+)
+_FORGET = TOKENS.delete().where(sa.or_(TOKENS.c.node == sa.bindparam("old"), TOKENS.c.ends < sa.bindparam("now")))
+_KEEP = TOKENS.insert()
+
+
 class Tokens:
     """The tokens of a store; only their digests are in it."""
 
@@ -33,10 +42,10 @@ class Tokens:
         token = secrets.token_hex(16)
         now = self.clock()
         with self.store.write() as connection:
-            if not find_nodes(connection, node):
+            if connection.execute(_IS_NODE, {"node": node}).first() is None:
                 raise SmsError(f"the inventory has no node {node}", hint="sms node list")
-            connection.execute(TOKENS.delete().where(sa.or_(TOKENS.c.node == node, TOKENS.c.ends < now)))
-            connection.execute(TOKENS.insert().values(hash=_digest(token), node=node, ends=now + self.token_s))
+            connection.execute(_FORGET, {"old": node, "now": now})
+            connection.execute(_KEEP, {"hash": _digest(token), "node": node, "ends": now + self.token_s})
         return token
 
     def use(self, token: str, address: str) -> str:

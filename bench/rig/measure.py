@@ -47,17 +47,24 @@ def result(
     peer_samples: Samples,
     *,
     below: float | None = None,
+    above: float | None = None,
     ratio_below: float | None = None,
     unit: str = "s",
     **more: Any,
 ) -> dict[str, Any]:
-    """One result. Its goal is a value ``below`` so many units, or a ratio to the peer below so much.
+    """One result. Its goal is a value ``below`` or ``above`` so many units, or a ratio to the peer below so much.
 
     Args:
         more: further keys, such as what the value is made of.
     """
     value, peer_value = samples.median, peer_samples.median
     ratio = value / peer_value
+    if above is not None:
+        goal, holds = f"> {above:g} {unit}", value > above
+    elif below is not None:
+        goal, holds = f"< {below:g} {unit}", value < below
+    else:
+        goal, holds = f"ratio < {ratio_below:g}", ratio < (ratio_below or 0)
     return {
         "name": name,
         "value": value,
@@ -65,8 +72,8 @@ def result(
         "peer": peer,
         "peer_value": peer_value,
         "ratio": round(ratio, 3),
-        "goal": f"< {below:g} {unit}" if below is not None else f"ratio < {ratio_below:g}",
-        "holds": value < below if below is not None else ratio < (ratio_below or 0),
+        "goal": goal,
+        "holds": holds,
         "runs": len(samples),
         "spread": [round(min(samples), 4), round(max(samples), 4)],
         "peer_spread": [round(min(peer_samples), 4), round(max(peer_samples), 4)],
