@@ -58,13 +58,17 @@ def replace(path, data, mode, uid, gid):
     if os.path.lexists(beside):
         os.unlink(beside)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        os.fchown(descriptor, uid, gid)
-        os.fchmod(descriptor, mode)
-        stream.write(data)
-        stream.flush()
-        os.fsync(descriptor)
-    os.rename(beside, path)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchown(descriptor, uid, gid)
+            os.fchmod(descriptor, mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+        os.rename(beside, path)
+    except OSError:  # a full disk, most of all: what is half written only takes more of it
+        os.unlink(beside)
+        raise
     return True
 
 

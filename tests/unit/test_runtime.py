@@ -11,6 +11,7 @@ import io
 import ipaddress
 import json
 import os
+import pwd
 import signal
 import socket
 import ssl
@@ -902,6 +903,74 @@ def test_filesync_tells_slurmctld_until_it_listens(
         told = (root / "told").stat().st_size
         wait_state(root, "synced", since=first["at"] + 0.3)
         assert (root / "told").stat().st_size == told, "once it has listened, it is left alone"
+
+
+NODE_PATHS = [
+    ("/etc/motd", True),
+    ("/etc/slurm/slurm.conf", True),
+    ("/opt/site/tool", True),
+    ("/", False),
+    ("", False),
+    ("etc/motd", False),
+    ("//etc/motd", False),
+    ("/etc/../proc/sysrq-trigger", False),
+    ("/etc/motd/", False),
+    ("/etc/./motd", False),
+    ("/etc/mo td", False),
+    ("/etc/motd\n", False),
+    ("/proc/sysrq-trigger", False),
+    ("/sys/power/state", False),
+    ("/dev/sda", False),
+    ("/run/x", False),
+    ("/var/run/x", False),
+    ("/etc/sms/tls/ca.pem", False),
+    ("/opt/sms/bin/sms-run", False),
+    ("/var/lib/sms/filesync/x", False),
+    ("/var/lib/sms/filesync.json", False),
+    ("/etc/link/x", False),
+    ("/" + "x" * 1000, False),
+]
+
+
+@pytest.mark.parametrize(("path", "allowed"), NODE_PATHS, ids=lambda value: ascii(value)[:30])
+def test_what_a_node_lets_be_written(filesync: ModuleType, root: Path, path: str, allowed: bool) -> None:
+    (root / "proc").mkdir()
+    (root / "etc/link").symlink_to(root / "proc")
+    assert (path in filesync.smskept.NodePaths()) is allowed
+    assert path not in filesync.smskept.NodePaths(["/srv"])
+    assert 7 not in filesync.smskept.NodePaths()
+
+
+@needs_root
+def test_owner_and_mode_are_the_master_s(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+    provisioning.serve({CONF: b"x", "/etc/passwd": ALICE.encode()})
+    manifest = json.loads(provisioning.handler.table["/manifest.json"])
+    manifest["files"][0].update(mode="0640", owner="nobody", group="root")
+    provisioning.handler.table["/manifest.json"] = json.dumps(manifest).encode()
+    pull(filesync, provisioning)
+    state = (root / CONF[1:]).stat()
+    assert (stat.S_IMODE(state.st_mode), state.st_uid, state.st_gid) == (0o640, pwd.getpwnam("nobody").pw_uid, 0)
+    for wrong in ({"owner": "no-such-user"}, {"mode": "04755"}, {"mode": "x"}):
+        manifest["files"][0].update({"mode": "0640", "owner": "root", **wrong})
+        provisioning.handler.table["/manifest.json"] = json.dumps(manifest).encode()
+        with pytest.raises(ValueError):
+            pull(filesync, provisioning)
+        assert stat.S_IMODE((root / CONF[1:]).stat().st_mode) == 0o640
+
+
+@needs_root
+def test_a_disk_that_is_full_leaves_the_old_file(smsfiles: ModuleType, root: Path) -> None:
+    small = root / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "sms-test", str(small)], check=True)
+    try:
+        smsfiles.replace("/small/x", b"old", 0o644, 0, 0)
+        with pytest.raises(OSError, match="No space"):
+            smsfiles.replace("/small/x", bytes(200000), 0o644, 0, 0)
+        assert [path.name for path in small.iterdir()] == ["x"]
+        assert (small / "x").read_bytes() == b"old"
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 # What comes in over the public network
