@@ -58,6 +58,15 @@ exec mmdebstrap --mode=root --variant=required --include="$2" \\
     --dpkgopt='path-exclude=/usr/share/locale/*' "$3" "$1" - 2>&1
 """
 
+# $1 root, $2 archive of it: what is installed is kept for the next build, which may differ in nothing but our code.
+KEEP_ROOT = """
+umask 077
+tar -C "$1" --xattrs --numeric-owner -cf "$2.new" . && mv -fT "$2.new" "$2"
+"""
+TAKE_ROOT = """
+mkdir "$1" && exec tar -C "$1" --xattrs --numeric-owner -xpf "$2"
+"""
+
 # $1 root: nothing of this host, nothing secret, nothing that every machine must have for itself.
 CLEAN = """
 set -e
@@ -101,9 +110,10 @@ KERNEL_LINE = "root=LABEL=sms-root rw console=ttyS0 net.ifnames=0 quiet panic=10
 
 @dataclass(frozen=True)
 class VmPlan:
-    """All that an image of the VM is made from: same plan, same key, no build."""
+    """All that an image of the VM is made from: same plan, same key, no build; same root key, same packages."""
 
     key: str
+    root_key: str
     sources: tuple[str, ...]
     packages: tuple[str, ...]
     suite: str
@@ -186,8 +196,10 @@ def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
         folder = str(cluster.places.images.parent / "cache" / "apt-vm")
         versions = Resolver(Local(), folder, sources).resolve(packages)
         step.detail(f"{len(versions)} packages")
-    key = hashlib.sha256(json.dumps(_inputs(base, packages, versions), sort_keys=True).encode()).hexdigest()
-    return VmPlan(key, tuple(sources), packages, base.repositories["debian"].suites[0], versions)
+    inputs = _inputs(base, packages, versions)
+    root = {name: inputs[name] for name in ("base", "packages", "versions")} | {"script": MAKE_ROOT}
+    key, root_key = (hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (inputs, root))
+    return VmPlan(key, root_key, tuple(sources), packages, base.repositories["debian"].suites[0], versions)
 
 
 def wanted_packages() -> tuple[str, ...]:
@@ -282,7 +294,15 @@ def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> 
 def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
     log = work.parent / "build.log"
     values = (str(work / "root"), ",".join(plan.packages), plan.suite)
+    kept = work.parent / f"root-{plan.root_key[:32]}.tar"
+    for old in work.parent.glob("root-*.tar*"):
+        if old != kept:
+            old.unlink()
     with progress.step("install packages") as step, log.open("w") as lines:
+        if kept.exists():
+            Local().run("sh", "-c", TAKE_ROOT, "take", values[0], str(kept), timeout=600)
+            step.detail(f"{len(plan.versions)} packages, as the last build installed them")
+            return
 
         def on_line(line: str) -> None:
             lines.write(line + "\n")
@@ -293,6 +313,7 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
             Local().run(*ALONE, "sh", "-c", MAKE_ROOT, "root", *values, input=sources, timeout=3600, on_line=on_line)
         except CommandError as error:
             raise SmsError(error.message, hint=f"all of it is in {log}") from error
+        Local().run("sh", "-c", KEEP_ROOT, "keep", values[0], str(kept), timeout=600)
         step.detail(f"{len(plan.versions)} packages")
 
 

@@ -141,7 +141,7 @@ def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
         thawed = guest.ask("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
     if guest:
-        guest.run(["/bin/sh", "-c", "kill \"$1\"", "kill", str(watch)])
+        guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watch)])
     if thawed < held:
         clear_jobs(qmp)
         raise SmsError("the VM let its file systems go too early: the host is too slow", hint="try again")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shlex
+import posixpath
 import shutil
 import subprocess
+from pathlib import Path
 
 from ansible.errors import AnsibleError
 from ansible.plugins.connection import ConnectionBase
@@ -34,7 +34,7 @@ class Connection(ConnectionBase):
 
     def _connect(self) -> Connection:
         self.root = self.get_option("remote_addr")
-        if not self.root or not os.path.isdir(self.root):
+        if not self.root or not Path(self.root).is_dir():
             raise AnsibleError(f"no root folder {self.root}")
         self._connected = True
         return self
@@ -72,7 +72,7 @@ class Connection(ConnectionBase):
         shutil.copyfile(self._inside(in_path), out_path)
 
     def _inside(self, path: str) -> str:
-        return os.path.join(self.root, os.path.normpath(shlex.split(path)[0] if " " in path else path).lstrip("/"))
+        return f"{self.root}{posixpath.normpath(path)}"
 
     def close(self) -> None:
         """Nothing is held."""

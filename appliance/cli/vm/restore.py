@@ -9,7 +9,7 @@ from appliance.cli.common import add_json, filled, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
-  sms vm stop && sms vm restore latest && sms vm start
+  sms vm restore latest                 once the VM is stopped; `sms vm start` starts it with it
   sms vm restore before-upgrade -n      check the snapshot and the room, change nothing"""
 
 
