@@ -384,6 +384,24 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
     assert told["copied_bytes"] < told["overlay_bytes"] / 2, "most of it was there"
 
 
+def test_nodes_that_did_not_hear_the_new_controller_are_asked_at_once(hosts: Hosts) -> None:
+    """By itself it asks them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
+    _, target = where(hosts)
+    site = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent()).site
+    silent = ("sinfo", "--noheader", "--dead", "--format=%D")
+    run = Stepping(hosts.lab, "-q", "migrate", target)
+    try:
+        assert run.to("<arm"), run.end(60)
+        there = hosts.host(target)
+        wait_for("nodes that count as silent", lambda: there.run(*inside_argv(site, *silent), ok=None).text)
+        run.free()
+        ended = run.end(300)
+    finally:
+        run.kill()
+    assert ended.status == 0, ended.stderr
+    wait_for("their answers", lambda: "" if hosts.host("node1").run(*silent).text else "yes", 60)
+
+
 def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
     hosts = seen.hosts
     source, target = where(hosts)
