@@ -219,7 +219,9 @@ class Images:
         Raises:
             HttpProblem: 404 without an upload, 409 where it is not whole, 422 where a digest is wrong.
         """
-        if not self.has(profile, digest):
+        if self.has(profile, digest):
+            self._check_again(profile, digest)
+        else:
             folder = self._upload(profile, digest)
             if not (folder / "manifest.json").exists():
                 raise not_found(f"no upload of {profile} {digest[:12]} is under way")
@@ -232,6 +234,19 @@ class Images:
         with self._changing:
             self._make_current(profile, digest)
         return self._prune(profile, keep, used)
+
+    def _check_again(self, profile: str, digest: str) -> None:
+        """Make what has changed on the disk an upload that is not whole: no node boots it, and it can come again."""
+        folder, upload = self.folder / profile / digest, self._upload(profile, digest)
+        try:
+            self._check(folder, read_manifest(profile, digest, (folder / "manifest.json").read_bytes()))
+        except (HttpProblem, FileNotFoundError) as error:
+            shutil.rmtree(upload, ignore_errors=True)
+            self.uploads.mkdir(exist_ok=True)
+            folder.rename(upload)
+            self._forget()
+            why = error.detail if isinstance(error, HttpProblem) else "manifest.json is gone"
+            raise HttpProblem(422, f"{why}, on the VM's own disk", hint=f"sms image push {profile}") from None
 
     def _check(self, folder: Path, image: Image) -> None:
         if missing := [name for name in (*SEAL, *FILES) if not (folder / name).exists()]:

@@ -111,6 +111,18 @@ def test_wrong_bytes_are_told_and_thrown_away(tmp_path: Path, key: Path) -> None
     assert images.current("compute") is None
 
 
+def test_what_changed_on_the_disk_can_come_again(tmp_path: Path, key: Path) -> None:
+    images, one = Images(tmp_path / "images"), make_image(tmp_path, key, "one")
+    put_all(images, one)
+    (images.folder / "compute" / one.name / "root.squashfs").write_bytes(b"x" * (3 << 20))
+    with pytest.raises(HttpProblem, match="on the VM's own disk"):
+        images.finish("compute", one.name)
+    assert images.current("compute") is None
+    put(images, one, "root.squashfs")
+    images.finish("compute", one.name)
+    assert images.current("compute").digest == one.name  # type: ignore[union-attr]
+
+
 def change(**what: Any) -> Callable[[dict[str, Any]], None]:
     return lambda about: about.update(what)
 
