@@ -46,7 +46,7 @@ from tests.real.moves import (
     ssh_cut,
 )
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 NAME = f"t-faults{os.environ.get('SMS_MATRIX_LAB', '')}"
 NODES = 2
