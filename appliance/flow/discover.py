@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +39,8 @@ KINDS: tuple[tuple[type[SmsError], str], ...] = (
     (Silent, "hangs"),
     (NoRedfish, "no Redfish"),
 )
+AT_ONCE = 200
+"""New nodes in one request."""
 HARMLESS = ("no Redfish",)
 """A switch or a printer in the range is no broken controller."""
 
@@ -268,22 +271,39 @@ def _write(report: Report, inventory: Inventory, progress: Progress) -> None:
         Away: the VM went away.
     """
     wanted = [one for one in report.decisions if one.change and one.what in (NEW, CHANGED, DIFFERS)]
-    with progress.step(f"write {len(wanted)} node{'s' * (len(wanted) != 1)} to the inventory") as step:
-        for number, one in enumerate(wanted, 1):
-            try:
-                (inventory.put if one.what == NEW else inventory.patch)(one.name, one.change)
-            except Away:
-                raise
-            except SmsError as error:
-                report.failed[one.name] = error.message
-            step.detail(f"{number} of {len(wanted)}")
-        if endpoints := _endpoints(report, inventory.nodes()):
-            try:
-                inventory.bring({"endpoints": endpoints})
-            except Away:
-                raise
-            except SmsError as error:
-                report.failed["the controllers"] = error.message
+    if wanted:
+        with progress.step(f"write {len(wanted)} node{'s' * (len(wanted) != 1)} to the inventory") as step:
+            left = _write_new(inventory, [one for one in wanted if one.what == NEW])
+            left += [one for one in wanted if one.what != NEW]
+            for number, one in enumerate(left, 1 + len(wanted) - len(left)):
+                step.detail(f"{number} of {len(wanted)}")
+                send = inventory.put if one.what == NEW else inventory.patch
+                _try(report, one.name, partial(send, one.name, one.change))
+    if endpoints := _endpoints(report, inventory.nodes()):
+        _try(report, "the controllers", partial(inventory.bring, {"endpoints": endpoints}))
+
+
+def _write_new(inventory: Inventory, new: Sequence[Decision]) -> list[Decision]:
+    """Make many at once, which is quick; give those that are to be made one by one, so that it is known which fails."""
+    left: list[Decision] = []
+    for at in range(0, len(new), AT_ONCE):
+        some = new[at : at + AT_ONCE]
+        try:
+            inventory.bring({"nodes": [{"name": one.name, **one.change} for one in some]})
+        except Away:
+            raise
+        except SmsError:
+            left += some
+    return left
+
+
+def _try(report: Report, name: str, act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Away:
+        raise
+    except SmsError as error:
+        report.failed[name] = error.message
 
 
 def _endpoints(report: Report, nodes: Sequence[Node]) -> list[dict[str, Any]]:

@@ -210,6 +210,28 @@ def test_broken_controllers_cost_nobody_else(cluster: Cluster) -> None:
     assert "provisioning.bmc.user and the password" in shown
 
 
+def test_what_the_inventory_does_not_take_is_told(cluster: Cluster) -> None:
+    """An address that the site file names twice over: one of the new nodes is refused, the others are made."""
+    for number in range(3):
+        cluster.bmc(number)
+    cluster.sms("add", "other", "--mac", mac(90))
+    card = {"mac": mac(90), "addresses": [{"address": f"{NET}.12"}]}
+    more = {"nodes": [{"name": "other", "interfaces": [card]}]}
+    (cluster.folder / "more.yaml").write_text(yaml.safe_dump(more))
+    cluster.sms("import", str(cluster.folder / "more.yaml"))
+    found = cluster.discover(f"{NET}.100-102", status=4)
+    assert list(found["failed"]) == ["node002"] and f"{NET}.12" in found["failed"]["node002"]
+    assert sorted(cluster.nodes()) == ["node001", "node003", "other"]
+
+
+def test_controllers_are_known_by_their_xnames(cluster: Cluster) -> None:
+    cluster.bmc(0)
+    cluster.sms("add", "n1", "--mac", mac(0), "--xname", "x1000c0s0b0n0")
+    cluster.discover(BMCS[0])
+    (one,) = yaml.safe_load(cluster.sms("export"))["endpoints"]
+    assert (one["id"], one["address"], one["details"]["firmware"]) == ("x1000c0s0b0", BMCS[0], "2.61")
+
+
 @pytest.mark.slow
 def test_power_of_many(cluster: Cluster) -> None:
     for number in range(4):

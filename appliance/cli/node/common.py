@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from appliance.flow.node_power import Outcome
     from appliance.progress import Progress
 
+WIDE = 240
 NODES = "host lists, @GROUP, @all, or xnames"
 
 
@@ -35,6 +36,13 @@ def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
 
     shown = progress(arguments.quiet)
     return open_cluster(find_site(arguments.site), arguments.state, shown), shown
+
+
+def show_table(table: Any) -> None:
+    """A table; what is no terminal has no edge to wrap it at."""
+    from appliance.cli.screen import out
+
+    out.print(table, width=None if out.is_terminal else WIDE)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_json, duration, verb
-from appliance.cli.node.common import open_site
+from appliance.cli.node.common import open_site, show_table
 
 if TYPE_CHECKING:
     from appliance.flow.discover import Report
@@ -94,7 +94,7 @@ def _show(report: Report) -> None:
             what = f"[{STYLES[one.what]}]{one.what}[/]"
             words = [escape(word) for word in _words(one, report)]
             table.add_row(words[0], words[1], what, *words[2:])
-        out.print(table)
+        show_table(table)
     for one in report.decisions:
         for difference in one.differences:
             where = one.found.bmc.removeprefix("https://").partition("/")[0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_json, verb
-from appliance.cli.node.common import add_nodes, open_site
+from appliance.cli.node.common import add_nodes, open_site, show_table
 
 if TYPE_CHECKING:
     from appliance.flow.inventory import Node
@@ -71,8 +71,6 @@ def _show(nodes: Sequence[Node]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from appliance.cli.screen import out
-
     columns = ("name", "address", "MAC", "groups", "profile", "xname", "controller")
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for node in nodes:
@@ -89,4 +87,4 @@ def _show(nodes: Sequence[Node]) -> None:
             controller,
         )
         table.add_row(*(escape(str(word or "-")) for word in words))
-    out.print(table)
+    show_table(table)
