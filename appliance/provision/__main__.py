@@ -41,7 +41,9 @@ def main() -> int:
     if not arguments.listen:
         Keeper(world, Path(config.socket).parent).start()
     # nginx has written who asked what.
-    Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off"), world).run(sockets=[server])
+    Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off", proxy_headers=False), world).run(
+        sockets=[server]
+    )
     world.store.close()
     return 0
 

@@ -21,6 +21,7 @@ class Draft:
         self.endpoints = dict(old.endpoints)
         self.boot = dict(old.boot)
         self.findings: list[Finding] = []
+        self._names = {name: each.id for name, each in old.by_name.items()}
 
     def inventory(self) -> Inventory:
         """What has become of it."""
@@ -29,8 +30,10 @@ class Draft:
     def find_node(self, name: str) -> Component | None:
         """A node by its name or xname."""
         low = name.lower()
-        for each in self.components.values():
-            if each.type == "Node" and low in ((each.name or "").lower(), each.id.lower()):
+        for key in (self._names.get(low, ""), name, low):
+            each = self.components.get(key)
+            # An entry of the index may be one that was renamed since.
+            if each and each.type == "Node" and low in ((each.name or "").lower(), each.id.lower()):
                 return each
         return None
 
@@ -43,6 +46,8 @@ class Draft:
             self.components.pop(before, None)
             self._rename(before, new.id)
         self.components[new.id] = new
+        if new.name:
+            self._names[new.name.lower()] = new.id
 
     def _rename(self, old: str, new: str) -> None:
         for mac, each in self.interfaces.items():
