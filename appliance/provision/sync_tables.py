@@ -72,13 +72,19 @@ class Node:
     profile: str = ""
 
 
+def is_called(components: Any, name: Any) -> Any:
+    """The condition that a component has this name. One that other clients made may have none: then its id is one."""
+    return sa.or_(components.c.name == name, sa.and_(components.c.name.is_(None), components.c.id == name))
+
+
 def find_nodes(connection: Connection, name: str | None = None) -> list[Node]:
-    """Nodes that have a name, by name; only the one of ``name``, where it is given."""
-    query = sa.select(_COMPONENTS).where(_COMPONENTS.c.type == "Node", _COMPONENTS.c.name.isnot(None))
+    """All nodes, by name; only the one of ``name``, where it is given."""
+    query = sa.select(_COMPONENTS).where(_COMPONENTS.c.type == "Node")
     members = sa.select(_MEMBERS)
     if name is not None:
-        query = query.where(_COMPONENTS.c.name == name)
-        members = members.where(_MEMBERS.c.component.in_(sa.select(_COMPONENTS.c.id).where(_COMPONENTS.c.name == name)))
+        called = is_called(_COMPONENTS, name)
+        query = query.where(called)
+        members = members.where(_MEMBERS.c.component.in_(sa.select(_COMPONENTS.c.id).where(called)))
     groups: dict[str, list[str]] = {}
     for row in connection.execute(members):
         groups.setdefault(row.component, []).append(row.label)
@@ -87,7 +93,7 @@ def find_nodes(connection: Connection, name: str | None = None) -> list[Node]:
 
 def _node(row: Any, groups: dict[str, list[str]]) -> Node:
     own = tuple(sorted(groups.get(row.id, ())))
-    return Node(row.name, row.address or "", own, row.xname or "", row.profile or "")
+    return Node(row.name or row.id, row.address or "", own, row.xname or "", row.profile or "")
 
 
 def read_counter(connection: Connection, name: str) -> int:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from appliance.errors import SmsError
 from appliance.provision.store import Store
-from appliance.provision.sync_tables import TOKENS, find_nodes
+from appliance.provision.sync_tables import TOKENS, find_nodes, is_called
 
 TRIES, PER_S = 10, 60.0
 """So many tries an address has in so many seconds."""
@@ -20,9 +20,9 @@ MOST_ADDRESSES = 4096
 
 
 # Written once: hundreds of nodes that start together wait for these.
-_COMPONENTS = sa.table("components", sa.column("name"), sa.column("type"))
-_IS_NODE = sa.select(_COMPONENTS.c.name).where(
-    _COMPONENTS.c.name == sa.bindparam("node"), _COMPONENTS.c.type == sa.literal_column("'Node'")
+_COMPONENTS = sa.table("components", sa.column("id"), sa.column("name"), sa.column("type"))
+_IS_NODE = sa.select(_COMPONENTS.c.id).where(
+    is_called(_COMPONENTS, sa.bindparam("node")), _COMPONENTS.c.type == sa.literal_column("'Node'")
 )
 _FORGET = TOKENS.delete().where(sa.or_(TOKENS.c.node == sa.bindparam("old"), TOKENS.c.ends < sa.bindparam("now")))
 _KEEP = TOKENS.insert()

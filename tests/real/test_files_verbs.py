@@ -20,7 +20,8 @@ from tests.provisioning import Vm, client_environment
 pytestmark = [pytest.mark.real, pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a network namespace")]
 
 RUNTIME = Path(__file__).parents[2] / "definitions" / "runtime"
-ADDRESS = "10.77.0.2"
+ADDRESS, NODE_ADDRESS = "10.77.0.2", "10.77.0.107"
+MAC = "02:00:0a:4d:00:6b"
 SITE = """
 provisioning:
   address: 10.77.0.2/24
@@ -84,23 +85,76 @@ class Desk:
 
 
 @pytest.fixture
-def desk(need: Callable[[str], str]) -> Iterator[Desk]:
-    nginx = need("nginx")
-    folder = Path(tempfile.mkdtemp(prefix="sms-vm-"))
-    script = f"ip link set lo up && ip addr add {ADDRESS}/24 dev lo && echo up && exec sleep 600"
-    holder = subprocess.Popen(["unshare", "--net", "sh", "-c", script], stdout=subprocess.PIPE)
-    made = None
+def holders() -> Iterator[list[int]]:
+    """Two network namespaces with a cable between them: the VM's, and a node's."""
+    started = [
+        subprocess.Popen(["unshare", "--net", "sh", "-c", "echo up; exec sleep 600"], stdout=subprocess.PIPE)
+        for _ in "ab"
+    ]
     try:
-        assert holder.stdout
-        assert holder.stdout.readline() == b"up\n"
-        made = Desk(folder, nginx, holder.pid)
+        for each in started:
+            assert each.stdout
+            assert each.stdout.readline() == b"up\n"
+        vm, node = (each.pid for each in started)
+        inside(vm, f"ip link add vm0 type veth peer name node0 address {MAC} netns {node}")
+        for holder, port, address in ((vm, "vm0", ADDRESS), (node, "node0", NODE_ADDRESS)):
+            inside(holder, f"ip link set lo up && ip addr add {address}/24 dev {port} && ip link set {port} up")
+        yield [vm, node]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+def inside(holder: int, script: str) -> None:
+    subprocess.run(["nsenter", "-t", str(holder), "-n", "sh", "-c", script], check=True, timeout=30)
+
+
+@pytest.fixture
+def desk(need: Callable[[str], str], holders: list[int]) -> Iterator[Desk]:
+    folder = Path(tempfile.mkdtemp(prefix="sms-vm-"))
+    made = Desk(folder, need("nginx"), holders[0])
+    try:
         yield made
     finally:
-        if made:
-            made.vm.stop()
-        holder.kill()
-        holder.wait()
+        made.vm.stop()
         shutil.rmtree(folder)
+
+
+def test_a_node_that_boots_gets_its_files(
+    desk: Desk, holders: list[int], tmp_path: Path, need: Callable[[str], str]
+) -> None:
+    """The boot script's token, the certificate, the files; and a token that is spent is replaced."""
+    need("openssl")
+    need("curl")
+    desk.vm.start(lambda: desk.sms("files", "list"))
+    desk.sms("node", "add", "node7", "--mac", MAC, "--address", NODE_ADDRESS)
+    tls = ("--cacert", f"{desk.vm.ca}/ca.pem", "--cert", f"{desk.vm.ca}/admin.pem", "--key", f"{desk.vm.ca}/admin.key")
+    image = {"kernel": f"http://{ADDRESS}/vmlinuz", "initrd": f"http://{ADDRESS}/initrd", "params": "sms.image=x"}
+    boot = json.dumps({"hosts": ["node7"], **image})
+    url = f"https://{ADDRESS}:8443/boot/v1/bootparameters"
+    argv = [*desk.prefix, "curl", "-sSf", *tls, "-H", "Content-Type: application/json", "-d", boot, url]
+    subprocess.run(argv, check=True, timeout=60)
+    desk.sms("files", "add", "/etc/motd", str(desk.folder / "motd.j2"), "--template", "--later")
+    for folder in ("etc/sms/tls", "run/sms", "var/lib/sms", "proc"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("passwd", "group", "shadow"):
+        (tmp_path / "etc" / name).write_text("root:x:0:0::/root:/bin/sh\n" if name == "passwd" else "")
+    shutil.copy(desk.vm.ca / "ca.pem", tmp_path / "etc/sms/tls")
+    words = f"sms.server=https://{ADDRESS}:8443 sms.node=node7 sms.token={'0' * 32} BOOTIF=01-{MAC.replace(':', '-')}"
+    (tmp_path / "proc/cmdline").write_text(words)
+    node = ("nsenter", "-t", str(holders[1]), "-n")
+    for argv in (["sms-enroll", "--wait", "30"], ["sms-filesync", "--once"]):
+        done = subprocess.run(
+            [*node, sys.executable, str(RUNTIME / argv[0]), *argv[1:]],
+            env=client_environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + desk.vm.said()[-2000:]
+    assert (tmp_path / "etc/motd").read_text() == "node7 of lab\n"
 
 
 def differences(said: str) -> dict[str, str]:
