@@ -137,8 +137,9 @@ def test_a_node_boots_to_slurmd(cluster: Cluster, vm: Vm) -> None:
         said = machine.wait_for("slurmd is active")
         assert "node1 has its certificate" in said
         assert "/etc/munge/munge.key changed" in said
-        clients = {each["name"]: each for each in vm.admin.ask("GET", "/sms/v1/sync/reports")["clients"]}
-        assert "node1" in clients
+        clients = {each["client"]: each for each in vm.admin.ask("GET", "/sms/v1/sync/reports")["clients"]}
+        (node,) = (each for name, each in clients.items() if name.endswith("node1"))
+        assert node["at"] is not None and node["missing"] == []
     print(said[-600:])
 
 
