@@ -109,5 +109,7 @@ def read_given(site: Site, names: Sequence[tuple[str, Path | None]]) -> dict[str
         try:
             given[name] = path.read_bytes()
         except OSError as error:
-            raise Refused(f"cannot read {path}: {error.strerror}", hint=f"the site file names it as {name}") from error
+            made = "; `sms key ca create` makes one" if name.startswith("tls_") else ""
+            hint = f"the site file names it as {name}{made}"
+            raise Refused(f"cannot read {path}: {error.strerror}", hint=hint) from error
     return given
