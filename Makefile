@@ -1,11 +1,12 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup setup-tests core demo test fast lint format bench wheel lock schema man clean
+.PHONY: help setup setup-tests core demo demo-vm test fast lint format bench wheel lock schema man clean
 
 PYTHON = .venv/bin/python
 MAN = docs/man/sms.1
 
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
+	@echo "make demo-vm set up, then the provisioning VM: machines without a disk boot from it; it is switched off"
 	@echo "make test    set up, then run every test, the real-root ones included"
 	@echo "make fast    tests without the lab and other programs (under a minute)"
 	@echo "make lint    mypy, ruff, shellcheck"
@@ -26,6 +27,9 @@ core: setup
 
 demo: setup
 	@.venv/bin/sms lab demo
+
+demo-vm: setup
+	@.venv/bin/sms lab demo --metal 2
 
 test: setup-tests
 	.venv/bin/python -m pytest

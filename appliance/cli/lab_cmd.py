@@ -161,8 +161,21 @@ def _down(arguments: argparse.Namespace) -> int:
 def _add_demo(parts: Any) -> None:
     parser = _part(parts, "demo", "the main job: build, start, a job from a node, the outside through NAT")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.add_argument(
+        "--metal",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the provisioning VM's main job instead: N machines without a disk boot from it, then it is switched off",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.set_defaults(run=_demo)
+
+
+def _from_a_node(arguments: argparse.Namespace, flag: str) -> str:
+    if arguments.metal:
+        return f"  sms lab exec{flag} admin -- sms vm start --host host-a       the VM again\n"
+    return f"  sms lab exec{flag} node1 -- sinfo                      the cluster, from a compute node\n"
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -172,7 +185,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     from appliance.cli import screen
     from appliance.flow.demo import demo
 
-    shown = demo(arguments.name, arguments.nodes, screen.progress(arguments.quiet), quiet=arguments.quiet)
+    progress = screen.progress(arguments.quiet)
+    if arguments.metal:
+        from appliance.flow.demo_vm import demo_vm
+
+        shown = demo_vm(arguments.name, arguments.metal, progress, quiet=arguments.quiet)
+    else:
+        shown = demo(arguments.name, arguments.nodes, progress, quiet=arguments.quiet)
     if arguments.json:
         screen.print_json(asdict(shown))
         return 0
@@ -184,7 +203,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     screen.out.print(
         f"All of it works. The lab stays up:\n"
         f"  sms lab exec{flag} admin -- sms status --host host-a   ask every service\n"
-        f"  sms lab exec{flag} node1 -- sinfo                      the cluster, from a compute node\n"
+        f"{_from_a_node(arguments, flag)}"
         f"  sms lab exec{flag} host-a                              a shell on the admin host\n"
         f"  sms lab down{flag}                                     remove it",
         markup=False,

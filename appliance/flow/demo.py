@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from appliance.errors import SmsError
@@ -52,6 +53,16 @@ class Shown:
     lab: str
     checks: list[Check] = field(default_factory=list)
 
+    def try_out(self, progress: Progress, what: str, work: Callable[[], str], *, own_progress: bool = False) -> str:
+        """Do one thing, note the evidence and how long it took; give the evidence."""
+        began = time.monotonic()
+        with nullcontext() if own_progress else progress.step(what) as step:
+            seen = work()
+            if step:
+                step.detail(seen)
+        self.checks.append(Check(what, seen, round(time.monotonic() - began, 2)))
+        return seen
+
 
 def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> Shown:
     """Build, start, and use the appliance. What is done already is not done again.
@@ -61,14 +72,7 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
     """
     shown = Shown(name)
 
-    def check(what: str, work: Callable[[], str], *, own_progress: bool = False) -> str:
-        began = time.monotonic()
-        with nullcontext() if own_progress else progress.step(what) as step:
-            seen = work()
-            if step:
-                step.detail(seen)
-        shown.checks.append(Check(what, seen, round(time.monotonic() - began, 2)))
-        return seen
+    check = partial(shown.try_out, progress)
 
     def build_image() -> str:
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
