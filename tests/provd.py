@@ -22,6 +22,7 @@ import uvicorn
 
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, parse_config
+from appliance.provision.peers import Strangers
 from appliance.provision.world import World, make_world
 
 ADMIN = {"X-SMS-Scheme": "https", "X-SMS-Verify": "SUCCESS", "X-SMS-Subject": "CN=tester,OU=admin"}
@@ -90,6 +91,19 @@ class Provd:
 
     world: World
     port: int
+
+    @property
+    def folder(self) -> Path:
+        """Where its state is: the database, the table of neighbours."""
+        return self.world.config.state
+
+    def reset(self) -> None:
+        """As if it had just been started with an empty inventory."""
+        with self.world.edit() as draft:
+            for each in (draft.components, draft.interfaces, draft.groups, draft.endpoints, draft.boot):
+                each.clear()
+        self.world.images, self.world.strangers = None, Strangers()
+        write_neighbours(self.folder / "arp", {})
 
     @property
     def url(self) -> str:

@@ -36,11 +36,17 @@ class Images:
         return "compute" if "compute" in groups else ""
 
 
-@pytest.fixture
-def provd(tmp_path: Path) -> Iterator[Provd]:
-    with running(make_config(tmp_path)) as found:
-        found.good("PUT", "/sms/v1/nodes/n1", {"macs": [MAC], "address": ADDRESS, "nid": 7, "groups": ["gpu"]})
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provd]:
+    with running(make_config(tmp_path_factory.mktemp("provd"))) as found:
         yield found
+
+
+@pytest.fixture
+def provd(service: Provd) -> Provd:
+    service.reset()
+    service.good("PUT", "/sms/v1/nodes/n1", {"macs": [MAC], "address": ADDRESS, "nid": 7, "groups": ["gpu"]})
+    return service
 
 
 def script(provd: Provd, query: str = f"mac={MAC}", **options: Any) -> str:
@@ -147,13 +153,13 @@ def test_a_profile_s_image(provd: Provd) -> None:
     assert "n1 is disabled" in script(provd)
 
 
-def test_only_the_node_itself_gets_a_token(provd: Provd, tmp_path: Path) -> None:
+def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
     provd.world.images = Images()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
     provd.good(
         "PUT", "/sms/v1/nodes/n2", {"macs": ["02:00:0a:4d:00:98"], "address": "10.77.0.152", "profile": "compute"}
     )
-    arp = tmp_path / "arp"
+    arp = provd.folder / "arp"
     write_neighbours(arp, {ADDRESS: MAC, "10.77.0.152": "02:00:0a:4d:00:98"})
     found = re.search(r" sms\.token=([0-9a-f]{32}) ", script(provd, address=ADDRESS))
     assert found
@@ -169,7 +175,7 @@ def test_only_the_node_itself_gets_a_token(provd: Provd, tmp_path: Path) -> None
     assert "sms.token" not in script(provd, address=ADDRESS)
     arp.unlink()
     assert "sms.token" not in script(provd, address=ADDRESS)
-    assert not any(token.encode() in path.read_bytes() for path in tmp_path.glob("inventory.db*"))
+    assert not any(token.encode() in path.read_bytes() for path in provd.folder.glob("inventory.db*"))
 
 
 def test_no_header_makes_a_stranger_a_node_on_an_open_port(tmp_path: Path) -> None:
@@ -229,14 +235,14 @@ def test_a_script_is_never_older_than_the_last_change(provd: Provd) -> None:
     assert set(seen) == {200}
 
 
-def test_cloud_init_is_of_the_node_that_asks(provd: Provd, tmp_path: Path) -> None:
+def test_cloud_init_is_of_the_node_that_asks(provd: Provd) -> None:
     for whom, data in (
         ({"hosts": ["Default"]}, {"user-data": {"a": "default", "b": "default", "c": "default"}}),
         ({"groups": ["gpu"]}, {"user-data": {"a": "group", "b": "group"}, "meta-data": {"rack": 3}}),
         ({"hosts": ["n1"]}, {"user-data": {"a": "node", "password": "geheimnis"}, "vendor-data": "#!/bin/sh\nexit\n"}),
     ):
         provd.good("PUT", PARAMETERS, {**whom, "cloud-init": data})
-    write_neighbours(tmp_path / "arp", {ADDRESS: MAC})
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     user = provd.ask("GET", "/cloud-init/user-data", headers=NOBODY, address=ADDRESS)
     assert user.text == "#cloud-config\na: node\nb: group\nc: default\npassword: geheimnis\n"
     assert provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS).data == user.data
@@ -246,7 +252,7 @@ def test_cloud_init_is_of_the_node_that_asks(provd: Provd, tmp_path: Path) -> No
     assert meta == "cluster-name: test\ninstance-id: n1\nlocal-hostname: n1\nrack: 3\n"
     vendor = provd.ask("GET", "/cloud-init/vendor-data", headers=NOBODY, address=ADDRESS)
     assert vendor.text == "#!/bin/sh\nexit\n"
-    write_neighbours(tmp_path / "arp", {ADDRESS: "02:00:0a:4d:00:66"})
+    write_neighbours(provd.folder / "arp", {ADDRESS: "02:00:0a:4d:00:66"})
     for headers, address in ((NOBODY, ADDRESS), (NOBODY, "10.77.0.99"), (SERVICES, ""), (as_node("n2"), ADDRESS)):
         for what in ("user-data", "meta-data", "vendor-data"):
             answer = provd.ask("GET", f"/cloud-init/{what}?name=n1", headers=headers, address=address)

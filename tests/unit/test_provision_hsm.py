@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,16 @@ ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
 INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
 
 
-@pytest.fixture
-def provd(tmp_path: Path) -> Iterator[Provd]:
-    with running(make_config(tmp_path)) as found:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provd]:
+    with running(make_config(tmp_path_factory.mktemp("provd"))) as found:
         yield found
+
+
+@pytest.fixture
+def provd(service: Provd) -> Provd:
+    service.reset()
+    return service
 
 
 def discovered(provd: Provd) -> None:
@@ -228,11 +233,11 @@ def test_endpoints_that_are_none(body: dict[str, str], provd: Provd) -> None:
     assert provd.ask("POST", ENDPOINTS, body).status == 400
 
 
-def test_credentials_of_endpoints_are_not_kept(provd: Provd, tmp_path: Path) -> None:
+def test_credentials_of_endpoints_are_not_kept(provd: Provd) -> None:
     provd.good("POST", ENDPOINTS, {"ID": "x0c0s16b0", "FQDN": "x0c0s16b0", "User": "root", "Password": "geheimnis"})
     provd.good("PATCH", f"{ENDPOINTS}/x0c0s16b0", {"Password": "geheimnis"})
     assert b"geheimnis" not in provd.ask("GET", ENDPOINTS).data
-    assert not any(b"geheimnis" in path.read_bytes() for path in tmp_path.glob("inventory.db*"))
+    assert not any(b"geheimnis" in path.read_bytes() for path in provd.folder.glob("inventory.db*"))
 
 
 def test_interfaces_as_smds_document_has_them(provd: Provd) -> None:

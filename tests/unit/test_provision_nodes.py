@@ -15,10 +15,16 @@ from appliance.provision.convert import read_document
 from tests.provd import Provd, make_config, running
 
 
-@pytest.fixture
-def provd(tmp_path: Path) -> Iterator[Provd]:
-    with running(make_config(tmp_path)) as found:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provd]:
+    with running(make_config(tmp_path_factory.mktemp("provd"))) as found:
         yield found
+
+
+@pytest.fixture
+def provd(service: Provd) -> Provd:
+    service.reset()
+    return service
 
 
 def many(count: int = 450) -> dict[str, Any]:
