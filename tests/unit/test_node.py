@@ -22,6 +22,8 @@ from tests.ownnet import own_network
 from tests.provd import make_config, running
 from tests.redfish import emulator
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[2]
 NET = "10.77.7"
 """In a network namespace of the tests' own: nothing leaves it."""
@@ -171,7 +173,6 @@ def test_conflicts_are_left(cluster: Cluster) -> None:
     assert sorted(cluster.nodes()) == ["a", "b"]
 
 
-@pytest.mark.slow
 def test_broken_controllers_cost_nobody_else(cluster: Cluster) -> None:
     seen: list[Any] = []
 
@@ -232,7 +233,6 @@ def test_controllers_are_known_by_their_xnames(cluster: Cluster) -> None:
     assert (one["id"], one["address"], one["details"]["firmware"]) == ("x1000c0s0b0", BMCS[0], "2.61")
 
 
-@pytest.mark.slow
 def test_power_of_many(cluster: Cluster) -> None:
     for number in range(4):
         cluster.bmc(number)
@@ -289,7 +289,6 @@ def test_the_age_of_what_was_kept_is_told(cluster: Cluster) -> None:
     assert "does not answer: the inventory is that of" in said and "days ago; nodes may have changed since" in said
 
 
-@pytest.mark.slow
 def test_boot(cluster: Cluster) -> None:
     machine = cluster.bmc(0, power="Off")
     cluster.discover(BMCS[0])
@@ -307,7 +306,6 @@ def test_boot(cluster: Cluster) -> None:
         assert cluster.sms("boot", "node001", "--wait", "10s").split() == ["up", "1", "node001"]
 
 
-@pytest.mark.slow
 def test_by_hand(cluster: Cluster) -> None:
     cluster.sms("add", "node009", "--mac", "020-00-0a-4d", "--address", "10.99.0.1", "--xname", "here", status=2)
     for words in ("is not a MAC address", "is not in the provisioning network", "is not the xname"):
@@ -352,7 +350,6 @@ def test_machines_that_nobody_knows(cluster: Cluster) -> None:
     assert json.loads(cluster.sms("list", "--unknown", "--json"))[0]["mac"] == mac(99)
 
 
-@pytest.mark.slow
 def test_export_and_import(cluster: Cluster) -> None:
     for number in range(3):
         cluster.sms("add", f"n{number}", "--mac", mac(number), "--address", f"{NET}.{20 + number}", "--group", "g")
@@ -440,7 +437,6 @@ def test_import_from_a_state_manager(cluster: Cluster, monkeypatch: pytest.Monke
     assert "hidden" not in cluster.sms("export")
 
 
-@pytest.mark.slow
 def test_an_emulator_of_others(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """sushy-tools' controller: it has no Processors, and two systems that are told by their paths."""
     (cluster.folder / "emulator").mkdir()
