@@ -271,6 +271,7 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     (node.root / "etc/mine").write_bytes(b"never of the server's\n")
     for path in (MOTD, "/etc/issue", "/etc/edited", "/etc/passwd"):
         put(vm, path, b"alice:x:2001:2001::/:/bin/sh\n")
+    vm.admin.ask("POST", "/sms/v1/sync/push")
     assert node.once().returncode == 0
     assert node.read("/etc/issue") == b"alice:x:2001:2001::/:/bin/sh\n"
     (node.root / "etc/edited").write_bytes(b"by hand\n")
@@ -293,6 +294,13 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     vm.add_node("node1", "127.0.0.1")
     done = node.once()
     assert (done.returncode, node.read(MOTD)) == (0, b"back\n"), done.stdout
+    # Nor while it is filled again, until the first push has ended.
+    put(vm, "/etc/other", b"first of many\n")
+    assert node.once().returncode == 0
+    assert (node.read(MOTD), node.read("/etc/other")) == (b"back\n", b"first of many\n")
+    vm.admin.ask("POST", "/sms/v1/sync/push")
+    assert node.once().returncode == 0
+    assert node.read(MOTD) is None
 
 
 def test_a_node_gets_its_certificate_once(vm: Vm, tmp_path: Path, need: Callable[[str], str]) -> None:

@@ -21,7 +21,7 @@ provisioning:
     gpu: {groups: [gpu], packages: [nvtop], arguments: "quiet"}
   files:
     - {path: /etc/motd, source: motd, services: true}
-    - {path: /etc/motd, source: motd.gpu, groups: [gpu]}
+    - {path: /etc/issue, source: issue.gpu, groups: [gpu]}
 """
 
 CASES: dict[str, tuple[str, str, list[str]]] = {
@@ -103,9 +103,9 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         ["provisioning.files[0].path: /etc/passwd is pushed from accounts, secrets and slurm"],
     ),
     "a file twice": (
-        ", groups: [gpu]}\n",
-        "}\n",
-        ["provisioning.files[1].path: /etc/motd is there twice for the same nodes"],
+        "path: /etc/issue",
+        "path: /etc/motd",
+        ["provisioning.files[1].path: /etc/motd is there twice"],
     ),
     "the container's name": (
         "  unknown:",
@@ -141,7 +141,8 @@ def test_rules(name: str) -> None:
     ],
 )
 def test_paths_of_files(path: str, good: bool) -> None:
-    part = f'provisioning: {{address: 10.77.0.3/24, mac: "02:00:0a:4d:00:03", files: [{{path: "{path}", source: x}}]}}\n'
+    files = f'[{{path: "{path}", source: x}}]'
+    part = f'provisioning: {{address: 10.77.0.3/24, mac: "02:00:0a:4d:00:03", files: {files}}}\n'
     if good:
         read_site_text(GOOD + part, "sms.yaml")
     else:
