@@ -38,13 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         out.print("the VM has no master files; `sms files push` brings those of the site file", markup=False)
         return 0
-    columns = ("path", "version", "size", "mode", "owner", "for", "from", "since")
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("path", "v", "size", "mode and owner", "for", "since"):
+        # A path that is cut says nothing.
+        table.add_column(title, overflow="fold", min_width=16 if title == "path" else None)
     for each in found:
-        owner = f"{each['owner']}:{each['group']}"
-        since = when(each["made"])[:16]
-        words = (each["path"], str(each["version"]), size(each["size"]), each["mode"], owner, audience(each))
-        table.add_row(*map(escape, (*words, each["origin"], since)))
+        owner = f"{each['mode']} {each['owner']}:{each['group']}"
+        since = when(each["made"])[5:16]
+        words = (each["path"], str(each["version"]), size(each["size"]), owner, audience(each), since)
+        table.add_row(*map(escape, words))
     out.print(table)
     return 0
 
