@@ -71,7 +71,15 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     image = deliver_vm(cluster, target, progress, chosen=str(read_note(cluster, source).get("key", "")))
     written = read_note(cluster, source)
     # The machine must be the same one on both sides: what the source runs with, the target does.
-    started = StartedVm(target.name, str(written.get("accel", "tcg")), "", image.path, image.digest, image.signer, 0)
+    started = StartedVm(
+        target.name,
+        str(written.get("accel", "tcg")),
+        str(written.get("why", "")),
+        image.path,
+        image.digest,
+        image.signer,
+        0,
+    )
     started.generation = holder.generation
     with ExitStack() as undo:
         try:

@@ -81,7 +81,9 @@ def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, re
     key = str(read_note(cluster, host).get("key", ""))
     with ExitStack() as undo:
         undo.callback(remove, host, f"{where.snapshots}/{name}")
-        host.run("sh", "-c", 'umask 077; rm -rf "$1" && mkdir -p "$1"', "part", part)
+        # Others were left by runs that were killed.
+        script = 'umask 077; rm -rf -- "$2"/*.part; mkdir -p "$1"'
+        host.run("sh", "-c", script, "part", part, str(where.snapshots))
         taken, frozen_ms = time.time(), 0.0
         with progress.step("copy both disks") as step:
             if running:
@@ -112,6 +114,8 @@ def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[fl
             qmp.ask("blockdev-add", **_target(part, disk))
             stack.callback(_forget, qmp, disk)
         guest = _guest(host, where, stack)
+        if guest and guest.ask("guest-fsfreeze-status") != "thawed":
+            guest.ask("guest-fsfreeze-thaw")  # whoever held them was killed
         taken, frozen_ms = _begin(qmp, guest)
         try:
             names = [f"snap-{disk}" for disk in DISKS]

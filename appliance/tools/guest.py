@@ -77,7 +77,7 @@ class Guest:
         wanted: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
         if input is not None:
             wanted["input-data"] = base64.b64encode(input).decode()
-        pid = self.ask("guest-exec", **wanted)["pid"]
+        pid = self._begin(wanted)
         deadline, pause = time.monotonic() + timeout_s, 0.02
         while True:
             found = self.ask("guest-exec-status", pid=pid)
@@ -87,6 +87,16 @@ class Guest:
                 raise SmsError(f"`{argv[0]}` in the VM did not end within {timeout_s:g} s; it runs on there")
             time.sleep(pause)
             pause = min(pause * 1.5, 0.3)
+
+    def _begin(self, wanted: dict[str, Any]) -> int:
+        try:
+            return int(self.ask("guest-exec", **wanted)["pid"])
+        except SmsError as error:
+            if "frozen" not in error.message:
+                raise
+            # Whoever held the file systems was killed: nobody else can be on this line meanwhile.
+            self.ask("guest-fsfreeze-thaw")
+            return int(self.ask("guest-exec", **wanted)["pid"])
 
 
 def _ran(found: dict[str, Any]) -> Ran:

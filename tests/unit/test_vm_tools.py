@@ -185,3 +185,22 @@ def test_a_command_that_does_not_end_is_told_of(tmp_path: Path) -> None:
     Agent(tmp_path / "guest", script)
     with open_guest(Local(), str(tmp_path / "guest")) as guest, pytest.raises(SmsError, match="runs on there"):
         guest.run(["/bin/x"], timeout_s=0.1)
+
+
+def test_file_systems_that_somebody_left_held_are_let_go(tmp_path: Path) -> None:
+    """A snapshot that was killed in its moment leaves an agent that runs nothing."""
+    held = True
+
+    def script(said: dict[str, Any]) -> Any:
+        nonlocal held
+        if said["execute"] == "guest-fsfreeze-thaw":
+            held = False
+            return {"return": 2}
+        if said["execute"] == "guest-exec" and held:
+            why = "Command guest-exec has been disabled: the agent is in frozen state"
+            return {"error": {"class": "CommandNotFound", "desc": why}}
+        return {"return": {"pid": 5} if said["execute"] == "guest-exec" else {"exited": True, "exitcode": 0}}
+
+    Agent(tmp_path / "guest", script)
+    with open_guest(Local(), str(tmp_path / "guest")) as guest:
+        assert guest.run(["/bin/true"]).status == 0
