@@ -42,7 +42,7 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     check(f"sms vm start --host {CARRIER}", lambda: _start_vm(lab))
     check(f"sms image push {PROFILE}", lambda: _sms(lab, "image", "push", PROFILE) or "up to date")
     check("sms node discover: machines found by Redfish", lambda: _discover(lab))
-    check("sms files push: accounts, munge key, slurm.conf", lambda: _sms(lab, "files", "push", "--wait", "0s"))
+    check("sms files push: accounts, munge key, slurm.conf", lambda: _sms(lab, "files", "push", "--wait", "1s"))
     check(f"sms node boot {' '.join(names)}: idle in the container's cluster", lambda: _boot(lab, names))
     check("a job on both, by the container's controller", lambda: _job(lab, names))
     check("sms vm stop", lambda: _sms(lab, "vm", "stop") or "off")
@@ -51,14 +51,14 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     return shown
 
 
-def _sms(lab: Lab, *words: str, timeout_s: float = 600) -> str:
+def _sms(lab: Lab, *words: str, on: str = "admin", timeout_s: float = 600) -> str:
     """What `sms` prints, run as an administrator would: on a machine of his own; its last line."""
-    said = lab.host("admin").run("sms", "-q", *words, timeout=timeout_s).text.splitlines()
+    said = lab.host(on).run("sms", "-q", *words, timeout=timeout_s).text.splitlines()
     return said[-1].strip() if said else ""
 
 
-def _json(lab: Lab, *words: str, ok: tuple[int, ...] = (0,)) -> Any:
-    return json.loads(lab.host("admin").run("sms", "-q", *words, "--json", ok=ok, timeout=600).stdout)
+def _json(lab: Lab, *words: str, on: str = "admin", ok: tuple[int, ...] = (0,)) -> Any:
+    return json.loads(lab.host(on).run("sms", "-q", *words, "--json", ok=ok, timeout=600).stdout)
 
 
 def _build(cluster: Cluster, lab: Lab, progress: Progress) -> str:
@@ -84,14 +84,15 @@ def _start_vm(lab: Lab) -> str:
 
 def _discover(lab: Lab) -> str:
     addresses = [machine.bmc for machine in lab.layout.machines]
-    found = _json(lab, "node", "discover", f"{addresses[0]}-{addresses[-1]}")
+    # Controllers are in the provisioning network, which the admin's own machine is not in.
+    found = _json(lab, "node", "discover", f"{addresses[0]}-{addresses[-1]}", on=CARRIER)
     return ", ".join(f"{node['name']} {node['what']}" for node in found["nodes"])
 
 
 def _boot(lab: Lab, names: list[str]) -> str:
     began = time.monotonic()
     idle: dict[str, float] = {}
-    _sms(lab, "node", "boot", *names, "--yes")
+    _sms(lab, "node", "boot", *names, "--yes", on=CARRIER)
 
     def booted() -> str:
         argv = ("sinfo", "--noheader", "--Node", "--format=%N %T")
