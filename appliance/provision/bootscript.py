@@ -19,7 +19,7 @@ from appliance.provision import bss, names
 from appliance.provision.access import who
 from appliance.provision.model import Boot, Component, Inventory
 from appliance.provision.peers import is_node
-from appliance.provision.problem import bad_request, not_found
+from appliance.provision.problem import HttpProblem, bad_request, not_found
 from appliance.provision.world import Image, World
 
 SCRIPT = "/boot/v1/bootscript"
@@ -28,6 +28,8 @@ MOST_KEPT = 20000
 """Scripts in memory: one a way of asking, and anybody may ask."""
 DISCOVERY = "discovery"
 """The profile that machines boot whom nobody knows, where the site says ``unknown: discover``."""
+CHAIN = "chain --replace --autofree"
+"""The next script takes this one's place, and how it ends counts; only one that does not come is a failure."""
 FRESH = {"Cache-Control": "no-store"}
 
 
@@ -57,8 +59,12 @@ class Scripts:
         self._lock = threading.Lock()
 
     def first(self, _request: Request) -> Response:
-        """What DHCP names: the network card that asked is known to iPXE alone."""
-        return _text(f"#!ipxe\nchain {self.world.config.plain_url}{SCRIPT}?mac=${{netX/mac}}&arch=${{buildarch}}\n")
+        """What DHCP names: the network card that asked is known to iPXE alone. It goes on until a script comes."""
+        chain = f"{CHAIN} {self.world.config.plain_url}{SCRIPT}?mac=${{netX/mac}}&arch=${{buildarch}}"
+        name = self.world.config.hostname
+        return _text(
+            f"#!ipxe\n:again\n{chain} || goto wait\n:wait\necho {name} gives no script yet\nsleep 10\ngoto again\n"
+        )
 
     async def answer(self, request: Request) -> Response:
         query = request.scope["query_string"]
@@ -71,7 +77,12 @@ class Scripts:
         if script.node is not None and self.world.tokens is not None and request.method == "GET":
             caller = who(request)
             if caller.address == script.node.address:
-                token = await run_in_threadpool(self._token, script.node, caller.address)
+                try:
+                    token = await run_in_threadpool(self._token, script.node, caller.address)
+                except HttpProblem as problem:
+                    # Without one the node would be up and never get its files.
+                    mac = self.world.inventory().interfaces_of(script.node.id)[0].mac
+                    script = again(self.world, mac, f"{self.world.config.hostname}: {problem.detail}")
         return _text(f"{script.head}{token}{script.tail}")
 
     def _find(self, query: bytes) -> Script | None:
@@ -152,7 +163,7 @@ def refusal(why: str, then: str, hint: str) -> Script:
 
 def again(world: World, mac: str, why: str) -> Script:
     """A script that says why, and asks again later."""
-    return Script(f"#!ipxe\necho {why}\nsleep {RETRY_S}\n{_chain(world, 'mac=' + mac)}\n")
+    return Script(f"#!ipxe\n:retry\necho {why}\nsleep {RETRY_S}\n{_chain(world, 'mac=' + mac)} || goto retry\n")
 
 
 def render(world: World, inventory: Inventory, node: Component, mac: str) -> Script:
@@ -200,7 +211,7 @@ def _boots(world: World, node: Component, mac: str, boot: Boot, words: str) -> S
     tail = (
         f" || goto retry\n{initrd}boot || goto retry\n"
         f":retry\necho No boot: asking {world.config.hostname} again in {RETRY_S} s\nsleep {RETRY_S}\n"
-        f"{_chain(world, asked)}\n"
+        f"imgfree ||\n{_chain(world, asked)} || goto retry\n"
     )
     ours = "sms.image=" in words
     head = f"#!ipxe\nkernel --name vmlinuz {boot.kernel} {words}".rstrip()
@@ -208,7 +219,7 @@ def _boots(world: World, node: Component, mac: str, boot: Boot, words: str) -> S
 
 
 def _chain(world: World, asked: str) -> str:
-    return f"chain {world.config.plain_url}{SCRIPT}?{asked}&retry=1"
+    return f"{CHAIN} {world.config.plain_url}{SCRIPT}?{asked}&retry=1"
 
 
 def _as_json(script: Script) -> Response:

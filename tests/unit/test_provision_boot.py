@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def test_a_script_as_bss_documents_it(provd: Provd) -> None:
     assert lines[1] == f"kernel --name vmlinuz http://s/vmlinuz {params} || goto retry"
     assert lines[2] == "initrd --name initrd.img http://s/i.img || goto retry"
     assert lines[3] == "boot || goto retry"
-    assert lines[-1] == f"chain http://10.77.0.2/boot/v1/bootscript?mac={MAC}&retry=1"
+    chain = f"chain --replace --autofree http://10.77.0.2/boot/v1/bootscript?mac={MAC}&retry=1"
+    assert lines[-1] == f"{chain} || goto retry"
     given = provd.ask("GET", f"{SCRIPT}&json=1", headers=NOBODY).json
     assert given == {"params": params, "kernel": {"path": "http://s/vmlinuz"}, "initrd": {"path": "http://s/i.img"}}
     for query in ("name=n1", "nid=7", f"mac={MAC.replace(':', '-')}&arch=x86_64&ts=1"):
@@ -203,7 +205,7 @@ def test_unknown_machines(provd: Provd, tmp_path: Path) -> None:
     for query in ("mac=hello", "nid=x", "", "mac="):
         assert provd.ask("GET", f"/boot/v1/bootscript?{query}", headers=NOBODY).status == 400
     with running(make_config(tmp_path, unknown="discover")) as other:
-        assert "waiting until one has\nsleep 30\nchain " in script(other, "mac=02:00:00:00:00:0b")
+        assert "waiting until one has\nsleep 30\nchain --replace " in script(other, "mac=02:00:00:00:00:0b")
         other.world.images = Images()
         other.world.touch()
         assert "/images/discovery/" in script(other, "mac=02:00:00:00:00:0b")
@@ -211,7 +213,22 @@ def test_unknown_machines(provd: Provd, tmp_path: Path) -> None:
 
 def test_the_first_script_asks_for_the_card_that_booted(provd: Provd) -> None:
     answer = provd.ask("GET", "/boot.ipxe", headers=NOBODY)
-    assert "chain http://10.77.0.2/boot/v1/bootscript?mac=${netX/mac}" in answer.text
+    assert "http://10.77.0.2/boot/v1/bootscript?mac=${netX/mac}&arch=${buildarch} || goto wait\n" in answer.text
+
+
+def test_a_database_that_is_busy_lets_nodes_ask_again(provd: Provd) -> None:
+    """A script without its token would start a node that never gets its files."""
+    provd.world.images = Images()
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
+    other = sqlite3.connect(provd.folder / "inventory.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    text = script(provd, address=ADDRESS)
+    assert "the database is busy" in text and "|| goto retry" in text and "kernel" not in text
+    assert "kernel" in script(provd)
+    other.execute("ROLLBACK")
+    other.close()
+    assert "sms.token=" in script(provd, address=ADDRESS)
 
 
 def test_a_script_is_never_older_than_the_last_change(provd: Provd) -> None:

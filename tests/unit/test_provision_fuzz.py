@@ -18,6 +18,8 @@ from schemathesis import GenerationMode
 from appliance.provision.contract import find_contract
 from tests.provd import ADMIN, Provd, make_config, running
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("SMS_EXAMPLES", "5"))
 """Of each kind, right and wrong, an operation."""
 SCHEMA = schemathesis.openapi.from_dict(yaml.safe_load(find_contract().read_text()))
