@@ -105,7 +105,8 @@ mke2fs -q -F -t ext4 -L sms-root -E "offset=$((($3 + 1) << 20)),root_owner=0:0" 
 qemu-img convert -f raw -O qcow2 -c -o compression_type=zstd "$raw" "$2/image/disk.qcow2"
 rm -f "$raw"
 """
-KERNEL_LINE = "root=LABEL=sms-root rw console=ttyS0 net.ifnames=0 quiet panic=10"
+# no_timer_check: on a busy host the kernel takes a late timer for a broken one, and panics.
+KERNEL_LINE = "root=LABEL=sms-root rw console=ttyS0 net.ifnames=0 quiet panic=10 no_timer_check"
 
 
 @dataclass(frozen=True)

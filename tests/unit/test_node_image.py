@@ -145,11 +145,12 @@ def shell() -> list[str]:
 def run_init(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Functions of init without what it does at its end; paths of the machine's are those of a folder."""
     text = INIT.read_text().partition("\nmount_kernel\n")[0]
-    for path in ("/proc/cmdline", "/dev/console", "/run/", "/root/etc", "/sys/class/net"):
+    for path in ("/proc/cmdline", "/proc/uptime", "/dev/console", "/run/", "/root/etc", "/sys/class/net"):
         text = text.replace(path, f"{tmp_path}{path}")
     text = text.replace("PATH=/bin\n", "").replace(">" + str(tmp_path / "dev/console"), f">>{tmp_path}/dev/console")
     for folder in ("proc", "dev", "run", "root/etc/chrony/sources.d", "root/etc/rsyslog.d", "sys/class/net"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/uptime").write_text("5.00 1.00\n")
     # What would wait or start the machine again.
     quiet = "sleep() { :; }\nreboot() { echo rebooted; exit 9; }\n"
     return subprocess.run([*shell(), "-c", f"{text}\n{quiet}{script}"], capture_output=True, text=True, timeout=60)
