@@ -44,7 +44,7 @@ def network(folder: Path) -> Iterator[Path]:
 @contextmanager
 def served(folder: Path, ca: Path, *, nginx: str, dnsmasq: str) -> Iterator[Vm]:
     """sms-provd, nginx and dnsmasq as in the VM, with the site's own CA."""
-    more = {"prefix": 24, "services": {"address": SERVICES, "hostname": "sms-services"}, "token_s": 120}
+    more = {"prefix": 24, "services": {"address": SERVICES, "hostname": "sms-services"}}
     vm = Vm(folder, nginx=nginx, cluster="t-ni", address=ADDRESS, more=more)
     vm.ca = ca
     vm._certificates()
@@ -99,7 +99,7 @@ class Machine:
     def said(self) -> str:
         return self.console.read_text(errors="replace") if self.console.exists() else ""
 
-    def wait_for(self, words: str, *, most_s: float = 170) -> str:
+    def wait_for(self, words: str, *, most_s: float = 400) -> str:
         """All that it said once it has said these words."""
         while words not in self.said():
             assert time.monotonic() - self.began < most_s, f"it never said {words!r}: {self.said()[-3000:]}"
