@@ -229,7 +229,7 @@ def test_a_snapshot_is_of_one_moment_while_it_is_written_to(world: World) -> Non
     world.inside(WRITER)
     taken = json.loads(world.vm("snapshot", "first", "--reason", "a test", "--json").stdout)
     assert taken["running"] and taken["verified"] and taken["frozen_ms"] > 0
-    world.inside("pkill -f writer.sh; sleep 0.2; test -s /var/lib/sms-provision/lines")
+    world.inside("pkill -f [w]riter.sh; sleep 0.2; test -s /var/lib/sms-provision/lines")
     world.inside(f"echo after >{MARK}; sync")
     assert b"already" in world.vm("snapshot", "first", ok=(3,)).stderr
     listed = json.loads(world.vm("snapshot", "--list", "--json").stdout)
@@ -251,18 +251,20 @@ def test_an_image_that_was_changed_does_not_boot(world: World) -> None:
     """One byte of it; or a signature of somebody else's."""
     host = world.host("host-a")
     disk = host.run("readlink", "-f", f"{IMAGES}/current/disk.qcow2").text
+    before = host.run("sha256sum", disk).text
     change = 'printf "\\%03o" "$(( $(od -An -tu1 -j4096 -N1 "$1") ^ 1 ))" | xargs -0 printf | '
     flip = change + 'dd of="$1" bs=1 seek=4096 conv=notrunc status=none'
     host.run("sh", "-c", flip, "flip", disk)
-    refused = world.vm("start", "--host", "host-a", ok=(3,))
+    refused = world.vm("start", on="host-a", ok=(3,))
     assert b"is not what was signed" in refused.stderr
     host.run("sh", "-c", flip, "flip", disk)
+    assert host.run("sha256sum", disk).text == before
     folder = disk.rpartition("/")[0]
     host.run("sh", "-c", 'chmod o+w "$1"', "chmod", folder)
-    assert b"others can write" in world.vm("start", "--host", "host-a", ok=(3,)).stderr
+    assert b"others can write" in world.vm("start", on="host-a", ok=(3,)).stderr
     host.run("chmod", "0700", folder)
     host.run("sh", "-c", 'mv "$1" "$1.away"', "away", f"{folder}/manifest.sig")
-    assert b"is not signed" in world.vm("start", "--host", "host-a", on="host-a", ok=(3,)).stderr
+    assert b"is not signed" in world.vm("start", on="host-a", ok=(3,)).stderr
     host.run("sh", "-c", 'mv "$1.away" "$1"', "back", f"{folder}/manifest.sig")
     assert world.leftovers("host-a") == ""
 
