@@ -7,7 +7,7 @@ the node itself gets: the peer has the node's address, and the kernel knows one 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -24,8 +24,6 @@ from appliance.provision.world import Image, World
 
 SCRIPT = "/boot/v1/bootscript"
 RETRY_S = 30
-MOST_KEPT = 20000
-"""Scripts in memory: one a way of asking, and anybody may ask."""
 DISCOVERY = "discovery"
 """The profile that machines boot whom nobody knows, where the site says ``unknown: discover``."""
 CHAIN = "chain --replace --autofree"
@@ -44,6 +42,15 @@ class Script:
     initrd: str = ""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Scripts of one inventory, by node and MAC address: never more than it has, however anybody asks."""
+
+    generation: int
+    inventory: Inventory
+    scripts: dict[tuple[str, str], Script] = field(default_factory=dict)
+
+
 def routes(world: World) -> list[Route]:
     views = Scripts(world)
     return [Route(SCRIPT, views.answer, methods=["GET"]), Route("/boot.ipxe", views.first, methods=["GET"])]
@@ -54,8 +61,7 @@ class Scripts:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._kept: dict[str, Script] = {}
-        self._generation = -1
+        self._kept: Kept | None = None
         self._lock = threading.Lock()
 
     def first(self, _request: Request) -> Response:
@@ -67,11 +73,10 @@ class Scripts:
         )
 
     async def answer(self, request: Request) -> Response:
-        query = request.scope["query_string"]
-        script = self._find(query)
+        script = self._find(request)
         if script is None:
-            script = await run_in_threadpool(self._render, request, query)
-        if request.query_params.get("json") == "1" if b"json" in query else False:
+            script = await run_in_threadpool(self._render, request)
+        if request.query_params.get("json") == "1":
             return _as_json(script)
         token = ""
         if script.node is not None and self.world.tokens is not None and request.method == "GET":
@@ -85,18 +90,21 @@ class Scripts:
                     script = again(self.world, mac, f"{self.world.config.hostname}: {problem.detail}")
         return _text(f"{script.head}{token}{script.tail}")
 
-    def _find(self, query: bytes) -> Script | None:
-        if self._generation != self.world.generation:
+    def _find(self, request: Request) -> Script | None:
+        kept = self._kept
+        if kept is None or kept.generation != self.world.generation:
             return None
-        return self._kept.get(_only_key(query))
+        # By what was found, not by what was written: a query can be written in many ways.
+        node, mac, _ = find(kept.inventory, request)
+        return kept.scripts.get((node.id, mac)) if node else None
 
     def _token(self, node: Component, address: str) -> str:
         assert self.world.tokens is not None
         if not is_node(self.world.inventory(), node, address, self.world.config.neighbours):
             return ""
-        return f" sms.token={self.world.tokens.make(node.name or node.id)}"
+        return f" sms.token={self.world.tokens.give(node.name or node.id)}"
 
-    def _render(self, request: Request, query: bytes) -> Script:
+    def _render(self, request: Request) -> Script:
         # Taken before the inventory: what is rendered of an older one is never kept as newer.
         generation = self.world.generation
         inventory = self.world.inventory()
@@ -108,22 +116,18 @@ class Scripts:
             return unknown(self.world, mac)
         script = render(self.world, inventory, node, mac)
         with self._lock:
-            if generation > self._generation or len(self._kept) >= MOST_KEPT:
-                self._kept, self._generation = {}, generation
-            if generation == self._generation:
-                self._kept[_only_key(query)] = script
+            if self._kept is None or generation > self._kept.generation:
+                self._kept = Kept(generation, inventory)
+            if generation == self._kept.generation:
+                self._kept.scripts[node.id, mac] = script
         return script
-
-
-def _only_key(query: bytes) -> str:
-    """Who is asked for, without what changes nothing: the retry, the time, the architecture."""
-    parts = [part for part in query.split(b"&") if part.startswith((b"mac=", b"name=", b"nid="))]
-    return b"&".join(parts).decode("latin-1")
 
 
 def find(inventory: Inventory, request: Request) -> tuple[Component | None, str, str]:
     """The node that a request names, the MAC address if it names that, and the words; 400 where it names nobody."""
     query = request.query_params
+    if twice := [name for name in ("mac", "name", "nid") if len(query.getlist(name)) > 1]:
+        raise bad_request(f"{twice[0]}= is there more than once")
     if given := query.get("mac"):
         mac = names.clean_mac(given)
         if not mac:

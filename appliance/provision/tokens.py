@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -11,12 +12,16 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from appliance.errors import SmsError
+from appliance.provision.problem import HttpProblem
 from appliance.provision.store import Store
 from appliance.provision.sync_tables import TOKENS, find_nodes, is_called
 
 TRIES, PER_S = 10, 60.0
 """So many tries an address has in so many seconds."""
 MOST_ADDRESSES = 4096
+MADE = 4
+"""So many tokens a node is given in ``PER_S``: each is a write to the database, which all nodes wait for."""
+MOST_GIVEN = 70000
 
 
 # Written once: hundreds of nodes that start together wait for these.
@@ -33,6 +38,30 @@ class Tokens:
 
     def __init__(self, store: Store, *, token_s: int, clock: Callable[[], float] = time.time) -> None:
         self.store, self.token_s, self.clock = store, token_s, clock
+        self._given: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """Tokens that nobody has used yet, and when they were made; in memory alone."""
+        self._making: set[str] = set()
+        self._bound = Bound(MADE)
+        self._lock = threading.Lock()
+
+    def give(self, node: str) -> str:
+        """The token of a node that boots: the one it was given last, while nobody has used it and half its time is left.
+
+        Who asks again and again so voids no token and writes nothing. HttpProblem 429 where a node wants new ones too
+        often; SmsError where the inventory has no such node.
+        """
+        with self._lock:
+            token, made = self._given.get(node, ("", 0.0))
+            if token and made <= self.clock() < made + self.token_s / 2:
+                return token
+            if node in self._making or self._bound.wait_s(node):
+                raise HttpProblem(429, f"{node} asks for tokens too often")
+            self._making.add(node)
+        try:
+            return self.make(node)
+        finally:
+            with self._lock:
+                self._making.discard(node)
 
     def make(self, node: str) -> str:
         """A token for a node, good once and for ``token_s`` seconds; those that it had before are void.
@@ -46,6 +75,11 @@ class Tokens:
                 raise SmsError(f"the inventory has no node {node}", hint="sms node list")
             connection.execute(_FORGET, {"old": node, "now": now})
             connection.execute(_KEEP, {"hash": _digest(token), "node": node, "ends": now + self.token_s})
+        with self._lock:
+            self._given[node] = token, now
+            self._given.move_to_end(node)
+            while len(self._given) > MOST_GIVEN:
+                self._given.popitem(last=False)
         return token
 
     def use(self, token: str, address: str) -> str:
@@ -62,7 +96,9 @@ class Tokens:
             if not nodes or not nodes[0].address or nodes[0].address != address:
                 return ""
             connection.execute(TOKENS.delete().where(TOKENS.c.hash == row.hash))
-            return str(row.node)
+        with self._lock:
+            self._given.pop(row.node, None)
+        return str(row.node)
 
 
 def _digest(token: str) -> str:

@@ -39,7 +39,7 @@ class Images(Protocol):
 class Tokens(Protocol):
     """One-time tokens of nodes that boot (tokens.py)."""
 
-    def make(self, node: str) -> str: ...
+    def give(self, node: str) -> str: ...
 
 
 class World:

@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from appliance.provision import access
+from appliance.provision.tokens import MADE, Tokens
 from tests.provd import ADMIN, SERVICES, Provd, as_node, make_config, running, write_neighbours
 
 PARAMETERS = "/boot/v1/bootparameters"
@@ -167,7 +170,7 @@ def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
     assert found
     token = found[1]
     again = re.search(r" sms\.token=([0-9a-f]{32}) ", script(provd, address=ADDRESS))
-    assert again and again[1] != token
+    assert again and again[1] == token, "who asks again voids nothing"
     # Anybody else, one with the address of another, and one who took the address of a node.
     assert "sms.token" not in script(provd)
     assert "sms.token" not in script(provd, address="10.77.0.152")
@@ -178,6 +181,63 @@ def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
     arp.unlink()
     assert "sms.token" not in script(provd, address=ADDRESS)
     assert not any(token.encode() in path.read_bytes() for path in provd.folder.glob("inventory.db*"))
+
+
+def test_a_node_that_asks_in_a_loop_writes_nothing_and_voids_nothing(provd: Provd) -> None:
+    provd.world.images = Images()
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute", "name": "n5"})
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
+    first = re.findall(r"sms\.token=(\w+)", script(provd, address=ADDRESS))
+    other = sqlite3.connect(provd.folder / "inventory.db")
+    before = other.execute("PRAGMA data_version").fetchone()
+    for _ in range(50):
+        assert re.findall(r"sms\.token=(\w+)", script(provd, address=ADDRESS)) == first
+    assert other.execute("PRAGMA data_version").fetchone() == before
+    other.close()
+    tokens = provd.world.tokens
+    assert isinstance(tokens, Tokens)
+    given = first[0]
+    for _ in range(MADE):
+        assert tokens.use(given, ADDRESS) == "n5"
+        text = script(provd, address=ADDRESS)
+        given = (re.findall(r"sms\.token=(\w+)", text) or [""])[0]
+    assert not given and "n5 asks for tokens too often" in text and "|| goto retry" in text
+
+
+QUERIES = [
+    f"mac={MAC}&m%61c=02:00:0a:4d:00:98",
+    f"mac=02:00:0a:4d:00:98&mac={MAC}",
+    f"mac={MAC}&mac={MAC}",
+    "name=n1&n%61me=n2",
+    "nid=7&nid=8",
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_no_way_of_asking_gives_a_node_another_s_script(query: str, provd: Provd) -> None:
+    provd.world.images = Images()
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
+    other = {"macs": ["02:00:0a:4d:00:98"], "address": "10.77.0.152", "nid": 8, "profile": "compute"}
+    provd.good("PUT", "/sms/v1/nodes/n2", other)
+    assert provd.ask("GET", f"/boot/v1/bootscript?{query}", headers=NOBODY).status == 400
+    for asked, name in ((f"mac={MAC}", "n1"), ("mac=02:00:0a:4d:00:98", "n2"), ("name=n1", "n1"), ("nid=7", "n1")):
+        for written in (asked, asked.replace("m", "%6d", 1), asked + "&x=1&x=2"):
+            assert f" sms.node={name} " in script(provd, written)
+            assert f" sms.node={name} " in script(provd, written)
+
+
+def test_scripts_in_memory_are_as_many_as_nodes(provd: Provd) -> None:
+    from appliance.provision.bootscript import Scripts
+
+    provd.world.images = Images()
+    views = Scripts(provd.world)
+    assert views._kept is None
+    for number in range(200):
+        for query in (f"mac={MAC}&ts={number}", f"mac=02:00:00:00:01:{number:02x}", f"name={'nN'[number % 2]}1"):
+            app = SimpleNamespace(state=SimpleNamespace(trust=False))
+            scope: dict[str, Any] = {"type": "http", "query_string": query.encode(), "headers": [], "client": None}
+            views._render(Request({**scope, "app": app}))
+    assert views._kept is not None and set(views._kept.scripts) == {("n1", MAC), ("n1", "")}
 
 
 def test_no_header_makes_a_stranger_a_node_on_an_open_port(tmp_path: Path) -> None:
@@ -219,7 +279,8 @@ def test_the_first_script_asks_for_the_card_that_booted(provd: Provd) -> None:
 def test_a_database_that_is_busy_lets_nodes_ask_again(provd: Provd) -> None:
     """A script without its token would start a node that never gets its files."""
     provd.world.images = Images()
-    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
+    # One that has no token yet.
+    provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute", "name": "n3"})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     other = sqlite3.connect(provd.folder / "inventory.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
