@@ -1,7 +1,8 @@
 """``/cloud-init/...``: what cloud-init asks for, per node, group or for all.
 
-It may hold what is not everybody's, so it is given to the node alone: by its certificate, or, over plain HTTP, to the
-address of the node when the kernel knows one of the node's MAC addresses there. The admin may look at any node's.
+It may hold what is not everybody's, so it is given to the node alone, by its certificate, which its root has. The admin
+may look at any node's. Without a certificate every user of a node can ask from its address: that gives what the admin
+marked ``public``, when the kernel knows one of the node's MAC addresses at that address, and nothing else.
 """
 
 from __future__ import annotations
@@ -58,31 +59,37 @@ class CloudInit:
             raise not_found("there is nothing here for this address")
         return found
 
-    def meta(self, request: Request) -> Response:
+    def _asked(self, request: Request, what: str) -> tuple[Component, dict[str, Any] | str]:
+        """The node, and what it is to have of a document."""
         inventory = self.world.inventory()
         node = self._node(inventory, request)
+        return node, merged(inventory, node, what, all_of_it=who(request).role in ("admin", "node"))
+
+    def meta(self, request: Request) -> Response:
+        node, given = self._asked(request, "meta-data")
         own = {
             "instance-id": node.id,
             "local-hostname": node.name or node.id,
             "cluster-name": self.world.config.cluster,
         }
-        given = merged(inventory, node, "meta-data")
         return _yaml({**own, **given} if isinstance(given, dict) else own)
 
     def user(self, request: Request) -> Response:
-        inventory = self.world.inventory()
-        return _cloud_config(merged(inventory, self._node(inventory, request), "user-data"))
+        return _cloud_config(self._asked(request, "user-data")[1])
 
     def vendor(self, request: Request) -> Response:
-        inventory = self.world.inventory()
-        return _cloud_config(merged(inventory, self._node(inventory, request), "vendor-data"))
+        return _cloud_config(self._asked(request, "vendor-data")[1])
 
 
-def merged(inventory: Inventory, node: Component, what: str) -> dict[str, Any] | str:
-    """A document of a node: the keys of its own, then of its groups, then of all. One that is text stands as it is."""
+def merged(inventory: Inventory, node: Component, what: str, *, all_of_it: bool) -> dict[str, Any] | str:
+    """A document of a node: the keys of its own, then of its groups, then of all. One that is text stands as it is.
+
+    Without ``all_of_it`` only from entries that are marked ``public``.
+    """
     found: dict[str, Any] = {}
     for key in bss.keys_of(inventory, node):
-        given = inventory.boot[key].cloud_init.get(what) if key in inventory.boot else None
+        entry = inventory.boot[key].cloud_init if key in inventory.boot else {}
+        given = entry.get(what) if all_of_it or entry.get("public") is True else None
         if isinstance(given, str) and not found:
             return given
         if isinstance(given, dict):

@@ -45,7 +45,7 @@ class Tokens:
         self._lock = threading.Lock()
 
     def give(self, node: str) -> str:
-        """The token of a node that boots: the one it was given last, while nobody has used it and half its time is left.
+        """The token of a node that boots: its last one, while nobody has used it and half its time is left.
 
         Who asks again and again so voids no token and writes nothing. HttpProblem 429 where a node wants new ones too
         often; SmsError where the inventory has no such node.

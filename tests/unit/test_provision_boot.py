@@ -321,15 +321,29 @@ def test_cloud_init_is_of_the_node_that_asks(provd: Provd) -> None:
     ):
         provd.good("PUT", PARAMETERS, {**whom, "cloud-init": data})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
-    user = provd.ask("GET", "/cloud-init/user-data", headers=NOBODY, address=ADDRESS)
+    user = provd.ask("GET", "/cloud-init/user-data", headers=as_node("n1"))
     assert user.text == "#cloud-config\na: node\nb: group\nc: default\npassword: geheimnis\n"
-    assert provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS).data == user.data
     assert provd.ask("GET", "/user-data", headers=as_node("n1")).data == user.data
     assert provd.ask("GET", "/user-data?name=n1").data == user.data
-    meta = provd.ask("GET", "/meta-data", headers=NOBODY, address=ADDRESS).text
-    assert meta == "cluster-name: test\ninstance-id: n1\nlocal-hostname: n1\nrack: 3\n"
-    vendor = provd.ask("GET", "/cloud-init/vendor-data", headers=NOBODY, address=ADDRESS)
-    assert vendor.text == "#!/bin/sh\nexit\n"
+    own = "cluster-name: test\ninstance-id: n1\nlocal-hostname: n1\n"
+    assert provd.ask("GET", "/meta-data", headers=as_node("n1")).text == own + "rack: 3\n"
+    assert provd.ask("GET", "/vendor-data", headers=as_node("n1")).text == "#!/bin/sh\nexit\n"
+    # Any user of the node can ask so: what nobody marked public is not for him, over TLS as little.
+    for headers in (NOBODY, {"X-SMS-Scheme": "https", "X-SMS-Verify": "NONE"}):
+        for top in ("/cloud-init", ""):
+            asked = [
+                provd.ask("GET", f"{top}/{each}-data?name=n1", headers=headers, address=ADDRESS)
+                for each in ("meta", "user", "vendor")
+            ]
+            assert [each.text for each in asked] == [own, "#cloud-config\n", "#cloud-config\n"]
+    provd.good("PATCH", PARAMETERS, {"groups": ["gpu"], "cloud-init": {"public": True}})
+    public = provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS)
+    assert public.text == "#cloud-config\na: group\nb: group\n"
+    assert provd.ask("GET", "/meta-data", headers=NOBODY, address=ADDRESS).text == own + "rack: 3\n"
+    assert provd.ask("GET", "/user-data", headers=as_node("n1")).data == user.data
+    assert provd.ask("PATCH", PARAMETERS, {"groups": ["gpu"], "cloud-init": {"public": "yes"}}).status == 400
+    provd.good("PATCH", PARAMETERS, {"groups": ["gpu"], "cloud-init": {"public": False}})
+    assert provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS).text == "#cloud-config\n"
     write_neighbours(provd.folder / "arp", {ADDRESS: "02:00:0a:4d:00:66"})
     for headers, address in ((NOBODY, ADDRESS), (NOBODY, "10.77.0.99"), (SERVICES, ""), (as_node("n2"), ADDRESS)):
         for what in ("user-data", "meta-data", "vendor-data"):
@@ -361,6 +375,7 @@ def test_a_stranger_learns_no_secret(provd: Provd) -> None:
     provd.good("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "cloud-init": cloud})
     provd.good("PUT", PARAMETERS, {"hosts": ["Default"], "cloud-init": cloud})
     provd.good("PATCH", "/sms/v1/nodes/n1", {"details": {"p": secret}})
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     asked = 0
     for method, path in provd.world.contract.operations:
         # `wait` would wait.
