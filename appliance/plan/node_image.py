@@ -137,9 +137,10 @@ def _digests(files: Mapping[str, tuple[bytes, int]]) -> list[tuple[str, str, int
 def mmdebstrap_argv(plan: NodePlan, archive: str, work: str) -> tuple[str, ...]:
     """The command that makes an archive of the root with its packages; its sources come on standard input.
 
-    Its mounts are in a namespace of its own, and end with it however it ends.
+    It ends with whoever started it, and its mounts, in a namespace of their own, end with it.
     """
     return (
+        *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
         # The kernel's package makes an initramfs of its own, which takes as long as all the rest.
         *("env", "INITRD=No", f"TMPDIR={work}", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar"),

@@ -81,7 +81,8 @@ def test_arguments_of_the_site_come_last() -> None:
 
 def test_mounts_of_a_build_end_with_it() -> None:
     argv = mmdebstrap_argv(planned(), "/x/root.tar.zst", "/x")
-    assert argv[0] == "unshare" and {"--mount", "--kill-child", "private"} <= set(argv)
+    assert argv[:4] == ("setpriv", "--pdeathsig", "KILL", "unshare")
+    assert {"--mount", "--kill-child", "private"} <= set(argv)
     assert argv[-2:] == ("/x/root.tar.zst", "-")
 
 
