@@ -15,7 +15,7 @@ from appliance.flow.context import Cluster, find_host, find_target
 from appliance.flow.preflight import only_one
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.plan.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
-from appliance.plan.vm_holder import HostView, read_holder
+from appliance.plan.vm_holder import HostView, has_disks, read_holder
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import Process, find_machine, unplug
 from appliance.tools.qmp import NotThere
@@ -23,17 +23,33 @@ from appliance.tools.qmp import NotThere
 HEALTH = "/usr/lib/sms/sms-vm-health"
 DISKS = ("root", "state")
 
-# $1 disks' folder, $2 to $4 of a restore: goes on with one that was cut off. It was written down before it began.
+# $1 disks' folder: goes on with a restore that was cut off. It was written down before it began, and at every moment
+# the old disk is in its place or in the snapshot, whole.
 FINISH_RESTORE = """
-cd "$1" || exit 0
+set -e
+cd "$1" 2>/dev/null || exit 0
 if [ -e restore.json ]; then
     kept=$(cat restore.json)
+    case $kept in '' | .* | */*) echo "$1/restore.json names no snapshot" >&2; exit 1 ;; esac
     mkdir -p "snapshots/$kept"
     for disk in root state; do
         [ -e "$disk.restored" ] || continue
-        [ ! -e "$disk.qcow2" ] || [ -e "snapshots/$kept/$disk.qcow2" ] || mv "$disk.qcow2" "snapshots/$kept/"
+        old="snapshots/$kept/$disk.qcow2"
+        if [ -e "$disk.qcow2" ] && [ ! -e "$old" ]; then
+            ln -T "$disk.qcow2" "$old" 2>/dev/null || {
+                cp --sparse=always -T "$disk.qcow2" "$old.new"
+                sync "$old.new"
+                mv -T "$old.new" "$old"
+            }
+        fi
+        if [ "$disk" = root ] && [ -e root.image ]; then
+            cp root.image "snapshots/$kept/root.image"
+            rm -f root.image
+        fi
+        sync -f "snapshots/$kept"
         mv -fT "$disk.restored" "$disk.qcow2"
     done
+    [ ! -e root.image.restored ] || mv -fT root.image.restored root.image
     sync -f .
     rm -f restore.json
     echo "$kept"
@@ -112,7 +128,7 @@ def view_host(cluster: Cluster, host: Host) -> HostView:
     try:
         running = find_running(cluster, host) is not None
         holder = read_holder(host.read(str(where.holder)))
-        return HostView(host.name, True, running, holder, host.works("test", "-e", str(where.state)))
+        return HostView(host.name, True, running, holder)
     except Unreachable:
         return HostView(host.name, reachable=False)
 
@@ -193,17 +209,26 @@ def check_programs(host: Host, programs: Sequence[str] = PROGRAMS) -> None:
         )
 
 
-def tidy(cluster: Cluster, host: Host) -> str:
-    """Remove what a machine that does not run any more has left, and finish a restore that was cut off.
-
-    To be called with the lock held and nothing running. Gives the name under which a finished restore kept the disks.
-    """
-    where = vm_places(cluster.site)
-    kept = host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=300).text
+def tidy_run(cluster: Cluster, host: Host) -> None:
+    """Remove what a machine has left on the host that does not run there any more, but nothing of its disks."""
     for card in cards(cluster.site):
         unplug(host, card)
-    host.run("rm", "-rf", "--one-file-system", "--", str(where.run))
-    return kept
+    host.run("rm", "-rf", "--one-file-system", "--", str(vm_places(cluster.site).run))
+
+
+def tidy_disks(cluster: Cluster, host: Host) -> str:
+    """Finish a restore that was cut off, and remove half files. Gives the name under which the old disks are kept.
+
+    To be called by the one who has the disks, with every lock held and nothing running: others may see the folder.
+    """
+    disks = str(vm_places(cluster.site).disks)
+    return host.run("sh", "-c", FINISH_RESTORE, "finish", disks, timeout=4 * 3600).text
+
+
+def tidy(cluster: Cluster, host: Host) -> str:
+    """As ``tidy_run``; and ``tidy_disks`` where this host has the disks and nobody runs the VM from them."""
+    tidy_run(cluster, host)
+    return tidy_disks(cluster, host) if has_disks(host.name, look_everywhere(cluster, host)) else ""
 
 
 def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: float, on_detail: Any) -> Health:

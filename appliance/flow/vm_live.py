@@ -10,9 +10,9 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from appliance.errors import RolledBack, SmsError
+from appliance.errors import Refused, RolledBack, SmsError
 from appliance.flow.context import Cluster
-from appliance.flow.vm import find_running, tidy
+from appliance.flow.vm import find_running, tidy_run
 from appliance.flow.vm_image import deliver_vm
 from appliance.flow.vm_start import StartedVm, boot, read_note
 from appliance.host.base import Host
@@ -24,6 +24,8 @@ from appliance.tools.qemu import end_machine
 from appliance.tools.qmp import Qmp, open_qmp
 
 ALL_S = 3600
+LAST_S = 120
+"""Until what is on its way has arrived, or a move that was called off has ended."""
 # Listens on a socket, and gives what comes there on standard output, for one connection.
 LISTEN = """\
 import os, socket, sys
@@ -60,53 +62,116 @@ while True:
 """
 
 
+class Handover:
+    """The record of who has the disks, on its way. ``done``: the target has them, whatever comes after."""
+
+    def __init__(self, source: Host, target: Host, where: VmPlaces, holder: Holder) -> None:
+        self.hosts = (target, source)
+        self.where = where
+        self.holder = holder
+        self.done = False
+        self.trouble: list[str] = []
+
+    def commit(self) -> None:
+        """Write it down; both hosts see the folder, so either will do. Raises nothing: there is no way back."""
+        if self.done:
+            return
+        self.done = True
+        for host in self.hosts:
+            try:
+                host.write(str(self.where.holder), self.holder.text(), mode=0o600)
+            except SmsError as error:
+                self.trouble.append(f"who has the disks could not be written down: {error.message}")
+            else:
+                return
+
+
 def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, holder: Holder) -> float:
-    """Move the running VM; give how many milliseconds nothing in it ran. Both hosts' locks are held by the caller.
+    """Move the running VM; give how many milliseconds nothing in it ran. Every host's lock is held by the caller.
+
+    Once QEMU says that the move is completed, the target may have written to the disks: from there on neither is the
+    target ended nor does the source run on.
 
     Raises:
         RolledBack: it failed, and goes on running on the source.
+        SmsError: it has moved, and something went wrong after that; or nobody can tell where it is.
     """
     where = vm_places(cluster.site)
     tidy_run(cluster, target)
-    image = deliver_vm(cluster, target, progress, chosen=str(read_note(cluster, source).get("key", "")))
     written = read_note(cluster, source)
+    image = deliver_vm(cluster, target, progress, chosen=str(written.get("key", "")))
+    if written.get("digest", image.digest) != image.digest:
+        raise Refused(
+            "the VM runs from another build of its image than the one that is here by now",
+            hint="`sms vm migrate --stopped` moves it and starts it from the new one",
+        )
     # The machine must be the same one on both sides: what the source runs with, the target does.
-    started = StartedVm(
-        target.name,
-        str(written.get("accel", "tcg")),
-        str(written.get("why", "")),
-        image.path,
-        image.digest,
-        image.signer,
-        0,
-    )
-    started.generation = holder.generation
+    accel, why = str(written.get("accel", "tcg")), str(written.get("why", ""))
+    started = StartedVm(target.name, accel, why, image.path, image.digest, image.signer, holder.generation)
+    handover = Handover(source, target, where, holder)
     with ExitStack() as undo:
         try:
             boot(cluster, target, progress, image, started, undo, incoming=True)
             with progress.step("move its memory") as step:
-                paused = _move(source, target, where, step)
+                paused = move_memory(source, target, where, step, handover)
                 step.detail(f"paused for {paused:.0f} ms")
         except BaseException as error:
-            undo.close()
-            _go_on(source, where)
-            if isinstance(error, SmsError):
-                raise RolledBack(f"{error.message}\n  the VM goes on on {source.name}", hint=error.hint) from error
-            raise
-        target.write(str(where.holder), holder.text(), mode=0o600)
+            raise end_move(source, target, where, handover, undo, error) from error
+        finally:
+            if handover.done:
+                undo.pop_all()
+                _end_source(cluster, source, handover)
         undo.pop_all()
-    if process := find_running(cluster, source):
-        end_machine(source, process)
-    tidy(cluster, source)
+    if handover.trouble:
+        raise SmsError(
+            f"the VM has moved to {target.name}, but {'; '.join(handover.trouble)}", hint="`sms vm status` tells where"
+        )
     return paused
 
 
-def tidy_run(cluster: Cluster, host: Host) -> None:
-    """Remove what an earlier machine left on the host, but nothing of the disks, which another one uses."""
-    host.run("rm", "-rf", "--one-file-system", "--", str(vm_places(cluster.site).run))
+def end_move(
+    source: Host, target: Host, where: VmPlaces, handover: Handover, undo: ExitStack, error: BaseException
+) -> BaseException:
+    """Bring a move that was broken off to one of its two ends; the error to raise then."""
+    status = "completed" if handover.done else _settle(source, where)
+    words = error.message if isinstance(error, SmsError) else type(error).__name__
+    if status == "completed":
+        handover.commit()
+        undo.pop_all()
+        found: SmsError = SmsError(
+            f"{words}\n  the VM had gone to {target.name} before that",
+            hint=f"`sms vm status`; `sms vm start --host {target.name}` where it does not run",
+        )
+    elif not status:
+        undo.pop_all()
+        found = SmsError(
+            f"{words}\n  nobody can tell whether the VM has gone to {target.name}: it was ended on neither host",
+            hint=f"`sms vm status`; when {source.name} answers, `sms vm stop --host` the one where it does not serve",
+        )
+    else:
+        found = RolledBack(f"{words}\n  the VM goes on on {source.name}", hint=getattr(error, "hint", ""))
+        try:
+            undo.close()
+        except SmsError as second:
+            left = f"what waits for it on {target.name} could not be ended: {second.message}"
+            found = SmsError(f"{found.message}; {left}", hint=f"`sms vm stop --host {target.name}`")
+        if wrong := _go_on(source, where):
+            found = SmsError(f"{words}\n  and the VM does not go on on {source.name}: {wrong}", hint="`sms vm status`")
+    return found if isinstance(error, Exception) else error
 
 
-def _move(source: Host, target: Host, where: VmPlaces, step: Any) -> float:
+def _end_source(cluster: Cluster, source: Host, handover: Handover) -> None:
+    """What has gone from the source does not run there any more: only its process is left."""
+    try:
+        if process := find_running(cluster, source):
+            end_machine(source, process)
+        tidy_run(cluster, source)
+    except SmsError as error:
+        handover.trouble.append(f"what is left of it on {source.name} could not be removed: {error.message}")
+
+
+def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover: Handover) -> float:
+    """Send the memory over and wait until the target runs; ``handover`` is committed as soon as it may."""
     outgoing = str(where.run / "outgoing.sock")
     ready = threading.Event()
     failed: list[BaseException] = []
@@ -124,7 +189,10 @@ def _move(source: Host, target: Host, where: VmPlaces, step: Any) -> float:
         qmp.ask("migrate", uri=f"unix:{outgoing}")
         pump.start()
         found = _wait(qmp, step, failed)
-        pump.join(60)
+        handover.commit()
+        pump.join(LAST_S)
+        if failed or pump.is_alive():
+            raise SmsError(f"the way to {target.name} broke at the end: {failed[0] if failed else 'it does not end'}")
     with open_qmp(target, str(where.qmp)) as there:
         _wait_running(there)
     return float(found.get("downtime", 0))
@@ -164,14 +232,26 @@ def _wait_running(qmp: Qmp) -> None:
         time.sleep(0.1)
 
 
-def _go_on(source: Host, where: VmPlaces) -> None:
-    """The source's machine runs on, wherever the move stopped."""
+def _settle(source: Host, where: VmPlaces) -> str:
+    """How the move ended at the source, once it has been called off; empty where that cannot be told."""
     with suppress(SmsError), open_qmp(source, str(where.qmp)) as qmp:
         with suppress(SmsError):
             qmp.ask("migrate_cancel")
-        for _ in range(50):
-            if qmp.ask("query-migrate").get("status") not in ("active", "setup", "device", "cancelling"):
-                break
+        deadline = time.monotonic() + LAST_S
+        while time.monotonic() < deadline:
+            status = str(qmp.ask("query-migrate").get("status", "none"))
+            if status in ("none", "cancelled", "failed", "completed"):
+                return status
             time.sleep(0.1)
-        if qmp.ask("query-status")["status"] != "running":
-            qmp.ask("cont")
+    return ""
+
+
+def _go_on(source: Host, where: VmPlaces) -> str:
+    """Let the source's machine run on; gives what went wrong, or nothing."""
+    try:
+        with open_qmp(source, str(where.qmp)) as qmp:
+            if qmp.ask("query-status")["status"] != "running":
+                qmp.ask("cont")
+    except SmsError as error:
+        return error.message
+    return ""

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO, BinaryIO, cast
 
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, find_target
 from appliance.flow.history import note
-from appliance.flow.vm import DISKS, at_work, check_programs, find_running, find_vm, view_host
+from appliance.flow.vm import DISKS, at_work_everywhere, check_programs, find_running, find_vm, look_everywhere
 from appliance.flow.vm_image import deliver_vm
 from appliance.flow.vm_live import move_live
 from appliance.flow.vm_snapshots import NOTE, VmSnapshot
-from appliance.flow.vm_start import How, check_target, read_note, shares_disks, start_vm
+from appliance.flow.vm_start import How, check_target, shares_disks, start_vm
 from appliance.flow.vm_stop import stop_held
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.plan.vm import VmPlaces, vm_places
-from appliance.plan.vm_holder import Holder
+from appliance.plan.vm_holder import Holder, newest_holder
 from appliance.progress import Progress
 
 SIZES = """
@@ -38,11 +37,13 @@ df -mP "$folder" | awk 'NR == 2 { print $4 }'
 """
 # $1 disks' folder, $2 the snapshot that they become.
 PUT_ASIDE = """
-cd "$1" || exit 1
+set -e
+cd "$1"
 mkdir -p "snapshots/$2"
 for disk in root state; do
     [ ! -e "$disk.qcow2" ] || mv "$disk.qcow2" "snapshots/$2/"
 done
+[ ! -e root.image ] || mv root.image "snapshots/$2/"
 sync -f .
 """
 
@@ -86,9 +87,11 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     for host in (source, target):
         check_programs(host)
     where = vm_places(cluster.site)
-    there = view_host(cluster, target)
-    if there.running:
-        raise Refused(f"the VM runs on {to}, too", hint=f"two must never run: `sms vm stop --host {to}`")
+    for there in look_everywhere(cluster, target):
+        if there.running and there.name != source.name:
+            raise Refused(
+                f"the VM runs on {there.name}, too", hint=f"two must never run: `sms vm stop --host {there.name}`"
+            )
     check_target(cluster, target, progress)
     running = find_running(cluster, source) is not None
     shared = shares_disks(cluster, target, source.name)
@@ -111,13 +114,15 @@ def migrate_vm(
         SmsError: it failed; the disks are whole where `sms vm status` says, and a second run goes on.
     """
     began = time.monotonic()
-    with progress.step("look at both hosts") as step:
-        plan = plan_migrate_vm(cluster, to, progress, stopped=stopped)
-        step.detail(f"{plan.source} to {plan.target}, " + ("live" if plan.live else "stopped"))
-    source, target = find_target(cluster.site, plan.source), find_target(cluster.site, to)
+    target = find_target(cluster.site, to)
     paused = 0.0
-    with _both(cluster, source, target):
-        generation = _generation(cluster, source, target) + 1
+    with at_work_everywhere(cluster, target):
+        with progress.step("look at both hosts") as step:
+            plan = plan_migrate_vm(cluster, to, progress, stopped=stopped)
+            step.detail(f"{plan.source} to {plan.target}, " + ("live" if plan.live else "stopped"))
+        source = find_target(cluster.site, plan.source)
+        newest = newest_holder(look_everywhere(cluster, target))
+        generation = (newest.generation if newest else 0) + 1
         if plan.live:
             paused = move_live(cluster, source, target, progress, Holder(to, generation))
         else:
@@ -128,19 +133,6 @@ def migrate_vm(
         start_vm(cluster, target, progress, How())
     took = round(time.monotonic() - began, 1)
     return MovedVm(source.name, to, plan.running, plan.live, plan.copy_bytes, paused, generation, took)
-
-
-@contextmanager
-def _both(cluster: Cluster, source: Host, target: Host) -> Iterator[None]:
-    with ExitStack() as stack:
-        for host in sorted((source, target), key=lambda one: one.name):
-            stack.enter_context(at_work(cluster, host))
-        yield
-
-
-def _generation(cluster: Cluster, *hosts: Host) -> int:
-    holders = [view_host(cluster, host).holder for host in hosts]
-    return max((holder.generation for holder in holders if holder), default=0)
 
 
 def _hand_over(
@@ -155,8 +147,11 @@ def _hand_over(
             for disk in DISKS:
                 undo.callback(target.remove, f"{where.disks}/{disk}.arrived")
                 _copy(source, target, where, disk, progress)
+            _put_aside(target, where, "moved over", prefix="before-arrival")
             for disk in DISKS:
-                target.run("mv", "-fT", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
+                target.run("mv", "-T", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
+            if front := source.read(str(where.root_image)):
+                target.write(str(where.root_image), front, mode=0o600)
             target.run("sync", "-f", str(where.disks), timeout=300)
             undo.pop_all()
     # From here on the target's disks are the ones.
@@ -164,13 +159,20 @@ def _hand_over(
     if plan.shared:
         return
     source.write(str(where.holder), holder.text(), mode=0o600)
-    kept = f"before-move-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
-        source.run("sh", "-c", PUT_ASIDE, "aside", str(where.disks), kept, timeout=300)
-        key = str(read_note(cluster, source).get("key", ""))
-        about = VmSnapshot(kept, round(time.time(), 3), reason=f"moved to {target.name}", key=key)
-        source.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
-        step.detail(kept)
+        step.detail(_put_aside(source, where, f"moved to {target.name}", prefix="before-move"))
+
+
+def _put_aside(host: Host, where: VmPlaces, reason: str, *, prefix: str) -> str:
+    """Make a snapshot of the disks of a host, which has none after that; gives its name, or nothing without disks."""
+    if not host.works("sh", "-c", 'cd "$1" && ls root.qcow2 state.qcow2 | grep -q .', "any", str(where.disks)):
+        return ""
+    kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
+    host.run("sh", "-c", PUT_ASIDE, "aside", str(where.disks), kept, timeout=4 * 3600)
+    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key)
+    host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
+    return kept
 
 
 def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Progress) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.history import note
-from appliance.flow.vm import FINISH_RESTORE, at_work, check_programs, find_running, tidy
+from appliance.flow.vm import FINISH_RESTORE, at_work_everywhere, check_programs, find_running, look_everywhere, tidy
 from appliance.flow.vm_snapshots import NOTE, VmSnapshot, find_snapshot, verify_folder
 from appliance.host.base import Host
 from appliance.plan.vm import VmPlaces, vm_places
+from appliance.plan.vm_holder import check_disks_here
 from appliance.progress import Progress
 
 ROOM = """
@@ -24,6 +25,8 @@ for disk in root state; do
     cp --reflink=auto --sparse=always -- "$2/$disk.qcow2" "$1/$disk.restored"
     sync "$1/$disk.restored"
 done
+[ ! -e "$2/root.image" ] || cp -- "$2/root.image" "$1/root.image.restored"
+sync -f "$1"
 """
 
 
@@ -49,7 +52,7 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
     """
     check_programs(host)
     where = vm_places(cluster.site)
-    with at_work(cluster, host):
+    with at_work_everywhere(cluster, host):
         snapshot = check_restore(cluster, host, name)
         tidy(cluster, host)
         with progress.step(f"verify {snapshot.name}"):
@@ -74,6 +77,7 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     where = vm_places(cluster.site)
     if find_running(cluster, host):
         raise Refused(f"the VM runs on {host.name}", hint=f"`sms vm stop --host {host.name}` first")
+    check_disks_here(host.name, look_everywhere(cluster, host))
     snapshot = find_snapshot(cluster, host, name)
     folder = f"{where.snapshots}/{snapshot.name}"
     have, need = map(int, host.run("sh", "-c", ROOM, "room", str(where.disks), folder).text.split())
@@ -91,4 +95,4 @@ def _exchange(host: Host, where: VmPlaces, kept: str) -> None:
     host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", now.note(), mode=0o600)
     host.write(str(where.restore), kept.encode(), mode=0o600)
-    host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=300)
+    host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=4 * 3600)

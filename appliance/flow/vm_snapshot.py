@@ -14,11 +14,11 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.history import note
-from appliance.flow.vm import DISKS, at_work, check_programs, find_running, tidy
+from appliance.flow.vm import DISKS, at_work_everywhere, check_programs, find_running, look_everywhere, tidy
 from appliance.flow.vm_snapshots import NOTE, VmSnapshot, check_name, remove, verify_folder
-from appliance.flow.vm_start import read_note
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm import VmPlaces, vm_places
+from appliance.plan.vm_holder import check_disks_here
 from appliance.progress import Progress
 from appliance.tools.guest import Guest, open_guest
 from appliance.tools.qemu import image_info
@@ -53,7 +53,8 @@ def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = ""
     check_programs(host)
     where = vm_places(cluster.site)
     name = check_name(name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
-    with at_work(cluster, host):
+    with at_work_everywhere(cluster, host):
+        check_disks_here(host.name, look_everywhere(cluster, host))
         running = find_running(cluster, host) is not None
         if not running:
             tidy(cluster, host)
@@ -78,7 +79,7 @@ def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, re
     """As ``snapshot_vm``, for who is at work on the VM and has checked that there is room."""
     where = vm_places(cluster.site)
     part = f"{where.snapshots}/{name}.part"
-    key = str(read_note(cluster, host).get("key", ""))
+    key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
     with ExitStack() as undo:
         undo.callback(remove, host, f"{where.snapshots}/{name}")
         # Others were left by runs that were killed.
@@ -96,6 +97,8 @@ def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, re
             verify_folder(host, part)
         snapshot = replace(snapshot, verified=True)
         host.write(f"{part}/{NOTE}", snapshot.note(), mode=0o600)
+        if key:
+            host.write(f"{part}/{where.root_image.name}", key.encode(), mode=0o600)
         host.run("sync", "-f", part, timeout=300)
         host.run("mv", "-T", "--", part, f"{where.snapshots}/{name}")
         undo.pop_all()

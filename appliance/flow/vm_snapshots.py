@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster
-from appliance.flow.vm import at_work
+from appliance.flow.vm import at_work_everywhere
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm import vm_places
 from appliance.progress import Progress
@@ -65,7 +65,7 @@ class VmSnapshot:
         frozen_ms: how long the file systems inside were held still; 0 where the VM did not run.
         running: whether it ran.
         reason: why, where that is known.
-        key: the image that its root lies in front of.
+        key: digest of the image's manifest that its root lies in front of; empty where that is not known.
         verified: whether both disks and the state's file system were found whole.
     """
 
@@ -142,8 +142,10 @@ def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress)
 def prune_snapshots(
     cluster: Cluster, host: Host, progress: Progress, *, keep: int, dry_run: bool = False
 ) -> list[VmSnapshot]:
-    """Remove all but the newest ``keep``; give those that go."""
-    with at_work(cluster, host):
+    """Remove all but the newest ``keep``, of which there is at least one; give those that go."""
+    if keep < 1:
+        raise ConfigError("at least one snapshot is kept", hint="`sms vm snapshot --prune 1`")
+    with at_work_everywhere(cluster, host):
         gone = list_snapshots(cluster, host)[:-keep]
         for snapshot in [] if dry_run else gone:
             with progress.step(f"remove {snapshot.name}"):

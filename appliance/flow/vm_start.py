@@ -21,6 +21,8 @@ from appliance.flow.vm import (
     find_running,
     look_everywhere,
     tidy,
+    tidy_disks,
+    tidy_run,
     wait_for_health,
 )
 from appliance.flow.vm_image import VmImage, deliver_vm, note_text
@@ -92,9 +94,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, how: How | None =
         if process := find_running(cluster, host):
             others.close()
             return _already(cluster, host, progress, process, how)
-        kept = tidy(cluster, host)
-        if kept:
-            progress.say(f"a restore that was cut off is finished; the disks before it are the snapshot {kept}")
+        tidy_run(cluster, host)
         views = look_everywhere(cluster, host)
         holder = _decide(cluster, host, views, how)
         check_host(cluster, host, progress)
@@ -255,6 +255,8 @@ def _run(
     clock = time.monotonic()
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     _claim(cluster, host, holder, undo)
+    if kept := tidy_disks(cluster, host):
+        progress.say(f"a restore that was cut off is finished; the disks before it are the snapshot {kept}")
     others.close()
     with progress.step("ready the disks") as step:
         ready_disks(cluster, host, image, started, undo)
@@ -307,8 +309,12 @@ def ready_disks(cluster: Cluster, host: Host, image: VmImage, started: StartedVm
     elif state["virtual-size"] < wanted.disk_mb << 20:
         qemu.grow(host, str(where.state), wanted.disk_mb)
     root = qemu.image_info(host, str(where.root))
-    if root is None or root.get("full-backing-filename", root.get("backing-filename")) != image.path:
+    # A build may have put other bytes under the same path: what lies in front of them is told by their digest.
+    same = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip() == image.digest
+    if not same or root is None or root.get("full-backing-filename", root.get("backing-filename")) != image.path:
+        host.remove(str(where.root_image))
         qemu.make_root(host, str(where.root), image.path)
+        host.write(str(where.root_image), image.digest.encode(), mode=0o600)
         started.fresh_root = True
 
 

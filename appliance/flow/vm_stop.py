@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.history import note
-from appliance.flow.vm import at_work, check_programs, find_running, tidy
+from appliance.flow.vm import at_work_everywhere, check_programs, find_running, tidy
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm import vm_places
 from appliance.progress import Progress, Step
@@ -39,7 +39,7 @@ def stop_vm(
         SmsError: it cannot be ended.
     """
     check_programs(host, ("ip", "flock"))
-    with at_work(cluster, host):
+    with at_work_everywhere(cluster, host):
         return stop_held(cluster, host, progress, timeout_s=timeout_s)
 
 

@@ -35,6 +35,7 @@ class VmPlaces:
     current: PurePosixPath
     disks: PurePosixPath
     root: PurePosixPath
+    root_image: PurePosixPath
     state: PurePosixPath
     holder: PurePosixPath
     restore: PurePosixPath
@@ -78,6 +79,7 @@ def vm_places(site: Site) -> VmPlaces:
         current=images / "current",
         disks=disks,
         root=disks / "root.qcow2",
+        root_image=disks / "root.image",
         state=disks / "state.qcow2",
         holder=disks / "holder.json",
         restore=disks / "restore.json",

@@ -15,8 +15,10 @@ import yaml
 from appliance.config.model import Site
 from appliance.config.read import read_site
 from appliance.errors import ConfigError, Refused
-from appliance.flow.vm import read_health
+from appliance.flow.vm import DISKS, FINISH_RESTORE, read_health
 from appliance.flow.vm_snapshots import check_name
+from appliance.host.base import CommandError
+from appliance.host.local import Local
 from appliance.plan.vm import (
     Launch,
     cards,
@@ -27,7 +29,7 @@ from appliance.plan.vm import (
     seed_archive,
     vm_places,
 )
-from appliance.plan.vm_holder import Holder, HostView, may_start, read_holder
+from appliance.plan.vm_holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 
 SITE: dict[str, Any] = {
     "cluster": "one",
@@ -155,7 +157,7 @@ def test_a_site_without_a_vm_says_so(tmp_path: Path) -> None:
         vm_places(site)
 
 
-A, B = HostView("a", has_state=True), HostView("b")
+A, B = HostView("a"), HostView("b")
 SILENT = HostView("b", reachable=False)
 
 
@@ -164,9 +166,17 @@ SILENT = HostView("b", reachable=False)
     [
         ([A, B], {}, Holder("a", 1)),
         ([HostView("a", holder=Holder("a", 4)), B], {}, Holder("a", 4)),
-        ([HostView("a", holder=Holder("a", 4)), SILENT], {}, Holder("a", 4)),
+        ([HostView("a", holder=Holder("a", 1)), SILENT], {}, Holder("a", 1)),
+        ([HostView("a", holder=Holder("a", 4)), SILENT], {}, "it may have newer ones"),
+        ([HostView("a", holder=Holder("a", 4)), SILENT], {"force": True}, Holder("a", 5)),
+        ([HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))], {}, "a and b both hold"),
+        (
+            [HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))],
+            {"force": True},
+            Holder("a", 5),
+        ),
         ([A, SILENT], {}, "cannot be asked"),
-        ([A, SILENT], {"force": True}, Holder("a", 1)),
+        ([A, SILENT], {"force": True}, Holder("a", 2)),
         ([A, HostView("b", running=True)], {}, "runs on b already"),
         ([A, HostView("b", running=True)], {"force": True}, "runs on b already"),
         ([HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 5))], {}, "disks are on b"),
@@ -188,6 +198,71 @@ def test_who_may_start_it(views: list[HostView], options: dict[str, bool], outco
     else:
         with pytest.raises(Refused, match=outcome):
             may_start("a", views, **options)
+
+
+@pytest.mark.parametrize(
+    ("views", "has", "refused"),
+    [
+        ([A, B], False, ""),
+        ([HostView("a", holder=Holder("a", 1)), SILENT], True, ""),
+        ([HostView("a", running=True, holder=Holder("a", 1)), B], False, ""),
+        # One folder that both see: the record is the same, the machine is not here.
+        (
+            [HostView("a", holder=Holder("b", 2)), HostView("b", running=True, holder=Holder("b", 2))],
+            False,
+            "runs on b already",
+        ),
+        ([HostView("a", holder=Holder("b", 2)), HostView("b", holder=Holder("b", 2))], False, "disks are on b"),
+        ([HostView("a", holder=Holder("b", 2)), SILENT], False, "disks are on b"),
+    ],
+)
+def test_who_may_touch_the_disks(views: list[HostView], has: bool, refused: str) -> None:
+    """Half files are removed, snapshots taken and put back by the one who has the disks alone."""
+    assert has_disks("a", views) is has
+    if refused:
+        with pytest.raises(Refused, match=refused):
+            check_disks_here("a", views)
+    else:
+        check_disks_here("a", views)
+
+
+def test_a_restore_that_was_cut_off_loses_no_disk(tmp_path: Path) -> None:
+    """At every step: the old disks are whole in the snapshot before they are in their place no more."""
+    script = FINISH_RESTORE.replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
+    for cut in range(1, 8):
+        disks = tmp_path / str(cut)
+        disks.mkdir()
+        for disk in DISKS:
+            (disks / f"{disk}.qcow2").write_text(f"old {disk}")
+            (disks / f"{disk}.restored").write_text(f"new {disk}")
+        (disks / "root.image").write_text("old image")
+        (disks / "root.image.restored").write_text("new image")
+        (disks / "restore.json").write_text("kept")
+        # The n-th step kills it: nothing is cleaned up.
+        count = f'n=0; step() {{ n=$((n + 1)); [ "$n" -ne {cut} ] || kill -9 $$; }};'
+        Local().run("sh", "-c", count + script, "finish", str(disks), ok=None)
+        for disk in DISKS:
+            kept = disks / "snapshots" / "kept" / f"{disk}.qcow2"
+            assert (disks / f"{disk}.qcow2").read_text() == f"old {disk}" or kept.read_text() == f"old {disk}"
+        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(disks))
+        for disk in DISKS:
+            assert (disks / f"{disk}.qcow2").read_text() == f"new {disk}"
+            assert (disks / "snapshots" / "kept" / f"{disk}.qcow2").read_text() == f"old {disk}"
+        assert (disks / "root.image").read_text() == "new image"
+        assert (disks / "snapshots" / "kept" / "root.image").read_text() == "old image"
+        assert not [*disks.glob("*restore*"), *disks.glob("snapshots/*/*.new")]
+
+
+def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
+    """Nothing is exchanged, and the next run tries again."""
+    for name in ("root.qcow2", "root.restored"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "restore.json").write_text("kept")
+    (tmp_path / "snapshots").write_text("no folder")
+    with pytest.raises(CommandError):
+        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(tmp_path))
+    assert (tmp_path / "root.qcow2").read_text() == "root.qcow2"
+    assert (tmp_path / "root.restored").exists() and (tmp_path / "restore.json").exists()
 
 
 def test_records_are_read_or_none() -> None:

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = list_snapshots(cluster, host)
     elif arguments.verify:
         found = [verify_snapshot(cluster, host, arguments.verify, shown)]
-    elif arguments.prune:
+    elif arguments.prune is not None:
         found = prune_snapshots(cluster, host, shown, keep=arguments.prune, dry_run=arguments.dry_run)
     else:
         taken = snapshot_vm(cluster, host, shown, arguments.name, reason=" ".join(arguments.reason.split()))
