@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,11 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, find_host, find_target
 from appliance.flow.preflight import only_one
-from appliance.host.base import CommandError, Host, Unreachable
+from appliance.host.base import Host, Unreachable
 from appliance.plan.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
 from appliance.plan.vm_holder import HostView, has_disks, read_holder
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import Process, find_machine, unplug
-from appliance.tools.qmp import NotThere
 
 HEALTH = "/usr/lib/sms/sms-vm-health"
 DISKS = ("root", "state")
@@ -90,13 +90,14 @@ def read_health(text: str) -> Health:
     services: dict[str, str] = {}
     used = size = 0
     api: dict[str, Any] = {}
-    for line in text.splitlines():
+    # What comes from a machine goes to a terminal: nothing that moves a cursor.
+    for line in "".join(one if one.isprintable() or one == "\n" else " " for one in text).split("\n"):
         kind, _, rest = line.partition(" ")
         if kind == "unit":
             name, _, state = rest.partition(" ")
             services[name] = "ok" if state == "active" else state or "unknown"
-        elif kind == "state" and len(words := rest.split()) == 2:
-            used, size = int(words[0]), int(words[1])
+        elif kind == "state" and (sizes := re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", rest.strip())):
+            used, size = int(sizes[1]), int(sizes[2])
         elif kind == "https":
             services["https"] = "ok" if rest.strip() not in ("000", "502", "504", "") else f"no answer ({rest})"
         elif kind == "api":
@@ -104,7 +105,7 @@ def read_health(text: str) -> Health:
             services["api"] = "ok" if code == "200" else f"no answer ({code})"
             try:
                 found = json.loads(said)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = {}
             api = found if isinstance(found, dict) and code == "200" else {}
     services["disk"] = "ok" if size else "not mounted"
@@ -244,8 +245,8 @@ def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: floa
         try:
             health = ask_health(cluster, host)
             why = health.wrong
-        except (NotThere, CommandError) as error:
-            why = error.message.splitlines()[-1]
+        except SmsError as error:
+            why = error.message.strip().rpartition("\n")[2] or "the guest agent"
         if health.ok:
             return health
         on_detail(f"waiting for {why}")

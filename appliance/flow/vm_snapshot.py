@@ -119,7 +119,11 @@ def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[fl
         guest = _guest(host, where, stack)
         if guest and guest.ask("guest-fsfreeze-status") != "thawed":
             guest.ask("guest-fsfreeze-thaw")  # whoever held them was killed
-        taken, frozen_ms = _begin(qmp, guest)
+        try:
+            taken, frozen_ms = _begin(qmp, guest)
+        except SmsError:
+            clear_jobs(qmp)
+            raise
         try:
             names = [f"snap-{disk}" for disk in DISKS]
             qmp.wait_for_jobs(names, timeout_s=COPY_S, on_progress=step.moved)
@@ -138,19 +142,18 @@ def _guest(host: Host, where: VmPlaces, stack: ExitStack) -> Guest | None:
 
 def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
     """Hold the file systems, begin both copies at one moment, let them go."""
-    watch = guest.ask("guest-exec", path="/bin/sh", arg=["-c", WATCH])["pid"] if guest else 0
+    watch = guest.begin({"path": "/bin/sh", "arg": ["-c", WATCH]}) if guest else 0
     began = time.monotonic()
-    held = guest.ask("guest-fsfreeze-freeze") if guest else 0
+    held = guest.count("guest-fsfreeze-freeze") if guest else 0
     try:
         taken = time.time()
         qmp.ask("transaction", actions=[_action(disk) for disk in DISKS])
     finally:
-        thawed = guest.ask("guest-fsfreeze-thaw") if guest else 0
+        thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
     if guest:
         guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watch)])
     if thawed < held:
-        clear_jobs(qmp)
         raise SmsError("the VM let its file systems go too early: the host is too slow", hint="try again")
     return taken, frozen_ms
 

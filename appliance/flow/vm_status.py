@@ -12,10 +12,9 @@ from appliance.flow.context import Cluster, find_host
 from appliance.flow.vm import Health, all_hosts, ask_health, find_running, look_everywhere
 from appliance.flow.vm_snapshots import list_snapshots
 from appliance.flow.vm_start import read_note
-from appliance.host.base import CommandError, Host
+from appliance.host.base import Host
 from appliance.plan.vm import need_vm, vm_places
 from appliance.tools.qemu import image_info
-from appliance.tools.qmp import NotThere
 
 MEMORY = """
 awk '/^VmRSS:/ { print int($2 / 1024) }' "/proc/$1/status"
@@ -83,7 +82,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
     health, agent = Health(), False
     used = 0
     if process:
-        with suppress(NotThere, CommandError):
+        with suppress(SmsError):
             health = ask_health(cluster, host)
             agent = True
         used = int(host.run("sh", "-c", MEMORY, "memory", str(process.pid), ok=None).text or 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
-from appliance.tools.qmp import Line, NotThere, open_line
+from appliance.tools.qmp import Line, NotThere, open_line, refusal
 
 SILENCE_S = 30
 LARGEST_INPUT = 4 << 20
@@ -39,10 +39,9 @@ class Guest:
         """Find the beginning of our own conversation: others may have left theirs in the middle."""
         number = secrets.randbelow(1 << 31)
         self.line.send({"execute": "guest-sync-delimited", "arguments": {"id": number}}, before=b"\xff")
-        while True:
-            said = self.line.receive()
-            if said.get("return") == number:
-                return
+        deadline = self.line.deadline()
+        while self.line.receive(deadline).get("return") != number:
+            continue
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """What the agent returns.
@@ -51,13 +50,16 @@ class Guest:
             SmsError: it refuses, with its own words.
             NotThere: it is gone.
         """
-        self.line.send({"execute": command, "arguments": arguments})
-        while True:
-            said = self.line.receive()
+        for said in self.line.ask(command, arguments):
             if "error" in said:
-                raise SmsError(f"guest agent: {command}: {said['error'].get('desc', 'an error')}")
+                raise refusal(said, "guest agent", command)
             if "return" in said:
                 return said["return"]
+        return None
+
+    def count(self, command: str) -> int:
+        """The number that the agent returns; errors as of ``ask``."""
+        return _number(self.ask(command), command)
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Say what has no answer."""
@@ -77,32 +79,50 @@ class Guest:
         wanted: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
         if input is not None:
             wanted["input-data"] = base64.b64encode(input).decode()
-        pid = self._begin(wanted)
+        pid = self.begin(wanted)
         deadline, pause = time.monotonic() + timeout_s, 0.02
         while True:
             found = self.ask("guest-exec-status", pid=pid)
-            if found["exited"]:
+            if not isinstance(found, dict):
+                raise SmsError("guest agent: guest-exec-status: not what it is to answer")
+            if found.get("exited"):
                 return _ran(found)
             if time.monotonic() > deadline:
                 raise SmsError(f"`{argv[0]}` in the VM did not end within {timeout_s:g} s; it runs on there")
             time.sleep(pause)
             pause = min(pause * 1.5, 0.3)
 
-    def _begin(self, wanted: dict[str, Any]) -> int:
+    def begin(self, wanted: dict[str, Any]) -> int:
+        """Begin a command; its pid."""
         try:
-            return int(self.ask("guest-exec", **wanted)["pid"])
+            return _pid(self.ask("guest-exec", **wanted))
         except SmsError as error:
             if "frozen" not in error.message:
                 raise
             # Whoever held the file systems was killed: nobody else can be on this line meanwhile.
             self.ask("guest-fsfreeze-thaw")
-            return int(self.ask("guest-exec", **wanted)["pid"])
+            return _pid(self.ask("guest-exec", **wanted))
+
+
+# Whoever has taken the machine over answers what he likes.
+def _number(said: Any, command: str) -> int:
+    if isinstance(said, bool) or not isinstance(said, int):
+        raise SmsError(f"guest agent: {command}: not what it is to answer")
+    return said
+
+
+def _pid(said: Any) -> int:
+    return _number(said.get("pid") if isinstance(said, dict) else None, "guest-exec")
 
 
 def _ran(found: dict[str, Any]) -> Ran:
     signal = found.get("signal")
-    status = found.get("exitcode", 128 + signal if signal is not None else 1)
-    out, err = (base64.b64decode(found.get(name, "")) for name in ("out-data", "err-data"))
+    code = found.get("exitcode", 1 if signal is None else 128 + _number(signal, "guest-exec-status"))
+    status = _number(code, "guest-exec-status") & 0xFF
+    try:
+        out, err = (base64.b64decode(found.get(name, "")) for name in ("out-data", "err-data"))
+    except (ValueError, TypeError):
+        raise SmsError("guest agent: guest-exec-status: its output is not base64") from None
     return Ran(status, out, err, bool(found.get("out-truncated") or found.get("err-truncated")))
 
 

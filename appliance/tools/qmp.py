@@ -24,8 +24,8 @@ try:
 except OSError as error:
     sys.stderr.write("%s: %s\\n" % (sys.argv[1], error.strerror or error))
     sys.exit(74)
-there.settimeout(None)
 silence = float(sys.argv[2])
+there.settimeout(silence)
 while True:
     ready = select.select([0, there], [], [], silence)[0]
     if not ready:
@@ -35,7 +35,11 @@ while True:
         data = os.read(0, 1 << 16)
         if not data:
             break
-        there.sendall(data)
+        try:
+            there.sendall(data)
+        except OSError as error:
+            sys.stderr.write("it does not listen: %s\\n" % error)
+            sys.exit(75)
     if there in ready:
         data = there.recv(1 << 16)
         if not data:
@@ -54,11 +58,16 @@ class NotThere(SmsError):
 
 
 class Line:
-    """Messages of one JSON object each, over a relay."""
+    """Messages of one JSON object each, over a relay.
 
-    def __init__(self, stream: Stream, what: str) -> None:
+    Attributes:
+        answer_s: seconds that the answer to one question may take, whatever else is said meanwhile.
+    """
+
+    def __init__(self, stream: Stream, what: str, answer_s: float) -> None:
         self.stream = stream
         self.what = what
+        self.answer_s = answer_s
         self._rest = b""
 
     def send(self, message: dict[str, Any], *, before: bytes = b"") -> None:
@@ -68,9 +77,29 @@ class Line:
         except CommandError as error:
             raise self._gone(error) from error
 
-    def receive(self) -> dict[str, Any]:
-        """The next message; NotThere where none comes any more."""
-        while b"\n" not in self._rest:
+    def ask(self, command: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Ask, and give what comes then, which may be other things before the answer.
+
+        Raises:
+            NotThere: nothing comes any more, or the time is over.
+        """
+        self.send({"execute": command, "arguments": arguments})
+        deadline = self.deadline()
+        while True:
+            yield self.receive(deadline)
+
+    def deadline(self) -> float:
+        """When an answer is late that is asked for now."""
+        return time.monotonic() + self.answer_s
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The next message; NotThere where none comes any more, or the time is over."""
+        while True:
+            # One who keeps talking of other things does not answer either.
+            if time.monotonic() > deadline:
+                raise NotThere(f"{self.what}: no answer within {self.answer_s:g} s")
+            if b"\n" in self._rest:
+                break
             block = self.stream.read()
             if not block:
                 raise self._gone(CommandError(self.stream.result(ok=None)))
@@ -96,11 +125,19 @@ def parse_line(line: bytes, what: str) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise SmsError(f"{what}: not a JSON object: {text[:80]!r}")
     return found
+
+
+def refusal(said: dict[str, Any], who: str, command: str) -> SmsError:
+    """The error of an answer that is one, in the words of who gave it, whatever those are."""
+    error = said.get("error")
+    words = error.get("desc") if isinstance(error, dict) else error
+    text = words if isinstance(words, str) and words else "an error"
+    return SmsError(f"{who}: {command}: {''.join(one if one.isprintable() else ' ' for one in text[:500])}")
 
 
 @contextmanager
@@ -108,10 +145,10 @@ def open_line(host: Host, path: str, what: str, *, silence_s: float) -> Iterator
     """Speak on a unix socket of a host.
 
     Args:
-        silence_s: seconds after which one who says nothing is gone.
+        silence_s: seconds after which one who says nothing is gone, and after which an answer is late.
     """
     with host.stream("python3", "-I", "-c", RELAY, path, f"{silence_s:g}") as stream:
-        yield Line(stream, what)
+        yield Line(stream, what, silence_s)
 
 
 class Qmp:
@@ -128,15 +165,14 @@ class Qmp:
             SmsError: it refuses, with its own words.
             NotThere: it is gone.
         """
-        self.line.send({"execute": command, "arguments": arguments})
-        while True:
-            said = self.line.receive()
+        for said in self.line.ask(command, arguments):
             if "error" in said:
-                raise SmsError(f"QEMU: {command}: {said['error'].get('desc', 'an error')}")
+                raise refusal(said, "QEMU", command)
             if "return" in said:
                 return said["return"]
             if "event" in said:
                 self.events.append(said)
+        return None
 
     def wait_for_jobs(self, names: list[str], *, timeout_s: float, on_progress: Any = None) -> None:
         """Wait until jobs have ended well.
@@ -186,7 +222,7 @@ def open_qmp(host: Host, path: str, *, silence_s: float = 60) -> Iterator[Qmp]:
         NotThere: it does not run, or does not answer.
     """
     with open_line(host, path, "QEMU", silence_s=silence_s) as line:
-        greeting = line.receive()
+        greeting = line.receive(line.deadline())
         if "QMP" not in greeting:
             raise SmsError(f"{path}: whoever listens there is not QEMU")
         qmp = Qmp(line)

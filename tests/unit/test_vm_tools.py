@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import end_machine, find_machine, image_info, launch, make_state, probe_accel
-from appliance.tools.qmp import NotThere, open_qmp, parse_line
+from appliance.tools.qmp import NotThere, open_line, open_qmp, parse_line
 
 Need = Callable[..., None]
 
@@ -204,3 +205,57 @@ def test_file_systems_that_somebody_left_held_are_let_go(tmp_path: Path) -> None
     Agent(tmp_path / "guest", script)
     with open_guest(Local(), str(tmp_path / "guest")) as guest:
         assert guest.run(["/bin/true"]).status == 0
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"guest-exec": {"error": "words"}},
+        {"guest-exec": {"error": {"desc": ["\x1b[2J"]}}},
+        {"guest-exec": {"return": []}},
+        {"guest-exec": {"return": {"pid": "5"}}},
+        {"guest-exec": {"return": {"pid": 5}}, "guest-exec-status": {"return": None}},
+        {"guest-exec": {"return": {"pid": 5}}, "guest-exec-status": {"return": {"exited": True, "exitcode": "x"}}},
+        {"guest-exec": {"return": {"pid": 5}}, "guest-exec-status": {"return": {"exited": True, "signal": []}}},
+        {"guest-exec": {"return": {"pid": 5}}, "guest-exec-status": {"return": {"exited": True, "out-data": 7}}},
+        {"guest-exec": {"return": {"pid": 5}}, "guest-exec-status": {"return": {"exited": True, "out-data": "a"}}},
+    ],
+)
+def test_an_agent_that_was_taken_over_is_told_of_in_words(tmp_path: Path, answers: dict[str, Any]) -> None:
+    """Whatever it answers, it is an error of ours."""
+    Agent(tmp_path / "guest", lambda said: answers[said["execute"]])
+    with open_guest(Local(), str(tmp_path / "guest")) as guest, pytest.raises(SmsError, match="guest agent"):
+        guest.run(["/bin/x"])
+
+
+def test_an_agent_that_chatters_does_not_answer(tmp_path: Path) -> None:
+    """One that says other things without an end is as good as one that says nothing."""
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(tmp_path / "guest"))
+    door.listen(1)
+
+    def chatter() -> None:
+        there = door.accept()[0]
+        with suppress(OSError):
+            while True:
+                there.sendall(b'{"event": "more"}\n' * 10)
+
+    threading.Thread(target=chatter, daemon=True).start()
+    with pytest.raises(NotThere, match="no answer within"), open_guest(Local(), str(tmp_path / "guest"), silence_s=0.5):
+        pass
+
+
+def test_an_agent_that_does_not_listen_does_not_answer(tmp_path: Path) -> None:
+    """What it is told stays in the pipe; whoever tells it is not held for ever."""
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(tmp_path / "guest"))
+    door.listen(1)
+    with open_line(Local(), str(tmp_path / "guest"), "peer", silence_s=0.5) as line, pytest.raises(NotThere):
+        for _ in line.ask("x", {"data": "x" * (4 << 20)}):
+            pass
+
+
+def test_words_that_nest_without_an_end_are_no_object() -> None:
+    """They are not to end us."""
+    with pytest.raises(SmsError, match="not a JSON object"):
+        parse_line(b"[" * 200_000, "x")
