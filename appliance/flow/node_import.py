@@ -17,6 +17,7 @@ from appliance.flow.inventory import node_network, open_inventory, reserved_addr
 from appliance.plan.scan import check_pattern
 from appliance.progress import Progress
 from appliance.provision.convert import LISTS, Converted, Smd, from_smd, read_document
+from appliance.provision.names import DEFAULTS
 from appliance.tools.smd import StateManager
 
 TOKEN = "SMS_SMD_TOKEN"  # noqa: S105 - the name of a variable
@@ -108,7 +109,7 @@ def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> Brought
     for name, key in LISTS.items():
         before = {key(one): one for one in has.get(name) or []}
         given = {key(one): one for one in converted.document.get(name) or []}
-        kinds = Counter(_kind(one, before.get(at)) for at, one in given.items())
+        kinds = Counter(_kind(name, one, before.get(at), replace=replace) for at, one in given.items())
         if kinds:
             brought.counts[name] = dict(kinds)
         if replace:
@@ -116,10 +117,29 @@ def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> Brought
     return brought
 
 
-def _kind(one: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+def _kind(name: str, one: Mapping[str, Any], before: Mapping[str, Any] | None, *, replace: bool) -> str:
+    """``new``, ``same`` or ``changed``, as the import does it: without ``replace`` what is not named stays."""
     if before is None:
         return "new"
-    return "same" if all(before.get(key) == value for key, value in one.items()) else "changed"
+    for key, value in one.items():
+        if name == "groups" and key == "members" and not replace:
+            if not set(value) <= set(before[key]):
+                return "changed"
+        elif before.get(key) != value:
+            return "changed"
+    return "changed" if replace and any(_goes(name, key, value, one) for key, value in before.items()) else "same"
+
+
+def _goes(name: str, key: str, value: Any, one: Mapping[str, Any]) -> bool:
+    """Whether an import that replaces takes something from an entry, as it does not name it."""
+    if key in one or name in ("components", "interfaces") or (name, key) == ("nodes", "details"):
+        return False
+    if name != "nodes":
+        return value not in ("", [], {}, True)
+    if key in ("macs", "interfaces"):
+        return bool(value) and "macs" not in one and "interfaces" not in one
+    # Members that the document's groups name are in them all the same; which they are is told there.
+    return key != "groups" and value != DEFAULTS.get(key)
 
 
 def bring(cluster: Cluster, converted: Converted, progress: Progress, *, replace: bool) -> int:

@@ -150,18 +150,21 @@ class _Making:
                 self.note(f"{xname}: no interface is known: it cannot boot until it has a MAC address")
             self._known.add(xname)
             nid = self._nid(xname, one)
-            yield {
-                "name": self._name(xname, nid),
-                "xname": xname,
+            found = {
                 "nid": nid,
-                "role": _word(one, "Role") or "Compute",
+                "role": _word(one, "Role"),
                 "subrole": _word(one, "SubRole"),
                 "address": address,
                 "interfaces": interfaces,
                 "bmc": self._controllers.get(xname, ""),
+                "state": names.pick(_text(one, "State"), names.STATES),
+                "arch": names.pick(_text(one, "Arch"), names.ARCHES),
+            }
+            yield {
+                "name": self._name(xname, nid),
+                "xname": xname,
+                **_said(found),
                 "enabled": one.get("Enabled") is not False,
-                "state": names.pick(_text(one, "State"), names.STATES) or "Unknown",
-                "arch": names.pick(_text(one, "Arch"), names.ARCHES) or "X86",
             }
 
     def _boot_address(self, interfaces: list[dict[str, Any]]) -> str | None:
@@ -233,9 +236,13 @@ class _Making:
             exclusive = _text(one, "exclusiveGroup")
             yield {
                 "label": label,
-                "description": _text(one, "description"),
-                "exclusive": exclusive if names.LABEL.fullmatch(exclusive) else "",
-                "tags": [tag for tag in _texts(one.get("tags")) if names.LABEL.fullmatch(tag)],
+                **_said(
+                    {
+                        "description": _text(one, "description"),
+                        "exclusive": exclusive if names.LABEL.fullmatch(exclusive) else "",
+                        "tags": [tag for tag in _texts(one.get("tags")) if names.LABEL.fullmatch(tag)],
+                    }
+                ),
                 "members": list(self._members(label, one)),
             }
 
@@ -251,6 +258,11 @@ class _Making:
 def _text(of: Any, key: str) -> str:
     found = of.get(key) if isinstance(of, Mapping) else None
     return "".join(filter(str.isprintable, found)).strip()[:LONGEST] if isinstance(found, str) else ""
+
+
+def _said(found: dict[str, Any]) -> dict[str, Any]:
+    """What a State Manager says anything of: an import that brings it again takes nothing away that was set by hand."""
+    return {name: value for name, value in found.items() if value not in (None, "", [])}
 
 
 def _texts(listed: Any) -> Iterable[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
@@ -46,6 +47,21 @@ TYPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 """What an xname's form says it is."""
+DEFAULTS: dict[str, Any] = {
+    "xname": None,
+    "nid": None,
+    "role": "Compute",
+    "subrole": "",
+    "address": None,
+    "macs": [],
+    "groups": [],
+    "bmc": "",
+    "profile": "",
+    "enabled": True,
+    "state": "Unknown",
+    "arch": "X86",
+}
+"""What a node is that says no more than its name."""
 
 
 def clean_mac(text: str) -> str:

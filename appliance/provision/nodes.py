@@ -12,21 +12,6 @@ from appliance.provision.model import Boot, Component, Endpoint, Group, Interfac
 from appliance.provision.rules import Finding
 
 TEXTS = ("role", "subrole", "state", "arch", "bmc", "profile")
-DEFAULTS: dict[str, Any] = {
-    "xname": None,
-    "nid": None,
-    "role": "Compute",
-    "subrole": "",
-    "address": None,
-    "macs": [],
-    "groups": [],
-    "bmc": "",
-    "profile": "",
-    "enabled": True,
-    "state": "Unknown",
-    "arch": "X86",
-}
-"""What a node is that says no more than its name."""
 
 
 def show_node(inventory: Inventory, node: Component) -> dict[str, Any]:
@@ -59,18 +44,22 @@ def show_interface(each: Interface) -> dict[str, Any]:
 def put_node(draft: Draft, name: str, given: dict[str, Any]) -> None:
     """A node as it is given; what is not given is as in a new one."""
     there = draft.find_node(name)
-    _write(draft, name, {**DEFAULTS, **given}, there)
+    _write(draft, name, {**names.DEFAULTS, **given}, there)
 
 
 def patch_node(draft: Draft, node: Component, given: dict[str, Any]) -> None:
     """A node that is there, with what is given changed."""
-    inventory = draft.inventory()
-    shown = show_node(inventory, node)
+    _patch(draft, node, given, draft.inventory())
+
+
+def _patch(draft: Draft, node: Component, given: dict[str, Any], before: Inventory) -> None:
+    """Change what is given of a node; what else it has, it has as ``before``."""
+    shown = show_node(before, node)
     if "macs" not in given:
         given = {"interfaces": shown["interfaces"], **given}
     elif "interfaces" not in given:
         shown.pop("interfaces")
-        given = {**given, "macs": _described(given["macs"], inventory)}
+        given = {**given, "macs": _described(given["macs"], before)}
     _write(draft, shown["name"], {**shown, **given}, node)
 
 
@@ -172,7 +161,11 @@ def show_boot(each: Boot) -> dict[str, Any]:
 
 
 def bring(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) -> int:
-    """What an export says, into a draft; returns how many nodes it has. ``replace_all``: what it does not name goes."""
+    """What an export says, into a draft; returns how many nodes it has.
+
+    What is there already is changed in what is named of it, and keeps the rest. ``replace_all``: what is not named
+    goes, of the inventory and of each entry.
+    """
     given = document.get("nodes") or []
     if replace_all:
         _empty(draft, {each["name"].lower() for each in given})
@@ -184,17 +177,19 @@ def bring(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) 
     for each in document.get("components") or ():
         _bring_other(draft, each)
     for each in given:
-        put_node(draft, each["name"], each)
+        there = draft.find_node(each["name"])
+        if there and there.id in draft.old.components and not replace_all:
+            _patch(draft, there, each, draft.old)
+        else:
+            put_node(draft, each["name"], each)
     for each in document.get("groups") or ():
         _bring_group(draft, each)
     for each in document.get("interfaces") or ():
-        if found := read_interface(each, each["mac"], draft.findings):
-            draft.put_interface(replace(found, component=names.clean_id(each.get("component", ""))))
+        _bring_interface(draft, each)
     for each in document.get("endpoints") or ():
         _bring_endpoint(draft, each)
     for each in document.get("boot") or ():
-        texts = {name: each.get(name, "") for name in ("kernel", "initrd", "params")}
-        draft.put_boot(Boot(each["scope"], each["key"], **texts, cloud_init=each.get("cloud-init") or {}))
+        _bring_boot(draft, each)
     return len(given)
 
 
@@ -245,11 +240,36 @@ def _bring_group(draft: Draft, each: dict[str, Any]) -> None:
     )
 
 
+def _bring_interface(draft: Draft, each: dict[str, Any]) -> None:
+    found = read_interface(each, each["mac"], draft.findings)
+    if found is None:
+        return
+    there = draft.interfaces.get(found.mac) or Interface(found.mac)
+    owner = names.clean_id(each["component"]) if "component" in each else there.component
+    draft.put_interface(
+        replace(
+            found,
+            component=owner,
+            position=there.position if owner == there.component else 0,
+            description=each.get("description", there.description),
+            addresses=found.addresses if "addresses" in each else there.addresses,
+        )
+    )
+
+
+def _bring_boot(draft: Draft, each: dict[str, Any]) -> None:
+    there = draft.boot.get((each["scope"], each["key"])) or Boot(each["scope"], each["key"])
+    texts = {name: each.get(name, getattr(there, name)) for name in ("kernel", "initrd", "params")}
+    cloud = (each["cloud-init"] or {}) if "cloud-init" in each else there.cloud_init
+    draft.put_boot(replace(there, **texts, cloud_init=cloud))
+
+
 def _bring_endpoint(draft: Draft, each: dict[str, Any]) -> None:
     key = names.clean_xname(each["id"])
     if not names.type_of(key):
         draft.findings.append(Finding(f"endpoint {each['id'][:70]!r}: this is no xname"))
         return
-    texts = {name: each.get(name, "") for name in ("fqdn", "address", "mac")}
-    rest = {"enabled": each.get("enabled", True), "details": each.get("details") or {}}
-    draft.put_endpoint(Endpoint(key, type=names.type_of(key), **texts, **rest))
+    there = draft.endpoints.get(key) or Endpoint(key, type=names.type_of(key))
+    named = {name: each[name] for name in ("fqdn", "address", "mac", "enabled") if name in each}
+    details = (each["details"] or {}) if "details" in each else there.details
+    draft.put_endpoint(replace(there, **named, details=details))

@@ -362,6 +362,11 @@ def test_export_and_import(cluster: Cluster) -> None:
     cluster.sms("remove", "n2", "--yes")
     assert "nodes: 1 new, 2 same" in cluster.sms("import", str(file))
     assert cluster.sms("export") == before
+    file.write_text(yaml.safe_dump({"nodes": [{"name": "n1", "role": "Compute"}]}))
+    assert "nodes: 1 same" in cluster.sms("import", str(file))
+    assert cluster.sms("export") == before
+    assert "nodes: 1 changed" in cluster.sms("import", str(file), "--replace", "-n")
+    file.write_text(before)
     cluster.sms("add", "other", "--mac", mac(50))
     assert "would go: nodes: other" in cluster.sms("import", str(file), "--replace", "-n")
     cluster.sms("import", str(file), "--replace", status=3)
@@ -428,6 +433,15 @@ def test_import_from_a_state_manager(cluster: Cluster, monkeypatch: pytest.Monke
         assert f"chmod 600 {token}" in cluster.said
         monkeypatch.setenv("SMS_SMD_TOKEN", "let-me-in")
         told = cluster.sms("import", "--from-smd", url, *ca)
+        # What is set by hand afterwards stays when it is brought again.
+        edits = ("--profile", "gpu", "--group", "+mine", "--address", f"{NET}.30")
+        cluster.sms("edit", "nid000007", *edits)
+        mine = cluster.nodes()["nid000007"]
+        assert (mine["profile"], sorted(mine["groups"])) == ("gpu", ["blue", "mine"])
+        assert "nodes: 1 same" in cluster.sms("import", "--from-smd", url, *ca, "-n")
+        cluster.sms("import", "--from-smd", url, *ca)
+        assert cluster.nodes()["nid000007"] == mine
+        cluster.sms("edit", "nid000007", "--group=-mine", "--profile=")
         cluster.sms("import", "--from-smd", url.replace("https", "http"), *ca, status=2)
         assert "in the clear" in cluster.said
     assert "nodes: 1 new" in told and "'odd': is no known xname" in told and "'x9' is no component" in told

@@ -173,6 +173,38 @@ def test_nodes_of_one_document_may_change_places(provd: Provd) -> None:
     assert provd.good("GET", "/sms/v1/nodes/n1")["address"] == "10.77.0.12"
 
 
+def test_an_import_keeps_what_it_does_not_name(provd: Provd) -> None:
+    mac = "02:00:0a:4d:00:01"
+    given = {"xname": "x0c0s0b0n0", "nid": 1, "macs": [mac], "address": "10.77.0.11", "groups": ["byhand"]}
+    more = {"profile": "gpu", "bmc": "https://10.77.0.90", "role": "Service", "enabled": False}
+    provd.good("PUT", "/sms/v1/nodes/n1", {**given, **more, "details": {"rack": "3"}})
+    provd.good("POST", "/hsm/v2/groups", {"label": "blue", "description": "by hand", "tags": ["t"]})
+    boot = {"kernel": "http://s/k", "params": "quiet", "cloud-init": {"user-data": {"a": "b"}}}
+    provd.good("PUT", "/boot/v1/bootparameters", {"hosts": ["x0c0s0b0n0"], **boot})
+    endpoint = {"id": "x0c0s0b0", "fqdn": "b0", "address": "10.77.0.90", "mac": "02:00:0a:4d:00:aa", "enabled": False}
+    loose = {"mac": "02:00:0a:4d:00:bb", "component": "x0c0s0b0n0", "description": "second"}
+    provd.good("POST", "/sms/v1/import", {"endpoints": [endpoint], "interfaces": [loose]})
+    before = provd.good("GET", "/sms/v1/export")
+    nothing = {
+        "nodes": [{"name": "n1"}],
+        "groups": [{"label": "blue"}, {"label": "byhand", "members": []}],
+        "endpoints": [{"id": "x0c0s0b0"}],
+        "interfaces": [{"mac": "02:00:0a:4d:00:bb"}],
+        "boot": [{"scope": "host", "key": "x0c0s0b0n0"}],
+    }
+    provd.good("POST", "/sms/v1/import", nothing)
+    assert provd.good("GET", "/sms/v1/export") == before
+    provd.good("POST", "/sms/v1/import", {"nodes": [{"name": "n1", "profile": "", "groups": []}]})
+    node = provd.good("GET", "/sms/v1/nodes/n1")
+    assert (node["profile"], node["groups"], node["bmc"]) == ("", [], "https://10.77.0.90")
+    # Whose MAC address it is not said to lose, keeps it.
+    taken = {"nodes": [{"name": "n1", "enabled": True}, {"name": "n2", "macs": [mac]}]}
+    assert provd.ask("POST", "/sms/v1/import", taken).status == 409
+    provd.good("POST", "/sms/v1/import?mode=replace", {"nodes": [{"name": "n1"}]})
+    left = provd.good("GET", "/sms/v1/export")
+    assert left["nodes"][0]["macs"] == [] and left["nodes"][0]["bmc"] == "" and left["boot"] == left["groups"] == []
+
+
 def test_an_import_that_replaces_forgets_what_it_does_not_name(provd: Provd) -> None:
     provd.good("PUT", "/sms/v1/nodes/old", {"groups": ["a"], "macs": ["02:00:0a:4d:00:01"]})
     provd.good("PUT", "/boot/v1/bootparameters", {"hosts": ["old"], "params": "x"})
