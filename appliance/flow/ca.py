@@ -27,7 +27,11 @@ FOLDER = "tls"
 """Where the authority lies, seen from the site file."""
 CLIENTS: dict[str, Unit] = {"admin": "admin", "services": "services"}
 """Names of the client certificates that are made along with it, and their OU."""
-ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 1825, 825, 1825
+ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 825, 1825
+"""The issuer's is made anew at each start of the VM: whoever takes its key from there has it for little longer than a
+node's certificate (30 days) holds."""
+ISSUER_SOON_DAYS = 35
+"""With less left, it is time for a new issuer: a node's certificate must not outlast it."""
 SOON_DAYS = 60
 """A certificate that ends within so many days is due."""
 HINT = "`sms key ca create` makes one beside the site file"

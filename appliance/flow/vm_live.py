@@ -108,6 +108,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     # The machine must be the same one on both sides: what the source runs with, the target does.
     accel, why = str(written.get("accel", "tcg")), str(written.get("why", ""))
     started = StartedVm(target.name, accel, why, image.path, image.digest, image.signer, holder.generation)
+    started.issuer_ends = float(written.get("issuer_ends", 0))
     handover = Handover(source, target, where, holder)
     with ExitStack() as undo:
         try:

@@ -41,6 +41,7 @@ from appliance.plan.vm import (
 from appliance.plan.vm_holder import Holder, HostView, may_start
 from appliance.progress import Progress
 from appliance.tools import bridge, qemu
+from appliance.tools.guest import open_guest
 
 ROOM_MB = 256
 """Free space that a start wants to see: the machine's root and its journal grow."""
@@ -50,6 +51,13 @@ folder=$1
 until [ -d "$folder" ]; do folder=$(dirname "$folder"); done
 df -mP "$folder" | awk 'NR == 2 { print $4 }'
 stat -f -c %T /run
+"""
+# In the VM, the seed on standard input. sms-provd reads the issuer each time that it vouches for a node.
+TAKE_TLS = """
+set -e
+umask 077
+tar -x -f - -C / --no-overwrite-dir --same-owner --same-permissions etc/sms/tls
+systemctl reload nginx
 """
 
 
@@ -67,6 +75,7 @@ class StartedVm:
     already: bool = False
     fresh_state: bool = False
     fresh_root: bool = False
+    issuer_ends: float = 0
     services: dict[str, str] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
 
@@ -214,9 +223,13 @@ def _already(cluster: Cluster, host: Host, progress: Progress, process: qemu.Pro
     """It runs here: a start that was cut off goes on, one that ended well is only asked."""
     where = vm_places(cluster.site)
     host.remove(str(where.seed))
-    written = read_note(cluster, host)
     with progress.step("ask the VM that runs already") as step:
         health = _wait(cluster, host, process, how, step.detail)
+    written = read_note(cluster, host)
+    if health.ok and issuer_days(written) < ca.ISSUER_SOON_DAYS:
+        with progress.step("give it new certificates"):
+            written |= {"issuer_ends": renew_certificates(cluster, host)}
+            host.write(str(where.note), json.dumps(written, indent=1).encode() + b"\n", mode=0o600)
     generation = int(written.get("generation", 0))
     return StartedVm(
         host.name,
@@ -227,6 +240,7 @@ def _already(cluster: Cluster, host: Host, progress: Progress, process: qemu.Pro
         str(written.get("signer", "")),
         generation,
         already=True,
+        issuer_ends=float(written.get("issuer_ends", 0)),
         services=health.services,
     )
 
@@ -238,6 +252,28 @@ def read_note(cluster: Cluster, host: Host) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def issuer_days(written: dict[str, Any]) -> int:
+    """Whole days that the VM may still vouch for nodes, by what was written down at its start."""
+    ends = written.get("issuer_ends")
+    return int((ends - time.time()) // 86400) if isinstance(ends, int | float) else 0
+
+
+def renew_certificates(cluster: Cluster, host: Host) -> float:
+    """Give the running VM a new server's certificate and a new issuer; when that one ends. Nodes' own stay good."""
+    ends = issuer_end()
+    with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+        ran = guest.run(["/bin/sh", "-c", TAKE_TLS], input=make_seed(cluster))
+    if ran.status:
+        said = ran.stderr.decode(errors="replace").strip()[-300:]
+        raise SmsError(f"the VM does not take new certificates: {said}", hint="`sms vm stop`, then `sms vm start`")
+    return ends
+
+
+def issuer_end() -> float:
+    """When an issuer ends that is made now."""
+    return round(time.time()) + ca.ISSUER_DAYS * 86400.0
 
 
 def _run(
@@ -333,6 +369,8 @@ def boot(
     undo.callback(end_all, cluster, host)
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
+        # One that comes with its memory keeps the issuer that it has.
+        started.issuer_ends = started.issuer_ends or issuer_end()
         # In memory, for root alone, and gone once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)
         host.run("cp", "--", VARIABLES, str(where.variables))
@@ -342,7 +380,7 @@ def boot(
             image.path, started.accel, str(where.console_log), str(where.root), str(where.state), incoming=incoming
         )
         facts = {**asdict(started), "why": started.why_no_kvm, "at": round(time.time(), 1)}
-        facts = {name: facts[name] for name in ("accel", "why", "generation", "host", "at")}
+        facts = {name: facts[name] for name in ("accel", "why", "generation", "host", "at", "issuer_ends")}
         host.write(str(where.note), note_text(image, **facts), mode=0o600)
         qemu.launch(host, qemu_argv(cluster.site, how), qmp=str(where.qmp), log=str(where.run / "qemu.log"))
         host.remove(str(where.seed))

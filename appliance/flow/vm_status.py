@@ -11,7 +11,7 @@ from appliance.errors import SmsError
 from appliance.flow.context import Cluster, find_host
 from appliance.flow.vm import Health, all_hosts, ask_health, find_running, look_everywhere
 from appliance.flow.vm_snapshots import list_snapshots
-from appliance.flow.vm_start import read_note
+from appliance.flow.vm_start import issuer_days, read_note
 from appliance.host.base import Host
 from appliance.plan.vm import need_vm, vm_places
 from appliance.tools.qemu import image_info
@@ -30,6 +30,7 @@ class VmStatus:
         guest_agent: whether it answers.
         services: each with ``ok`` or what is wrong; none where the VM does not run or cannot be asked.
         silent: admin hosts that cannot be asked.
+        issuer_days: while it runs, how long it may still vouch for nodes.
     """
 
     cluster: str
@@ -54,6 +55,7 @@ class VmStatus:
     newest_snapshot: float = 0
     api: dict[str, Any] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    issuer_days: int = 0
 
 
 def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
@@ -116,6 +118,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         max((snapshot.taken for snapshot in snapshots), default=0),
         health.api,
         silent,
+        issuer_days(written) if process else 0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import stat
 import subprocess
@@ -9,13 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from appliance.cli import main
 from appliance.config.filled import fill_provisioning
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, Refused
-from appliance.flow.ca import issue_client, issue_issuer, issue_server, make_ca, renew_clients, show_ca
+from appliance.flow.ca import (
+    ISSUER_DAYS,
+    ISSUER_SOON_DAYS,
+    issue_client,
+    issue_issuer,
+    issue_server,
+    make_ca,
+    renew_clients,
+    show_ca,
+)
 from appliance.flow.init import read_profile
+from appliance.provision.enrol import DAYS, issue_node
 
 NAMES = {"ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services.key"}
 
@@ -46,6 +59,10 @@ def test_an_authority_and_what_it_vouches_for(tmp_path: Path, need: Callable[[st
     assert verified(root, client.certificate, "sslclient", tmp_path)
     assert not verified(root, client.certificate, "sslserver", tmp_path)
     assert issue_issuer(folder).certificate.startswith(b"-----BEGIN CERTIFICATE-----")
+    assert DAYS < ISSUER_SOON_DAYS < ISSUER_DAYS <= 90
+    assert x509.load_pem_x509_certificate(issue_issuer(folder).certificate).not_valid_after_utc < (
+        datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=ISSUER_DAYS + 1)
+    )
     assert b"PRIVATE" not in repr(client).encode()
     said = subprocess.run(
         ["openssl", "x509", "-noout", "-subject", "-nameopt", "RFC2253", "-in", str(folder / "services.pem")],
@@ -54,6 +71,27 @@ def test_an_authority_and_what_it_vouches_for(tmp_path: Path, need: Callable[[st
         check=True,
     ).stdout
     assert said.strip() == "subject=CN=services,OU=services"
+
+
+def test_nodes_stay_trusted_when_the_vm_gets_another_issuer(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """Each start makes one; a node shows the one that has vouched for it along with its own certificate."""
+    need("openssl")
+    folder, vm = tmp_path / "ca", tmp_path / "vm"
+    make_ca(folder)
+    vm.mkdir()
+    chains = []
+    for _ in range(2):
+        pair = issue_issuer(folder)
+        (vm / "issuer.pem").write_bytes(pair.certificate)
+        (vm / "issuer.key").write_bytes(pair.key)
+        chains.append(issue_node(vm, "n1", ec.generate_private_key(ec.SECP256R1()).public_key()))
+    for chain in chains:
+        own, _, issuer = chain.partition("-----END CERTIFICATE-----\n")
+        (tmp_path / "between.pem").write_text(issuer)
+        behind = ("-untrusted", str(tmp_path / "between.pem"))
+        whole = (own + "-----END CERTIFICATE-----\n").encode()
+        assert verified(folder / "ca.pem", whole, "sslclient", tmp_path, *behind)
+    assert chains[0].partition("-----END")[2] != chains[1].partition("-----END")[2]
 
 
 def test_an_authority_is_never_replaced(tmp_path: Path) -> None:

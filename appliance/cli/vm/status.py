@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show(found: VmStatus) -> None:
     """As a person reads it."""
     from appliance.cli.screen import out
+    from appliance.flow.ca import ISSUER_SOON_DAYS
     from appliance.flow.vm_status import how_long
 
     lines = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
@@ -67,6 +68,9 @@ def show(found: VmStatus) -> None:
         lines.append(("disks", ", ".join(f"{name} {size >> 20} MiB" for name, size in found.disk_bytes.items())))
     if found.digest:
         lines.append(("image", f"sha256:{found.digest[:16]}"))
+    if found.running and found.issuer_days < ISSUER_SOON_DAYS:
+        left = f"nodes get no certificates after {max(0, found.issuer_days)} days"
+        lines.append(("WARNING", f"{left}: `sms vm start` gives it a new issuer while it runs"))
     if found.snapshots:
         newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.newest_snapshot))
         lines.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))
