@@ -139,6 +139,9 @@ def check_query(operation: Operation, query: str) -> None:
     for name, text in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
         given.setdefault(name, []).append(text)
     wrong = [f"{name}: is missing" for name in operation.needed - given.keys()]
+    # A route reads the last one, which nobody would have looked at.
+    twice = {name for name, texts in given.items() if len(texts) > 1} & (operation.query.keys() - operation.many)
+    wrong += [f"{name}: is there more than once" for name in sorted(twice)]
     for name, validator in operation.query.items():
         if name in given:
             value: Any = given[name] if name in operation.many else _typed(given[name][0], validator)
