@@ -44,8 +44,8 @@ class NodePaths:
 
 
 def good_copy(path):
-    """Where the last version of a file lies that came whole."""
-    return os.path.join(GOOD, path.strip("/").replace("/", "%"))
+    """Where the last version of a file lies that came whole: no two paths have one place, however they are called."""
+    return os.path.join(GOOD, hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest())
 
 
 def owner_of(path):
@@ -88,6 +88,24 @@ class Kept:
             self.files = json.loads((smsfiles.read(RECORD) or b"{}").decode())
         except ValueError:
             self.files = {}
+        for path in sorted(self.files):
+            self._rename_old(path)
+
+    def _rename_old(self, path):
+        """Copies of earlier versions were called by the path with % for /, which two paths could share."""
+        old = os.path.join(GOOD, path.strip("/").replace("/", "%"))
+        if not os.path.lexists(smsfiles.at(old)) and not os.path.lexists(smsfiles.at(old + BEFORE)):
+            return
+        for suffix in ("", BEFORE, PREVIOUS):
+            if suffix == "":
+                # The one that it is the copy of has its digest.
+                data = smsfiles.read(old)
+                ours = data is not None and _digest(data) == self.files[path]["sha256"]
+            else:
+                ours = suffix == PREVIOUS or "before" in self.files[path]
+            there, new = smsfiles.at(old + suffix), smsfiles.at(good_copy(path) + suffix)
+            if ours and os.path.lexists(there) and not os.path.lexists(new):
+                os.rename(there, new)
 
     def digests(self):
         """What is here of the server's, by path."""

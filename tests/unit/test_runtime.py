@@ -784,6 +784,50 @@ def test_filesync_refuses_what_is_too_large(
     assert pull(filesync, provisioning) == [CONF]
 
 
+@needs_root
+def test_copies_of_paths_that_look_alike_are_kept_apart(
+    filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before each of them comes back, whatever they are called; also from copies of an older version."""
+    alike = ["/etc/a%b", "/etc/a/b", "/etc/a/b%before", "/etc/a/b/before"]
+    assert len({filesync.smskept.good_copy(path) for path in alike}) == len(alike)
+    kept = filesync.smskept.Kept()
+    for path in alike[:3]:
+        (root / path[1:]).parent.mkdir(exist_ok=True)
+        (root / path[1:]).write_text(f"own {path}")
+        data = path.encode()
+        kept.apply({"path": path, "sha256": hashlib.sha256(data).hexdigest()}, data)
+    store = root / "var/lib/sms/filesync"
+    for path, old in (("/etc/a%b", ""), ("/etc/a/b%before", "etc%a%b%before")):
+        for suffix in ("", "%before") if old else ():
+            (root / (filesync.smskept.good_copy(path) + suffix)[1:]).rename(store / (old + suffix))
+    kept = filesync.smskept.Kept()
+    assert not [path.name for path in store.iterdir() if path.name.startswith("etc%")]
+    for path in alike[:3]:
+        assert kept.remove(path)
+        assert (root / path[1:]).read_text() == f"own {path}"
+
+
+@needs_root
+def test_a_file_that_cannot_be_removed_holds_no_other_up(
+    filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has become a folder is told of; the others go, and the report is sent."""
+    kept = filesync.smskept.Kept()
+    for path in ("/etc/one", "/etc/two"):
+        kept.apply({"path": path, "sha256": hashlib.sha256(b"x").hexdigest()}, b"x")
+    (root / "etc/two").unlink()
+    (root / "etc/two").mkdir()
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr(filesync, "send_report", lambda link, push, kept, wanted, failed: told.append(failed))
+    manifest = {"files": [], "generation": 2, "push": 3}
+    provisioning.handler.table["/manifest.json"] = json.dumps(manifest).encode()
+    with pytest.raises(IsADirectoryError):
+        pull(filesync, provisioning)
+    assert not (root / "etc/one").exists() and (root / "etc/two").is_dir()
+    assert list(told[0]) == ["/etc/two"]
+
+
 def test_filesync_shows_its_certificate(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
     provisioning.serve({CONF: b"x"})
     (root / "etc/sms/tls/cert.pem").unlink()
