@@ -102,12 +102,17 @@ class Files:
 
     def masters(self, connection: Connection) -> list[Master]:
         """All that count, by path."""
+        return self._current(connection)[1]
+
+    def _current(self, connection: Connection) -> tuple[int, list[Master]]:
+        """The generation, and what counts in it: the two belong together, whatever other threads read meanwhile."""
         generation = read_counter(connection, "files")
-        if self._masters[0] != generation:
+        known = self._masters
+        if known[0] != generation:
             joined = sa.and_(VERSIONS.c.path == MASTERS.c.path, VERSIONS.c.version == MASTERS.c.version)
             rows = connection.execute(sa.select(VERSIONS).join(MASTERS, joined).order_by(VERSIONS.c.path))
-            self._masters = generation, [_master(row) for row in rows]
-        return self._masters[1]
+            self._masters = known = generation, [_master(row) for row in rows]
+        return known
 
     def generation(self, connection: Connection) -> int:
         """How many changes of masters there were, ever; 0 in a new database."""
@@ -176,6 +181,7 @@ class Files:
             chosen = found if version else (older[0] if older else None)
             if chosen is None or self.blobs.read(chosen.sha256) is None:
                 raise conflict(f"{path} has no such older version", hint=f"sms files show {path}")
+            self._refuse_below(path, [master.path for master in self.masters(connection)])
             _set_current(connection, path, chosen.version)
             raise_counter(connection, "files")
         return chosen.as_dict()
@@ -217,8 +223,8 @@ class Files:
 
     def view(self, connection: Connection, client: Client) -> View:
         """What a client is to have. Made anew only when masters, or what its templates see of it, have changed."""
-        masters = self.masters(connection)
-        stamp = (self._masters[0], client)
+        generation, masters = self._current(connection)
+        stamp = (generation, client)
         kept = self._views.get(client.key)
         if kept and kept[0] == stamp:
             return kept[1]

@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,14 @@ def read_manifest(profile: str, digest: str, data: bytes) -> Image:
     return Image(profile, digest, files, arguments, groups, made, kernel)
 
 
+@dataclass
+class Known:
+    """What was read since the last change. A change begins a new one: who still fills an old one fills nothing."""
+
+    images: dict[str, Image | None] = field(default_factory=dict)
+    by_group: dict[str, str] | None = None
+
+
 class Images:
     """The images below a folder. Each change is a renaming; readers need no lock."""
 
@@ -80,31 +88,36 @@ class Images:
         self.uploads = folder / ".upload"
         self._changing = threading.Lock()
         self._writing: set[tuple[str, str, str]] = set()
-        self._known: dict[str, Image | None] = {}
-        self._by_group: dict[str, str] | None = None
+        self._known = Known()
 
     def current(self, profile: str) -> Image | None:
         """What nodes of a profile boot, or None where there is nothing."""
-        if profile not in self._known:
-            digest = self.pointer(profile, "current") if PROFILE.fullmatch(profile) else None
-            self._known[profile] = self._read(profile, digest) if digest else None
-        return self._known[profile]
+        return self._find_current(self._known, profile)
+
+    def _find_current(self, known: Known, profile: str) -> Image | None:
+        if profile in known.images:
+            return known.images[profile]
+        digest = self.pointer(profile, "current") if PROFILE.fullmatch(profile) else None
+        found = known.images[profile] = self._read(profile, digest) if digest else None
+        return found
 
     def profile_for(self, groups: Iterator[str] | list[str] | tuple[str, ...]) -> str:
         """The profile of a node that names none: that of the first of its groups that has one, else that of all others.
 
         Empty where no image is for it.
         """
-        if self._by_group is None:
+        known = self._known
+        by_group = known.by_group
+        if by_group is None:
             found: dict[str, str] = {}
             for profile in self.profiles():
-                image = self.current(profile)
+                image = self._find_current(known, profile)
                 for group in (image.groups or ("",)) if image else ():
                     found.setdefault(group, profile)
-            self._by_group = found
+            by_group = known.by_group = found
         for group in (*groups, ""):
-            if group in self._by_group:
-                return self._by_group[group]
+            if group in by_group:
+                return by_group[group]
         return ""
 
     def profiles(self) -> list[str]:
@@ -337,8 +350,7 @@ class Images:
         self._forget()
 
     def _forget(self) -> None:
-        self._known = {}
-        self._by_group = None
+        self._known = Known()
 
     def _upload(self, profile: str, digest: str) -> Path:
         if not PROFILE.fullmatch(profile) or not DIGEST.fullmatch(digest):

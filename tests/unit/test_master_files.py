@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +134,42 @@ def test_what_is_cut_off_or_false_is_not_kept(files: Files) -> None:
     files.blobs.path(digest).write_bytes(b"damaged")
     with pytest.raises(HttpProblem, match="lost or damaged"):
         seen(files)
+
+
+def test_a_rollback_makes_no_file_a_folder(files: Files) -> None:
+    put(files, "/etc/a", b"file")
+    files.remove("/etc/a")
+    put(files, "/etc/a/b", b"below")
+    with pytest.raises(HttpProblem, match="cannot both be files"):
+        files.roll_back("/etc/a")
+    assert seen(files) == {"/etc/a/b": "below"}
+
+
+def test_what_another_thread_reads_meanwhile_is_not_what_one_has(files: Files) -> None:
+    """A view of an older state is never kept as that of a newer one."""
+    changed: list[int] = []
+
+    def change() -> None:
+        put(files, "/etc/motd", b"new")
+        with files.store.read() as connection:
+            changed.append(len(files.masters(connection)))
+
+    class Slow(Files):
+        def _current(self, connection: Any) -> Any:
+            found = super()._current(connection)
+            if not changed:
+                files._masters, files._views = self._masters, self._views
+                thread = Thread(target=change)
+                thread.start()
+                thread.join()
+                self._masters = files._masters
+            return found
+
+    put(files, "/etc/motd", b"old")
+    slow = Slow(files.store, files.config, files.blobs)
+    with files.store.read() as connection:
+        slow.view(connection, NODE)
+    assert changed and seen(slow) == {"/etc/motd": "new"}
 
 
 def test_tokens_are_good_once_at_one_address(files: Files) -> None:

@@ -67,6 +67,32 @@ def test_what_is_whole_becomes_current_and_goes_back(tmp_path: Path, key: Path) 
     assert Images(tmp_path / "images").current("compute").digest == two.name  # type: ignore[union-attr]
 
 
+def test_a_change_while_another_reads_is_not_forgotten(tmp_path: Path, key: Path) -> None:
+    """Who had read the pointer before a rollback may not keep it for those who ask after."""
+
+    class Slow(Images):
+        meanwhile: Callable[[], object] | None = None
+
+        def pointer(self, profile: str, name: str) -> str | None:
+            found = super().pointer(profile, name)
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile:
+                meanwhile()
+            return found
+
+    images = Slow(tmp_path / "images")
+    one, two = make_image(tmp_path, key, "one", groups=["old"]), make_image(tmp_path, key, "two", groups=["new"])
+    put_all(images, one)
+    put_all(images, two)
+    images.meanwhile = lambda: images.rollback("compute")
+    images.current("compute")
+    assert images.current("compute").digest == one.name  # type: ignore[union-attr]
+    images.rollback("compute")
+    images.meanwhile = lambda: images.rollback("compute")
+    images.profile_for(["old"])
+    assert images.profile_for(["old"]) == "compute" and images.profile_for(["new"]) == ""
+
+
 def test_a_node_without_a_profile_boots_that_of_its_group(tmp_path: Path, key: Path) -> None:
     images = Images(tmp_path / "images")
     put_all(images, make_image(tmp_path, key, "one", groups=["gpu", "big"]))
