@@ -8,6 +8,8 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+DHCP_WORD = re.compile(r"(?i:ignore|infinite|[0-9]+[smhdw]?)")
+"""What dnsmasq takes for an order or for a lease's time where a name stands: no node is called so."""
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 XNAME = re.compile(r"x[0-9]{1,4}c[0-9]s[0-9]{1,3}b[0-9]{1,2}n[0-9]{1,2}")
 CONTROLLER = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~/-]*)?")
@@ -66,6 +68,8 @@ def find_problems(
     found = []
     if not NAME.fullmatch(name):
         found.append(f"{name[:60]!r} is not a name of a node: use letters, digits and dashes, such as node001")
+    elif DHCP_WORD.fullmatch(name):
+        found.append(f"{name!r} is no name for a node: DHCP takes it for a word or a time of its own; such as node001")
     macs = list(node.get("macs") or ())
     found += [problem for mac in macs if (problem := mac_problem(mac))]
     cleaned = [clean_mac(mac) for mac in macs]

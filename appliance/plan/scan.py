@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Network
 
 from appliance.config.hostlist import HostListError, expand
 from appliance.errors import ConfigError
-from appliance.plan.nodes import NAME
+from appliance.plan.nodes import DHCP_WORD, NAME
 
 MOST_ADDRESSES = 4096
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -84,7 +84,7 @@ def check_pattern(pattern: str) -> str:
     Raises:
         ConfigError: it names no nodes.
     """
-    if not _PATTERN.fullmatch(pattern) or not NAME.fullmatch(pattern % 1):
+    if not _PATTERN.fullmatch(pattern) or not NAME.fullmatch(pattern % 1) or DHCP_WORD.fullmatch(pattern % 1):
         raise ConfigError(
             f"{pattern[:60]!r} is not a pattern of node names", hint="write it as node%03d or nid%06d: one number in it"
         )

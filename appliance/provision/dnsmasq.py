@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance.errors import ConfigError
+from appliance.provision import names
 from appliance.provision.config import Config
 from appliance.provision.model import Component, Inventory
 from appliance.provision.world import World
@@ -157,7 +158,7 @@ def _host(inventory: Inventory, node: Component, config: Config) -> str:
     name = node.name or node.id
     if not node.address or not macs:
         return ""
-    right = _NAME.fullmatch(name) and all(_MAC.fullmatch(mac) for mac in macs)
+    right = _NAME.fullmatch(name) and not names.DHCP_WORD.fullmatch(name) and all(_MAC.fullmatch(mac) for mac in macs)
     try:
         right = right and ipaddress.ip_address(node.address) in config.network
     except ValueError:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+DHCP_WORD = re.compile(r"(?i:ignore|infinite|[0-9]+[smhdw]?)")
+"""What dnsmasq takes for an order or for a lease's time where a name stands: no node is called so."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 BMC = re.compile(r"[A-Za-z0-9:/._~%\[\]-]{0,255}")

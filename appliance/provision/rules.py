@@ -55,6 +55,8 @@ def _component(config: Config, one: Component) -> Iterator[Finding]:
     if one.type == "Node":
         if one.name is None or not names.NAME.fullmatch(one.name):
             yield Finding(f"{who[:70]!r} is no name of a node: use letters, digits and dashes, such as node001")
+        elif names.DHCP_WORD.fullmatch(one.name):
+            yield Finding(f"{one.name!r} is no name for a node: DHCP takes it for a word or a time of its own")
         if one.xname is not None and names.type_of(one.xname) != "Node":
             yield Finding(f"{who}: {one.xname[:70]!r} is not the xname of a node: write it as x1000c0s0b0n0")
         if one.address is not None and (why := address_problem(config, one.address)):

@@ -117,6 +117,10 @@ def test_a_line_a_node(need: Need, tmp_path: Path) -> None:
         ("node1", "10.77.0.101", "02:00:0a:4d:00:65,ignore"),
         ("node1", "10.99.0.101", "02:00:0a:4d:00:65"),
         ("-n", "10.77.0.101", "02:00:0a:4d:00:65"),
+        ("ignore", "10.77.0.101", "02:00:0a:4d:00:65"),
+        ("infinite", "10.77.0.101", "02:00:0a:4d:00:65"),
+        ("45", "10.77.0.101", "02:00:0a:4d:00:65"),
+        ("1h", "10.77.0.101", "02:00:0a:4d:00:65"),
     ],
 )
 def test_no_node_adds_a_line(node: tuple[str, str, str], caplog: pytest.LogCaptureFixture) -> None:

@@ -86,7 +86,7 @@ def test_no_range_is_a_surprise(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["node", "%d%d", "n%s", "n%03d%s", "-%d", "n%d.x", "n%(a)d", "n%99999d", "%", "n%-3d"]
+    "pattern", ["node", "%d%d", "n%s", "n%03d%s", "-%d", "n%d.x", "n%(a)d", "n%99999d", "%", "n%-3d", "%d", "%dh"]
 )
 def test_patterns_that_are_none(pattern: str) -> None:
     with pytest.raises(ConfigError):
@@ -126,6 +126,7 @@ def node(name: str, *macs: str, **more: Any) -> dict[str, Any]:
 
 PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "well": (node("n1", "02:00:00:00:00:01", address="10.77.0.5", xname="x1000c0s0b0n0", bmc="https://b/redfish"), []),
+    "a word of DHCP": (node("1h", "02:00:00:00:00:01"), ["DHCP takes it for a word or a time"]),
     "a name": (node("n_1", "02:00:00:00:00:01"), ["is not a name of a node"]),
     "a MAC": (node("n1", "02:00:00:00:00"), ["is not a MAC address"]),
     "of a group": (node("n1", "03:00:00:00:00:01"), ["of a group of machines"]),

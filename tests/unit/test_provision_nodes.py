@@ -123,6 +123,16 @@ def test_names_that_are_none(name: str, provd: Provd) -> None:
     assert provd.ask("PUT", f"/sms/v1/nodes/{quoted}", {}).status == 400
 
 
+@pytest.mark.parametrize("name", ["ignore", "Infinite", "45", "1h", "2W", "10s"])
+def test_names_that_dhcp_takes_for_something_else(name: str, provd: Provd) -> None:
+    answer = provd.ask("PUT", f"/sms/v1/nodes/{name}", {})
+    assert answer.status == 400 and "DHCP takes it for" in answer.detail
+    provd.good("PUT", "/sms/v1/nodes/n1", {})
+    assert provd.ask("PATCH", "/sms/v1/nodes/n1", {"name": name}).status == 400
+    for good in ("45a", "1hh", "n45", "ignored", "1-h"):
+        provd.good("PUT", f"/sms/v1/nodes/{good}", {})
+
+
 def test_names_differ_by_more_than_their_case(provd: Provd) -> None:
     provd.good("PUT", "/sms/v1/nodes/Node1", {})
     assert provd.ask("PUT", "/sms/v1/nodes/node1", {}).status == 200
