@@ -5,18 +5,23 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from appliance.catalog import read_bases
 from appliance.config.model import Site
 from appliance.config.read import read_site
 from appliance.errors import ConfigError, Refused
+from appliance.flow.context import Cluster
 from appliance.flow.vm import DISKS, FINISH_RESTORE, read_health
+from appliance.flow.vm_image import VmImage
 from appliance.flow.vm_snapshots import check_name
+from appliance.flow.vm_start import StartedVm, ready_disks
 from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.plan.vm import (
@@ -30,6 +35,7 @@ from appliance.plan.vm import (
     vm_places,
 )
 from appliance.plan.vm_holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
+from appliance.share import share
 
 SITE: dict[str, Any] = {
     "cluster": "one",
@@ -307,3 +313,22 @@ def test_names_of_snapshots_are_held_to_a_pattern(name: str) -> None:
     """They become names of folders."""
     with pytest.raises(ConfigError):
         check_name(name)
+
+
+def test_a_root_goes_with_the_bytes_of_its_image(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """A build that puts others under the same path makes a new root; the same ones, or a restart, do not."""
+    need("qemu-img")
+    need("mke2fs")
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"), disk_mb=512)
+    cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
+    where = vm_places(site)
+    Path(where.disks).mkdir(parents=True)
+    image = tmp_path / "disk.qcow2"
+    Local().run("qemu-img", "create", "-q", "-f", "qcow2", str(image), "64M")
+    fresh = []
+    for digest in ("one", "one", "two"):
+        started = StartedVm("a", "", "", "", "", "", 1)
+        ready_disks(cluster, Local(), VmImage(str(image), "key", digest, "", ""), started, ExitStack())
+        fresh.append(started.fresh_root)
+    assert fresh == [True, False, True]
+    assert Path(where.root_image).read_text() == "two"
