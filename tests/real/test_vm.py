@@ -40,6 +40,7 @@ SECTION = {
     "disk_mb": 1024,
 }
 DISKS = "/var/lib/sms/vm/lab"
+SHARED = "/srv/shared/vm"
 IMAGES = "/var/lib/sms/vm/images"
 WAIT = "8m"
 MARK = "/var/lib/sms-provision/marker"
@@ -218,6 +219,24 @@ def test_the_console_was_written_down(world: World) -> None:
     assert "BdsDxe: starting" in log and "root@sms-provision" in log
 
 
+def test_a_start_gives_new_certificates_when_it_is_time(world: World) -> None:
+    """The VM runs on; another issuer vouches for nodes, and the interface answers by another certificate."""
+    host, digests = (
+        world.host("host-a"),
+        "cd /etc/sms/tls && sha256sum issuer.pem server.pem && stat -c %U:%G:%a issuer.key",
+    )
+    before = world.inside(digests).splitlines()
+    assert world.status()["issuer_days"] > 80
+    late = json.loads(host.read("/run/sms/vm/lab/vm.json") or b"") | {"issuer_ends": time.time() + 86400}
+    host.write("/run/sms/vm/lab/vm.json", json.dumps(late).encode(), mode=0o600)
+    assert "nodes get no certificates after" in world.vm("status").text
+    world.vm("start", "--host", "host-a", "--wait", WAIT)
+    after = world.inside(digests).splitlines()
+    assert before[:2] != after[:2] and before[2] == after[2] == "root:sms-provision:640"
+    status = world.status()
+    assert status["healthy"] and status["issuer_days"] > 80
+
+
 def test_it_runs_once(world: World) -> None:
     """Here it is there already, elsewhere it is refused."""
     again = json.loads(world.vm("start", "--host", "host-a", "--json", "--wait", WAIT).stdout)
@@ -310,9 +329,28 @@ def test_it_moves_to_another_host_and_has_what_it_had(world: World) -> None:
     moved = json.loads(world.vm("migrate", "host-b", "--json").stdout)
     assert moved["target"] == "host-b" and not moved["live"] and moved["copied_bytes"]
     assert b"disks are on host-b" in world.vm("start", "--host", "host-a", ok=(3,)).stderr
-    world.vm("start", "--host", "host-b", "--wait", WAIT)
+    # From here on its disks lie where both hosts see them.
+    share = 'mkdir -m 0700 "$2" && cp -a --sparse=always "$1" "$2"'
+    world.host("host-b").run("sh", "-c", share, "share", DISKS, SHARED)
+    shared = world.variant("shared.yaml", directory=SHARED)
+    world.vm("start", "--host", "host-b", "--wait", WAIT, site=shared)
     assert world.inside(f"cat {MARK}") == "before"
     # What a writer had written at that moment: lines in order, none torn but the last.
     check = "awk 'NR != $1 { bad = 1 } END { exit bad || NR < 1 }' /var/lib/sms-provision/lines"
     world.inside(check)
     assert world.status()["host"] == "host-b"
+
+
+def test_it_moves_while_it_runs(world: World) -> None:
+    """The same boot on the other host; the one that it left touches neither machine nor disks any more."""
+    boot = world.inside("cat /proc/sys/kernel/random/boot_id")
+    moved = json.loads(world.vm("migrate", "host-a", "--json", site="shared.yaml").stdout)
+    assert moved["live"] and moved["target"] == "host-a" and not moved["copied_bytes"]
+    assert world.inside("cat /proc/sys/kernel/random/boot_id") == boot
+    assert world.leftovers("host-b") == ""
+    for words in (("snapshot", "x", "--host", "host-b"), ("restore", "first", "--host", "host-b")):
+        assert b"runs on host-a" in world.vm(*words, site="shared.yaml", ok=(3,)).stderr
+    stopped = world.vm("stop", "--host", "host-b", "--json", site="shared.yaml")
+    assert json.loads(stopped.stdout)["how"] == "not running"
+    world.inside(f"echo moved >>{MARK}; sync")
+    assert world.status()["host"] == "host-a"
