@@ -21,6 +21,7 @@ import yaml
 
 from appliance.errors import Refused
 from appliance.flow import demo
+from appliance.flow.classify import Question, classify
 from appliance.flow.lab import lab_down, lab_up
 from appliance.flow.rehearse_vm import TCP, find_askers
 from appliance.lab import Lab
@@ -176,6 +177,11 @@ def test_the_cluster_runs_on_without_the_vm(thread: Thread, tmp_path: Path) -> N
                 demo.wait_for(f"{node}'s line in {file}", lambda line=line: outside.run(*line, ok=None).text, 60)  # type: ignore[misc]
         status = there.status()
     assert status["healthy"], status
+    assert not status["provisioning"]["up"] and "nodes that boot" in status["provisioning"]["waits"]
+    found = classify(Question(captures=(str(capture),), sms=CONTAINER), Silent())
+    assert "slurmctld" in {service.name for service in found.services if service.verdict == "time-critical"}
+    # It sees none of what the VM does but file synchronisation's polls, to which nobody answers.
+    assert not {"provisioning", "warewulf"} & {service.name for service in found.services}
     askers = find_askers(capture, VM)
     assert not [link for link in askers if link[1:] != (TCP, API_PORT) or link[0] not in (CONTAINER, *NODES)], askers
 
