@@ -48,12 +48,12 @@ FEW = 5
 
 def console_for(width: int) -> Console:
     """A terminal; one narrower than NARROWEST breaks the lines itself."""
-    return Console(width=max(width, NARROWEST), highlight=False)
+    return Console(width=max(width, NARROWEST), highlight=False, emoji=False)
 
 
 def view_text(found: Classification, *, why: Collection[str] = (), verbose: bool = False) -> str:
     """The screen for files and pipes: without colours, every fact on one line, nothing behind its end."""
-    console = Console(file=StringIO(), width=WIDE, highlight=False, color_system=None)
+    console = Console(file=StringIO(), width=WIDE, highlight=False, emoji=False, color_system=None)
     with console.capture() as captured:
         console.print(view(found, console, why=why, verbose=verbose, stacked=True))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())

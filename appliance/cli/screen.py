@@ -15,8 +15,8 @@ from rich.status import Status
 
 from appliance.progress import Progress, Silent, Step
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -81,7 +81,7 @@ class Thread:
     def states(self) -> dict[str, str]:
         """What the controller says of its nodes."""
         lines = self.inside("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
-        return dict(line.partition(" ")[::2] for line in lines)  # type: ignore[arg-type]
+        return dict(line.partition(" ")[::2] for line in lines)
 
     def wait_idle(self) -> None:
         """Until every node is; else with what they have said last."""
