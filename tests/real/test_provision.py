@@ -199,7 +199,7 @@ def clock(thread: Thread, node: str) -> str:
 
 def test_what_has_changed_reaches_nodes_and_container_when_the_vm_is_back(thread: Thread) -> None:
     there, etc = thread.there, thread.there.lab.etc
-    motd = "/etc/motd"
+    motd = "/etc/site-motd"  # none of the image's, which would come back
     with thread.timed("vm again"):
         there.sms("-q", "vm", "start", "--host", "host-a", "--wait", "5m", on="admin", timeout=400)
     with (etc / "passwd").open("a") as passwd:
