@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,48 @@ def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str 
     if not _is_this_folder(host, here, folder):
         _send(cluster, host, here, folder, progress)
     return check_there(cluster, host, folder, progress)
+
+
+def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tuple[Host, str]:
+    """Which host has the image that a move takes, and the digest of its manifest: this machine's, the target's, or
+    that of the source. An empty key is the current one. The bytes of its disk are not read.
+
+    Raises:
+        Refused: none has it, or it is not signed with the site's keys.
+    """
+    images, keys = vm_places(cluster.site).images, cluster.site.signing.public_keys
+    for host in (Local(), target, *((source,) if key else ())):
+        folder = f"{images}/{key or 'current'}"
+        manifest, signature = (host.read(f"{folder}/{name}") for name in (MANIFEST, SIGNATURE))
+        if manifest and signature and host.works("test", "-f", f"{folder}/{DISK}"):
+            return host, open_manifest(f"{host.name}: {folder}", manifest, signature, keys).digest
+    raise Refused(
+        f"neither this machine nor {target.name} nor {source.name} has the VM's image in {images}",
+        hint="`sms vm build` makes one",
+    )
+
+
+def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> None:
+    """Bring an image of another host into this machine's store: whole, with its seal, or not at all.
+
+    Raises:
+        Refused: its seal is none.
+    """
+    images = vm_places(cluster.site).images
+    folder, part = Path(images) / key, Path(images) / f"{key}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(mode=0o700, parents=True)
+    try:
+        for name in (SIGNATURE, MANIFEST):
+            (part / name).write_bytes(source.read(f"{images}/{key}/{name}") or b"")
+        size = read_seal(part, cluster.site.signing.public_keys).files[DISK][1]
+        with progress.step(f"fetch the VM's image from {source.name}") as step, (part / DISK).open("wb") as sink:
+            (part / DISK).chmod(0o600)
+            source.fetch(f"{images}/{key}/{DISK}", sink, progress=lambda done: step.moved(done, size))
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _is_this_folder(host: Host, here: Path, folder: str) -> bool:

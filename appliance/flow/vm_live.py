@@ -100,11 +100,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     tidy_run(cluster, target)
     written = read_note(cluster, source)
     image = deliver_vm(cluster, target, progress, chosen=str(written.get("key", "")))
-    if written.get("digest", image.digest) != image.digest:
-        raise Refused(
-            "the VM runs from another build of its image than the one that is here by now",
-            hint="`sms vm migrate --stopped` moves it and starts it from the new one",
-        )
+    check_same_image(written, image.digest)
     # The machine must be the same one on both sides: what the source runs with, the target does.
     accel, why = str(written.get("accel", "tcg")), str(written.get("why", ""))
     started = StartedVm(target.name, accel, why, image.path, image.digest, image.signer, holder.generation)
@@ -128,6 +124,15 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
             f"the VM has moved to {target.name}, but {'; '.join(handover.trouble)}", hint="`sms vm status` tells where"
         )
     return paused
+
+
+def check_same_image(written: dict[str, Any], digest: str) -> None:
+    """Refuse a live move where another build of the image has taken the place of the one that the VM runs from."""
+    if written.get("digest", digest) != digest:
+        raise Refused(
+            "the VM runs from another build of its image than the one that is here by now",
+            hint="`sms vm migrate --stopped` moves it and starts it from the new one",
+        )
 
 
 def end_move(

@@ -10,22 +10,25 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import IO, BinaryIO, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, cast
 
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster, find_target
 from appliance.flow.history import note
 from appliance.flow.vm import DISKS, at_work_everywhere, check_programs, find_running, find_vm, look_everywhere
-from appliance.flow.vm_image import deliver_vm
-from appliance.flow.vm_live import move_live
+from appliance.flow.vm_image import deliver_vm, fetch_vm, find_vm_image
+from appliance.flow.vm_live import check_same_image, move_live
 from appliance.flow.vm_snapshots import NOTE, VmSnapshot
-from appliance.flow.vm_start import How, check_target, shares_disks, start_vm
+from appliance.flow.vm_start import How, check_target, read_note, shares_disks, start_vm
 from appliance.flow.vm_stop import stop_held
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.plan.vm import VmPlaces, vm_places
 from appliance.plan.vm_holder import Holder, newest_holder
 from appliance.progress import Progress
+from appliance.tools.qemu import image_info
+from appliance.tools.sealed import MANIFEST
 
 SIZES = """
 cd "$1" && stat -c %s root.qcow2 state.qcow2 | awk '{ sum += $1 } END { print int(sum) }'
@@ -50,7 +53,7 @@ sync -f .
 
 @dataclass(frozen=True)
 class MovePlan:
-    """How the VM would go to another host."""
+    """How the VM would go to another host. ``image``: key of the one that it goes with; empty for the current one."""
 
     source: str
     target: str
@@ -59,6 +62,8 @@ class MovePlan:
     shared: bool
     copy_bytes: int
     free_mb: int
+    image: str = ""
+    image_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,26 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
         raise Refused(
             f"{free} MiB are free on {to}, {(size >> 20) + 64} are needed", hint="make room there, then run it again"
         )
-    return MovePlan(source.name, to, running, running and shared and not stopped, shared, size, free)
+    live = running and shared and not stopped
+    written = read_note(cluster, source)
+    key = _image_key(cluster, source, written, live=live)
+    has, digest = find_vm_image(cluster, source, target, key)
+    if live:
+        check_same_image(written, digest)
+    return MovePlan(source.name, to, running, live, shared, size, free, key, has.name)
+
+
+def _image_key(cluster: Cluster, source: Host, written: dict[str, Any], *, live: bool) -> str:
+    """The image to move with: a live one keeps its own. Else this machine's current one, which is the empty key;
+    where it has none, the one that the source runs, or has last run.
+    """
+    where = vm_places(cluster.site)
+    if not live and (Path(where.current) / MANIFEST).is_file():
+        return ""
+    if live or written.get("key"):
+        return str(written.get("key", ""))
+    root = image_info(source, str(where.root)) or {}
+    return PurePosixPath(str(root.get("full-backing-filename") or "")).parent.name
 
 
 def migrate_vm(
@@ -123,6 +147,8 @@ def migrate_vm(
         source = find_target(cluster.site, plan.source)
         newest = newest_holder(look_everywhere(cluster, target))
         generation = (newest.generation if newest else 0) + 1
+        if plan.image and plan.image_host == source.name:
+            fetch_vm(cluster, source, plan.image, progress)
         if plan.live:
             paused = move_live(cluster, source, target, progress, Holder(to, generation))
         else:
@@ -130,7 +156,7 @@ def migrate_vm(
             _hand_over(cluster, source, target, progress, plan, Holder(to, generation))
         note(cluster, target, "vm migrate", "moved", source=source.name, live=plan.live, generation=generation)
     if plan.running and not plan.live:
-        start_vm(cluster, target, progress, How())
+        start_vm(cluster, target, progress, How(image=plan.image))
     took = round(time.monotonic() - began, 1)
     return MovedVm(source.name, to, plan.running, plan.live, plan.copy_bytes, paused, generation, took)
 
@@ -140,7 +166,7 @@ def _hand_over(
 ) -> None:
     """Bring the disks over, then the record, then put the source's disks aside."""
     where = vm_places(cluster.site)
-    deliver_vm(cluster, target, progress)
+    deliver_vm(cluster, target, progress, chosen=plan.image)
     target.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     if not plan.shared:
         with ExitStack() as undo:

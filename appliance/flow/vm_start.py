@@ -82,11 +82,12 @@ class StartedVm:
 
 @dataclass(frozen=True)
 class How:
-    """How to start, as the caller wants it."""
+    """How to start, as the caller wants it. ``image``: the key of another one than the current."""
 
     wait_s: float = 180
     keep: bool = False
     force: bool = False
+    image: str = ""
 
 
 def start_vm(cluster: Cluster, host: Host, progress: Progress, how: How | None = None) -> StartedVm:
@@ -107,7 +108,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, how: How | None =
         views = look_everywhere(cluster, host)
         holder = _decide(cluster, host, views, how)
         check_host(cluster, host, progress)
-        image = deliver_vm(cluster, host, progress)
+        image = deliver_vm(cluster, host, progress, chosen=how.image)
         started = StartedVm(host.name, "", "", image.path, image.digest, image.signer, holder.generation)
         started.accel, started.why_no_kvm = qemu.probe_accel(host)
         with ExitStack() as undo:

@@ -13,14 +13,22 @@ from typing import Any
 
 import pytest
 
-from appliance.errors import RolledBack, SmsError
+from appliance.catalog import read_bases
+from appliance.errors import Refused, RolledBack, SmsError
+from appliance.flow.context import Cluster
+from appliance.flow.keys import create_pair
+from appliance.flow.vm_image import deliver_vm, fetch_vm, find_vm_image
 from appliance.flow.vm_live import Handover, end_move, move_memory
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.plan.vm import VmPlaces
+from appliance.plan.vm import VmPlaces, vm_places
 from appliance.plan.vm_holder import Holder, read_holder
+from appliance.progress import Silent
+from appliance.share import share
 from appliance.tools.qemu import end_machine, find_machine, launch
 from appliance.tools.qmp import open_qmp
+from appliance.tools.sealed import seal
+from tests.unit.test_vm_plan import make_site
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the second host has mounts of its own")
 HOLDER = Holder("target", 2)
@@ -175,3 +183,30 @@ def test_nobody_is_ended_where_the_source_cannot_be_asked(pair: Pair) -> None:
     assert "nobody can tell" in str(error)
     undo.close()
     assert pair.holder() is None
+
+
+def test_a_move_takes_the_image_that_the_source_has(tmp_path: Path) -> None:
+    """This machine has none: that of the source comes over, whole; without its seal it does not, and nothing stays."""
+    site, (there, key) = make_site(tmp_path, directory=str(tmp_path / "vm")), (tmp_path / "there", "abc")
+    create_pair(tmp_path / "sign.pem", tmp_path / "sign.pub")
+    signing = site.signing.model_copy(update={"public_keys": (tmp_path / "sign.pub",)})
+    site = site.model_copy(update={"state": tmp_path / "state", "signing": signing})
+    cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
+    images = Path(vm_places(site).images)
+    for folder in (images, there / key):
+        folder.mkdir(parents=True)
+    bind = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    source = Local("source", prefix=("unshare", "-m", "sh", "-c", bind, "bind", str(there), str(images)))
+    with pytest.raises(Refused, match="nor source has the VM's image"):
+        find_vm_image(cluster, source, Local("target"), key)
+    (there / key / "disk.qcow2").write_bytes(b"a disk")
+    digest = seal(there / key, tmp_path / "sign.pem", about={"kind": "provisioning-vm", "key": key})
+    host, found = find_vm_image(cluster, source, Local("target"), key)
+    assert (host.name, found) == ("source", digest)
+    fetch_vm(cluster, source, key, Silent())
+    assert (images / key / "disk.qcow2").read_bytes() == b"a disk"
+    assert deliver_vm(cluster, Local("target"), Silent(), chosen=key).digest == digest
+    (there / key / "manifest.sig").unlink()
+    with pytest.raises(Refused, match="not signed"):
+        fetch_vm(cluster, source, key, Silent())
+    assert [path.name for path in images.iterdir()] == [key]
