@@ -206,7 +206,8 @@ def test_no_mirror_is_written_into_the_repository() -> None:
     for path in share("definitions").rglob("*"):
         if path.is_file() and path.suffix in (".yaml", ".j2"):
             hosts = re.findall(r"https?://([a-z0-9.-]+)", path.read_text())
-            assert all(host.endswith(("example.org", "example.com")) or host[0].isdigit() for host in hosts), path
+            far = [host for host in hosts if "." in host]  # a name without a dot is nginx's own, of an upstream
+            assert all(host.endswith(("example.org", "example.com")) or host[0].isdigit() for host in far), path
 
 
 # How services show on the wire

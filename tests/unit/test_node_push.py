@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -300,9 +301,10 @@ def test_an_upload_that_broke_off_goes_on(vm: Vm, tmp_path: Path, key: Path) -> 
 
     with pytest.raises(Away):
         vm.admin.send(f"{job.place}/root.squashfs?offset=0", Breaks(), 3 << 20)  # type: ignore[arg-type]
-    for _ in range(100):
-        if vm.admin.ask("GET", job.place)["arrived"].get("root.squashfs") == 2 << 20:
-            break
+    deadline = time.monotonic() + 30
+    while not vm.admin.ask("GET", job.place)["arrived"].get("root.squashfs"):
+        assert time.monotonic() < deadline, "nothing of what came is kept"
+        time.sleep(0.1)
     with pytest.raises(Refused, match="did not come yet"):
         vm.admin.ask("POST", job.place, {})
     assert job.run() < 3 << 20
