@@ -256,6 +256,6 @@ def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: floa
         if time.monotonic() > deadline:
             raise SmsError(
                 f"the VM does not serve after {wait_s:g} s: {why}",
-                hint="`sms vm start --keep` leaves it running; `sms vm exec -- journalctl -b` tells more",
+                hint="--wait 20m gives it longer; --keep leaves it running, for `sms vm exec -- journalctl -b`",
             )
         time.sleep(0.5)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from appliance.errors import Refused
-from appliance.flow.context import Cluster
-from appliance.flow.vm import find_running
+from appliance.errors import Refused, SmsError
+from appliance.flow.context import Cluster, find_host
+from appliance.flow.vm import find_running, find_vm
 from appliance.host.base import Host
 from appliance.plan.vm import vm_places
 from appliance.tools.guest import Ran, open_guest
 from appliance.tools.qmp import NotThere
 
 LAST_BYTES = 1 << 20
+NO_COMMAND = 127
+"""As of a shell."""
 CONSOLE = """\
 import os, select, socket, sys, termios, tty
 there = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -79,9 +82,32 @@ def attach_console(cluster: Cluster, host: Host) -> int:
     return host.interact("python3", "-I", "-c", CONSOLE, str(vm_places(cluster.site).console))
 
 
+def find_console(cluster: Cluster, wanted: str | None) -> Host:
+    """The host whose log of the console is asked for: that which has the VM; else one where a start has failed.
+
+    Raises:
+        Refused: there is none.
+    """
+    try:
+        return find_vm(cluster, wanted)
+    except Refused:
+        failed = str(vm_places(cluster.site).console_failed)
+        for admin in cluster.site.admin_hosts if wanted is None else ():
+            with suppress(SmsError):
+                host = find_host(cluster.site, admin.name)
+                if host.works("test", "-f", failed):
+                    return host
+        raise
+
+
 def read_console(cluster: Cluster, host: Host) -> str:
     """What the VM has said on its console since its last boot; the last MiB of it."""
-    path = str(vm_places(cluster.site).console_log)
+    where = vm_places(cluster.site)
+    path = str(where.console_log)
+    if find_running(cluster, host) is None:
+        # The later one of the last run, and of the last start that failed.
+        paths = (path, str(where.console_failed))
+        path = host.run("sh", "-c", 'ls -td -- "$@" 2>/dev/null | head -n 1', "ls", *paths, ok=None).text or path
     found = host.run("tail", "-c", str(LAST_BYTES), "--", path, ok=None)
     if found.status:
         raise Refused(f"{host.name} has no log of the VM's console", hint="it has not been started there")

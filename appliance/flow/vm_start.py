@@ -45,6 +45,8 @@ from appliance.tools.guest import open_guest
 
 ROOM_MB = 256
 """Free space that a start wants to see: the machine's root and its journal grow."""
+WAIT_S, WAIT_TCG_S = 180.0, 600.0
+"""How long a start may take, with KVM and without."""
 NUMBERS = """
 awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo
 folder=$1
@@ -82,9 +84,14 @@ class StartedVm:
 
 @dataclass(frozen=True)
 class How:
-    """How to start, as the caller wants it. ``image``: the key of another one than the current."""
+    """How to start, as the caller wants it.
 
-    wait_s: float = 180
+    Attributes:
+        wait_s: how long it may take to serve; by what runs it where that is 0.
+        image: the key of another image than the current one.
+    """
+
+    wait_s: float = 0
     keep: bool = False
     force: bool = False
     image: str = ""
@@ -115,7 +122,8 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, how: How | None =
             try:
                 _run(cluster, host, progress, how, image, holder, started, undo, others)
             except BaseException as error:
-                raise _undone(error, undo) from error
+                console = f"{host.name}:{vm_places(cluster.site).console_failed}" if "boot" in started.parts else ""
+                raise _undone(error, undo, console) from error
             undo.pop_all()
     return started
 
@@ -225,8 +233,8 @@ def _already(cluster: Cluster, host: Host, progress: Progress, process: qemu.Pro
     where = vm_places(cluster.site)
     host.remove(str(where.seed))
     with progress.step("ask the VM that runs already") as step:
-        health = _wait(cluster, host, process, how, step.detail)
-    written = read_note(cluster, host)
+        written = read_note(cluster, host)
+        health = _wait(cluster, host, process, how, str(written.get("accel", "")), step.detail)
     if health.ok and issuer_days(written) < ca.ISSUER_SOON_DAYS:
         with progress.step("give it new certificates"):
             written |= {"issuer_ends": renew_certificates(cluster, host)}
@@ -301,20 +309,23 @@ def _run(
         step.detail(f"new: {', '.join(words)}" if words else "those of the last time")
     started.parts["disks"] = round(time.monotonic() - clock, 1)
     boot(cluster, host, progress, image, started, undo)
+    undo.callback(keep_console, cluster, host)
+    started.parts["boot"] = round(time.monotonic() - clock, 1)
     process = find_running(cluster, host)
     if process is None:
         raise SmsError("the VM ended at once", hint="`sms vm console --log` has its last words")
     with progress.step("wait for the VM") as step:
-        health = _wait(cluster, host, process, how, step.detail)
+        health = _wait(cluster, host, process, how, started.accel, step.detail)
         step.detail(f"{len(health.services)} of {len(health.services)} serve" if health.ok else health.wrong)
     started.services = health.services
     started.parts["serves"] = round(time.monotonic() - clock, 1)
     note(cluster, host, "vm start", "started", accel=started.accel, digest=image.digest, generation=holder.generation)
 
 
-def _wait(cluster: Cluster, host: Host, process: qemu.Process, how: How, on_detail: Any) -> Health:
+def _wait(cluster: Cluster, host: Host, process: qemu.Process, how: How, accel: str, on_detail: Any) -> Health:
+    wait_s = how.wait_s or (WAIT_S if accel == "kvm" else WAIT_TCG_S)
     try:
-        return wait_for_health(cluster, host, process, how.wait_s, on_detail)
+        return wait_for_health(cluster, host, process, wait_s, on_detail)
     except SmsError as error:
         if how.keep and find_running(cluster, host):
             return Health({"vm": error.message})
@@ -388,6 +399,12 @@ def boot(
         step.detail(started.accel + (f": {started.why_no_kvm}" if started.why_no_kvm else ""))
 
 
+def keep_console(cluster: Cluster, host: Host) -> None:
+    """What a start that failed has said on its console stays; QEMU, which may still run, writes on to it."""
+    where = vm_places(cluster.site)
+    host.run("mv", "-fT", "--", str(where.console_log), str(where.console_failed), ok=None)
+
+
 def end_all(cluster: Cluster, host: Host) -> None:
     """End the machine, if it runs, and remove its cables and its run folder."""
     if process := find_running(cluster, host):
@@ -429,8 +446,8 @@ def _read_secret(path: Path) -> str:
         ) from error
 
 
-def _undone(error: BaseException, undo: ExitStack) -> BaseException:
-    """Undo all; the error to raise then."""
+def _undone(error: BaseException, undo: ExitStack, console: str) -> BaseException:
+    """Undo all; the error to raise then. ``console``: where what was said on the console is kept, if it came so far."""
     try:
         undo.close()
     except SmsError as second:
@@ -440,4 +457,5 @@ def _undone(error: BaseException, undo: ExitStack) -> BaseException:
         )
     if isinstance(error, Refused) or not isinstance(error, SmsError):
         return error
-    return RolledBack(f"{error.message}\n  what had been started is undone again", hint=error.hint)
+    said = f"; `sms vm console --log` shows its last words: {console}" if console else ""
+    return RolledBack(f"{error.message}\n  what had been started is undone again{said}", hint=error.hint)

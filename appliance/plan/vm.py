@@ -41,6 +41,7 @@ class VmPlaces:
     restore: PurePosixPath
     snapshots: PurePosixPath
     console_log: PurePosixPath
+    console_failed: PurePosixPath
     run: PurePosixPath
     pid: PurePosixPath
     note: PurePosixPath
@@ -85,6 +86,7 @@ def vm_places(site: Site) -> VmPlaces:
         restore=disks / "restore.json",
         snapshots=disks / "snapshots",
         console_log=disks / "console.log",
+        console_failed=disks / "console.failed.log",
         run=run,
         pid=run / "pid",
         note=run / "vm.json",

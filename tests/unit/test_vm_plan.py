@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,8 +21,9 @@ from appliance.errors import ConfigError, Refused
 from appliance.flow.context import Cluster
 from appliance.flow.vm import DISKS, FINISH_RESTORE, read_health
 from appliance.flow.vm_image import VmImage
+from appliance.flow.vm_inside import read_console
 from appliance.flow.vm_snapshots import check_name
-from appliance.flow.vm_start import StartedVm, ready_disks
+from appliance.flow.vm_start import StartedVm, keep_console, ready_disks
 from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.plan.vm import (
@@ -332,3 +334,20 @@ def test_a_root_goes_with_the_bytes_of_its_image(tmp_path: Path, need: Callable[
         fresh.append(started.fresh_root)
     assert fresh == [True, False, True]
     assert Path(where.root_image).read_text() == "two"
+
+
+def test_the_console_of_a_start_that_failed_is_kept(tmp_path: Path) -> None:
+    """It is shown until a later run has said something."""
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"))
+    site = site.model_copy(update={"cluster": "t-console"})
+    cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
+    log = Path(vm_places(site).console_log)
+    log.parent.mkdir(parents=True)
+    with pytest.raises(Refused, match="no log"):
+        read_console(cluster, Local())
+    log.write_text("failed")
+    keep_console(cluster, Local())
+    assert not log.exists() and read_console(cluster, Local()) == "failed"
+    os.utime(vm_places(site).console_failed, (1, 1))
+    log.write_text("later")
+    assert read_console(cluster, Local()) == "later"

@@ -10,7 +10,7 @@ from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
   sms vm console          its serial console; Ctrl-] leaves it
-  sms vm console --log    what it has said since its last boot"""
+  sms vm console --log    what it has said since its last boot, or in the last start that failed"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -32,12 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     import sys
 
     from appliance.cli.screen import err
-    from appliance.cli.vm.common import open_vm
-    from appliance.flow.vm_inside import attach_console, read_console
+    from appliance.cli.vm.common import open_site
+    from appliance.flow.vm import find_vm
+    from appliance.flow.vm_inside import attach_console, find_console, need_running, read_console
 
-    cluster, host = open_vm(arguments)
+    cluster = open_site(arguments)
     if arguments.log:
-        sys.stdout.write(read_console(cluster, host))
+        sys.stdout.write(read_console(cluster, find_console(cluster, arguments.host)))
         return 0
+    host = find_vm(cluster, arguments.host)
+    need_running(cluster, host)
     err.print("Ctrl-] leaves the console; Enter shows a prompt", markup=False)
     return attach_console(cluster, host)

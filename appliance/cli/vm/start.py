@@ -26,7 +26,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--host", metavar="NAME", help="the admin host to start it on (default: this machine)")
     parser.add_argument(
-        "--wait", type=duration, default=180.0, metavar="SPAN", help="how long it may take to serve (180s)"
+        "--wait",
+        type=duration,
+        default=0.0,
+        metavar="SPAN",
+        help="how long it may take to serve (180s; without KVM 600s)",
     )
     parser.add_argument("--keep", action="store_true", help="leave it running although it does not serve")
     parser.add_argument(
