@@ -6,16 +6,26 @@ import base64
 import difflib
 import io
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from appliance.errors import Refused
+from appliance.errors import ConfigError, Refused
 from appliance.flow.context import Cluster, read_given
+from appliance.flow.inventory import Inventory
 from appliance.flow.provision import open_api
-from appliance.plan.masters import Difference, Master, compare_masters, wanted_masters
+from appliance.plan.masters import (
+    Difference,
+    Master,
+    compare_masters,
+    forbidding,
+    named_paths,
+    unknown_names,
+    wanted_masters,
+)
 from appliance.plan.overlay import seed_files
 from appliance.progress import Progress
 from appliance.share import share
@@ -61,6 +71,21 @@ class Pushed:
     texts: Mapping[str, str] = field(default_factory=dict)
     """Unified diffs of what would change, where it is text and no secret."""
 
+    def summary(self, *, dry_run: bool = False) -> str:
+        """What was done, or would be, in one sentence."""
+        counts = Counter(one.what for one in self.differences)
+        brought, removed, held = counts["add"] + counts["change"], counts["remove"], counts["held"]
+        would = "would be " if dry_run else ""
+        parts = [f"{brought} {would}brought"] if brought else []
+        parts += [f"{removed} {would}removed"] if removed else []
+        parts += [f"{held} left alone"] if held else []
+        if not parts:
+            return (
+                f"all {counts['same']} files are as they should be, nothing {'would change' if dry_run else 'changed'}"
+            )
+        parts += [f"{counts['same']} the same as before"] if counts["same"] else []
+        return f"{len(self.differences)} files: {', '.join(parts)}"
+
     @property
     def waiting(self) -> tuple[Told, ...]:
         """Clients that were heard lately, and have not all."""
@@ -77,10 +102,10 @@ def at(path: str) -> str:
     """Where the VM has a master file.
 
     Raises:
-        Refused: it is no absolute path.
+        ConfigError: it is no absolute path.
     """
     if not path.startswith("/"):
-        raise Refused(f"{path} is no absolute path", hint="name it as it is on the clients, such as /etc/motd")
+        raise ConfigError(f"{path} is no absolute path", hint="name it as it is on the clients, such as /etc/motd")
     return FILES + quote(path)
 
 
@@ -102,21 +127,61 @@ def read_content(api: Api, digest: str) -> bytes | None:
     return base64.b64decode(answer["content"]) if answer["there"] else None
 
 
-def make_master(
-    path: str,
-    data: bytes,
-    *,
-    mode: str,
-    owner: str,
-    group: str,
-    template: bool,
-    nodes: Sequence[str],
-    groups: Sequence[str],
-    services: bool,
-) -> Master:
-    """A master file that an administrator adds by hand; a push leaves it alone."""
-    whose = {"nodes": tuple(nodes), "groups": tuple(groups)}
-    return Master(path, data, mode, owner, group, template=template, services=services, origin="admin", **whose)
+def find_master(api: Api, path: str) -> dict[str, Any] | None:
+    """The version that counts; None where there is none."""
+    at(path)
+    return next((each for each in list_masters(api) if each["path"] == path), None)
+
+
+def read_source(path: Path) -> bytes:
+    """What an administrator gives for a master file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no file.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def make_master(path: str, data: bytes, wishes: Mapping[str, Any], before: Mapping[str, Any] | None) -> Master:
+    """A master file that an administrator adds by hand; a push leaves it alone, unless the site file names it.
+
+    Args:
+        wishes: mode, owner, group, template, nodes, groups, services, where they are named.
+        before: the version that counts now, from which comes what is not named.
+
+    Raises:
+        ConfigError: it is no absolute path, or none that nodes take.
+    """
+    at(path)
+    if place := forbidding(path):
+        raise ConfigError(f"{path}: nodes take no files at {place} or below", hint="docs/files.md says which they take")
+    keys = ("mode", "owner", "group", "template", "nodes", "groups", "services")
+    kept = {key: before[key] for key in keys if before and key in before}
+    whole = {**kept, **{key: value for key, value in wishes.items() if value is not None}}
+    whole |= {key: tuple(whole[key]) for key in ("nodes", "groups") if key in whole}
+    return Master(path, data, origin="admin", **whole)
+
+
+def need_known(cluster: Cluster, api: Api, master: Master) -> None:
+    """Raise Refused where a file is for nodes or groups that the inventory does not know."""
+    if not master.nodes and not master.groups:
+        return
+    if unknown := unknown_names(master, Inventory(cluster, api).nodes()):
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise Refused(
+            f"the inventory has no {', '.join(unknown[:5])}{more}",
+            hint="`sms node list` shows all nodes and groups; --force adds it all the same",
+        )
+
+
+def is_pushed(cluster: Cluster, path: str, there: Mapping[str, Any] | None) -> bool:
+    """Whether ``sms files push`` brings a path from the site file."""
+    if there and there["origin"] == "users":  # `sms user sync` is its source
+        return False
+    return path in named_paths(cluster.site, cluster.services)
 
 
 def put_master(api: Api, master: Master) -> dict[str, Any]:
@@ -196,7 +261,7 @@ def push(
             if one.what == "remove":
                 remove_master(api, one.path)
         done = sum(one.what in ("add", "change", "remove") for one in differences)
-        step.detail(f"{done} of {len(differences)} changed")
+        step.detail(f"{done} of {len(differences)} brought or removed" if done else "nothing to bring")
     return Pushed(differences, wake(cluster, api, progress, wait_s))
 
 
@@ -219,6 +284,12 @@ def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[Told, ..
     answer = api.ask("GET", f"{SYNC}/reports")
     old_s = 3 * cluster.site.filesync.interval_s + 60
     return tuple(_told(each, push, answer["now"] - old_s) for each in answer["clients"])
+
+
+def need_known_path(api: Api, path: str, told: Sequence[Told]) -> None:
+    """Raise Refused where no client has or should have a file of this path, and the VM has none."""
+    if not any(path in one.has or path in one.missing for one in told) and find_master(api, path) is None:
+        raise Refused(f"there is no master file {path}", hint="sms files list")
 
 
 def _told(each: Mapping[str, Any], push: int, old: float) -> Told:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from appliance.catalog import Service
 from appliance.config.model import Site
 from appliance.plan.overlay import Seed
 
 CONF = "/etc/slurm/slurm.conf"
 ACCOUNTS = {"passwd": "/etc/passwd", "group": "/etc/group", "shadow": "/etc/shadow"}
 MUNGE_KEY = "/etc/munge/munge.key"
+FORBIDDEN = (
+    *("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/sms", "/opt/sms"),
+    *("/var/lib/sms/filesync", "/var/lib/sms/filesync.json"),
+)
+"""What no node takes, as ``smskept.py`` on it has them."""
 
 What = Literal["add", "change", "remove", "same", "held"]
 
@@ -104,6 +111,30 @@ def wanted_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed]
             services=file.services,
         )
     return tuple(masters[path] for path in sorted(masters))
+
+
+def forbidding(path: str) -> str:
+    """The path at or below which no node takes a file, where this one lies there; else nothing."""
+    clean = posixpath.normpath(path)
+    return next((each for each in FORBIDDEN if clean == each or clean.startswith(f"{each}/")), "")
+
+
+def named_paths(site: Site, services: Sequence[Service]) -> frozenset[str]:
+    """The paths that ``sms files push`` brings."""
+    accounts = {"passwd": site.accounts.passwd, "group": site.accounts.group, "shadow": site.secrets.shadow}
+    paths = {ACCOUNTS[name] for name, source in accounts.items() if source}
+    paths |= {MUNGE_KEY} if site.secrets.munge_key else set()
+    paths |= {CONF for service in services for file in service.files if file.path == CONF}
+    paths |= {file.path for file in site.provisioning.files} if site.provisioning else set()
+    return frozenset(paths)
+
+
+def unknown_names(master: Master, inventory: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Nodes and groups (``@name``) that a file is for and that the inventory has not."""
+    nodes = {str(node.get("name")) for node in inventory}
+    groups = {str(group) for node in inventory for group in node.get("groups") or ()}
+    missing = [name for name in master.nodes if name not in nodes]
+    return (*missing, *(f"@{group}" for group in master.groups if group not in groups))
 
 
 def compare_masters(

@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 
 from appliance.config.read import read_site_text
-from appliance.errors import SmsError
+from appliance.errors import ConfigError, SmsError
+from appliance.flow.files import Pushed, make_master
 from appliance.flow.init import read_profile
-from appliance.plan.masters import Master, compare_masters, wanted_masters
+from appliance.plan.masters import (
+    FORBIDDEN,
+    Master,
+    compare_masters,
+    forbidding,
+    named_paths,
+    unknown_names,
+    wanted_masters,
+)
 from appliance.plan.overlay import Seed
 from appliance.provision.blobs import Blobs
 from appliance.provision.config import Config
@@ -220,6 +229,7 @@ def test_what_a_site_names(tmp_path: Path) -> None:
     assert found["/etc/munge/munge.key"].data == b"own", "what is named stands before what is taken by itself"
     assert (found["/etc/x"].mode, found["/etc/x"].groups, found["/etc/x"].secret) == ("0600", ("gpu",), True)
     assert (found["/etc/shadow"].mode, found["/etc/shadow"].services) == ("0640", True)
+    assert named_paths(site, ()) == {"/etc/munge/munge.key", "/etc/x"}
     assert "conf" not in repr(found["/etc/slurm/slurm.conf"]).replace("slurm.conf", "")
 
 
@@ -247,3 +257,40 @@ def test_what_a_push_would_do() -> None:
     }
     replaced = {one.path: one.what for one in compare_masters(wanted, now, accounts=True)}
     assert replaced["/etc/passwd"] == "change"
+    assert Pushed(compare_masters(wanted, now)).summary() == (
+        "5 files: 2 brought, 1 removed, 1 left alone, 1 the same as before"
+    )
+    assert Pushed(compare_masters([same], now[:1])).summary() == "all 1 files are as they should be, nothing changed"
+
+
+def test_what_is_not_named_of_a_file_stays() -> None:
+    before = {"version": 3, "mode": "0600", "owner": "munge", "group": "munge", "nodes": ["a"], "groups": [], "x": 1}
+    wishes = {"template": None, "services": True}
+    master = make_master("/etc/x", b"new", wishes, {**before, "template": True, "services": False})
+    assert (master.mode, master.owner, master.nodes, master.template, master.services) == (
+        *("0600", "munge", ("a",)),
+        *(True, True),
+    )
+    new = make_master("/etc/x", b"new", wishes, None)
+    assert (new.mode, new.owner, new.nodes, new.template) == ("0644", "root", (), False)
+    everywhere = make_master("/etc/x", b"new", {"nodes": [], "groups": []}, before)
+    assert (everywhere.nodes, everywhere.mode) == ((), "0600")
+
+
+@pytest.mark.parametrize("path", ["/proc/x", "/etc/sms/tls/ca.pem", "/run", "/etc//sms/x", "/etc/x/../sms/y", "etc/x"])
+def test_paths_that_nodes_do_not_take(path: str) -> None:
+    with pytest.raises(ConfigError):
+        make_master(path, b"", {}, None)
+
+
+def test_nodes_refuse_the_same_paths() -> None:
+    text = (Path(__file__).parents[2] / "definitions" / "runtime" / "smskept.py").read_text()
+    there: dict[str, Any] = {}
+    exec("\n".join(line for line in text.splitlines() if line.startswith(("GOOD", "RECORD", "FORBIDDEN"))), there)
+    assert set(there["FORBIDDEN"]) == set(FORBIDDEN)
+    assert forbidding("/etc/smsx") == ""
+
+
+def test_nodes_and_groups_that_nobody_knows() -> None:
+    master = Master("/x", b"", nodes=("a", "b"), groups=("gpu", "cpu"))
+    assert unknown_names(master, [{"name": "a", "groups": ["gpu"]}]) == ("b", "@cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import duration
@@ -40,6 +40,16 @@ def add_wait(parser: Any) -> None:
 def add_later(parser: Any) -> None:
     """Leave the clients alone."""
     parser.add_argument("--later", action="store_true", help="wake nobody: clients have it after their next look")
+
+
+def audience(master: Mapping[str, Any]) -> str:
+    """Who has it."""
+    from appliance.config.hostlist import fold
+
+    parts = [fold(master["nodes"])] if master["nodes"] else []
+    parts += [f"@{group}" for group in master["groups"]]
+    whole = ",".join(parts) or "all nodes"
+    return whole + (", services" if master["services"] else "") + (" (template)" if master["template"] else "")
 
 
 def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api, shown: Progress) -> int:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from appliance.cli.common import add_json, verb
-from appliance.cli.files.common import open_vm
+from appliance.cli.files.common import audience, open_vm
 
 EXAMPLES = """\
   sms files list           every master file: its version, who has it, where it comes from
@@ -25,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
+    from appliance.cli.node.common import show_table
     from appliance.cli.overlay.view import size
     from appliance.cli.screen import out, print_json
     from appliance.flow.files import list_masters
@@ -40,22 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("path", "v", "size", "mode and owner", "for", "since"):
-        # A path that is cut says nothing.
-        table.add_column(title, overflow="fold", min_width=16 if title == "path" else None)
+        # A path that is cut, or goes on in the next line, says nothing.
+        whole = max(len(each["path"]) for each in found) if title == "path" else None
+        table.add_column(title, overflow="fold", no_wrap=title == "path", min_width=whole)
     for each in found:
         owner = f"{each['mode']} {each['owner']}:{each['group']}"
-        since = when(each["made"])[5:16]
+        since = when(each["made"])[:16]
         words = (each["path"], str(each["version"]), size(each["size"]), owner, audience(each), since)
         table.add_row(*map(escape, words))
-    out.print(table)
+    show_table(table)
     return 0
-
-
-def audience(master: dict[str, Any]) -> str:
-    """Who has it."""
-    from appliance.config.hostlist import fold
-
-    parts = [fold(master["nodes"])] if master["nodes"] else []
-    parts += [f"@{group}" for group in master["groups"]]
-    whole = ",".join(parts) or "all nodes"
-    return whole + (", services" if master["services"] else "") + (" (template)" if master["template"] else "")

@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             out.print(f"{SIGNS[one.what]} {one.path}{f': {one.why}' if one.why else ''}", markup=False)
         if text := done.texts.get(one.path):
             out.print("\n".join(f"    {line}" for line in text.split("\n")[2:]), markup=False)
-    same = sum(one.what == "same" for one in done.differences)
-    out.print(f"{same} of {len(done.differences)} files are as they should be already", markup=False)
+    out.print(done.summary(dry_run=arguments.dry_run), markup=False)
     for line in lines(done.told):
         out.print(line, markup=False)
     return UNHEALTHY if done.waiting else 0

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from appliance.cli.common import add_json, verb
-from appliance.cli.files.common import open_vm
+from appliance.cli.files.common import audience, open_vm
 
 EXAMPLES = """\
   sms files show /etc/motd              its versions, the newest first
@@ -26,7 +26,6 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    from appliance.cli.files.list import audience
     from appliance.cli.overlay.view import size
     from appliance.cli.screen import out, print_json
     from appliance.errors import Refused
