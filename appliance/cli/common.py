@@ -65,6 +65,17 @@ def seconds(text: str) -> float:
     return found
 
 
+def positive(text: str) -> int:
+    """A number of things, one at least; for argparse."""
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return found
+
+
 def filled(text: str) -> str:
     """A word that is not empty: an empty one is most often a variable of the shell that was never set.
 

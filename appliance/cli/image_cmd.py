@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli import image_nodes
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import add_json, positive, verb
 
 if TYPE_CHECKING:
     from appliance.flow.context import Cluster
@@ -43,7 +43,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         action.add_argument("key", nargs="?", help="the beginning of its key (default: the current image)")
         action.set_defaults(run=run_print, suffix=suffix)
     prune = actions.add_parser("prune", help="remove old images, never the current one")
-    prune.add_argument("--keep", type=int, default=3, metavar="N", help="how many of the newest stay (3)")
+    prune.add_argument("--keep", type=positive, default=3, metavar="N", help="how many of the newest stay (3)")
     prune.add_argument("--nodes", action="store_true", help="those that nodes boot, so many of each profile, here")
     prune.add_argument("-n", "--dry-run", action="store_true", help="only say which")
     prune.set_defaults(run=run_prune)
@@ -100,6 +100,6 @@ def run_prune(arguments: argparse.Namespace) -> int:
     from appliance.flow.images import prune_images
 
     word = "would remove" if arguments.dry_run else "removed"
-    for image in prune_images(_cluster(arguments), max(arguments.keep, 0), dry_run=arguments.dry_run):
+    for image in prune_images(_cluster(arguments), arguments.keep, dry_run=arguments.dry_run):
         out.print(f"{word} {image.key[:12]}, {image.bytes >> 20} MiB", markup=False)
     return 0

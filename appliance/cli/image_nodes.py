@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json
+from appliance.cli.common import add_json, positive
 
 if TYPE_CHECKING:
     from appliance.flow.context import Cluster
@@ -22,7 +22,9 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     built.set_defaults(run=run_build)
     pushed = actions.add_parser("push", help="bring a node image to the provisioning VM")
     _add_profile(pushed)
-    pushed.add_argument("--keep", type=int, default=3, metavar="N", help="how many images of it stay in the VM (3)")
+    pushed.add_argument(
+        "--keep", type=positive, default=3, metavar="N", help="how many images of it stay in the VM (3)"
+    )
     pushed.set_defaults(run=run_push)
     back = actions.add_parser("rollback", help="let nodes boot the image before the current one again")
     _add_profile(back)
@@ -75,7 +77,7 @@ def run_push(arguments: argparse.Namespace) -> int:
     from appliance.flow.node_push import push_node
 
     cluster, shown = _open(arguments)
-    pushed = push_node(cluster, arguments.profile, shown, keep=max(arguments.keep, 1))
+    pushed = push_node(cluster, arguments.profile, shown, keep=arguments.keep)
     if arguments.json:
         print_json(asdict(pushed))
         return 0
@@ -151,6 +153,6 @@ def run_prune(arguments: argparse.Namespace) -> int:
     from appliance.flow.node_image import prune_nodes
 
     word = "would remove" if arguments.dry_run else "removed"
-    for image in prune_nodes(_open(arguments)[0], max(arguments.keep, 0), dry_run=arguments.dry_run):
+    for image in prune_nodes(_open(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
         out.print(f"{word} {image.profile} {image.digest[:12]}, {image.bytes >> 20} MiB", markup=False)
     return 0

@@ -23,6 +23,7 @@ from appliance.flow.provision import need_vm, tls_folder
 from appliance.host.local import Local
 from appliance.plan.definition import apt_sources
 from appliance.plan.node_image import (
+    CA,
     SQUASHFS,
     NodePlan,
     cpio,
@@ -119,7 +120,7 @@ def _files(cluster: Cluster, folder: Path) -> Mapping[str, tuple[bytes, int]]:
     files |= {f"opt/sms/bin/{name}": (programs[name], 0o755) for name in PROGRAMS if name in programs}
     authority = tls_folder(cluster) / "ca.pem"
     try:
-        return {**files, "etc/sms/tls/ca.pem": (authority.read_bytes(), 0o644)}
+        return {**files, CA: (authority.read_bytes(), 0o644)}
     except OSError as error:
         raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` makes it") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from urllib.parse import quote
 from appliance.errors import Refused, SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.node_image import current_digest, find_profile, nodes_folder
-from appliance.flow.provision import open_api
+from appliance.flow.provision import open_api, tls_folder
 from appliance.plan.node_image import FILES
 from appliance.progress import Progress
 from appliance.tools.provision import Api, Away
@@ -40,7 +42,8 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
         keep: how many of the profile's images stay in the VM at least; those in use always do.
 
     Raises:
-        Refused: it was not built or not sealed with a key of the site's, or the VM has no room.
+        Refused: it was not built or not sealed with a key of the site's, its nodes would believe another CA than the
+            site's, or the VM has no room.
         SmsError: the VM does not answer, or it got other bytes than were sent; it hands out what it did before.
     """
     find_profile(cluster, name)
@@ -51,6 +54,7 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
     with progress.step("hold the image against its seal") as step:
         files = {each: size for each, (_, size) in check_seal(folder, cluster.site.signing.public_keys).files.items()}
         step.detail(digest[:12])
+    need_own_ca(folder, tls_folder(cluster) / "ca.pem", name)
     files |= {each: (folder / each).stat().st_size for each in (MANIFEST, SIGNATURE)}
     api = open_api(cluster)
     place = f"{BASE}/{quote(name)}/{digest}"
@@ -64,6 +68,20 @@ def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3)
     with progress.step("hold it against its manifest there, and make it current"):
         done = api.ask("POST", place, {"keep": keep}, timeout_s=600)
     return Pushed(name, digest, not told["whole"], sent, tuple(done["removed"]))
+
+
+def need_own_ca(folder: Path, authority: Path, name: str) -> None:
+    """Raise Refused where an image's manifest names another CA than the site's: its nodes would not believe the VM."""
+    built_with = json.loads((folder / MANIFEST).read_text()).get("ca")
+    try:
+        now = hashlib.sha256(authority.read_bytes()).hexdigest()
+    except OSError as error:
+        raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` makes it") from error
+    if built_with and built_with != now:  # images from before have none in their manifests
+        raise Refused(
+            f"the image of {name} was built with another CA than {authority}: its nodes would not believe the VM",
+            hint=f"sms image build {name}",
+        )
 
 
 class Upload:

@@ -15,6 +15,8 @@ from appliance.config.provisioning import Profile
 
 FORMAT = 1
 """Rises when an image of the same parts would be another one."""
+CA = "etc/sms/tls/ca.pem"
+"""Whom nodes believe, in their root; the manifest has its digest."""
 FILES = ("root.squashfs", "vmlinuz", "initrd.img")
 SECRET_FILES = re.compile(
     r"(?:munge\.key|.*\.key|shadow-|gshadow-|ssh_host_.*_key|id_(?:rsa|ecdsa|ed25519)|credential\.secret|random-seed)"
@@ -71,6 +73,7 @@ class NodePlan:
             "key": self.key,
             "arguments": self.arguments,
             "groups": list(self.groups),
+            "ca": hashlib.sha256(self.files[CA][0]).hexdigest() if CA in self.files else "",
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 
 from appliance.errors import Refused
 from appliance.flow.keys import create_pair
-from appliance.flow.node_push import Upload
+from appliance.flow.node_push import Upload, need_own_ca
 from appliance.provision.images import FILES, Images
 from appliance.provision.problem import HttpProblem
 from appliance.tools.provision import Away
@@ -66,6 +67,17 @@ def test_what_is_whole_becomes_current_and_goes_back(tmp_path: Path, key: Path) 
     assert images.rollback("compute") == (two.name, one.name), "and once more: the one that was left"
     # Another process, after a restart.
     assert Images(tmp_path / "images").current("compute").digest == two.name  # type: ignore[union-attr]
+
+
+def test_an_image_of_another_ca_is_not_pushed(tmp_path: Path, key: Path) -> None:
+    (tmp_path / "ca.pem").write_text("the site's")
+    own = hashlib.sha256(b"the site's").hexdigest()
+    for word, ca in (("one", own), ("old", "")):
+        need_own_ca(make_image(tmp_path, key, word, ca=ca), tmp_path / "ca.pem", "compute")
+    other = make_image(tmp_path, key, "other", ca="0" * 64)
+    with pytest.raises(Refused, match="built with another CA") as caught:
+        need_own_ca(other, tmp_path / "ca.pem", "compute")
+    assert caught.value.hint == "sms image build compute"
 
 
 def test_a_change_while_another_reads_is_not_forgotten(tmp_path: Path, key: Path) -> None:
