@@ -37,8 +37,8 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     one.add_argument("--uid-max", type=int, default=2_000_000_000, metavar="N", help="the highest id")
     one.add_argument(
         "--most-removed",
-        type=float,
-        default=10,
+        type=percent,
+        default=10.0,
         metavar="PERCENT",
         help="refuse to remove more of those before (default: 10)",
     )
@@ -50,6 +50,17 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     one.set_defaults(run=run_sync)
 
 
+def percent(text: str) -> float:
+    """A percentage, for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage from 0 to 100")
+    return found
+
+
 def run_sync(arguments: argparse.Namespace) -> int:
     """Sync."""
     from appliance.cli.screen import out, print_json
@@ -58,6 +69,8 @@ def run_sync(arguments: argparse.Namespace) -> int:
 
     if arguments.uid_min < 1000:
         raise ConfigError("--uid-min: ids below 1000 belong to the images of nodes and container")
+    if arguments.uid_min > arguments.uid_max:
+        raise ConfigError(f"--uid-min {arguments.uid_min} is more than --uid-max {arguments.uid_max}")
     cluster, api, shown = open_vm(arguments)
     if arguments.sssd:
         if arguments.shadow:
@@ -89,6 +102,8 @@ def run_sync(arguments: argparse.Namespace) -> int:
             f"{done.accounts.left_out} out of bounds left out",
             markup=False,
         )
+        if done.refusal:
+            out.print(f"without --dry-run it would be refused: {done.refusal}; --force removes them", markup=False)
     if arguments.dry_run or not done.changed:
         return 0
     return finish(arguments, cluster, api, shown)

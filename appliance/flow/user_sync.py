@@ -37,6 +37,8 @@ class Synced:
 
     accounts: Accounts
     changes: Mapping[str, Changes]
+    refusal: str = ""
+    """Why a dry run's real one would be refused; nothing where it would not."""
 
     @property
     def changed(self) -> bool:
@@ -48,6 +50,7 @@ class Synced:
             "groups": len(self.accounts.groups),
             "left_out": self.accounts.left_out,
             "changes": {path: one.as_dict() for path, one in self.changes.items()},
+            "refusal": self.refusal,
         }
 
 
@@ -135,23 +138,31 @@ def sync(
     )
     if problems:
         raise ConfigError(problems=problems)
+    if not source.passwd.strip():
+        raise Refused("passwd is empty: there is no user to bring")
     if not accounts.users:
         raise Refused("there is no user to bring: all are out of bounds, or in none of the groups")
     texts = accounts.texts()
     changes = _compare(api, texts)
-    for path, one in changes.items():
-        if one.removed_percent > most_removed and not force and not dry_run:
-            raise Refused(
-                f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)",
-                hint="look at them with --dry-run; --force removes them",
-            )
-    done = Synced(accounts, changes)
+    refusal = "" if force else too_many_removed(changes, most_removed)
+    if refusal and not dry_run:
+        raise Refused(refusal, hint="look at them with --dry-run; --force removes them")
+    done = Synced(accounts, changes, refusal)
     if not dry_run:
         with progress.step("accounts") as step:
             for path, data in texts.items():
                 step.detail(path)
                 put_master(api, account_master(path, data, origin="users"))
     return done
+
+
+def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str:
+    """Where more than this percentage of those before would go; nothing where none."""
+    return "; ".join(
+        f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)"
+        for path, one in changes.items()
+        if one.removed_percent > most_removed
+    )
 
 
 def _compare(api: Api, texts: Mapping[str, bytes]) -> dict[str, Changes]:

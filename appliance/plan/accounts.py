@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.errors import Problem
@@ -122,11 +122,22 @@ def compare_lines(before: str, after: str) -> Changes:
     """What differs between two files of accounts, by name."""
     old, new = _by_name(before), _by_name(after)
     return Changes(
-        tuple(sorted(new.keys() - old.keys())),
-        tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name])),
-        tuple(sorted(old.keys() - new.keys())),
+        _sorted(new.keys() - old.keys()),
+        _sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
+        _sorted(old.keys() - new.keys()),
         len(old),
     )
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    """As a person counts: u2 before u10."""
+
+    def counted(name: str) -> tuple[list[tuple[int, str]], str]:
+        # Words and numbers take turns, beginning with a word: one never meets the other.
+        parts = re.split(r"([0-9]+)", name)
+        return [(int(part), "") if at % 2 else (0, part) for at, part in enumerate(parts)], name
+
+    return tuple(sorted(names, key=counted))
 
 
 def _by_name(text: str) -> Mapping[str, str]:

@@ -167,9 +167,15 @@ def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> 
     every = ["/etc/group", "/etc/motd", "/etc/munge/munge.key", "/etc/passwd", "/etc/slurm/slurm.conf"]
     assert differences(desk.sms("files", "push", "--dry-run", "--json")) == dict.fromkeys(every, "add")
     assert desk.sms("files", "list", "--json").strip() == "[]", "a dry run changes nothing"
+    said = desk.sms("files", "push", "--wait", "1s")
+    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("+ ")] == [
+        f"+ {path}" for path in every
+    ]
+    assert f"{len(every)} files: {len(every)} brought" in said
+    check_by_hand(desk)
     client = desk.client(tmp_path / "container")
     try:
-        check_push(desk, tmp_path / "container", every)
+        check_push(desk, tmp_path / "container")
         check_changes(desk, tmp_path / "container")
         check_users(desk, tmp_path / "container")
     finally:
@@ -182,11 +188,7 @@ def told(said: str) -> dict[str, Any]:
     return found
 
 
-def check_push(desk: Desk, root: Path, every: list[str]) -> None:
-    said = desk.sms("files", "push")
-    assert [line.split(":")[0] for line in said.splitlines() if line.startswith("+ ")] == [
-        f"+ {path}" for path in every
-    ]
+def check_push(desk: Desk, root: Path) -> None:
     for _ in range(30):  # it has just begun, and is waited for only once it was heard
         if told(desk.sms("files", "report", "--json"))["state"] == "has all":
             break
@@ -212,10 +214,41 @@ def check_changes(desk: Desk, root: Path) -> None:
     assert (root / "etc/motd").read_text() == "sms-services of lab\n"
     assert "* " in desk.sms("files", "show", "/etc/motd")
     assert desk.sms("files", "show", "/etc/motd", "--content") == "{{ node.name }} of {{ cluster }}\n"
-    desk.sms("files", "remove", "/etc/motd")
+    assert "Nobody is there to answer" in desk.sms("files", "remove", "/etc/motd", status=3)
+    said = desk.sms("files", "remove", "-n", "/etc/motd")
+    assert "would be removed from all nodes, services (template); the site file names it" in said
+    assert (root / "etc/motd").exists()
+    desk.sms("files", "remove", "/etc/motd", "--yes")
     assert not (root / "etc/motd").exists()
     assert "there is no master file /etc/nothing" in desk.sms("files", "remove", "/etc/nothing", status=3)
     assert "is no mode" in desk.sms("files", "add", "/etc/x", "sms.yaml", "--mode", "abc", status=2)
+
+
+def check_by_hand(desk: Desk) -> None:
+    """What is added without a place in the site file: what is not named of it stays."""
+    path, long = "/etc/site.conf", f"/etc/{'long-' * 30}name"
+    source = desk.folder / "site.conf"
+    source.write_text("one\n")
+    add = ("files", "add", path, str(source), "--later")
+    assert "the inventory has no nowhere, @gpu" in desk.sms(*add, "--node", "nowhere", "--group", "gpu", status=3)
+    said = desk.sms(*add, "--mode", "600", "--owner", "munge", "--node", "nowhere", "--services", "--force")
+    assert f"{path}: version 1: 0600 munge:munge, for nowhere, services" in said
+    source.write_text("two\n")
+    assert "version 2: 0600 munge:munge, for nowhere, services" in desk.sms(*add, "--force")
+    said = desk.sms(*add, "--all-nodes", "--no-services")
+    assert "version 3: 0600 munge:munge, for all nodes\n" in said
+    assert "the site file names it, too" in desk.sms("files", "add", "/etc/passwd", str(source), "--later")
+    desk.sms("files", "rollback", "/etc/passwd", "--later")
+    desk.sms("files", "add", long, str(source), "--later")
+    listed = desk.sms("files", "list")
+    assert f"{long}  " in listed
+    assert "/etc/site.conf  " in listed
+    for name in (path, long):
+        assert "would be removed from all nodes\n" in desk.sms("files", "remove", "-n", name)
+        desk.sms("files", "remove", name, "--later")
+    said = desk.sms("files", "report", "--path", "/nosuch", status=3)
+    assert "there is no master file /nosuch" in said
+    assert "no client was heard lately\n  services  never heard, " in desk.sms("files", "report")
 
 
 def check_users(desk: Desk, root: Path) -> None:
@@ -225,9 +258,11 @@ def check_users(desk: Desk, root: Path) -> None:
     lines = [f"{name}:x:{3000 + number}:3000::/home/{name}:/bin/sh" for number, name in enumerate(names)]
     (people / "passwd").write_text("root:x:0:0::/root:/bin/sh\n" + "\n".join(lines) + "\n")
     (people / "group").write_text("users3:x:3000:\n")
+    said = desk.sms("user", "sync", "--from", str(people), "--dry-run")
+    assert "without --dry-run it would be refused: /etc/passwd: 1 of 1 would be removed" in said
     assert "1 of 1 would be removed" in desk.sms("user", "sync", "--from", str(people), status=3)
     done = json.loads(desk.sms("user", "sync", "--from", str(people), "--force", "--json"))
-    assert done["changes"]["/etc/passwd"] == {"added": sorted(names), "changed": [], "removed": ["alice"]}
+    assert done["changes"]["/etc/passwd"] == {"added": names, "changed": [], "removed": ["alice"]}
     assert done["left_out"] == 1
     here = (root / "etc/passwd").read_text()
     assert "user19" in here

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ConfigError
-from appliance.flow.user_sync import ask_sssd, read_folder
+from appliance.flow.user_sync import ask_sssd, read_folder, too_many_removed
 from appliance.host.fake import Fake
 from appliance.plan.accounts import compare_lines, read_accounts
 
@@ -99,6 +99,13 @@ def test_what_differs() -> None:
     assert (found.added, found.changed, found.removed) == (("d",), ("c",), ("a",))
     assert round(found.removed_percent) == 33
     assert compare_lines("", "a:1\n").removed_percent == 0
+    assert compare_lines("", "u10:1\nu2:1\n7x:1\na:1\n").added == ("7x", "a", "u2", "u10")
+
+
+def test_more_removed_than_may_be() -> None:
+    changes = {"/etc/passwd": compare_lines("a:1\nb:2\n", "b:2\n"), "/etc/group": compare_lines("a:1\n", "a:1\n")}
+    assert too_many_removed(changes, 49) == "/etc/passwd: 1 of 2 would be removed (50 %)"
+    assert too_many_removed(changes, 50) == ""
 
 
 def test_files_that_cannot_be_taken(tmp_path: Path) -> None:
