@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from appliance import __version__
 from appliance.cli.common import standard_output
@@ -58,6 +59,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(2, f"{self.prog}: {message}\n  hint: {self._nearest(message) or f'{self.prog} --help'}\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; what is unknown is told by the parser of the action that was named."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self._deepest(found).error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
+
+    def _deepest(self, found: argparse.Namespace) -> argparse.ArgumentParser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                chosen = action.choices.get(getattr(found, action.dest, None) or "")
+                if isinstance(chosen, Parser):
+                    return chosen._deepest(found)
+        return self
 
     @staticmethod
     def _nearest(message: str) -> str:
