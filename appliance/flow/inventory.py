@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from urllib.parse import quote
 from appliance.config.hostlist import HostListError, expand
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster
-from appliance.flow.provision import need_vm, open_api
+from appliance.flow.provision import need_vm, open_api, tls_folder
 from appliance.host.local import Local
 from appliance.plan.nodes import choose_nodes
 from appliance.progress import Progress
@@ -114,8 +116,12 @@ def _entries(said: Any, key: str) -> list[Node]:
 
 
 def kept_path(cluster: Cluster) -> Path:
-    """Where the last answer is kept on this machine."""
-    return cluster.site.state / "nodes" / f"{cluster.site.cluster}.json"
+    """Where the last answer is kept on this machine: by the site's CA, as two sites may have one cluster's name."""
+    try:
+        whose = (tls_folder(cluster) / "ca.pem").read_bytes()
+    except OSError:
+        whose = str(need_vm(cluster).address).encode()
+    return cluster.site.state / "nodes" / f"{cluster.site.cluster}-{hashlib.sha256(whose).hexdigest()[:12]}.json"
 
 
 def keep_nodes(cluster: Cluster, nodes: Sequence[Node]) -> None:
@@ -209,11 +215,23 @@ def reserved_addresses(cluster: Cluster) -> dict[str, str]:
     if vm.pool:
         numbers = range(int(vm.pool.first), min(int(vm.pool.last), int(vm.pool.first) + 65535) + 1)
         pool = {str(IPv4Address(number)): "the pool for machines that nobody knows" for number in numbers}
+    hosts: dict[str, str] = {}
+    for admin in site.admin_hosts:
+        hosts |= dict.fromkeys(_addresses(admin.address), f"the admin host {admin.name}")
     return {
         **pool,
+        **hosts,
         str(site.networks.provisioning.address.ip): "the services container",
         str(vm.address.ip): "the provisioning VM",
     }
+
+
+def _addresses(host: str) -> list[str]:
+    """The IPv4 addresses of a host by its name or address; none where nobody knows it here."""
+    try:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, socket.AF_INET)})
+    except (OSError, UnicodeError):
+        return []
 
 
 def node_network(cluster: Cluster) -> IPv4Network:

@@ -82,10 +82,11 @@ def add_node(cluster: Cluster, name: str, wishes: Wishes) -> Change:
     except ValueError as error:
         raise ConfigError(str(error), hint="sms node add --help") from error
     made = _told(wishes) | ({"groups": groups} if groups else {})
-    if not wishes.macs:
+    if not any(wishes.macs):
         raise ConfigError(f"{name} has no MAC address: it could not boot", hint="--mac 02:00:0a:4d:00:97")
     _check(cluster, {"name": name, **made}, nodes)
-    inventory.put(name, _clean(made))
+    made = _clean(made)
+    inventory.put(name, made)
     inventory.refresh()
     return Change(name, {}, made)
 
@@ -101,6 +102,8 @@ def edit_node(cluster: Cluster, word: str, wishes: Wishes, *, dry_run: bool = Fa
     nodes = inventory.nodes()
     node = find_node(nodes, word)
     name = str(node["name"])
+    if "" in wishes.macs:
+        raise ConfigError(f"{name} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
     change = _told(wishes)
     if wishes.groups:
         try:
@@ -114,6 +117,8 @@ def edit_node(cluster: Cluster, word: str, wishes: Wishes, *, dry_run: bool = Fa
     others = [one for one in nodes if one["name"] != name]
     _check(cluster, {"name": name, **{key: value for key, value in change.items() if value}}, others)
     change = {key: value for key, value in _clean(change).items() if (node.get(key) or None) != (value or None)}
+    if change.get("macs") == []:
+        raise ConfigError(f"{name} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
     if change and not dry_run:
         inventory.patch(name, change)
         inventory.refresh()

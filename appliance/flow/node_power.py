@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from appliance.config.hostlist import fold
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.bmc import Login, at_once, controller_of, find_login
 from appliance.flow.context import Cluster
 from appliance.flow.inventory import Node, known_nodes, open_inventory, pick
+from appliance.flow.provision import need_vm
 from appliance.progress import Progress, Step
 from appliance.tools.redfish_power import read_power, set_boot, switch
 
 WORKERS = 32
 LOOK_S = 2.0
+IMAGES, PARAMETERS = "/sms/v1/images", "/boot/v1/bootparameters"
 SLURMD = 6818
 """Where slurmd listens: whoever answers there has booted."""
 
@@ -88,6 +91,8 @@ def boot(cluster: Cluster, nodes: Sequence[Node], how: Boot, progress: Progress)
             f"{', '.join(unknown[:5])} has no address in the inventory: nobody would know when it is up",
             hint=f"sms node edit {unknown[0]} --address ADDRESS; or without --wait",
         )
+    if how.cycle and how.target in ("pxe", "http"):
+        _check_images(cluster, nodes)
     login = find_login(cluster)
 
     def work(node: Node) -> Outcome:
@@ -95,7 +100,52 @@ def boot(cluster: Cluster, nodes: Sequence[Node], how: Boot, progress: Progress)
 
     before = _reports(cluster) if how.wait_s else None
     done = _all(nodes, work, f"boot {_number(nodes)}", progress)
-    return _wait(cluster, nodes, done, before, how.wait_s, progress) if how.wait_s else done
+    if not how.wait_s:
+        return done
+    try:
+        return _wait(cluster, nodes, done, before, how.wait_s, progress)
+    except KeyboardInterrupt:
+        names = fold(one.name for one in done if not one.error)
+        if names:
+            progress.say(f"{names}: restarted; nobody waits any more")
+        raise
+
+
+def _check_images(cluster: Cluster, nodes: Sequence[Node]) -> None:
+    """Refuse where the VM has nothing that a node would boot; what cannot be asked is no reason."""
+    api = open_inventory(cluster).api
+    try:
+        images = api.ask("GET", IMAGES)["images"]
+        parameters = api.ask("GET", PARAMETERS)
+        current = {str(one["profile"]): list(one.get("groups") or ()) for one in images if one.get("current")}
+        own_kernel = any(one.get("kernel") for one in parameters)
+    except (SmsError, AttributeError, LookupError, TypeError):
+        return
+    if own_kernel:
+        return
+    sites = {name: profile.groups for name, profile in need_vm(cluster).profiles.items()}
+    for node in nodes:
+        groups, named = [str(one) for one in node.get("groups") or ()], str(node.get("profile") or "")
+        if named in current if named else profile_for(groups, current):
+            continue
+        profile = named or profile_for(groups, sites)
+        raise Refused(
+            f"{node['name']} would boot nothing: the VM has no image of {profile or 'any profile that is for it'}",
+            hint=f"sms image push {profile}" if profile else "sms image profiles",
+        )
+
+
+def profile_for(groups: Sequence[str], profiles: Mapping[str, Sequence[str]]) -> str:
+    """The profile of the first group that has one, else that which is for all others, else nothing; as the VM chooses.
+
+    Args:
+        profiles: the groups of each; none for all others.
+    """
+    by_group: dict[str, str] = {}
+    for name, wanted in sorted(profiles.items()):
+        for group in wanted or ("",):
+            by_group.setdefault(group, name)
+    return next((by_group[group] for group in (*groups, "") if group in by_group), "")
 
 
 def _boot(node: Node, how: Boot, login: Login) -> Outcome:

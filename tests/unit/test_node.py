@@ -28,6 +28,7 @@ TOP = Path(__file__).parents[2]
 NET = "10.77.7"
 """In a network namespace of the tests' own: nothing leaves it."""
 VM = f"{NET}.2"
+HOST = f"{NET}.3"
 BMCS = [f"{NET}.{number}" for number in range(100, 110)]
 SYSTEM = f"{ROOT}/Systems/1"
 
@@ -89,6 +90,7 @@ def write_site(folder: Path) -> None:
     document = yaml.safe_load((TOP / "definitions" / "profiles" / "lab.yaml").read_text())
     document["state"] = str(folder / "state")
     document["networks"]["provisioning"] |= {"address": f"{NET}.1/24"}
+    document["admin_hosts"][0]["address"] = HOST
     nodes = [{"name": "node[001-004]", "address": f"{NET}.[11-14]"}]
     document["slurm"] = {"nodes": nodes, "partitions": [{"name": "batch", "default": True}]}
     document["provisioning"] = {
@@ -263,7 +265,7 @@ def test_power_of_many(cluster: Cluster) -> None:
 def test_power_while_the_vm_is_off(cluster: Cluster) -> None:
     cluster.bmc(0)
     cluster.discover(BMCS[0])
-    kept = cluster.folder / "state" / "nodes" / "lab.json"
+    (kept,) = (cluster.folder / "state" / "nodes").glob("lab-*.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     with cluster.vm.off():
         assert "node001" in cluster.sms("power", "off", "node001")
@@ -281,7 +283,7 @@ def test_power_while_the_vm_is_off(cluster: Cluster) -> None:
 def test_the_age_of_what_was_kept_is_told(cluster: Cluster) -> None:
     cluster.bmc(0)
     cluster.discover(BMCS[0])
-    kept = cluster.folder / "state" / "nodes" / "lab.json"
+    (kept,) = (cluster.folder / "state" / "nodes").glob("lab-*.json")
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "at": 1_700_000_000}))
     with cluster.vm.off():
         assert main(["--site", str(cluster.folder / "sms.yaml"), "node", "power", "status", "node001"]) == 0
@@ -293,6 +295,14 @@ def test_boot(cluster: Cluster) -> None:
     machine = cluster.bmc(0, power="Off")
     cluster.discover(BMCS[0])
     assert machine
+    cluster.sms("boot", "node001", status=3)
+    assert "sms image push compute" in cluster.said and machine.power() == "Off"
+    digest = "0" * 64
+    image = cluster.folder / "vm" / "images" / "compute" / digest
+    image.mkdir(parents=True)
+    files = {name: {"sha256": digest, "bytes": 1} for name in ("vmlinuz", "initrd.img", "root.squashfs")}
+    (image / "manifest.json").write_text(json.dumps({"kind": "node", "profile": "compute", "files": files}))
+    (image.parent / "current").write_text(digest)
     cluster.sms("boot", "node001")
     boot = machine.tree[SYSTEM]["Boot"]
     assert machine.power() == "On" and boot["BootSourceOverrideTarget"] == "Pxe"
@@ -312,12 +322,18 @@ def test_by_hand(cluster: Cluster) -> None:
         assert words in cluster.said, "every problem at once"
     cluster.sms("add", "node009", status=2)
     assert "has no MAC address" in cluster.said
-    cluster.sms("add", "node009", "--mac", "02-00-0A-4D-00-09", "--xname", "x1000c0s0b0n0", "--group", "a,b")
+    wishes = ("--mac", "02-00-0A-4D-00-09", "--xname", "x1000c0s0b0n0", "--group", "a,b")
+    assert cluster.sms("add", "node009", *wishes) == f"node009 is in the inventory: {mac(9)}\n"
     cluster.sms("add", "node009", "--mac", mac(8), status=3)
     cluster.sms("add", "node010", "--mac", mac(9), "--profile", "none", status=2)
     assert f"{mac(9)} is a MAC address of node009" in cluster.said and "no profile 'none'" in cluster.said
     cluster.sms("add", "node010", "--mac", mac(8), "--address", VM, status=2)
     assert "the provisioning VM" in cluster.said
+    cluster.sms("add", "node010", "--mac", mac(8), "--address", HOST, status=2)
+    assert f"{HOST} is the address of the admin host host-a" in cluster.said
+    cluster.sms("edit", "node009", "--mac", "", status=2)
+    cluster.sms("edit", "node009", f"--mac=-{mac(9)}", status=2)
+    assert "needs a MAC address" in cluster.said
     told = cluster.sms("edit", "x1000c0s0b0n0", "--group", "+gpu", "--group=-a", "--mac", f"+{mac(10)}")
     assert "groups: a, b -> b, gpu" in told
     node = cluster.nodes()["node009"]

@@ -45,7 +45,8 @@ def read_wishes(arguments: argparse.Namespace) -> Any:
     from appliance.flow.node import Wishes
 
     return Wishes(
-        macs=tuple(part for word in arguments.mac for part in word.split(",") if part),
+        # Empty text, or a sign with nothing behind it, is told of and not passed over.
+        macs=tuple(part for word in arguments.mac for part in word.split(",") if part or not word),
         address=arguments.address,
         xname=arguments.xname,
         bmc=arguments.bmc,
@@ -64,6 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"name": made.name, **made.change})
     else:
-        words = " ".join(str(made.change[key]) for key in ("address", "macs") if made.change.get(key))
+        words = ", ".join(filter(None, (made.change.get("address"), *made.change["macs"])))
         out.print(f"{made.name} is in the inventory: {words}", markup=False)
     return 0
