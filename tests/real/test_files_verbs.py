@@ -234,7 +234,7 @@ def check_by_hand(desk: Desk) -> None:
     said = desk.sms(*add, "--mode", "600", "--owner", "munge", "--node", "nowhere", "--services", "--force")
     assert f"{path}: version 1: 0600 munge:munge, for nowhere, services" in said
     source.write_text("two\n")
-    assert "version 2: 0600 munge:munge, for nowhere, services" in desk.sms(*add, "--force")
+    assert "version 2: 0600 munge:munge, for nowhere, services" in desk.sms(*add)
     said = desk.sms(*add, "--all-nodes", "--no-services")
     assert "version 3: 0600 munge:munge, for all nodes\n" in said
     assert "the site file names it, too" in desk.sms("files", "add", "/etc/passwd", str(source), "--later")

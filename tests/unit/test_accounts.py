@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from appliance.errors import ConfigError
-from appliance.flow.user_sync import ask_sssd, read_folder, too_many_removed
+from appliance.errors import ConfigError, Refused
+from appliance.flow.user_sync import Source, ask_sssd, read_folder, sync, too_many_removed
 from appliance.host.fake import Fake
 from appliance.plan.accounts import compare_lines, read_accounts
+from appliance.progress import Silent
+from appliance.tools.provision import Api
 
 ALICE = "alice:x:2001:2001:Alice:/home/alice:/bin/bash"
 TEAM = "team:x:3000:alice,bob"
@@ -117,6 +119,13 @@ def test_files_that_cannot_be_taken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can be read by everybody"):
         read_folder(tmp_path, tmp_path / "shadow")
     assert read_folder(tmp_path / "passwd", None).group == ""
+
+
+@pytest.mark.parametrize(("passwd", "words"), [("\n", "passwd is empty"), ("r:x:0:0::/:/bin/sh\n", "out of bounds")])
+def test_nobody_to_bring(passwd: str, words: str) -> None:
+    api = Api("https://127.0.0.1:1", Path("ca"), Path("cert"), Path("key"))  # which is not asked
+    with pytest.raises(Refused, match=words):
+        sync(api, Source(passwd, ""), Silent(), uid_min=1000, uid_max=2000)
 
 
 def test_sssd_is_asked_for_the_members_of_groups() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from appliance.cli.files.list import rows
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, SmsError
 from appliance.flow.files import Pushed, make_master
@@ -294,3 +295,12 @@ def test_nodes_refuse_the_same_paths() -> None:
 def test_nodes_and_groups_that_nobody_knows() -> None:
     master = Master("/x", b"", nodes=("a", "b"), groups=("gpu", "cpu"))
     assert unknown_names(master, [{"name": "a", "groups": ["gpu"]}]) == ("b", "@cpu")
+
+
+def test_a_list_of_files_has_a_line_each() -> None:
+    path = "/etc/" + "x" * 200
+    body = {**Master(path, b"", nodes=("a1", "a2")).as_body(), "path": path, "version": 1, "size": 2, "made": 0.0}
+    head, line = rows([body])
+    assert line.startswith(f"{path}  1  2 B   0644 root:root  19")
+    assert line.endswith("  a[1-2]")
+    assert head.endswith("for")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from appliance.cli.common import add_json, verb
@@ -11,6 +12,8 @@ from appliance.cli.files.common import audience, open_vm
 EXAMPLES = """\
   sms files list           every master file: its version, who has it, where it comes from
   sms files list --json    with digests, for scripts"""
+
+TITLES = ("path", "v", "size", "mode and owner", "since", "for")
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -22,14 +25,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from appliance.cli.node.common import show_table
-    from appliance.cli.overlay.view import size
     from appliance.cli.screen import out, print_json
     from appliance.flow.files import list_masters
-    from appliance.flow.status import when
 
     _, api, _ = open_vm(arguments)
     found = list_masters(api)
@@ -39,15 +36,21 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         out.print("the VM has no master files; `sms files push` brings those of the site file", markup=False)
         return 0
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("path", "v", "size", "mode and owner", "for", "since"):
-        # A path that is cut, or goes on in the next line, says nothing.
-        whole = max(len(each["path"]) for each in found) if title == "path" else None
-        table.add_column(title, overflow="fold", no_wrap=title == "path", min_width=whole)
+    for line in rows(found):
+        out.print(line, markup=False)
+    return 0
+
+
+def rows(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line a file, whole: a path that is cut, or goes on in the next line, says nothing."""
+    from appliance.cli.overlay.view import size
+    from appliance.flow.status import when
+
+    table = [TITLES]
     for each in found:
         owner = f"{each['mode']} {each['owner']}:{each['group']}"
-        since = when(each["made"])[:16]
-        words = (each["path"], str(each["version"]), size(each["size"]), owner, audience(each), since)
-        table.add_row(*map(escape, words))
-    show_table(table)
-    return 0
+        words = (each["path"], str(each["version"]), size(each["size"]), owner, when(each["made"])[:16])
+        table.append((*words, audience(each)))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
