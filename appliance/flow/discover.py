@@ -82,6 +82,7 @@ class Report:
     failed: dict[str, str] = field(default_factory=dict)
     power: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
+    addresses: dict[str, str] = field(default_factory=dict)
 
     @property
     def healthy(self) -> bool:
@@ -116,12 +117,14 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
         Away: the VM does not answer.
     """
     targets = find_targets(ranges)
+    _check_names(targets)
     pattern = check_pattern(options.pattern or need_vm(cluster).node_names)
     _check(cluster, options)
     login = find_login(cluster)
     inventory = open_inventory(cluster)
     nodes = _nodes(cluster, inventory, options, progress)
-    report = Report(looked=len(targets), dry_run=options.dry_run)
+    addresses = {str(node["name"]): str(node.get("address") or "") for node in nodes}
+    report = Report(addresses=addresses, looked=len(targets), dry_run=options.dry_run)
     _scan(report, targets, login, options, progress)
     found = [one for target in targets if target in report.bmcs for one in _systems(report, target)]
     report.decisions = list(
@@ -137,6 +140,32 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
     if not options.dry_run:
         _write(report, inventory, progress)
     return report
+
+
+def _check_names(targets: Sequence[str]) -> None:
+    """Refuse names where none of them is a host: those of a range may be of machines that are not there yet.
+
+    Raises:
+        ConfigError: with those that nobody knows.
+    """
+    names = [target for target in targets if not re.fullmatch(r"[0-9.]+", target)]
+    if not names or len(names) < len(targets):
+        return
+    unknown = []
+    for name, known in at_once(names, _is_host, workers=32):
+        if known is True:
+            return
+        unknown.append(name)
+    raise ConfigError(
+        "; ".join(f"{name}: no such host" for name in sorted(unknown)[:5]), hint="name addresses, or host names"
+    )
+
+
+def _is_host(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _check(cluster: Cluster, options: Options) -> None:

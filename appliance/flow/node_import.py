@@ -7,10 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import ConfigError, Problem, Refused, SmsError
 from appliance.flow.context import Cluster
 from appliance.flow.fence import read_password
 from appliance.flow.inventory import node_network, open_inventory, reserved_addresses
@@ -31,6 +32,7 @@ COLLECTIONS = (
     ("groups", "/groups", ""),
 )
 """Ours, the path below /hsm/v2, and where the answer has the list."""
+NODE_WORDS = ("name", *DEFAULTS, "interfaces", "details")
 OPTIONAL = ("component_endpoints",)
 
 
@@ -47,7 +49,7 @@ def read_file(path: Path) -> Converted:
     """The document of a file; ``-`` is standard input.
 
     Raises:
-        SmsError: it cannot be read, or is no inventory.
+        ConfigError: it cannot be read, or is no inventory; every word of a node that is none.
     """
     try:
         if str(path) == "-":
@@ -56,12 +58,31 @@ def read_file(path: Path) -> Converted:
             with path.open("rb") as file:
                 text = file.read(LARGEST_B + 1)
     except OSError as error:
-        raise SmsError(
+        raise ConfigError(
             f"{path} cannot be read: {error.strerror}", hint="`sms node export -o FILE` writes one"
         ) from error
     if len(text) > LARGEST_B:
-        raise SmsError(f"{path} has more than {LARGEST_B >> 20} MiB", hint="is it an export?")
-    return Converted(read_document(text))
+        raise ConfigError(f"{path} has more than {LARGEST_B >> 20} MiB", hint="is it an export?")
+    try:
+        document = read_document(text)
+    except SmsError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+    _check_words(path, document)
+    return Converted(document)
+
+
+def _check_words(path: Path, document: Mapping[str, Any]) -> None:
+    """Raises ConfigError with each word of a node that the inventory has no place for."""
+    problems = []
+    for node in document.get("nodes") or []:
+        for word in map(str, node):
+            if word in NODE_WORDS:
+                continue
+            near = get_close_matches(word, NODE_WORDS, 1)
+            meant = f"; did you mean {near[0]}?" if near else f": it has {', '.join(NODE_WORDS)}"
+            problems.append(Problem(str(path), 0, str(node["name"])[:63], f"a node has no {word[:60]!r}{meant}"))
+    if problems:
+        raise ConfigError(problems=problems[:20])
 
 
 def read_smd(

@@ -397,8 +397,12 @@ def test_export_and_import(cluster: Cluster) -> None:
     assert cluster.sms("export") == before, "all of it, or nothing"
     for text in ("a: &a [1]\nnodes: *a\n", "nodes: [\n", "hello", "nodes: 5\n", "other: []\n"):
         file.write_text(text)
-        cluster.sms("import", str(file), status=1)
-    cluster.sms("import", str(cluster.folder / "none.yaml"), status=1)
+        cluster.sms("import", str(file), status=2)
+        assert str(file) in cluster.said
+    cluster.sms("import", str(cluster.folder / "none.yaml"), status=2)
+    file.write_text(yaml.safe_dump({"nodes": [{"name": "n7", "mac": mac(7)}]}))
+    cluster.sms("import", str(file), "-n", status=2)
+    assert "n7: a node has no 'mac'; did you mean macs?" in cluster.said
 
 
 SMD: dict[str, Any] = {
@@ -515,6 +519,9 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a first address elsewhere": (["discover", "10.77.7.100", "--first", "10.0.0.1"], "is not an address in"),
     "no port": (["discover", "--port", "70000", "10.77.7.100"], "is no port"),
     "a host list that is none": (["power", "status", "node[1-"], "brackets"),
+    "the node first": (["power", "node1", "on"], "sms node power on node1"),
+    "a word that is near": (["power", "of", "node1"], "did you mean off?"),
+    "names of nobody": (["discover", "foo.invalid,bar.invalid"], "foo.invalid: no such host"),
     "soft on": (["power", "on", "--soft", "node1"], "--soft goes with off"),
 }
 

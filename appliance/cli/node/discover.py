@@ -120,7 +120,7 @@ def _words(one: Decision, report: Report) -> list[str]:
     return [
         one.found.bmc.removeprefix("https://").partition("/")[0],
         one.name or "-",
-        str(one.change.get("address") or "-"),
+        str(one.change.get("address") or report.addresses.get(one.name) or "-"),
         f"{macs[0]}{more}" if macs else "-",
         report.power.get(one.found.bmc) or "-",
         system.removeprefix(", ") or "-",

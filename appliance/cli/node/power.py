@@ -17,6 +17,13 @@ EXAMPLES = """\
 WORDS = {"on": "switch on", "off": "switch off", "reset": "restart", "status": "ask"}
 
 
+class _Wishes(tuple[str, ...]):
+    """For completion. What is none of them is told by `run`, which sees the nodes as well."""
+
+    def __contains__(self, word: object) -> bool:
+        return True
+
+
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
     parser = verb(
@@ -27,7 +34,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         "of the inventory; while the VM is off, those of the last answer, whose age is told.",
         EXAMPLES,
     )
-    parser.add_argument("wish", choices=tuple(WORDS), metavar="on|off|reset|status", help="what is to be")
+    parser.add_argument("wish", choices=_Wishes(WORDS), metavar="on|off|reset|status", help="what is to be")
     add_nodes(parser)
     parser.add_argument("--soft", action="store_true", help="off: ask the system to end, and wait for it")
     parser.add_argument(
@@ -39,6 +46,17 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
+def _meant(arguments: argparse.Namespace) -> str:
+    """What was to be said, where the node stands before the wish, or the wish is misspelt."""
+    from difflib import get_close_matches
+
+    words = [arguments.wish, *arguments.nodes]
+    if words[-1] in WORDS:
+        return f"sms node power {words[-1]} {' '.join(words[:-1])}"
+    near = get_close_matches(words[0], WORDS, 1)
+    return f"did you mean {near[0]}?" if near else "sms node power --help"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
     from appliance.cli.screen import out, print_json
@@ -46,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.errors import ConfigError
     from appliance.flow.node_power import as_dicts, choose, power
 
+    if arguments.wish not in WORDS:
+        raise ConfigError(f"{arguments.wish[:60]!r} is not one of {', '.join(WORDS)}", hint=_meant(arguments))
     if arguments.soft and arguments.wish != "off":
         raise ConfigError("--soft goes with off alone", hint="sms node power off --soft NODES")
     cluster, shown = open_site(arguments)
