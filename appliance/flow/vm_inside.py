@@ -16,6 +16,7 @@ from appliance.tools.qmp import NotThere
 LAST_BYTES = 1 << 20
 NO_COMMAND = 127
 """As of a shell."""
+NO_SUCH = ("No such file or directory", "Failed to execute child process")
 CONSOLE = """\
 import os, select, socket, sys, termios, tty
 there = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -74,6 +75,10 @@ def run_in_vm(
         raise Refused(
             f"the VM cannot be asked: {error.message}", hint="does it still start? `sms vm console` shows it"
         ) from error
+    except SmsError as error:
+        if not all(words in error.message for words in NO_SUCH):
+            raise
+        return Ran(NO_COMMAND, b"", f"sms: {argv[0]}: no such command in the VM\n".encode())
 
 
 def attach_console(cluster: Cluster, host: Host) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.flow.context import Cluster
-from appliance.flow.vm import at_work_everywhere
+from appliance.flow.vm import all_hosts, at_work_everywhere
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm import vm_places
 from appliance.progress import Progress
@@ -104,6 +105,18 @@ def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
         except (ValueError, TypeError):
             found.append(VmSnapshot(name, 0, reason="its note cannot be read", size_bytes=int(kib) << 10))
     return sorted(found, key=lambda one: (one.taken, one.name))
+
+
+def count_elsewhere(cluster: Cluster, host: Host) -> dict[str, int]:
+    """How many there are on each other admin host that answers and sees another folder: those of before a move."""
+    here = {one.name for one in list_snapshots(cluster, host)}
+    found = {}
+    for other in all_hosts(cluster, host)[1:]:
+        with suppress(SmsError):
+            names = {one.name for one in list_snapshots(cluster, other)}
+            if names and names != here:
+                found[other.name] = len(names)
+    return found
 
 
 def find_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:

@@ -10,7 +10,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.flow.context import Cluster, find_host
 from appliance.flow.vm import Health, all_hosts, ask_health, find_running, look_everywhere
-from appliance.flow.vm_snapshots import list_snapshots
+from appliance.flow.vm_snapshots import count_elsewhere, list_snapshots
 from appliance.flow.vm_start import issuer_days, read_note
 from appliance.host.base import Host
 from appliance.plan.vm import need_vm, vm_places
@@ -18,6 +18,9 @@ from appliance.tools.qemu import image_info
 
 MEMORY = """
 awk '/^VmRSS:/ { print int($2 / 1024) }' "/proc/$1/status"
+"""
+BUSY = """
+[ ! -e "$1" ] || flock -n -s -E 9 "$1" true
 """
 
 
@@ -31,6 +34,8 @@ class VmStatus:
         services: each with ``ok`` or what is wrong; none where the VM does not run or cannot be asked.
         silent: admin hosts that cannot be asked.
         issuer_days: while it runs, how long it may still vouch for nodes.
+        snapshots_elsewhere: how many other admin hosts have.
+        busy: another sms starts, stops or moves it at this moment.
     """
 
     cluster: str
@@ -56,6 +61,8 @@ class VmStatus:
     api: dict[str, Any] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     issuer_days: int = 0
+    snapshots_elsewhere: dict[str, int] = field(default_factory=dict)
+    busy: bool = False
 
 
 def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
@@ -73,7 +80,11 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
     name = running or newest
     site, wanted = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
-        return VmStatus(site.cluster, str(wanted.address.ip), name, False, False, silent=silent)
+        asked = [
+            host for host in all_hosts(cluster, first) if host.name in {view.name for view in views if view.reachable}
+        ]
+        busy = any(_busy(cluster, host) for host in asked)
+        return VmStatus(site.cluster, str(wanted.address.ip), name, False, False, silent=silent, busy=busy)
     host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or find_host(site, name)
     return _status(cluster, host, silent)
 
@@ -119,7 +130,15 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         health.api,
         silent,
         issuer_days(written) if process else 0,
+        count_elsewhere(cluster, host),
+        _busy(cluster, host),
     )
+
+
+def _busy(cluster: Cluster, host: Host) -> bool:
+    """Whether another sms is at work on it; the lock is looked at, and not waited for."""
+    lock = str(vm_places(cluster.site).lock)
+    return host.run("sh", "-c", BUSY, "busy", lock, ok=None).status == 9
 
 
 def how_long(since: float) -> str:

@@ -210,7 +210,7 @@ def test_commands_run_inside(world: World) -> None:
     assert (ran.stdout, ran.stderr) == (b"out\n", b"err\n")
     argv = ("sms", "-q", "vm", "exec", "--input", "--", "tee", MARK)
     assert world.host("admin").run(*argv, input=b"before\n").text == "before"
-    assert world.vm("exec", "--", "no-such-program", ok=(1,)).stderr
+    assert world.vm("exec", "--", "no-such-program", ok=(127,)).stderr
 
 
 def test_the_console_was_written_down(world: World) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from appliance.config.hostlist import expand, fold
 from appliance.errors import ConfigError
+from appliance.flow.node_power import profile_for
 from appliance.plan.discover import Found, decide
 from appliance.plan.nodes import choose_groups, choose_nodes, clean_mac, find_problems
 from appliance.plan.scan import check_pattern, find_targets, free_addresses, free_names
@@ -263,3 +264,10 @@ def test_decisions(name: str) -> None:
     made = list(decide(found, nodes, name=lambda: next(names), address=address, update=update))
     assert [(one.what, one.name, dict(one.change)) for one in made] == wanted
     assert all(one.differences for one in made if one.what in ("conflict", "differs"))
+
+
+def test_the_profile_of_a_node_is_that_which_the_vm_chooses() -> None:
+    profiles: dict[str, list[str]] = {"compute": [], "gpu": ["gpu"], "big": ["big", "gpu"]}
+    found = [profile_for(groups, profiles) for groups in ([], ["x"], ["gpu"], ["x", "big"])]
+    assert found == ["compute", "compute", "big", "big"]
+    assert profile_for(["x"], {"gpu": ["gpu"]}) == ""

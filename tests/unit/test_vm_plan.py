@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from appliance.catalog import read_bases
+from appliance.cli.vm.snapshot import elsewhere
 from appliance.config.model import Site
 from appliance.config.read import read_site
 from appliance.errors import ConfigError, Refused
@@ -24,6 +25,7 @@ from appliance.flow.vm_image import VmImage
 from appliance.flow.vm_inside import read_console
 from appliance.flow.vm_snapshots import check_name
 from appliance.flow.vm_start import StartedVm, keep_console, ready_disks
+from appliance.flow.vm_status import BUSY
 from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.plan.vm import (
@@ -351,3 +353,17 @@ def test_the_console_of_a_start_that_failed_is_kept(tmp_path: Path) -> None:
     os.utime(vm_places(site).console_failed, (1, 1))
     log.write_text("later")
     assert read_console(cluster, Local()) == "later"
+
+
+def test_a_start_that_is_under_way_is_told(tmp_path: Path) -> None:
+    """The lock is looked at, neither waited for nor made."""
+    lock = tmp_path / "vm.lock"
+    assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0 and not lock.exists()
+    with Local().lock(str(lock)):
+        assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 9
+    assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0
+
+
+def test_what_other_hosts_have_is_told() -> None:
+    assert elsewhere({}) == ""
+    assert elsewhere({"host-a": 5}) == "5 on host-a: sms vm snapshot --list --host host-a"

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     cluster, host = open_vm(arguments)
     if arguments.dry_run:
         snapshot = check_restore(cluster, host, arguments.name)
-        print_json(asdict(snapshot)) if arguments.json else out.print(line(snapshot), markup=False)
+        print_json(asdict(snapshot)) if arguments.json else out.print(f"would restore {line(snapshot)}", markup=False)
         return 0
     restored = restore_vm(cluster, host, progress(arguments.quiet), arguments.name)
     if arguments.json:

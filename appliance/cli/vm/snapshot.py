@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_json, filled, verb
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
     from appliance.flow.vm_snapshot import snapshot_vm
-    from appliance.flow.vm_snapshots import list_snapshots, prune_snapshots, verify_snapshot
+    from appliance.flow.vm_snapshots import count_elsewhere, list_snapshots, prune_snapshots, verify_snapshot
 
     cluster, host = open_vm(arguments)
     shown = progress(arguments.quiet)
@@ -76,10 +77,26 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.json:
         print_json([asdict(one) for one in found])
-    else:
-        for one in found:
-            out.print(line(one), markup=False)
+        return 0
+    word = ""
+    if arguments.list and found:
+        out.print(f"{'name':32} {'taken on ' + host.name:19}  {'size':>10}", markup=False)
+    elif arguments.prune is not None:
+        word = "would remove " if arguments.dry_run else "removed "
+        if not found:
+            out.print(f"nothing to remove on {host.name}", markup=False)
+    for one in found:
+        out.print(f"{word}{line(one)}", markup=False)
+    if arguments.list:
+        others = elsewhere(count_elsewhere(cluster, host))
+        if others or not found:
+            out.print(f"{len(found) or 'none'} on {host.name}{others and '; '}{others}", markup=False)
     return 0
+
+
+def elsewhere(counts: Mapping[str, int]) -> str:
+    """What other hosts have, and how it is seen; empty where they have none."""
+    return "; ".join(f"{count} on {name}: sms vm snapshot --list --host {name}" for name, count in counts.items())
 
 
 def line(one: VmSnapshot) -> str:

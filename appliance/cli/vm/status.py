@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show(found: VmStatus) -> None:
     """As a person reads it."""
     from appliance.cli.screen import out
+    from appliance.cli.vm.snapshot import elsewhere
     from appliance.flow.ca import ISSUER_SOON_DAYS
     from appliance.flow.vm_status import how_long
 
@@ -74,6 +75,9 @@ def show(found: VmStatus) -> None:
     if found.snapshots:
         newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.newest_snapshot))
         lines.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))
+    if found.snapshots_elsewhere:
+        here = "" if found.snapshots else f"none on {found.host}; "
+        lines.append(("snapshots", f"{here}{elsewhere(found.snapshots_elsewhere)}"))
     if found.silent:
         lines.append(("silent", f"{', '.join(found.silent)} cannot be asked"))
     for name, words in lines:
@@ -83,6 +87,9 @@ def show(found: VmStatus) -> None:
 
 
 def _state(found: VmStatus) -> str:
+    if found.busy:
+        where = f"on {found.host}, " if found.running else ""
+        return f"{where}{'healthy' if found.healthy else 'not ready'}; a start, stop or move of it is under way"
     if found.running:
         return f"on {found.host}, {'healthy' if found.healthy else 'UNHEALTHY'}"
     return f"off; its disks are on {found.host}" if found.host else "has not been started"
