@@ -77,7 +77,9 @@ class Parser(argparse.ArgumentParser):
 
     @staticmethod
     def _nearest(message: str) -> str:
-        """The choice that was meant, where a word is none of them."""
+        """The choice that was meant, where a word is none of them; how a value is written that looks like an option."""
+        if given := re.search(r"argument (--[a-z-]+)(?:/-\w)?: expected one argument", message):
+            return f"a value that begins with a dash is written with an equals sign: {given[1]}=-VALUE"
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         near = difflib.get_close_matches(found[1], re.findall(r"'([^']+)'", found[2]), 1) if found else []
         return f"did you mean {near[0]}?" if near else ""
@@ -134,9 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _show(error)
         return error.status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         words = "; what was begun has been undone, or the next run goes on from here" if verb in CHANGING else ""
-        sys.stderr.write(f"\nsms: interrupted{words}\n")
+        sys.stderr.write(f"\nsms: interrupted{f'; {error}' if str(error) else words}\n")
         return 130
     except BrokenPipeError:
         # `sms logs | head`: nobody reads on.

@@ -105,10 +105,10 @@ def boot(cluster: Cluster, nodes: Sequence[Node], how: Boot, progress: Progress)
     try:
         return _wait(cluster, nodes, done, before, how.wait_s, progress)
     except KeyboardInterrupt:
-        names = fold(one.name for one in done if not one.error)
-        if names:
-            progress.say(f"{names}: restarted; nobody waits any more")
-        raise
+        names = [one.name for one in done if not one.error]
+        was = f"{fold(names)} {'was' if len(names) == 1 else 'were'} restarted; " if names else ""
+        # In place of the words of those whose changes are undone.
+        raise KeyboardInterrupt(f"{was}nobody waits any more") from None
 
 
 def _check_images(cluster: Cluster, nodes: Sequence[Node]) -> None:

@@ -16,6 +16,10 @@ import pytest
 import yaml
 
 from appliance.cli import main
+from appliance.flow.context import open_cluster
+from appliance.flow.node_power import Boot
+from appliance.flow.node_power import boot as boot_nodes
+from appliance.progress import Silent
 from tests.bmcs import PASSWORD, ROOT, Answer, Machine, answer, context_for, free_port, hangs, says, serve, tree
 from tests.front import Front, front
 from tests.ownnet import own_network
@@ -84,6 +88,16 @@ class Cluster:
 
 
 SILENT = object()
+
+
+class Impatient(Silent):
+    """Somebody who presses Ctrl-C when he is to wait."""
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[Silent]:
+        if text.startswith("wait"):
+            raise KeyboardInterrupt
+        yield self
 
 
 def write_site(folder: Path) -> None:
@@ -311,6 +325,9 @@ def test_boot(cluster: Cluster) -> None:
     cluster.sms("boot", "node001", "--target", "uefi", status=2)
     cluster.sms("boot", "node001", "--wait", "1s", status=1)
     cluster.sms("boot", "node001", "--wait", "1s", "--no-cycle", status=2)
+    nodes = list(cluster.nodes().values())
+    with pytest.raises(KeyboardInterrupt, match="node001 was restarted; nobody waits any more"):
+        boot_nodes(open_cluster(cluster.folder / "sms.yaml", None, Silent()), nodes, Boot(wait_s=60), Impatient())
     slurmd = serve(f"{NET}.11", 6818, None, hangs)
     with slurmd:
         assert cluster.sms("boot", "node001", "--wait", "10s").split() == ["up", "1", "node001"]
@@ -522,6 +539,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "the node first": (["power", "node1", "on"], "sms node power on node1"),
     "a word that is near": (["power", "of", "node1"], "did you mean off?"),
     "names of nobody": (["discover", "foo.invalid,bar.invalid"], "foo.invalid: no such host"),
+    "a dash": (["edit", "node1", "--group", "-gpu"], "--group=-VALUE"),
     "soft on": (["power", "on", "--soft", "node1"], "--soft goes with off"),
 }
 
