@@ -75,11 +75,10 @@ class Parser(argparse.ArgumentParser):
                     return chosen._deepest(found)
         return self
 
-    @staticmethod
-    def _nearest(message: str) -> str:
+    def _nearest(self, message: str) -> str:
         """The choice that was meant, where a word is none of them; how a value is written that looks like an option."""
         if given := re.search(r"argument (--[a-z-]+)(?:/-\w)?: expected one argument", message):
-            return f"a value that begins with a dash is written with an equals sign: {given[1]}=-VALUE"
+            return f"{self.prog} --help; a value that begins with a dash is written {given[1]}=-VALUE"
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         near = difflib.get_close_matches(found[1], re.findall(r"'([^']+)'", found[2]), 1) if found else []
         return f"did you mean {near[0]}?" if near else ""
