@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest(self, message: str) -> str:
         """The choice that was meant, where a word is none of them; how a value is written that looks like an option."""
-        if given := re.search(r"argument (--[a-z-]+)(?:/-\w)?: expected one argument", message):
+        if given := re.search(r"argument (--group|--mac): expected one argument", message):
             return f"{self.prog} --help; a value that begins with a dash is written {given[1]}=-VALUE"
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         near = difflib.get_close_matches(found[1], re.findall(r"'([^']+)'", found[2]), 1) if found else []
