@@ -145,7 +145,7 @@ def end_move(
         handover.commit()
         undo.pop_all()
         found: SmsError = SmsError(
-            f"{words}\n  the VM had gone to {target.name} before that",
+            f"{words}\n  the VM had gone to {target.name} before that{_last_words(target, where)}",
             hint=f"`sms vm status`; `sms vm start --host {target.name}` where it does not run",
         )
     elif not status:
@@ -164,6 +164,14 @@ def end_move(
         if wrong := _go_on(source, where):
             found = SmsError(f"{words}\n  and the VM does not go on on {source.name}: {wrong}", hint="`sms vm status`")
     return found if isinstance(error, Exception) else error
+
+
+def _last_words(target: Host, where: VmPlaces) -> str:
+    """What QEMU has said on the target, if anything and if it can be asked."""
+    with suppress(SmsError):
+        said = target.run("tail", "-n", "3", "--", str(where.run / "qemu.log"), ok=None).text
+        return f"; QEMU there: {' '.join(said.split())[-600:]}" if said.strip() else ""
+    return ""
 
 
 def _end_source(cluster: Cluster, source: Host, handover: Handover) -> None:
