@@ -102,6 +102,13 @@ class Steps:
         """Nothing."""
 
 
+def hold_it(pair: Pair) -> None:
+    """So small a machine is over there at once: hold it before its last step."""
+    with open_qmp(pair.source, str(pair.where.qmp)) as qmp:
+        hold = {"capability": "pause-before-switchover", "state": True}
+        qmp.ask("migrate-set-capabilities", capabilities=[hold])
+
+
 def broken_off(pair: Pair, steps: Steps, handover: Handover, undo: ExitStack) -> BaseException:
     """What is raised of a move that does not go well."""
     with pytest.raises(BaseException) as found:
@@ -129,10 +136,7 @@ def test_a_move_that_breaks_before_goes_on_at_the_source(pair: Pair) -> None:
         raise SmsError("no way there")
 
     undo.callback(fail)
-    # So small a machine is over there at once: hold it before its last step.
-    with open_qmp(pair.source, str(pair.where.qmp)) as qmp:
-        hold = {"capability": "pause-before-switchover", "state": True}
-        qmp.ask("migrate-set-capabilities", capabilities=[hold])
+    hold_it(pair)
     handover = Handover(pair.source, pair.target, pair.where, HOLDER)
     error = broken_off(pair, Steps(stop), handover, undo)
     assert isinstance(error, SmsError) and "goes on on" in error.message and "no way there" in error.message
@@ -179,6 +183,7 @@ def test_nobody_is_ended_where_the_source_cannot_be_asked(pair: Pair) -> None:
         end_it(pair.source, pair.where)
 
     undo = pair.undo()
+    hold_it(pair)
     error = broken_off(pair, Steps(stop), Handover(pair.source, pair.target, pair.where, HOLDER), undo)
     assert "nobody can tell" in str(error)
     undo.close()
