@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup setup-tests core demo demo-vm test fast lint format bench wheel lock schema man clean
+.PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench wheel lock schema man clean
 
 PYTHON = .venv/bin/python
 MAN = docs/man/sms.1
@@ -7,8 +7,9 @@ MAN = docs/man/sms.1
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
 	@echo "make demo-vm set up, then the provisioning VM: machines without a disk boot from it; it is switched off"
-	@echo "make test    set up, then run every test, the real-root ones included"
 	@echo "make fast    tests without the lab and other programs (under a minute)"
+	@echo "make test    set up, then check and test every behaviour, with real programs as root (25 minutes)"
+	@echo "make test-full  every case: matrices, soaks, 450 nodes, fuzzing (3 hours; goes on where it ended)"
 	@echo "make lint    mypy, ruff, shellcheck"
 	@echo "make bench   every benchmark: one JSON line each, and a table"
 	@echo "make core    compile the native core of sms classify (setup does when it changed)"
@@ -31,8 +32,11 @@ demo: setup
 demo-vm: setup
 	@.venv/bin/sms lab demo --metal 2
 
-test: setup-tests
-	.venv/bin/python -m pytest
+test: lint
+	.venv/bin/python -m tests.run
+
+test-full: lint
+	.venv/bin/python -m tests.run --full
 
 fast: setup-tests
 	.venv/bin/python -m pytest tests/unit -m "not slow"
@@ -68,4 +72,5 @@ man: setup
 clean:
 	[ ! -x .venv/bin/sms ] || for lab in /run/sms-lab/*/ /var/lib/sms-lab/*/; do \
 	    [ ! -d "$$lab" ] || .venv/bin/sms lab down --all --name "$$(basename "$$lab")"; done
+	[ ! -d /var/lib/sms-tests ] || tests/machine rm -rf --one-file-system /var/lib/sms-tests/cache /var/lib/sms-tests/logs
 	rm -rf .venv analysis/_core.abi3.so dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,6 +18,25 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+FIRST = ("qemu", "test_migrate", "test_upgrade", "test_rehearse", "test_snapshots", "test_push", "test_migrate_faults")
+"""Groups that take longest begin first, so that no worker is left with one at the end."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In parallel, a file's tests stay on one worker: they share its labs; files of one `xdist_group` do so, too."""
+    if config.getoption("dist", "no") != "loadgroup":
+        return
+    order = {name: place for place, name in enumerate(FIRST)}
+    groups = {}
+    for item in items:
+        marker = item.get_closest_marker("xdist_group")
+        groups[item] = str(marker.args[0]) if marker else item.path.stem
+        if not marker:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
 

@@ -6,6 +6,7 @@ Through tracefs, not blktrace(8): that one reads debugfs, which a kernel locked 
 import os
 import re
 import threading
+import time
 from typing import Set
 
 from appliance.agent.freeze import MS_NODEV, MS_NOEXEC, MS_NOSUID, mount, unmount
@@ -14,7 +15,10 @@ BUFFER_KB = 4096
 """Of each CPU: some 40,000 requests."""
 PAUSE_S = 0.05
 SECTOR = 512
-INSTANCE = "sms-%d"
+INSTANCE = re.compile(r"sms-(?:(\d+)-)?(\d+)")
+"""Names of ours: the pid namespace (not in older versions), and the pid in it."""
+OLD_S = 3600
+"""After this, an instance of another pid namespace is removed, unless somebody reads its trace."""
 COMPLETED = re.compile(rb" block_rq_complete: \d+,\d+ ([A-Z]+) \(.*?\) (\d+) \+ (\d+) ")
 """Device, kind (W write, D discard), first sector, sectors: TP_printk of include/trace/events/block.h."""
 READS = re.compile(rb"R|F*$")
@@ -37,7 +41,7 @@ class Trace:
         self.number = os.stat(device).st_rdev
         self.chunk = chunk
         self.root = "/run/sms/trace-%d" % os.getpid()
-        self.folder = os.path.join(self.root, "instances", INSTANCE % os.getpid())
+        self.folder = os.path.join(self.root, "instances", "sms-%d-%d" % (pid_namespace(), os.getpid()))
         self.pipe = -1
         self.rest = b""
         self.found: Set[int] = set()
@@ -128,9 +132,24 @@ class Trace:
             self.found.update(range(begin // self.chunk, (end - 1) // self.chunk + 1))
 
 
+def pid_namespace() -> int:
+    """The number of ours: all of one kernel's namespaces share its instances."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def remove_left(folder: str) -> None:
-    """Instances of runs that were killed."""
+    """Instances of runs that were killed. The kernel keeps one that is in use."""
     for name in os.listdir(folder):
-        pid = name[len("sms-") :]
-        if name.startswith("sms-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
-            os.rmdir(os.path.join(folder, name))
+        found = INSTANCE.fullmatch(name)
+        path = os.path.join(folder, name)
+        try:
+            if not found:
+                continue
+            if found.group(1) in (None, str(pid_namespace())):
+                left = not os.path.exists("/proc/" + found.group(2))
+            else:
+                left = time.time() - os.stat(path).st_mtime > OLD_S
+            if left:
+                os.rmdir(path)
+        except OSError:
+            continue

@@ -20,6 +20,7 @@ from appliance.host.base import Host, Result
 from appliance.lab import Lab
 from appliance.progress import Silent
 from appliance.tools import ext3
+from tests.real.logs import keep_logs
 
 NODES = 4
 HERE = Path(__file__).parent
@@ -32,6 +33,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test that fails leaves the logs of all labs in one folder, and names it."""
+    report = yield
+    if report.failed and item.get_closest_marker("real"):
+        report.sections.append(("logs of the labs", str(keep_logs(item.nodeid))))
+    return report
 
 
 @dataclass(frozen=True)

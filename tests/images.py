@@ -1,0 +1,84 @@
+"""Builds what real tests share, where it is not there yet: `tests/machine --fill python -m tests.images`.
+
+These are the root of a lab's nodes, the services container with and without accounting, the VM and its nodes' packages.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import yaml
+
+from appliance.flow.build import build
+from appliance.flow.ca import ca_folder, make_ca
+from appliance.flow.context import open_cluster
+from appliance.flow.keys import create_pair
+from appliance.flow.lab import SIGNING
+from appliance.flow.node_image import build_node
+from appliance.flow.vm_build import build_vm
+from appliance.lab import Layout
+from appliance.lab.etc import make_etc
+from appliance.lab.root import make_root
+from appliance.progress import Silent
+
+ACCOUNTING = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync", "slurmdbd", "slurmrestd")
+
+
+def with_accounting(document: dict[str, object]) -> None:
+    """Change a lab's site file to a cluster with slurmdbd, MariaDB and slurmrestd, beside the usual one."""
+    document["cluster"] = "full"
+    document["services"] = list(ACCOUNTING)
+    document["overlay"] = {"size_mb": 1024, "directory": "/var/lib/sms/full"}
+
+
+def make_site() -> Path:
+    """The site file of a lab, with keys, without the lab."""
+    layout = Layout("images", 1, metal=2)
+    make_etc(layout)
+    if not SIGNING.exists():
+        create_pair(SIGNING / "sign.pem", SIGNING / "sign.pub")
+    for key in SIGNING.iterdir():
+        copy = layout.etc / "keys" / key.name
+        copy.write_bytes(key.read_bytes())
+        copy.chmod(0o600)
+    site = layout.etc / "sms.yaml"
+    make_ca(ca_folder(site))
+    document = yaml.safe_load(site.read_text())
+    with_accounting(document)
+    (layout.etc / "full.yaml").write_text(yaml.safe_dump(document))
+    return site
+
+
+def timed(what: str, work: Callable[[], object]) -> None:
+    """Do it, and print how long it took."""
+    began = time.monotonic()
+    work()
+    print(f"images: {what}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Build all of it, two at a time."""
+    site = make_site()
+    usual, full = (open_cluster(path, None, Silent()) for path in (site, site.with_name("full.yaml")))
+
+    def containers() -> None:
+        timed("services container", lambda: build(usual, Silent(), lock=site.with_name("sms.lock")))
+        timed("with accounting", lambda: build(full, Silent(), lock=site.with_name("full.lock")))
+
+    def machines() -> None:
+        timed("root of lab nodes", lambda: make_root(Silent()))
+        timed("provisioning VM", lambda: build_vm(usual, Silent()))
+        timed("node image", lambda: build_node(usual, "compute", Silent()))
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(containers), pool.submit(machines)]:
+            done.result()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Runs the tests on this machine: `python -m tests.run`, as root; more words go to pytest.
+
+Unit tests run while the images of the real ones are built; then real tests, each worker on a machine of its own
+(`tests/machine`); then, one after the other, those that measure or inspect the whole machine. `--full` runs every
+case, a part at a time: a part that has passed at this commit is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MACHINE = ROOT / "tests" / "machine"
+STATE = Path(os.environ.get("SMS_TESTS", "/var/lib/sms-tests"))
+WORKERS = 4
+"""Real tests wait most of the time: two cores are busy with four of them. Each takes 1 to 3 GiB."""
+NO_TESTS = 5
+"""pytest's status where nothing was selected."""
+USUAL = "not full and not alone"
+ALONE = "alone and not full"
+
+
+def pytest_argv(*words: str, workers: int = 0) -> list[str]:
+    """pytest on machines of their own: one, or a number of workers."""
+    python = [str(MACHINE), sys.executable]
+    if not workers:
+        return [*python, "-m", "pytest", *words]
+    tx = f"{workers}*popen//python={' '.join(python)}"
+    return [sys.executable, "-m", "pytest", "--tx", tx, "--dist", "loadgroup", "--no-loadscope-reorder", *words]
+
+
+@dataclass
+class Stage:
+    """A command, how it ended and how long it took."""
+
+    name: str
+    argv: list[str]
+    status: int = 0
+    seconds: float = 0
+
+    def run(self, *, quiet: bool = False) -> int:
+        """Run it to its end; ``quiet``: print what it printed when it has ended."""
+        began = time.monotonic()
+        environment = {**os.environ, "SMS_MACHINE_NAME": self.name}
+        done = subprocess.run(self.argv, cwd=ROOT, env=environment, capture_output=quiet, text=True, check=False)
+        self.seconds = time.monotonic() - began
+        self.status = 0 if done.returncode == NO_TESTS else done.returncode
+        if quiet:
+            print(done.stdout + (done.stderr if self.status else ""), end="", flush=True)
+        return self.status
+
+
+def run_usual(more: list[str]) -> list[Stage]:
+    """What `make test` runs."""
+    images = Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])
+    units = Stage("unit", pytest_argv("-m", USUAL, "tests/unit", "tests/test_layers.py", *more, workers=2))
+    real = Stage("real", pytest_argv("-m", USUAL, "tests/real", *more, workers=WORKERS))
+    alone = Stage("alone", pytest_argv("-m", ALONE, "tests", *more))
+    building = threading.Thread(target=images.run, kwargs={"quiet": True})
+    building.start()
+    units.run()
+    building.join()
+    if images.status == 0:
+        real.run()
+        alone.run()
+    return [images, units, real, alone]
+
+
+def run_full(more: list[str]) -> list[Stage]:
+    """Every case, a file at a time; what has passed at this commit is left out."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    record = STATE / "full" / f"{commit.strip()}.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    passed: dict[str, float] = json.loads(record.read_text()) if record.exists() else {}
+    stages = [Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])]
+    stages[0].run(quiet=True)
+    parts = ["tests/unit", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/real").glob("test_*.py"))]
+    for part in parts if stages[0].status == 0 else ():
+        if part in passed:
+            print(f"{part}: passed before, {passed[part]:.0f} s", flush=True)
+            continue
+        stage = Stage(part, pytest_argv(part, *more, workers=2 if part == "tests/unit" else 0))
+        stages.append(stage)
+        if stage.run() == 0:
+            passed[part] = stage.seconds
+            record.with_suffix(".new").write_text(json.dumps(passed, indent=1))
+            record.with_suffix(".new").rename(record)
+    return stages
+
+
+def main() -> int:
+    """Run the stages; 1 where one has failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="every case: matrices, soaks, 450 nodes, fuzzing")
+    known, more = parser.parse_known_args()
+    if os.geteuid():
+        print("tests: this needs root\n  hint: sudo make test; `make fast` needs none", file=sys.stderr)
+        return 2
+    stages = run_full(more) if known.full else run_usual(more)
+    for stage in stages:
+        how = "passed" if stage.status == 0 else f"failed, status {stage.status}"
+        print(f"{stage.name}: {how}, {stage.seconds:.0f} s")
+    return int(any(stage.status for stage in stages))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
