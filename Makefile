@@ -72,5 +72,5 @@ man: setup
 clean:
 	[ ! -x .venv/bin/sms ] || for lab in /run/sms-lab/*/ /var/lib/sms-lab/*/; do \
 	    [ ! -d "$$lab" ] || .venv/bin/sms lab down --all --name "$$(basename "$$lab")"; done
-	[ ! -d /var/lib/sms-tests ] || tests/machine rm -rf --one-file-system /var/lib/sms-tests/cache /var/lib/sms-tests/logs
+	rm -rf --one-file-system /var/lib/sms-tests
 	rm -rf .venv analysis/_core.abi3.so dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

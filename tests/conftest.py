@@ -18,6 +18,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TABLE_FROM_S = 60.0
 FIRST = ("qemu", "test_migrate", "test_upgrade", "test_rehearse", "test_snapshots", "test_push", "test_migrate_faults")
 """Groups that take longest begin first, so that no worker is left with one at the end."""
 
@@ -35,6 +36,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not marker:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where time went: files by seconds of set-up, tests and teardown, the slowest first."""
+    spent: dict[str, dict[str, float]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                row = spent.setdefault(
+                    report.nodeid.partition("::")[0], dict.fromkeys(("setup", "call", "teardown"), 0.0)
+                )
+                row[report.when] += report.duration
+    total = sum(sum(row.values()) for row in spent.values())
+    if total < TABLE_FROM_S:
+        return
+    terminalreporter.section("seconds by file: set-up, tests, teardown")
+    for name, row in sorted(spent.items(), key=lambda item: -sum(item[1].values())):
+        if sum(row.values()) >= 1:
+            terminalreporter.line(f"{row['setup']:7.1f} {row['call']:7.1f} {row['teardown']:7.1f}  {name}")
+    columns = [sum(row[when] for row in spent.values()) for when in ("setup", "call", "teardown")]
+    terminalreporter.line(" ".join(f"{seconds:7.1f}" for seconds in columns) + "  all")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
