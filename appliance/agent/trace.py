@@ -6,6 +6,8 @@ Through tracefs, not blktrace(8): that one reads debugfs, which a kernel locked 
 import os
 import re
 import threading
+import time
+from contextlib import suppress
 from typing import Set
 
 from appliance.agent.freeze import MS_NODEV, MS_NOEXEC, MS_NOSUID, mount, unmount
@@ -14,7 +16,10 @@ BUFFER_KB = 4096
 """Of each CPU: some 40,000 requests."""
 PAUSE_S = 0.05
 SECTOR = 512
-INSTANCE = "sms-%d"
+INSTANCE = "sms-%d-%d"
+"""By pid namespace and pid: the kernel's instances are those of all containers."""
+SETTLED_S = 60
+"""After so long, an instance of another namespace has its reader."""
 COMPLETED = re.compile(rb" block_rq_complete: \d+,\d+ ([A-Z]+) \(.*?\) (\d+) \+ (\d+) ")
 """Device, kind (W write, D discard), first sector, sectors: TP_printk of include/trace/events/block.h."""
 READS = re.compile(rb"R|F*$")
@@ -37,7 +42,7 @@ class Trace:
         self.number = os.stat(device).st_rdev
         self.chunk = chunk
         self.root = "/run/sms/trace-%d" % os.getpid()
-        self.folder = os.path.join(self.root, "instances", INSTANCE % os.getpid())
+        self.folder = os.path.join(self.root, "instances", INSTANCE % (pid_namespace(), os.getpid()))
         self.pipe = -1
         self.rest = b""
         self.found: Set[int] = set()
@@ -128,9 +133,22 @@ class Trace:
             self.found.update(range(begin // self.chunk, (end - 1) // self.chunk + 1))
 
 
+def pid_namespace() -> int:
+    """The number of the namespace that our pids are of."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def remove_left(folder: str) -> None:
-    """Instances of runs that were killed."""
+    """Remove instances of runs that were killed. Of another namespace's, those that nobody reads from."""
     for name in os.listdir(folder):
-        pid = name[len("sms-") :]
-        if name.startswith("sms-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
-            os.rmdir(os.path.join(folder, name))
+        kind, *numbers = name.split("-")
+        path = os.path.join(folder, name)
+        if kind != "sms" or len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+            continue
+        with suppress(OSError):  # another removes it as well, or reads from it
+            if int(numbers[0]) == pid_namespace():
+                ended = not os.path.exists("/proc/" + numbers[1])
+            else:
+                ended = os.stat(path).st_mtime < time.time() - SETTLED_S
+            if ended:
+                os.rmdir(path)
