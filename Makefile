@@ -7,10 +7,10 @@ MAN = docs/man/sms.1
 help:
 	@echo "make demo    set up, then run the main job in the one-machine lab"
 	@echo "make demo-vm set up, then the provisioning VM: machines without a disk boot from it; it is switched off"
-	@echo "make fast    tests without the lab and other programs (under a minute)"
+	@echo "make fast    unit tests that need no other program (under a minute, no root once set up)"
 	@echo "make test    set up, then check and test every behaviour, with real programs as root (25 minutes)"
 	@echo "make test-full  every case: matrices, soaks, 450 nodes, fuzzing (3 hours; goes on where it ended)"
-	@echo "make lint    mypy, ruff, shellcheck"
+	@echo "make lint    mypy, ruff, shellcheck, house rules"
 	@echo "make bench   every benchmark: one JSON line each, and a table"
 	@echo "make core    compile the native core of sms classify (setup does when it changed)"
 	@echo "make wheel   build the wheel into dist/"
@@ -39,10 +39,10 @@ test-full: lint
 	.venv/bin/python -m tests.run --full
 
 fast: setup-tests
-	.venv/bin/python -m pytest tests/unit -m "not slow"
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile -m "not slow and not full" tests/unit tests/test_layers.py
 
 lint: setup-tests
-	.venv/bin/python -m pytest -q tests/unit/test_lint.py
+	.venv/bin/python -m pytest -q tests/test_lint.py
 
 format: setup
 	.venv/bin/ruff check --fix .

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ GIB = 1 << 30
 def cluster(tmp_path: Path) -> Cluster:
     """A site with an overlay of 96 MiB as Apptainer makes it, a file in it."""
     cluster = open_cluster(SITE, tmp_path / "state", Silent())
-    cluster = replace(cluster, site=cluster.site.model_copy(update={"cluster": f"t-grow-{os.getpid()}"}))
+    cluster = replace(cluster, site=cluster.site.model_copy(update={"cluster": f"t-grow-{token_hex(4)}"}))
     overlay = Path(cluster.places.overlay)
     overlay.parent.mkdir(parents=True)
     subprocess.run(["apptainer", "overlay", "create", "--size", "96", "--sparse", str(overlay)], check=True)

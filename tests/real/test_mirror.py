@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
@@ -94,7 +95,7 @@ class Bench:
 def bench(tmp_path: Path, need: Callable[[str], str]) -> Iterator[Bench]:
     need("mkfs.btrfs")
     cluster = open_cluster(SITE, tmp_path / "state", QUIET)
-    site = cluster.site.model_copy(update={"cluster": f"t-mirror-{os.getpid()}"})
+    site = cluster.site.model_copy(update={"cluster": f"t-mirror-{token_hex(4)}"})
     bench = Bench(replace(cluster, site=site), Local("host-a"), tmp_path, "")
     for number in (1, 2, 3, 4):
         Path(bench.disk(number)).mkdir()

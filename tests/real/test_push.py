@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ def place(tmp_path: Path) -> Place:
     borg = BorgRepository(repository=str(tmp_path / "repo"), passphrase=tmp_path / "borg.pass")
     site = cluster.site
     site = site.model_copy(
-        update={"cluster": f"t-push-{os.getpid()}", "snapshots": site.snapshots.model_copy(update={"borg": borg})}
+        update={"cluster": f"t-push-{token_hex(4)}", "snapshots": site.snapshots.model_copy(update={"borg": borg})}
     )
     return Place(tmp_path, replace(cluster, site=site), Local("host-a"))
 

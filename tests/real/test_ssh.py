@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 
@@ -19,6 +20,7 @@ from appliance.host import ssh
 from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
 from appliance.host.ssh import Ssh
 from tests.conftest import find_tool
+from tests.ownnet import own_network
 from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     alive,
     names,
@@ -291,24 +293,25 @@ def test_a_host_that_falls_silent_is_given_up(
 @pytest.fixture
 def away(tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
     """An sshd behind a link of its own, and what cuts that link."""
-    ip, name, net = find_tool("ip"), f"t-ssh-{os.getpid()}", f"198.18.{os.getpid() % 250}"
+    ip, name, net = find_tool("ip"), f"t-ssh-{token_hex(4)}", "198.18.0"
 
     def call(*words: str) -> None:
         subprocess.run([ip, *words], check=True)
 
-    call("netns", "add", name)
-    try:
-        call("link", "add", name, "type", "veth", "peer", "name", "far", "netns", name)
-        call("addr", "add", f"{net}.1/30", "dev", name)
-        call("link", "set", name, "up")
-        call("-n", name, "addr", "add", f"{net}.2/30", "dev", "far")
-        call("-n", name, "link", "set", "far", "up")
-        enter = (find_tool("nsenter"), f"--net=/run/netns/{name}", "--")
-        for server in run_sshd(tmp_path, f"{net}.2", *enter):
-            yield server, lambda: call("-n", name, "link", "set", "far", "down")
-    finally:
-        subprocess.run([ip, "link", "del", name], check=False)  # what still runs there would keep it
-        call("netns", "del", name)
+    with own_network([]):
+        call("netns", "add", name)
+        try:
+            call("link", "add", "near", "type", "veth", "peer", "name", "far", "netns", name)
+            call("addr", "add", f"{net}.1/30", "dev", "near")
+            call("link", "set", "near", "up")
+            call("-n", name, "addr", "add", f"{net}.2/30", "dev", "far")
+            call("-n", name, "link", "set", "far", "up")
+            enter = (find_tool("nsenter"), f"--net=/run/netns/{name}", "--")
+            for server in run_sshd(tmp_path, f"{net}.2", *enter):
+                yield server, lambda: call("-n", name, "link", "set", "far", "down")
+        finally:
+            subprocess.run([ip, "link", "del", "near"], check=False)  # what still runs there would keep it
+            call("netns", "del", name)
 
 
 def test_a_host_that_lost_its_power_is_noticed_without_a_timeout(

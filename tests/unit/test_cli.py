@@ -229,13 +229,14 @@ def test_help_ends_well(words: tuple[str, ...], capsys: pytest.CaptureFixture[st
 def test_examples_can_be_parsed() -> None:
     """What the help says one can type is taken by the parser."""
     wrong = []
-    for words, text in parsers(make_parser()):
+    parser = make_parser()
+    for words, text in parsers(parser):
         for line in text.partition("examples:")[2].splitlines():
             found = re.match(r"  sms (.*?)(?:  +.*| >.*)?$", line)
             if not found:
                 continue
             try:
-                make_parser().parse_args(found[1].split())
+                parser.parse_args(found[1].split())
             except SystemExit:
                 wrong.append(f"{words}: {line}")
     assert wrong == []

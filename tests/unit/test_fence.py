@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from appliance.errors import Refused, SmsError
 from appliance.flow.fence import check_fence, fence, fence_way
 from appliance.host.fake import Fake
 from appliance.tools import ipmi, redfish
+from tests.ownnet import own_network
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
 
 
@@ -165,12 +165,12 @@ MC = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 pe
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="IPMI's port is root's")
 def test_a_machine_is_off_when_its_ipmi_controller_says_so(tmp_path: Path, need: Callable[[str], str]) -> None:
     """OpenIPMI's simulator; ipmitool waits ten seconds for an answer that it does not give."""
     need("ipmitool")
+    address = "192.0.2.62"
     files = {
-        "lan.conf": LAN.format(address="127.0.0.62", folder=tmp_path, password="a-secret"),
+        "lan.conf": LAN.format(address=address, folder=tmp_path, password="a-secret"),
         "commands": MC,
         "chassis": CHASSIS,
         "power": "1\n",
@@ -182,13 +182,15 @@ def test_a_machine_is_off_when_its_ipmi_controller_says_so(tmp_path: Path, need:
     words = ["-c", str(tmp_path / "lan.conf"), "-f", str(tmp_path / "commands"), "-n", "-s", str(tmp_path / "state")]
     (tmp_path / "state").mkdir()
     quiet = subprocess.DEVNULL
-    simulator = subprocess.Popen([need("ipmi_sim"), *words], stdin=quiet, stdout=quiet, stderr=quiet)
-    try:
-        settings = {"address": "127.0.0.62", "user": "ADMIN", "password_file": tmp_path / "password"}
-        fence(admin(ipmi=settings))
-    finally:
-        simulator.terminate()
-        simulator.wait(10)
+    # Its port is fixed.
+    with own_network([f"{address}/32"]):
+        simulator = subprocess.Popen([need("ipmi_sim"), *words], stdin=quiet, stdout=quiet, stderr=quiet)
+        try:
+            settings = {"address": address, "user": "ADMIN", "password_file": tmp_path / "password"}
+            fence(admin(ipmi=settings))
+        finally:
+            simulator.terminate()
+            simulator.wait(10)
     assert (tmp_path / "power").read_text().strip() == "0"
 
 

@@ -15,7 +15,7 @@ import pytest
 from appliance.lab import render
 from appliance.lab.layout import Layout
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 Need = Callable[[str], str]
 
