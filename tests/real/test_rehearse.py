@@ -45,14 +45,15 @@ def stage() -> Iterator[Playground]:
         built = build(open_cluster(lab.etc / "sms.yaml", None, Silent()), Silent(), lock=lab.etc / "sms.lock")
         give_image(stage, built)
         stage.sms("-q", "start")
-        for name in ("good", "broken"):
-            make_variant(built, lab, name)
-        make_variant(built, lab, "good", signed=False)
         node = stage.host("node1")
         demo.wait_idle(node, 2)
         demo.as_alice(node, "sbatch", "--parsable", "--nodes=1", "--wrap=sleep 3000")
         demo.as_alice(node, "sbatch", "--parsable", "--nodes=2", "--wrap=touch /home/alice/was-run")
-        time.sleep(SETTLED_S)
+        submitted = time.monotonic()
+        for name in ("good", "broken"):
+            make_variant(built, lab, name)
+        make_variant(built, lab, "good", signed=False)
+        time.sleep(max(0, submitted + SETTLED_S - time.monotonic()))
         stage.sms("-q", "overlay", "snapshot")
         yield stage
     finally:
@@ -172,7 +173,14 @@ def test_two_at_once_and_one_of_them_is_kept(stage: Playground) -> None:
     assert_nothing_left(stage)
 
 
-@pytest.mark.parametrize("step", ["check the file system", "Starting them", "start the instance"])
+KILLED = (
+    pytest.param("check the file system", marks=pytest.mark.full),
+    pytest.param("Starting them", marks=pytest.mark.full),
+    "start the instance",
+)
+
+
+@pytest.mark.parametrize("step", KILLED)
 def test_what_a_killed_one_leaves_the_next_one_clears(stage: Playground, step: str) -> None:
     process = begin(stage, "rehearse", "--nodes", "1")
     wait_for_step(process, step)

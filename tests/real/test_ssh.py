@@ -90,6 +90,13 @@ def run_sshd(folder: Path, address: str, *prefix: str) -> Iterator[Server]:
             process.kill()
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that does not listen to TERM is killed soon."""
+    monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
+    monkeypatch.setattr(ssh, "TERM_S", 2.0)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from run_sshd(tmp_path_factory.mktemp("sshd"), "127.0.0.1")
@@ -264,8 +271,7 @@ def test_a_host_that_falls_silent_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     monkeypatch.setattr(ssh, "GRACE_S", 1)
-    monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
-    monkeypatch.setattr(ssh, "STALLED_S", 2)
+    monkeypatch.setattr(ssh, "STALLED_S", 1)
     threads = threading.active_count()
     far = server.host()
     far.run("true")
@@ -314,7 +320,7 @@ def away(tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
 def test_a_host_that_lost_its_power_is_noticed_without_a_timeout(
     away: tuple[Server, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "GONE_MS", 3000)
+    monkeypatch.setattr(ssh, "GONE_MS", 1000)
     server, cut = away
     far = server.host()
     assert far.run("echo", "there").text == "there"
