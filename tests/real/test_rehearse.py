@@ -20,6 +20,7 @@ from appliance.flow.context import open_cluster
 from appliance.flow.lab import lab_down, lab_up
 from appliance.host.local import Local
 from appliance.lab import Lab, Layout, render
+from appliance.lab.down import loops_below
 from appliance.lab.layout import LabHost, Plan
 from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
@@ -82,7 +83,15 @@ def assert_nothing_left(stage: Playground, on: str = "host-a") -> None:
     """No folder, no namespace, no loop device of a rehearsal."""
     script = "ls -A /var/lib/sms/rehearsals/lab /run/sms-lab /run/netns 2>/dev/null | grep rh-"
     assert stage.host(on).run("sh", "-c", script, ok=None).text == ""
-    assert "rehearsals" not in stage.host(on).run("losetup", "--list").text
+    # By inode: `losetup` lists the devices of other labs as well.
+    assert loops_below(stage.lab.layout.disk / on / "rehearsals") == []
+    demo.wait_for("devices on files that are gone", lambda: "" if gone_loops() else "none", 30)
+
+
+def gone_loops() -> list[str]:
+    """Loop devices on a removed file of a rehearsal, of this lab or another."""
+    listed = Local().run("losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE").text.splitlines()
+    return [line for line in listed if "rehearsals" in line and line.endswith("(deleted)")]
 
 
 def production(stage: Playground) -> tuple[Any, ...]:

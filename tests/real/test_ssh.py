@@ -19,6 +19,7 @@ from appliance.host import ssh
 from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
 from appliance.host.ssh import Ssh
 from tests.conftest import find_tool
+from tests.unit import test_host
 from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     alive,
     names,
@@ -92,9 +93,10 @@ def run_sshd(folder: Path, address: str, *prefix: str) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that does not listen to TERM is killed soon."""
+    """A command that does not listen to TERM is killed soon; one on a busy machine has time to begin."""
     monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
     monkeypatch.setattr(ssh, "TERM_S", 2.0)
+    monkeypatch.setattr(test_host, "FIRST_LINE_S", 3.0)
 
 
 @pytest.fixture(scope="module")
