@@ -85,6 +85,7 @@ class SshStream(Stream):
         self.argv = argv
         self.ears = ears
         self.pid = ""
+        self._begun = threading.Event()
         self._told = False
         channel.settimeout(STALLED_S)
         self._thread = threading.Thread(target=self._hear, daemon=True)
@@ -104,12 +105,14 @@ class SshStream(Stream):
                         continue
                     pid, _, rest = first.partition(b"\n")
                     self.pid, first = pid.decode(errors="replace"), None
+                    self._begun.set()
                     if rest:
                         self.ears.hear(rest)
                 elif block:
                     self.ears.hear(block)
                 if not block:
                     break
+        self._begun.set()
         self.ears.hear(b"")
 
     def write(self, data: bytes | memoryview) -> int:
@@ -178,6 +181,7 @@ class SshStream(Stream):
         if self._told or self.channel.status_event.is_set():
             return
         self.end()
+        self._begun.wait(LATE_S)  # left at once, its process id is still on the way
         for name, grace in (("TERM", TERM_S), ("KILL", KILL_S)):
             if not self.pid.isdecimal():
                 return

@@ -159,6 +159,15 @@ def test_no_thread_is_left(threads: None, server: Server) -> None:  # noqa: F811
     far.close()
 
 
+def test_left_at_once_it_is_ended(host: Ssh, tmp_path: Path) -> None:  # noqa: F811
+    """Before the far side's first message, which has its process id, is here."""
+    with pytest.raises(ValueError), host.stream("sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 60; :"):
+        raise ValueError
+    time.sleep(0.3)
+    pid = tmp_path / "pid"
+    assert not pid.exists() or not alive(int(pid.read_text()))
+
+
 def test_through_sudo_it_is_ended_as_well(
     server: Server,  # noqa: F811
     tmp_path: Path,
