@@ -159,13 +159,15 @@ def test_no_thread_is_left(threads: None, server: Server) -> None:  # noqa: F811
     far.close()
 
 
-def test_left_at_once_it_is_ended(host: Ssh, tmp_path: Path) -> None:  # noqa: F811
-    """Before the far side's first message, which has its process id, is here."""
-    with pytest.raises(ValueError), host.stream("sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 60; :"):
+def test_left_early_what_it_left_behind_is_ended(host: Ssh, tmp_path: Path) -> None:  # noqa: F811
+    """The command ends by SIGTERM, what it has started does not."""
+    script = (
+        f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) & echo $$ >{tmp_path}/pid; wait"
+    )
+    with pytest.raises(ValueError), host.stream("bash", "-c", script):
+        assert soon(tmp_path / "pid") and soon(tmp_path / "child")
         raise ValueError
-    time.sleep(0.3)
-    pid = tmp_path / "pid"
-    assert not pid.exists() or not alive(int(pid.read_text()))
+    assert not any(alive(int((tmp_path / name).read_text())) for name in ("pid", "child"))
 
 
 def test_through_sudo_it_is_ended_as_well(
