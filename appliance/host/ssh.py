@@ -59,11 +59,13 @@ TELL_PID = 'echo "$$" >&2; exec "$@"'
 """Shell: a command that says its process id on standard error before all else."""
 END_GROUP = """\
 group=$(ps -o pgid= -p "$1" | tr -d " ") && [ -n "$group" ] || exit 0
-kill -s "$2" -- "-$group" 2>/dev/null
-for tenth in $(seq "$3"); do kill -s 0 -- "-$group" 2>/dev/null || exit 0; sleep 0.1; done
-exit 1
+for name in TERM KILL; do
+    kill -s "$name" -- "-$group" 2>/dev/null
+    for tenth in $(seq "$2"); do kill -s 0 -- "-$group" 2>/dev/null || exit 0; sleep 0.1; done
+    shift
+done
 """
-"""Shell: signal $2 to the group of process $1; status 1 when any of it is left after $3 tenths of a second."""
+"""Shell: SIGTERM to the group of process $1; SIGKILL to what is left after $2 tenths of a second, which has $3."""
 BROKEN = (OSError, EOFError, paramiko.SSHException)
 AGAIN = "run the command again"
 
@@ -85,6 +87,7 @@ class SshStream(Stream):
         self.argv = argv
         self.ears = ears
         self.pid = ""
+        self._begun = threading.Event()
         self._told = False
         channel.settimeout(STALLED_S)
         self._thread = threading.Thread(target=self._hear, daemon=True)
@@ -104,12 +107,14 @@ class SshStream(Stream):
                         continue
                     pid, _, rest = first.partition(b"\n")
                     self.pid, first = pid.decode(errors="replace"), None
+                    self._begun.set()
                     if rest:
                         self.ears.hear(rest)
                 elif block:
                     self.ears.hear(block)
                 if not block:
                     break
+        self._begun.set()
         self.ears.hear(b"")
 
     def write(self, data: bytes | memoryview) -> int:
@@ -178,12 +183,10 @@ class SshStream(Stream):
         if self._told or self.channel.status_event.is_set():
             return
         self.end()
-        for name, grace in (("TERM", TERM_S), ("KILL", KILL_S)):
-            if not self.pid.isdecimal():
-                return
-            words = ("sh", "-c", END_GROUP, "end", self.pid, name, f"{grace * 10:.0f}")
-            if self.host.run(*words, ok=None, timeout=30).status == 0:
-                return
+        self._begun.wait(LATE_S)  # left at once, its process id is still on the way
+        if self.pid.isdecimal():
+            tenths = (f"{grace * 10:.0f}" for grace in (TERM_S, KILL_S))
+            self.host.run("sh", "-c", END_GROUP, "end", self.pid, *tenths, ok=None, timeout=30)
 
 
 class Ssh(Host):

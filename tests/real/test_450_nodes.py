@@ -33,7 +33,7 @@ from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.outage import watching
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(1200)]
 
 LAB = "t-450"
 NODES = int(os.environ.get("SMS_TEST_NODES", "450"))

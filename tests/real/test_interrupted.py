@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.real
 
 STEPS = ("check the host", "verify the signature", "take the lease", "seed the overlay", "start the instance")
 """Steps of `sms start`, by words of the lines that say that they are done; what comes after each is cut off."""
+
+
+def sampled(*sample: str) -> list[Any]:
+    """Every step; all but these are for full runs."""
+    return [step if step in sample else pytest.param(step, marks=pytest.mark.full) for step in STEPS]
 
 
 def begin(playground: Playground, *words: str, on: str = "host-a") -> subprocess.Popen[bytes]:
@@ -47,7 +53,8 @@ def fresh_overlay(playground: Playground) -> None:
     playground.host("host-a").run("rm", "-f", "/var/lib/sms/overlays/lab.img")
 
 
-@pytest.mark.parametrize(("step", "delay"), [*((step, 0.0) for step in STEPS), *((step, 0.3) for step in STEPS[-2:])])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", sampled("take the lease", "start the instance"))
 def test_a_start_that_is_killed_is_finished_by_the_next(stopped: Playground, step: str, delay: float) -> None:
     fresh_overlay(stopped)
     process = begin(stopped, "start")
@@ -68,7 +75,7 @@ def test_a_start_that_is_killed_is_finished_by_the_next(stopped: Playground, ste
     assert stopped.status()["healthy"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", sampled("seed the overlay"))
 def test_a_start_that_is_ended_politely_undoes_what_it_did(stopped: Playground, step: str) -> None:
     fresh_overlay(stopped)
     process = begin(stopped, "start")

@@ -198,7 +198,7 @@ def test_what_an_interrupted_up_made_is_undone(cluster: lab.Lab) -> None:
     assert_gone(CRASH)
 
 
-@pytest.mark.parametrize("run", range(8))
+@pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=pytest.mark.full) for run in range(1, 8))])
 def test_down_after_a_kill_leaves_nothing(cluster: lab.Lab, run: int) -> None:
     moment = random.uniform(0.1, 2.5)
     print(f"killed after {moment:.3f} s")

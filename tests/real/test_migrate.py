@@ -363,7 +363,7 @@ def test_no_secret_is_seen_while_it_moves(seen: Seen) -> None:
         assert readable.text == ""
 
 
-@pytest.mark.parametrize("changed_mb", [1, 12])
+@pytest.mark.parametrize("changed_mb", [pytest.param(1, marks=pytest.mark.full), 12])
 def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: int) -> None:
     """And on the way back: what lies there is used."""
     hosts = seen.hosts
@@ -416,7 +416,7 @@ def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
     assert inside(hosts, target, "stat -c %s /root/much") == str(20 * MB)
 
 
-@pytest.mark.parametrize("how", ["killed", "cut"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("cut", marks=pytest.mark.full)])
 def test_a_copy_that_was_cut_short_goes_on(seen: Seen, how: str) -> None:
     hosts = seen.hosts
     source, target = where(hosts)
@@ -574,7 +574,13 @@ BREAKS: dict[str, Break] = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKS)
+COVERED = ("no bridge", "no conntrack")
+"""What test_refusals.py breaks in every run, on the host of a start: the same checks refuse it."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in COVERED else []) for name in BREAKS]
+)
 def test_what_cannot_be_is_refused_and_nothing_changed(hosts: Hosts, name: str) -> None:
     source, target = where(hosts)
     with BREAKS[name](hosts, source, target) as (said, words):

@@ -1,12 +1,11 @@
 """Every fault at every step of a move: one host serves afterwards, no job is lost, the next run finishes or undoes it.
 
-A sample runs always. All cells, or those of some faults:
+A sample runs always; all cells, or those of some faults, with their table:
 
-    SMS_MATRIX=all .venv/bin/python -m pytest tests/real/test_migrate_faults.py
-    SMS_MATRIX=SIGKILL,cut SMS_MATRIX_LAB=2 .venv/bin/python -m pytest tests/real/test_migrate_faults.py
+    SMS_MATRIX_OUT=table.md tests/machine .venv/bin/python -m pytest tests/real/test_migrate_faults.py
+    tests/machine .venv/bin/python -m pytest tests/real/test_migrate_faults.py -s -k "SIGKILL or cut"
 
-Several may run at once, each with a lab of its own (``SMS_MATRIX_LAB``). Lines of the table go to the file
-``SMS_MATRIX_OUT`` as they come.
+Lines of the table go to the file ``SMS_MATRIX_OUT`` as they come.
 
 Time has no namespace, so the clock that is off is a `date` which says so.
 """
@@ -48,7 +47,7 @@ from tests.real.moves import (
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-NAME = f"t-faults{os.environ.get('SMS_MATRIX_LAB', '')}"
+NAME = "t-faults"
 NODES = 2
 STEPS = (
     "offer build send round verify stop place start probe arm release up check given tails commit finish".split()  # noqa: SIM905
@@ -356,20 +355,19 @@ def cells() -> Iterator[Cell]:
         # At the very word to go up both may come out; never both at once.
         mine = source if number < up else target if number > up else either
         for name, work, sample in (
-            ("SIGKILL", kill, ("stop", "release", "tails")),
+            ("SIGKILL", kill, ("stop",)),
             ("SSH cut", cut, ("release",)),
         ):
             # With the line cut, a target that was told to go up does; what of it the command hears is another thing.
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
-        yield Cell("target gone", target_gone, step, source if number < given else none, step in ("start", "up"))
+        yield Cell("target gone", target_gone, step, source if number < given else none, step == "up")
         # What runs nowhere else yet cannot go on anywhere: the host comes back, or `sms failover`.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
         yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
         for name, work in (("SSH to the source cut", cut_source), ("SSH to the target cut", cut_target)):
-            always = work is cut_target and step == "release"
-            yield Cell(name, work, step, source if step != "up" else either, always)
+            yield Cell(name, work, step, source if step != "up" else either)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
         yield Cell("disk full", disk_full, step, either, step == "<start", small=True, wait_s=15)
     yield Cell("tampered image", tampered_image, "<look", target)  # it is sent again
@@ -377,7 +375,7 @@ def cells() -> Iterator[Cell]:
     for step in ("<round", "<verify"):
         yield Cell("damaged copy", damaged_copy, step, source, step == "<verify")
     for name in ("munge", "slurmctld", "rsyslog", "postfix"):
-        yield Cell(f"{name} not up", service_down(name), "<probe", source, name == "slurmctld", wait_s=6)
+        yield Cell(f"{name} not up", service_down(name), "<probe", source, wait_s=6)
     for name in ("chrony", "slurmctld"):
         yield Cell(f"{name} not up", service_down(name), "<check", source, name == "chrony")
     for step in ("<start", "<arm", "<up"):
@@ -386,21 +384,14 @@ def cells() -> Iterator[Cell]:
     yield Cell("clock 10 min off", clock_off, "<start", target)  # known to be right when it began
 
 
-def wanted() -> list[Any]:
-    """The sample, or what the environment names."""
-    said = os.environ.get("SMS_MATRIX", "")
-    names = said.replace("_", " ").split(",")
-    chosen = [
-        cell
-        for cell in cells()
-        if (cell.sample if not said else said == "all" or any(name in f"{cell.fault} {cell.step}" for name in names))
-    ]
-    if not said:
-        chosen = chosen[::3]  # each takes a minute of every `make test`; SMS_MATRIX names others
-    return [pytest.param(cell, id=f"{cell.fault} at {cell.step}".replace(" ", "_")) for cell in chosen]
+def parameters() -> Iterator[Any]:
+    """Every cell; all but the sample are for full runs."""
+    for cell in cells():
+        marks = () if cell.sample else (pytest.mark.full,)
+        yield pytest.param(cell, id=f"{cell.fault} at {cell.step}".replace(" ", "_"), marks=marks)
 
 
-@pytest.mark.parametrize("cell", wanted())
+@pytest.mark.parametrize("cell", parameters())
 def test_a_fault(world: World, cell: Cell) -> None:
     source = world.make_whole()
     target = other(source)

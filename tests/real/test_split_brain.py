@@ -1,12 +1,8 @@
-"""Both hosts told to start at the same moment, many times: there is never an instance on both.
-
-SMS_ROUNDS says how many rounds each of the two cases has.
-"""
+"""Both hosts told to start at the same moment, many times: there is never an instance on both."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import threading
@@ -26,7 +22,6 @@ from tests.real.conftest import Playground, give_image
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 
 HOSTS = ("host-a", "host-b")
-ROUNDS = int(os.environ.get("SMS_ROUNDS", "4"))
 LATE_S = 1.5
 """The second start begins up to so much later than the first: each meets the other at another step."""
 
@@ -92,12 +87,14 @@ CASES: list[tuple[Callable[[dict[str, Any]], None], str]] = [
 ]
 
 
+@pytest.mark.parametrize("rounds", [2, pytest.param(12, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("change", "folder"), CASES)
 def test_never_two(
     stopped: Playground,
     built: Built,
     change: Callable[[dict[str, Any]], None],
     folder: str,
+    rounds: int,
     record_property: Callable[[str, object], None],
 ) -> None:
     give_image(stopped, built, "host-b")
@@ -107,7 +104,7 @@ def test_never_two(
     generation = 0
     try:
         with watched(stopped) as watch:
-            for number in range(ROUNDS):
+            for number in range(rounds):
                 ended = start_both(stopped, site)
                 up = [name for name in HOSTS if stopped.instances(name)]
                 assert [status for status, _ in ended if status not in (0, 3)] == [], ended
@@ -120,8 +117,8 @@ def test_never_two(
     finally:
         stop_both(stopped, site)
     assert watch.both == 0, "an instance on both hosts"
-    assert watch.seen.total() > ROUNDS, "it saw those that ran"
-    figures = {"rounds": ROUNDS, "won": dict(won), "both": watch.both, "looks": watch.looks, "refused": dict(why)}
+    assert watch.seen.total() > rounds, "it saw those that ran"
+    figures = {"rounds": rounds, "won": dict(won), "both": watch.both, "looks": watch.looks, "refused": dict(why)}
     record_property("split_brain", figures)
     print(json.dumps({change.__name__: figures}))
 

@@ -21,6 +21,7 @@ from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
 from appliance.host.ssh import Ssh
 from tests.conftest import find_tool
 from tests.ownnet import own_network
+from tests.unit import test_host
 from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     alive,
     names,
@@ -90,6 +91,14 @@ def run_sshd(folder: Path, address: str, *prefix: str) -> Iterator[Server]:
         finally:
             server.signal(signal.SIGKILL)
             process.kill()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that does not listen to TERM is killed soon; one on a busy machine has time to begin."""
+    monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
+    monkeypatch.setattr(ssh, "TERM_S", 2.0)
+    monkeypatch.setattr(test_host, "FIRST_LINE_S", 3.0)
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +275,7 @@ def test_a_host_that_falls_silent_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     monkeypatch.setattr(ssh, "GRACE_S", 1)
-    monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
-    monkeypatch.setattr(ssh, "STALLED_S", 2)
+    monkeypatch.setattr(ssh, "STALLED_S", 1)
     threads = threading.active_count()
     far = server.host()
     far.run("true")
@@ -317,7 +325,7 @@ def away(tmp_path: Path) -> Iterator[tuple[Server, Callable[[], None]]]:
 def test_a_host_that_lost_its_power_is_noticed_without_a_timeout(
     away: tuple[Server, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "GONE_MS", 3000)
+    monkeypatch.setattr(ssh, "GONE_MS", 1000)
     server, cut = away
     far = server.host()
     assert far.run("echo", "there").text == "there"

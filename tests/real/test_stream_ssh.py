@@ -19,6 +19,7 @@ from tests.real.test_ssh import (  # noqa: F401
     Server,
     away,
     host,
+    impatient,
     server,
 )
 from tests.unit.test_host import alive
@@ -40,18 +41,20 @@ from tests.unit.test_stream import (  # noqa: F401  the same must be true over S
 pytestmark = pytest.mark.real
 
 GIGABYTE = 1 << 30
+"""After half of it SSH makes new keys."""
 
 
+@pytest.mark.parametrize("size", [GIGABYTE >> 4, pytest.param(GIGABYTE, marks=pytest.mark.full)], ids=["part", "whole"])
 @pytest.mark.parametrize("far", [False, True], ids=["here", "over SSH"])
 @pytest.mark.parametrize("way", ["in", "out"])
-def test_a_gigabyte_flows(server: Server, way: str, far: bool) -> None:  # noqa: F811
+def test_a_gigabyte_flows(server: Server, way: str, far: bool, size: int) -> None:  # noqa: F811
     one: Host = server.host() if far else Local()
-    script = f"head -c {GIGABYTE} /dev/zero" if way == "out" else "cat >/dev/null"
+    script = f"head -c {size} /dev/zero" if way == "out" else "cat >/dev/null"
     with one.stream("sh", "-c", script) as stream:
         if way == "out":
-            assert drain(stream) == GIGABYTE
+            assert drain(stream) == size
         else:
-            feed(stream, GIGABYTE).join()
+            feed(stream, size).join()
         assert stream.result().status == 0
     if isinstance(one, Ssh):
         one.close()
@@ -114,7 +117,7 @@ def test_cut_off_from_the_far_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The link goes down in the middle: nothing comes back, not even a refusal."""
-    monkeypatch.setattr(ssh, "GONE_MS", 2000)
+    monkeypatch.setattr(ssh, "GONE_MS", 1000)
     far_server, cut = away
     far = far_server.host()
     began = time.monotonic()
@@ -154,6 +157,17 @@ def test_no_thread_is_left(threads: None, server: Server) -> None:  # noqa: F811
         with pytest.raises(ValueError), one.stream("sleep", "60"):
             raise ValueError
     far.close()
+
+
+def test_left_early_what_it_left_behind_is_ended(host: Ssh, tmp_path: Path) -> None:  # noqa: F811
+    """The command ends by SIGTERM, what it has started does not."""
+    script = (
+        f"(trap '' TERM; echo $BASHPID >{tmp_path}/child; while :; do sleep 1; done) & echo $$ >{tmp_path}/pid; wait"
+    )
+    with pytest.raises(ValueError), host.stream("bash", "-c", script):
+        assert soon(tmp_path / "pid") and soon(tmp_path / "child")
+        raise ValueError
+    assert not any(alive(int((tmp_path / name).read_text())) for name in ("pid", "child"))
 
 
 def test_through_sudo_it_is_ended_as_well(
