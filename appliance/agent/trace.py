@@ -14,7 +14,8 @@ BUFFER_KB = 4096
 """Of each CPU: some 40,000 requests."""
 PAUSE_S = 0.05
 SECTOR = 512
-INSTANCE = "sms-%d"
+INSTANCE = "sms-%d-%d"
+"""Of a device and a process; they are the kernel's own, and process ids are those of a container or a host."""
 COMPLETED = re.compile(rb" block_rq_complete: \d+,\d+ ([A-Z]+) \(.*?\) (\d+) \+ (\d+) ")
 """Device, kind (W write, D discard), first sector, sectors: TP_printk of include/trace/events/block.h."""
 READS = re.compile(rb"R|F*$")
@@ -37,7 +38,7 @@ class Trace:
         self.number = os.stat(device).st_rdev
         self.chunk = chunk
         self.root = "/run/sms/trace-%d" % os.getpid()
-        self.folder = os.path.join(self.root, "instances", INSTANCE % os.getpid())
+        self.folder = os.path.join(self.root, "instances", INSTANCE % (self.number, os.getpid()))
         self.pipe = -1
         self.rest = b""
         self.found: Set[int] = set()
@@ -57,10 +58,11 @@ class Trace:
             mount("none", self.root, "tracefs", MS_NODEV | MS_NOSUID | MS_NOEXEC)
             remove_left(os.path.join(self.root, "instances"))
             os.mkdir(self.folder)
+            # From here on nobody else can remove it.
+            self.pipe = os.open(os.path.join(self.folder, "trace_pipe"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._set("buffer_size_kb", "%d" % BUFFER_KB)
             number = os.major(self.number) << 20 | os.minor(self.number)  # MKDEV of linux/kdev_t.h
             self._set("events/block/block_rq_complete/filter", "dev == %d" % number)
-            self.pipe = os.open(os.path.join(self.folder, "trace_pipe"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._set("events/block/block_rq_complete/enable", "1")
         except OSError as error:
             self.stop()
@@ -129,8 +131,11 @@ class Trace:
 
 
 def remove_left(folder: str) -> None:
-    """Instances of runs that were killed."""
+    """Instances of runs that were killed; one in use, by a process that is not seen from here, stays."""
     for name in os.listdir(folder):
-        pid = name[len("sms-") :]
+        pid = name.rpartition("-")[2]
         if name.startswith("sms-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
-            os.rmdir(os.path.join(folder, name))
+            try:
+                os.rmdir(os.path.join(folder, name))
+            except OSError:
+                pass
