@@ -120,6 +120,23 @@ take.Changes.so_far = lambda self: None
     assert differing_chunks(overlay.restore(manifest["number"]), Path(f"{overlay.overlay}.truth")) == []
 
 
+def test_a_trace_that_is_in_use_stays(overlay: Bed, tmp_path: Path) -> None:
+    """Traces are the kernel's: a process that is not seen from here, in a container, may have one."""
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    sh("mount", "-t", "tracefs", "none", traces)
+    try:
+        other = traces / "instances" / "sms-1-4194304"
+        other.mkdir()
+        with (other / "trace_pipe").open("rb"):
+            assert overlay.take()["found_by"] == "trace"
+            assert other.exists()
+        overlay.take()
+        assert not other.exists()
+    finally:
+        sh("umount", traces)
+
+
 def test_stopped_meanwhile(overlay: Bed) -> None:
     """Its loop device is gone: where hosts share the folder, it may run elsewhere by now."""
     stop = """
