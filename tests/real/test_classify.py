@@ -17,17 +17,16 @@ from typing import Any
 import pytest
 
 from appliance.flow import demo
-from appliance.flow.build import build
-from appliance.flow.context import open_cluster
+from appliance.flow.build import Built
 from appliance.flow.lab import lab_down, lab_up
 from appliance.flow.lab_capture import _container
-from appliance.lab import Lab
 from appliance.progress import Silent
 from tests.real.conftest import NODES, Playground
 
 pytestmark = pytest.mark.real
 
-NAME = "t-classify"
+NAME = "t-main"
+"""The shared lab."""
 SMS = (sys.executable, "-m", "appliance")
 SMS_ADDRESS, SMS_MAC = "10.77.0.1", "02:00:0a:4d:00:01"
 NODE_ADDRESSES = [f"10.77.0.{100 + number}" for number in range(1, NODES + 1)]
@@ -44,20 +43,11 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Playground]:
-    """A lab of its own with the appliance on host-a and every node registered."""
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, NODES, Silent())
-    try:
-        there = Playground(Lab.open(NAME))
-        build(open_cluster(there.lab.etc / "sms.yaml", None, Silent()), Silent(), lock=there.lab.etc / "sms.lock")
-        there.sms("-q", "start", "--host", "host-a", on="admin")
-        demo.wait_idle(there.host("node1"), NODES)
-        yield there
-    finally:
-        lab_down(NAME, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
+def cluster(playground: Playground, built: Built) -> Playground:
+    """The appliance runs on host-a and every node is registered."""
+    playground.sms("-q", "start", "--host", "host-a", on="admin")
+    demo.wait_idle(playground.host("node1"), NODES)
+    return playground
 
 
 class Listening:

@@ -118,7 +118,11 @@ class Gone(BaseException):
     """The power failed."""
 
 
-@pytest.mark.parametrize("at", ["resize2fs"] * 6 + ["truncate", "sh"])
+MORE = [pytest.param("resize2fs", marks=pytest.mark.full)] * 5
+"""At other moments."""
+
+
+@pytest.mark.parametrize("at", ["resize2fs", "truncate", "sh", *MORE])
 def test_one_cut_off_leaves_the_overlay_as_it_was(cluster: Cluster, at: str) -> None:
     overlay = Path(cluster.places.overlay)
     subprocess.run(["e2fsck", "-fp", overlay], check=True, capture_output=True)

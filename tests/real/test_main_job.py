@@ -136,7 +136,8 @@ def test_stop_saves_the_controllers_state_and_the_next_start_has_it(running: Pla
     node = running.host("node1")
     demo.wait_idle(node, NODES)
     held = demo.as_alice(node, "sbatch", "--parsable", "--hold", "--wrap=hostname")
-    long = demo.as_alice(node, "sbatch", "--parsable", "--wrap=sleep 12; echo survived")
+    go = f"/home/alice/go-{held}"
+    long = demo.as_alice(node, "sbatch", "--parsable", f"--wrap=until [ -e {go} ]; do sleep 0.2; done; echo survived")
     demo.wait_for("the long job", lambda: "yes" if "RUNNING" in node.run("scontrol", "show", "job", long).text else "")
     generation = running.lease()["generation"]
     told = running.sms("stop").text
@@ -147,6 +148,8 @@ def test_stop_saves_the_controllers_state_and_the_next_start_has_it(running: Pla
     running.sms("-q", "start")
     assert running.lease()["generation"] == generation + 1
     assert "JobHeldUser" in node.run("scontrol", "show", "job", held).text
+    assert "RUNNING" in node.run("scontrol", "show", "job", long).text
+    demo.as_alice(node, "touch", go)
     demo.as_alice(node, "scontrol", "release", held)
     for job in (held, long):
         demo.wait_for(

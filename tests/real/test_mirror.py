@@ -170,7 +170,7 @@ def test_two_folders_on_one_disk_are_for_trying_out_only(bench: Bench) -> None:
     assert bench.kept()
 
 
-@pytest.mark.parametrize("sick, other", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("sick, other", [(1, 2), pytest.param(2, 1, marks=pytest.mark.full)])
 def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: int, other: int) -> None:
     bench.create()
     open_mirror(bench.cluster, bench.host, QUIET)
@@ -195,7 +195,7 @@ def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: i
     assert bench.kept()
 
 
-@pytest.mark.parametrize("sick, other", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("sick, other", [(2, 1), pytest.param(1, 2, marks=pytest.mark.full)])
 def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: int, other: int) -> None:
     bench.create()
     away = bench.member(sick).rename(f"{bench.member(sick)}.away")
@@ -410,8 +410,8 @@ host.run = counted
  "remove": lambda: mirror.remove(cluster, host, Silent())}[verb]()
 """
 """Runs a verb and kills itself after so many commands."""
-STRIDE = 8
-"""Every eighth command is died after, from a random one on; all of them take seven minutes."""
+STRIDES = pytest.mark.parametrize("stride", [16, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
+"""One command in so many is died after, from a random one on."""
 
 
 def killed_after(bench: Bench, verb: str, count: int, *rest: str) -> bool:
@@ -423,34 +423,37 @@ def killed_after(bench: Bench, verb: str, count: int, *rest: str) -> bool:
     return done.returncode != 0
 
 
-def test_a_create_killed_anywhere_is_finished_by_the_next(bench: Bench) -> None:
-    count = random.randint(1, STRIDE)
+@STRIDES
+def test_a_create_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
+    count = random.randint(1, stride)
     while killed_after(bench, "create", count, bench.disk(1), bench.disk(2)):
         assert bench.kept(), count
         bench.create()
         assert bench.kept() and bench.problems() == "", count
         mirror.remove(bench.cluster, bench.host, QUIET)
-        count += STRIDE
+        count += stride
     assert count > 30
 
 
-def test_a_remove_killed_anywhere_is_finished_by_the_next(bench: Bench) -> None:
+@STRIDES
+def test_a_remove_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
     bench.create()
-    count = random.randint(1, STRIDE)
+    count = random.randint(1, stride)
     while killed_after(bench, "remove", count):
-        count += STRIDE
+        count += stride
         mirror.remove(bench.cluster, bench.host, QUIET)
         assert bench.kept() and bench.files() == [], count
         bench.create()
     assert count > 20
 
 
-def test_a_rebuild_killed_anywhere_is_finished_by_the_next(bench: Bench) -> None:
+@STRIDES
+def test_a_rebuild_killed_anywhere_is_finished_by_the_next(bench: Bench, stride: int) -> None:
     bench.create()
-    count, disk = random.randint(1, STRIDE), 2
+    count, disk = random.randint(1, stride), 2
     bench.member(2).unlink()
     while killed_after(bench, "rebuild", count, bench.disk(disk)):
-        count += STRIDE
+        count += stride
         assert bench.kept(), count
         mirror.rebuild(bench.cluster, bench.host, QUIET)
         assert bench.problems() == "", count

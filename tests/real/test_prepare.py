@@ -35,7 +35,7 @@ def cluster() -> Iterator[lab.Lab]:
             raise
         pytest.skip(error.message)
     lab.down(NAME, everything=True)
-    lab.up(NAME, 1, Silent())
+    lab.up(NAME, 0, Silent())
     try:
         opened = lab.Lab.open(NAME)
         opened.host("host-a").run("ip", "link", "add", PORT, "type", "veth", "peer", "name", "spare1")
@@ -141,10 +141,17 @@ def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
         assert words in result.stderr.decode()
 
 
+INTERRUPTED = """
+"$1" --site /etc/sms/new.yaml host prepare host-a & pid=$!
+until pgrep -f "[s]sh .*sms-ansible[-]" >/dev/null || ! kill -0 $pid; do sleep 0.1; done
+kill -TERM $pid
+wait $pid
+"""
+
+
 def test_an_interrupted_run_leaves_no_process_and_no_folder(cluster: lab.Lab) -> None:
     admin = cluster.host("admin")
-    run = f"{SMS} --site /etc/sms/new.yaml host prepare host-a & pid=$!; sleep 4; kill -TERM $pid; wait $pid"
-    result = admin.run("sh", "-c", run, ok=None)
+    result = admin.run("sh", "-c", INTERRUPTED, "interrupted", SMS, ok=None)
     assert result.status == 130, result.stderr.decode()
     assert "sms-ansible-" not in admin.run("sh", "-c", "ps -eo args; ls /tmp").text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -130,25 +131,49 @@ class Place:
         assert read_all(other.store, done.number) == read_all(self.store, number)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
+def make_place(folder: Path) -> Place:
     find_tool("borg")
-    cluster = open_cluster(SITE, tmp_path / "state", Silent())
-    (tmp_path / "borg.pass").write_text("a passphrase of the test\n")
-    (tmp_path / "borg.pass").chmod(0o600)
-    borg = BorgRepository(repository=str(tmp_path / "repo"), passphrase=tmp_path / "borg.pass")
+    cluster = open_cluster(SITE, folder / "state", Silent())
+    (folder / "borg.pass").write_text("a passphrase of the test\n")
+    (folder / "borg.pass").chmod(0o600)
+    borg = BorgRepository(repository=str(folder / "repo"), passphrase=folder / "borg.pass")
     site = cluster.site
     site = site.model_copy(
         update={"cluster": f"t-push-{token_hex(4)}", "snapshots": site.snapshots.model_copy(update={"borg": borg})}
     )
-    return Place(tmp_path, replace(cluster, site=site), Local("host-a"))
+    return Place(folder, replace(cluster, site=site), Local("host-a"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return make_place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with snapshot 1, and a repository that has it."""
+    made = make_place(tmp_path_factory.mktemp("template"))
+    made.add()
+    made.pushed()
+    return made.folder
+
+
+@pytest.fixture
+def with_one(tmp_path: Path, template: Path) -> Place:
+    """A place whose repository has its snapshot 1: a copy, which takes borg no time."""
+    shutil.copytree(template, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return make_place(tmp_path)
+
+
+def behind_ssh(place: Place, server: Server) -> Place:  # noqa: F811
+    url = f"ssh://root@127.0.0.1:{server.port}{place.folder}/repo"
+    return place.with_borg(repository=url, ssh_key=server.folder / "user", known_hosts=server.folder / "known_hosts")
 
 
 @pytest.fixture
 def far(place: Place, server: Server) -> Place:  # noqa: F811
     """The repository behind SSH."""
-    url = f"ssh://root@127.0.0.1:{server.port}{place.folder}/repo"
-    return place.with_borg(repository=url, ssh_key=server.folder / "user", known_hosts=server.folder / "known_hosts")
+    return behind_ssh(place, server)
 
 
 @pytest.fixture(params=["folder", "SSH"])
@@ -176,16 +201,16 @@ def test_there_and_back(either: Place) -> None:
     assert pull(other.cluster, other.host, "borg", "latest", Silent()).present is True
 
 
-def test_what_is_the_same_is_stored_once(place: Place) -> None:
-    place.add()
-    first = place.pushed()
+def test_what_is_the_same_is_stored_once(with_one: Place) -> None:
+    place = with_one
+    first = repository_bytes(place)
     image = place.folder / "ov.img"
     with image.open("r+b") as stream:
         stream.seek(image.read_bytes().index(b"the same again") + 1000)
         stream.write(b"changed")
     keep_image(place.store, image, cluster=place.cluster.site.cluster)
     second = place.pushed()
-    assert second.bytes < CHUNK < first.bytes
+    assert second.bytes < CHUNK < first
     place.assert_comes_back(2)
 
 
@@ -203,6 +228,7 @@ def test_nothing_secret_is_seen(place: Place) -> None:
                     seen.append((path / "cmdline").read_bytes() + (path / "environ").read_bytes())
                 except OSError:
                     continue
+            time.sleep(0.005)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -280,20 +306,18 @@ REFUSED: dict[str, tuple[Callable[[Place], Place], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(place: Place, name: str) -> None:
-    place.add()
-    place.pushed()
-    place.add(seed=2)
+def test_what_is_refused(with_one: Place, name: str) -> None:
+    with_one.add(seed=2)
     spoil, words, hint = REFUSED[name]
-    spoilt = spoil(place)
-    before = sorted(str(path) for path in place.folder.rglob("*") if "/borg/" not in str(path))
+    spoilt = spoil(with_one)
+    before = sorted(str(path) for path in with_one.folder.rglob("*") if "/borg/" not in str(path))
     failed = spoilt.failed()
     assert words in failed.error
     assert hint in failed.hint
     assert exit_status([failed]) == 3, "as a pull has it"
     with pytest.raises(Refused, match=f"{words}|there is no repository"):
         list_elsewhere(spoilt.cluster, spoilt.host, "borg")
-    after = sorted(str(path) for path in place.folder.rglob("*") if "/borg/" not in str(path))
+    after = sorted(str(path) for path in with_one.folder.rglob("*") if "/borg/" not in str(path))
     assert before == after
 
 
@@ -305,13 +329,19 @@ SSH: dict[str, tuple[dict[str, str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", SSH)
-def test_what_ssh_refuses(far: Place, server: Server, name: str) -> None:  # noqa: F811
-    far.add()
+def test_what_ssh_refuses(with_one: Place, server: Server, name: str) -> None:  # noqa: F811
+    far = behind_ssh(with_one, server)
+    far.add(seed=2)
     changes, words, hint = SSH[name]
     spoilt = far.with_borg(**{key: server.folder / value for key, value in changes.items()})
     failed = spoilt.failed()
     assert words in failed.error, failed
     assert hint in failed.hint
+
+
+def test_a_closed_port(with_one: Place, server: Server) -> None:  # noqa: F811
+    far = behind_ssh(with_one, server)
+    far.add(seed=2)
     closed = far.with_borg(repository=f"ssh://root@127.0.0.1:1{far.folder}/repo").failed()
     # borg does not always wait for ssh's own words.
     assert "Connection refused" in closed.error or "Connection closed" in closed.error
@@ -335,10 +365,9 @@ def test_borg_is_not_there(place: Place, tmp_path: Path) -> None:
     assert "apt-get install borgbackup" in failed.hint
 
 
-def test_somebody_else_is_at_work_on_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_else_is_at_work_on_it(with_one: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("appliance.tools.borg.LOCK_WAIT_S", 1)
-    place.add()
-    place.pushed()
+    place = with_one
     place.add(seed=2)
     environment = {**os.environ, "BORG_PASSCOMMAND": f"cat {place.passphrase}"}
     with subprocess.Popen(
@@ -409,9 +438,8 @@ def test_a_snapshot_that_is_damaged_is_never_archived(place: Place) -> None:
         place.push("1")
 
 
-def test_damage_in_the_repository_does_not_come_back(place: Place) -> None:
-    place.add()
-    place.pushed()
+def test_damage_in_the_repository_does_not_come_back(with_one: Place) -> None:
+    place = with_one
     segments = [path for path in (place.folder / "repo" / "data").rglob("*") if path.is_file()]
     largest = max(segments, key=lambda path: path.stat().st_size)
     with largest.open("r+b") as stream:
@@ -453,32 +481,50 @@ class Watched(Local):
             self.killed += 1
 
 
-@pytest.mark.parametrize("word", ["list", "init", "create", "delete", "compact"])
-def test_borg_is_killed_and_the_next_run_goes_on(either: Place, word: str) -> None:
+FIRST_S, STEP_S, MOMENTS = 0.15, 0.07, 8
+"""When borg is killed in a command: after these seconds, so much later each time, and so often."""
+KILLED = [
+    pytest.param("folder", "create", 2, id="folder-create"),
+    pytest.param("SSH", "create", 1, id="SSH-create"),
+    pytest.param("folder", "delete", 1, id="folder-delete"),
+    *(
+        pytest.param(where, word, MOMENTS, id=f"{where}-{word}-{MOMENTS}", marks=pytest.mark.full)
+        for where in ("folder", "SSH")
+        for word in ("list", "init", "create", "delete", "compact")
+    ),
+]
+
+
+@pytest.mark.parametrize("where, word, moments", KILLED)
+def test_borg_is_killed_and_the_next_run_goes_on(
+    place: Place,
+    server: Server,  # noqa: F811
+    where: str,
+    word: str,
+    moments: int,
+) -> None:
     """At many moments of each of its commands; what counts can be read, and no lock is in the way."""
+    either = place if where == "folder" else behind_ssh(place, server)
     either = either.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     either.add()
     if word in ("delete", "compact"):
         either.pushed()
         either.add(seed=2)
     seen = 0
-    delay_s = 0.15
-    while seen < 8:
+    delay_s, step_s = FIRST_S, STEP_S * MOMENTS / moments
+    while seen < moments:
         watched = Watched(word, delay_s)
         for one in replace(either, host=watched).push(prune=True):
             assert one.state in (PUSHED, PRESENT, REMOVED, FAILED)
         if not watched.killed:
             break
         seen += 1
-        delay_s += 0.07
+        delay_s += step_s
         assert set(either.numbers()) <= {1, 2}
-        if seen % 2:
-            either.borg("check", str(either.folder / "repo")) if (
-                either.folder / "repo" / "data" / "0"
-            ).exists() else None
+        if seen % 2 and (either.folder / "repo" / "data" / "0").exists():
+            either.borg("check", str(either.folder / "repo"))
         if word in ("delete", "compact"):
             either.add(seed=seen + 2)
-            either = replace(either)
             break
     assert seen, "it was killed at least once"
     done = either.push(prune=True)
@@ -489,13 +535,12 @@ def test_borg_is_killed_and_the_next_run_goes_on(either: Place, word: str) -> No
     either.borg("check", "--verify-data", str(either.folder / "repo"))
 
 
-def test_what_feeds_borg_is_killed(place: Place) -> None:
+def test_what_feeds_borg_is_killed(with_one: Place) -> None:
     """Its end looks like the end of an image: borg must not take it for one."""
-    place.add()
-    place.pushed()
+    place = with_one
     keep_image(
         place.store,
-        make_image(place.folder / "big.img", seed=7, size_mb=400, files=900),
+        make_image(place.folder / "big.img", seed=7, size_mb=64, files=200),
         cluster=place.cluster.site.cluster,
     )
     stop = threading.Event()
@@ -548,9 +593,9 @@ def test_a_half_made_repository_is_made_anew_only_where_we_were_making_it(place:
     assert (repository / "mine").exists()
 
 
-def test_the_repository_is_thinned_out_by_the_retention(place: Place) -> None:
-    place = place.changed("retention", last=2, hourly=0, daily=0, weekly=0, monthly=0)
-    for seed in (1, 2, 3):
+def test_the_repository_is_thinned_out_by_the_retention(with_one: Place) -> None:
+    place = with_one.changed("retention", last=2, hourly=0, daily=0, weekly=0, monthly=0)
+    for seed in (2, 3):
         place.add(seed=seed)
         place.pushed()
     assert place.numbers() == [1, 2, 3], "who pushes one by hand removes none"
@@ -566,10 +611,8 @@ def test_the_repository_is_thinned_out_by_the_retention(place: Place) -> None:
     assert before < 3 * 1_000_000, "the room was given back"
 
 
-def test_a_clock_that_was_set_back_prunes_nothing_new(place: Place) -> None:
-    place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
-    place.add(seed=1, taken=1_800_000_000.0)
-    place.pushed()
+def test_a_clock_that_was_set_back_prunes_nothing_new(with_one: Place) -> None:
+    place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     place.add(seed=2, taken=1_000_000_000.0)
     assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
     assert place.numbers() == [2]
@@ -619,11 +662,10 @@ def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
     assert place.push(all_missing=True) == []
 
 
-def test_archives_of_others_are_left_alone(place: Place) -> None:
+def test_archives_of_others_are_left_alone(with_one: Place) -> None:
     """A cluster whose name begins like ours, a checkpoint, a file of somebody's."""
-    place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
-    one = place.add()
-    place.pushed()
+    place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    one = place.store.find("1")
     name, uuid = place.cluster.site.cluster, one.manifest["uuid"]
     others = [f"sms-{name}-000001-000002-{uuid}", f"sms-{name}-2-000001-{uuid}", "mine"]
     for other in others:
@@ -636,9 +678,9 @@ def test_archives_of_others_are_left_alone(place: Place) -> None:
     assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest['uuid']}"])
 
 
-def test_what_is_pulled_is_named(place: Place) -> None:
-    one = place.add()
-    place.pushed()
+def test_what_is_pulled_is_named(with_one: Place) -> None:
+    place = with_one
+    one = place.store.find("1")
     other = place.elsewhere()
     with pytest.raises(Refused, match="borg has no snapshot 7") as caught:
         pull(other.cluster, other.host, "borg", "7", Silent())
@@ -661,16 +703,15 @@ def repository_bytes(place: Place) -> int:
     return total
 
 
-def test_over_ssh_the_connection_is_cut(far: Place, server: Server) -> None:  # noqa: F811
-    far.add()
-    far.pushed()
+def test_over_ssh_the_connection_is_cut(with_one: Place, server: Server) -> None:  # noqa: F811
+    far = behind_ssh(with_one, server)
     keep_image(
-        far.store, make_image(far.folder / "big.img", seed=7, size_mb=400, files=900), cluster=far.cluster.site.cluster
+        far.store, make_image(far.folder / "big.img", seed=7, size_mb=64, files=200), cluster=far.cluster.site.cluster
     )
     before = repository_bytes(far)
 
     def cut() -> None:
-        while repository_bytes(far) < before + 20_000_000:
+        while repository_bytes(far) < before + 4_000_000:
             time.sleep(0.02)
         server.signal(signal.SIGKILL)
 

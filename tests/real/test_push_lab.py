@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +30,19 @@ from tests.unit.test_transfer import keep_image, make_image, read_all
 pytestmark = pytest.mark.real
 
 NAME = "t-push"
-BIG_MB, BIG_FILES = 800, 3000
+BIG_MB, BIG_FILES = 160, 600
+FAST_MB, FAST_FILES = 800, 3000
+"""To measure with."""
+IMPATIENT = """
+import sys
+from appliance.cli import main
+from appliance.host import ssh
+from appliance.tools import agent
+ssh.GONE_MS = 5000
+agent.MAIN = "from appliance.agent import transfer\\ntransfer.PATIENCE_S = 5.0\\n" + agent.MAIN
+sys.exit(main(sys.argv[1:]))
+"""
+"""`sms` that waits seconds for the far side where others wait a minute, and so does its agent there."""
 
 
 @dataclass
@@ -53,6 +66,16 @@ class Hosts:
             self.sms("-q", "overlay", "push", "--json", *words, on=on, ok=ok).stdout
         )
         return found
+
+    def come(self) -> int:
+        """Chunks that have come to host-b's store."""
+        return len(stores.stored_chunks(Path(self.store("host-b").root)))
+
+    def wait_for(self, count: int, process: subprocess.Popen[Any]) -> None:
+        """Until so many have come."""
+        while self.come() < count:
+            assert process.poll() is None, "it has ended before"
+            time.sleep(0.005)
 
     def clear(self) -> None:
         for host in ("host-a", "host-b"):
@@ -139,20 +162,37 @@ def test_everywhere_and_back(hosts: Hosts, on: str) -> None:
     assert hosts.agents() == []
 
 
+def change_text(image: Path) -> None:
+    """Change a few bytes of the file of text."""
+    with image.open("r+b") as stream:
+        stream.seek(find_text(image) + 1000)
+        stream.write(b"changed")
+
+
+def test_what_is_known_there_does_not_travel(hosts: Hosts) -> None:
+    hosts.add("one.img")
+    hosts.push("--to", "host-b")
+    image = hosts.folder / "changed.img"
+    shutil.copy(hosts.folder / "one.img", image)
+    change_text(image)
+    hosts.add("changed.img")
+    (second,) = hosts.push("--to", "host-b")
+    assert second["bytes"] == 1 << 16
+
+
+@pytest.mark.full
+@pytest.mark.alone
 def test_how_fast(hosts: Hosts) -> None:
     """Random bytes do not pack; what is known there does not travel."""
-    hosts.add("big.img")
+    make_image(hosts.folder / "fast.img", seed=4, size_mb=FAST_MB, files=FAST_FILES)
+    hosts.add("fast.img")
     (first,) = hosts.push("--to", "host-b")
     rate = first["bytes"] / first["seconds"] / 1e6
     print(f"{first['bytes'] / 1e6:.0f} MB in {first['seconds']} s: {rate:.0f} MB/s")
     assert first["bytes"] > 500_000_000
     assert rate > 20
-    image = hosts.folder / "changed.img"
-    shutil.copy(hosts.folder / "big.img", image)
-    with image.open("r+b") as stream:
-        stream.seek(find_text(image) + 1000)
-        stream.write(b"changed")
-    hosts.add("changed.img")
+    change_text(hosts.folder / "fast.img")
+    hosts.add("fast.img")
     (second,) = hosts.push("--to", "host-b")
     print(f"{second['bytes'] / 1e6:.1f} MB in {second['seconds']} s")
     assert second["bytes"] == 1 << 16
@@ -160,13 +200,16 @@ def test_how_fast(hosts: Hosts) -> None:
     print(f"borg: {third['bytes'] / 1e6:.0f} MB in {third['seconds']} s")
 
 
-@pytest.mark.parametrize("delay_s", [0.6, 1.5, 2.5, 4.0])
-def test_sms_is_killed_and_the_next_run_goes_on(hosts: Hosts, delay_s: float) -> None:
+@pytest.mark.parametrize("chunks", [1, *(pytest.param(count, marks=pytest.mark.full) for count in (0, 500, 1000))])
+def test_sms_is_killed_and_the_next_run_goes_on(hosts: Hosts, chunks: int) -> None:
+    """Once so many chunks have come; there are some 1,900."""
     hosts.add("big.img")
     host = hosts.lab.host("host-a")
     argv = [*host.prefix, "sms", "--site", "/etc/sms/push.yaml", "-q", "overlay", "push", "--to", "host-b"]
     with subprocess.Popen(argv, start_new_session=True) as process:
-        time.sleep(delay_s)
+        while not hosts.agents():
+            time.sleep(0.01)
+        hosts.wait_for(chunks, process)
         os.killpg(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while hosts.agents() and time.monotonic() < deadline:
@@ -174,21 +217,22 @@ def test_sms_is_killed_and_the_next_run_goes_on(hosts: Hosts, delay_s: float) ->
     assert hosts.agents() == [], "both ends see that nobody is in between"
     there = hosts.store("host-b")
     assert stores.numbers(there) == []
-    came = len(stores.stored_chunks(Path(there.root)))
+    came = hosts.come()
     (again,) = hosts.push("--to", "host-b")
     assert (again["state"], again["bytes"] // 65536 + came) == ("pushed", len(stores.named_chunks(there)))
     stores.assert_whole(there)
 
 
 def test_a_network_that_is_cut(hosts: Hosts) -> None:
-    """Nobody tells the end: this side gives up within a minute or so, and so does the other one's agent."""
+    """Nobody tells the end: this side gives up after a while, and so does the other one's agent."""
     hosts.add("big.img")
     host = hosts.lab.host("host-a")
-    argv = [*host.prefix, "sms", "--site", "/etc/sms/push.yaml", "-q", "overlay", "push", "--json", "--to", "host-b"]
+    sms = [*host.prefix, sys.executable, "-c", IMPATIENT]
+    argv = [*sms, "--site", "/etc/sms/push.yaml", "-q", "overlay", "push", "--json", "--to", "host-b"]
     switch = ["ip", "-n", hosts.lab.layout.namespace("switch"), "link", "set", "u-host-b"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         try:
-            time.sleep(2.5)
+            hosts.wait_for(1, process)
             subprocess.run([*switch, "down"], check=True)
             out, _ = process.communicate(timeout=200)
         finally:
@@ -198,7 +242,8 @@ def test_a_network_that_is_cut(hosts: Hosts) -> None:
     assert "host-b" in failed["error"] and failed["hint"]
     deadline = time.monotonic() + 90
     while hosts.agents() and time.monotonic() < deadline:
-        time.sleep(0.5)
+        time.sleep(0.1)
+    assert hosts.agents() == []
     (again,) = hosts.push("--to", "host-b")
     assert again["state"] == "pushed"
     stores.assert_whole(hosts.store("host-b"))

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.real
 
 HOST = "host-b"
 ROOT = "/mnt/booted"
+LOOPS = 64
+"""Loop devices that it may use: other machines of these tests have theirs among them."""
 PREPARE = f"""\
 mkdir -p {ROOT}
 mount -t tmpfs tmpfs {ROOT}
@@ -30,7 +32,7 @@ mount -t overlay -o lowerdir=/,upperdir={ROOT}/upper,workdir={ROOT}/work overlay
 rm -f {ROOT}/root/etc/systemd/system/multi-user.target.wants/*
 : >{ROOT}/root/etc/machine-id
 # Loop devices come as they are needed, the booted host has only those that are there when it starts.
-for number in $(seq 0 31); do [ -e /dev/loop$number ] || mknod -m 660 /dev/loop$number b 7 $number; done
+for number in $(seq 0 {LOOPS - 1}); do [ -e /dev/loop$number ] || mknod -m 660 /dev/loop$number b 7 $number; done
 """
 # nspawn mounts the cgroups read-only; a machine of its own has them writable.
 OPEN_CGROUPS = """\
@@ -57,7 +59,7 @@ def booted(outer: Host) -> Iterator[Booted]:
     """Boot systemd in the host, as its init, on the host's own networks; power it off at the end."""
     code = sorted({Path(sys.prefix).resolve(), share()})
     binds = ["/var/lib/sms", "/etc/sms", *(str(path) for path in code), "/dev/loop-control"]
-    binds += [f"/dev/loop{number}" for number in range(32)]
+    binds += [f"/dev/loop{number}" for number in range(LOOPS)]
     words = ["systemd-nspawn", "--register=no", "--keep-unit", f"--directory={ROOT}/root", f"--hostname={outer.name}"]
     words += ["--capability=all", "--system-call-filter=@mount", *(f"--bind={path}" for path in binds), "--boot"]
     # nspawn wants a terminal; script(1) gives it one.

@@ -1,12 +1,8 @@
-"""Twenty snapshots while a writer writes and Slurm works: each holds, and nobody notices that they are taken.
-
-A controller is started on every fourth of them; ``SMS_SOAK=all``: on each.
-"""
+"""Snapshots while a writer writes and Slurm works: each holds, and nobody notices that they are taken."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -30,9 +26,8 @@ from tests.real.overlays import is_prefix
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
-SNAPSHOTS = 20
-STARTED = 1 if os.environ.get("SMS_SOAK") == "all" else 4
-"""On one in so many of them a controller is started: it takes longer than all the rest."""
+SIZES = [(4, 4), pytest.param(20, 1, marks=pytest.mark.full)]
+"""How many; on one in how many of them a controller is started, which takes longer than all the rest."""
 EVERY_S = 1.0
 """Between two jobs: no more than the nodes can run."""
 SAVED_S = 15
@@ -117,12 +112,13 @@ def elsewhere(built: Built) -> Iterator[Playground]:
         shutil.rmtree(f"/var/lib/sms-lab/{OTHER}", ignore_errors=True)
 
 
-def test_snapshots_under_load(running: Playground, elsewhere: Playground) -> None:
+@pytest.mark.parametrize("count, apart", SIZES)
+def test_snapshots_under_load(running: Playground, elsewhere: Playground, count: int, apart: int) -> None:
     running.host("host-a").run("rm", "-rf", "/var/lib/sms/snapshots")
     taken = []
     with writing(running), Jobs(running) as jobs:
         time.sleep(SAVED_S)
-        for _ in range(SNAPSHOTS):
+        for _ in range(count):
             lines = int(running.sms("exec", "--", "wc", "-l", "/var/lib/soak/lines").text.split()[0])
             told = json.loads(running.sms("overlay", "snapshot", "--json").stdout)
             taken.append((told, lines))
@@ -130,17 +126,17 @@ def test_snapshots_under_load(running: Playground, elsewhere: Playground) -> Non
             time.sleep(0.5)
     print("writers waited for", sorted(one["frozen_ms"] for one, _ in taken), "ms")
     assert median(one["frozen_ms"] for one, _ in taken) < 2000
+    assert len(jobs.submitted) > count
     no_job_is_lost(jobs)
     for one, lines in taken:
         holds_a_prefix(running, one["number"], lines)
-    for one, _ in taken[STARTED - 1 :: STARTED]:
+    for one, _ in taken[apart - 1 :: apart]:
         controller_comes_up(running, elsewhere, one, jobs)
 
 
 def no_job_is_lost(jobs: Jobs) -> None:
     """Every job that was submitted ends as it should."""
     assert jobs.failed == []
-    assert len(jobs.submitted) > SNAPSHOTS
     deadline = time.monotonic() + 300
     while (left := jobs.look()) and time.monotonic() < deadline:
         time.sleep(1)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.agent.store import ZERO
 from appliance.flow import demo
-from appliance.flow.build import Built, build
-from appliance.flow.context import open_cluster
-from appliance.progress import Silent
+from appliance.flow.build import Built
 from tests.real.conftest import NODES, Playground, give_image
+from tests.real.overlays import sample
 from tests.real.test_interrupted import begin
 
 pytestmark = pytest.mark.real
@@ -104,7 +102,7 @@ def test_over_ssh(running: Playground) -> None:
     assert "verified" in overlay(running, "list", "--host", "host-a", on="admin")
 
 
-@pytest.mark.parametrize("harm", ["a flipped byte", "a missing chunk"])
+@pytest.mark.parametrize("harm", sample(("a flipped byte", "a missing chunk"), "a flipped byte"))
 def test_damage_is_found_named_and_healed_by_the_next(running: Playground, harm: str) -> None:
     host = running.host("host-a")
     for _ in range(2):
@@ -301,8 +299,9 @@ def test_two_at_once(running: Playground) -> None:
     assert len(listed(running)) == [status for _, status in ended].count(0)
 
 
-def test_a_stop_is_not_refused_by_a_snapshot(running: Playground) -> None:
-    for _ in range(3):
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_a_stop_is_not_refused_by_a_snapshot(running: Playground, times: int) -> None:
+    for _ in range(times):
         running.sms("-q", "start")
         process = begin(running, "overlay", "snapshot")
         running.sms("-q", "stop")
@@ -329,48 +328,3 @@ def test_a_full_disk_is_said_and_nothing_counts(running: Playground) -> None:
         assert inside(running, "echo x >/root/word && sync && cat /root/word").strip() == "x", "nobody is held"
     finally:
         host.run("umount", "/mnt/small")
-
-
-@pytest.mark.slow
-def test_a_database_is_dumped(stopped: Playground) -> None:
-    """MariaDB's dump is in the snapshot, for nobody's eyes; one that fails is said and does not stop it."""
-
-    def change(document: dict[str, Any]) -> None:
-        names = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
-        document["cluster"] = "full"
-        document["services"] = [*names, "slurmdbd", "slurmrestd"]
-        document["overlay"] = {"size_mb": 1024, "directory": "/var/lib/sms/full"}
-
-    site = ("--site", stopped.variant("full.yaml", change))
-    cluster = open_cluster(stopped.lab.etc / "full.yaml", None, Silent())
-    made = build(cluster, Silent(), lock=stopped.lab.etc / "full.lock")
-    host = stopped.host("host-a")
-    with Path(made.image).open("rb") as stream:
-        host.send(stream, f"/var/lib/sms/images/{made.key}.sif")
-    host.run("ln", "-sfn", f"{made.key}.sif", "/var/lib/sms/images/full.sif")
-    stopped.sms(*site, "-q", "start", "--wait", "120")
-    try:
-
-        def within(script: str) -> str:
-            return stopped.sms(*site, "exec", "--", "sh", "-c", script).text
-
-        told = stopped.sms(*site, "overlay", "snapshot")
-        assert b"dump mariadb" in told.stderr
-        dump = "/var/lib/mysql-dump/all.sql"
-        assert within(f"stat -c %a:%U {dump} /var/lib/mysql-dump").split() == ["600:root", "700:root"]
-        assert "slurm_acct_db" in within(f"grep -m1 -o slurm_acct_db {dump}")
-        assert within("ls /var/lib/mysql-dump").split() == ["all.sql"]
-        inode = within(f"stat -c %i {dump}")
-        stopped.sms(*site, "-q", "overlay", "snapshot")
-        assert within(f"stat -c %i {dump}") == inode, "one that says the same is left alone"
-        within("mv /usr/bin/mariadb-dump /usr/bin/mariadb-dump.away")
-        told = stopped.sms(*site, "overlay", "snapshot", ok=(4,))
-        assert b"snapshot 3 of full" in told.stdout and b"warning: mariadb was not dumped: " in told.stderr
-        shown = json.loads(stopped.sms(*site, "overlay", "show", "3", "--json").stdout)
-        assert "mariadb was not dumped" in shown["notes"][0] and shown["health"]["ok"]
-        assert within(f"stat -c %i {dump}") == inode, "the last good one stays"
-        stopped.sms(*site, "-q", "overlay", "snapshot", "--no-dump")
-        within("mv /usr/bin/mariadb-dump.away /usr/bin/mariadb-dump")
-    finally:
-        stopped.sms(*site, "-q", "stop")
-        host.run("rm", "-rf", "/var/lib/sms/full", "/var/lib/sms/snapshots/full")
