@@ -5,43 +5,36 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import pkgutil
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-import bench
 from appliance.cli import screen
-from appliance.errors import SmsError
-from bench.rig import Rig, Skip, traffic
+from bench import BENCHMARKS
+from bench.rig import Rig, traffic
+from bench.rig.measure import explain
+
+Measure = Callable[[Rig], Iterable[dict[str, Any]]]
 
 
-def benchmarks() -> dict[str, str]:
-    """Every benchmark's name, and the first line of what it says of itself."""
-    names = sorted(found.name for found in pkgutil.iter_modules(bench.__path__) if not found.ispkg)
-    modules = {name: importlib.import_module(f"bench.{name}") for name in names if name != "__main__"}
-    return {name: (module.__doc__ or "").partition("\n")[0] for name, module in modules.items()}
-
-
-def run_one(name: str, rig: Rig) -> list[dict[str, Any]]:
-    """Run a benchmark and print its results as they come; one that cannot run here says so."""
+def run_one(name: str, measure: Measure, rig: Rig) -> list[dict[str, Any]]:
+    """Run a benchmark and print its results as they come; where it fails, one without a value but with a reason."""
     results: list[dict[str, Any]] = []
 
-    def tell(result: dict[str, Any]) -> None:
+    def add(result: dict[str, Any]) -> None:
         results.append(result)
         print(json.dumps(result), flush=True)
 
     screen.err.print(f"[bold]{name}[/]", highlight=False)
     try:
-        for result in importlib.import_module(f"bench.{name}").measure(rig):
-            tell(result)
-    except Skip as reason:
-        tell({"name": name, "skipped": str(reason)})
-    except SmsError as error:
-        tell({"name": name, "failed": error.message})
+        for result in measure(rig):
+            add(result)
+    except Exception as error:  # whatever it is, the other benchmarks run
+        add({"name": name, "value": None, "reason": explain(error)})
     return results
 
 
@@ -52,42 +45,67 @@ def table(results: list[dict[str, Any]]) -> Table:
         number = title in ("value", "its value", "ratio")
         shown.add_column(title, justify="right" if number else "left", no_wrap=title != "peer")
     for one in results:
-        if "value" not in one:
-            why, words = next((key, one[key]) for key in ("skipped", "failed") if key in one)
-            # The first line of it; all of it is in the JSON.
-            shown.add_row(one["name"], "", escape(f"{why}: {words.splitlines()[0]}"), style="yellow")
+        # The first line of the reason; all of it is in the JSON.
+        why = escape(one["reason"].splitlines()[0]) if one["reason"] else ""
+        if one["value"] is None:
+            shown.add_row(one["name"], "", f"failed: {why}", style="yellow")
             continue
-        value, peer_value = (f"{one[key]:.3g} {one['unit']}" for key in ("value", "peer_value"))
-        mark = "[green]holds[/]" if one["holds"] else "[red]missed[/]"
-        shown.add_row(one["name"], value, escape(one["peer"]), peer_value, f"{one['ratio']:.2f}", one["goal"], mark)
+        value, peer_value, ratio = f"{one['value']:.3g} {one['unit']}", "", ""
+        if one["peer_value"] is not None:
+            peer_value, ratio = f"{one['peer_value']:.3g} {one['unit']}", f"{one['ratio']:.2f}"
+        peer = escape(one["peer"]) + (f" [yellow]failed: {why}[/]" if why else "")
+        mark = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]unknown[/]"}[one["holds"]]
+        shown.add_row(one["name"], value, peer, peer_value, ratio, one["goal"], mark)
     return shown
 
 
-def main() -> int:
-    """Run what was asked for; status 1 when a benchmark failed, never for a goal that was missed."""
-    known = benchmarks()
+def exit_status(results: list[dict[str, Any]]) -> int:
+    """1 where a figure of the project's own is missing; never for a peer that failed or a goal that was missed."""
+    return int(any(result["value"] is None for result in results))
+
+
+def listing() -> str:
+    """Every benchmark: minutes, the set it is in, and the first line of what its module says."""
+    lines = []
+    for name, one in BENCHMARKS.items():
+        text = (importlib.import_module(f"bench.{name}").__doc__ or "").partition("\n")[0]
+        lines.append(f"{name:16} {one.minutes:4} min  {'full' if one.full else '':4}  {text}")
+    return "\n".join(lines)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; all without a name")
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs a median is of (default: %(default)s)")
+    names = f"one of {', '.join(BENCHMARKS)}; without a name all that are not in the full set only"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("--full", action="store_true", help="all of them")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs a median is of (default: %(default)s)")
     parser.add_argument("--install", action="store_true", help="install the Debian packages that a peer needs (QEMU)")
     parser.add_argument("--clean", action="store_true", help="remove the captures that benchmarks keep, and end")
-    parser.add_argument("--list", action="store_true", help="list the benchmarks")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks, with the minutes that they take")
+    return parser
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = make_parser()
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in known]:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
+    if unknown := [name for name in arguments.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     if arguments.clean:
         traffic.clean()
         return 0
     if arguments.list:
-        print("\n".join(f"{name:18} {text}" for name, text in known.items()))
+        print(listing())
         return 0
+    names = arguments.names or [name for name, one in BENCHMARKS.items() if arguments.full or not one.full]
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
         rig = Rig(max(1, arguments.runs), install=arguments.install, stack=stack, progress=screen.progress(False))
-        for name in arguments.names or known:
-            results += run_one(name, rig)
-    screen.err.print(table(results))
-    return 1 if any("failed" in result for result in results) else 0
+        for name in names:
+            results += run_one(name, importlib.import_module(f"bench.{name}").measure, rig)
+        screen.err.print(table(results))
+    return exit_status(results)
 
 
 if __name__ == "__main__":

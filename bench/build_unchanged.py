@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from appliance.flow.build import plan
 from appliance.progress import Silent
-from bench.rig import Rig, Samples, result, wall
+from bench.rig import Rig, Samples, result, wall, work_folder
 from bench.rig.bed import Bed
 
 SMS = str(Path(sys.prefix) / "bin" / "sms")
@@ -45,10 +44,10 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
 
     A build takes more than a minute: each way runs once, or as often as every fifth of the runs.
     """
-    with tempfile.TemporaryDirectory(prefix="sms-bench-", dir="/var/tmp") as folder:
+    with work_folder() as folder:
         builds = Builds(rig.bed, Path(folder))
-        ways = {"plain": builds.plain, "full": lambda: builds.sms("--force")}
-        samples = rig.interleave(ways, max(1, rig.runs // 5))
+        own = {"full": lambda: builds.sms("--force")}
+        samples = rig.interleave(own, {"plain": builds.plain}, max(1, rig.runs // 5))
         unchanged = Samples(builds.sms() for _ in range(rig.runs))
     yield result("build/full", samples["full"], "apptainer build, by hand", samples["plain"], ratio_below=1.15)
     yield result("build/unchanged", unchanged, "sms build --force", samples["full"], below=5)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.rig import Rig, result, wall
+from bench.rig import Rig, need, result, wall
 
 SMS = str(Path(sys.prefix) / "bin" / "sms")
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     """Against the bare interpreter, and against the help of Apptainer."""
-    ways = {"sms": lambda: wall(SMS, "--help"), "python": lambda: wall(sys.executable, "-c", "pass")}
-    if shutil.which("apptainer"):
-        ways["apptainer"] = lambda: wall("apptainer", "--help")
-    samples = rig.interleave(ways, max(rig.runs, 11))
+    peers = {
+        "python": lambda: wall(sys.executable, "-c", "pass"),
+        "apptainer": lambda: wall(need("apptainer", "apptainer"), "--help"),
+    }
+    samples = rig.interleave({"sms": lambda: wall(SMS, "--help")}, peers, max(rig.runs, 11))
     yield result("cli/python", samples["sms"], "python -c pass", samples["python"], below=0.2)
-    if "apptainer" in samples:
-        yield result("cli/apptainer", samples["sms"], "apptainer --help", samples["apptainer"], below=0.2)
+    yield result("cli/apptainer", samples["sms"], "apptainer --help", samples["apptainer"], below=0.2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
@@ -23,12 +23,12 @@ from appliance.provision.draft import Draft
 from appliance.provision.model import Inventory
 from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
-from bench.rig import Rig, Samples, Skip, result
+from bench.rig import Rig, Samples, need, result
 
 NODES = 450
 CONNECTIONS = 16
 SECONDS = 4
-PLAIN, AS_NODE, FILES = 18080, 18081, 18082
+KINDS = ("scripts", "token", "files")
 ROOT = Path(__file__).parents[1]
 
 NGINX = """\
@@ -40,9 +40,9 @@ http {{
     upstream provd {{ server unix:{folder}/api.sock; keepalive 16; }}
     proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $http_host;
     proxy_set_header X-SMS-Scheme $scheme; proxy_set_header X-SMS-Verify "NONE"; proxy_set_header X-SMS-Subject "";
-    map $server_port $peer {{ {as_node} $arg_ts; default $remote_addr; }}
+    map $server_port $peer {{ {token} $arg_ts; default $remote_addr; }}
     proxy_set_header X-Real-IP $peer;
-    server {{ listen 127.0.0.1:{plain}; listen 127.0.0.1:{as_node}; location / {{ proxy_pass http://provd; }} }}
+    server {{ listen 127.0.0.1:{scripts}; listen 127.0.0.1:{token}; location / {{ proxy_pass http://provd; }} }}
     server {{ listen 127.0.0.1:{files}; location / {{ root {folder}/files; }} }}
 }}
 """
@@ -68,18 +68,19 @@ end
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     """nginx to sms-provd over its socket, as in the VM, with all of it and the load on this machine's cores."""
-    for tool in ("nginx", "wrk"):
-        if not shutil.which(tool):
-            raise Skip(f"{tool} is not installed: apt-get install nginx-light wrk")
+    need("nginx", "nginx-light")
+    need("wrk", "wrk")
+    ports = free_ports()
     seen: dict[str, dict[str, Samples]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sms-bench-", dir="/tmp")))
         prepare(folder)
-        serve(stack, folder)
-        save_files(folder)
-        ways = {kind: _way(folder, kind, seen.setdefault(kind, {})) for kind in ("scripts", "token", "files")}
-        rig.interleave(ways)
-    files = seen["files"]
+        serve(stack, folder, ports)
+        save_files(folder, ports)
+        ways = {kind: _way(folder, kind, ports[kind], seen.setdefault(kind, {})) for kind in ports}
+        peer_way = ways.pop("files")
+        failed = rig.interleave(ways, {"files": peer_way})["files"]
+    files = {"rate": failed, "p99": failed} if failed.reason else seen["files"]
     peer = "nginx, the same bytes as files"
     for kind, words in (("scripts", "scripts"), ("token", "scripts with a token")):
         one = seen[kind]
@@ -88,9 +89,14 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         yield result(f"provision/{words}, p99", one["p99"], peer, files["p99"], below=50, unit="ms")
 
 
-def _way(folder: Path, kind: str, seen: dict[str, Samples]) -> Any:
-    port = {"scripts": PLAIN, "token": AS_NODE, "files": FILES}[kind]
+def free_ports() -> dict[str, int]:
+    """A port for each kind of request that nobody listens on, whoever an earlier run left behind."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in KINDS]
+        return {kind: one.getsockname()[1] for kind, one in zip(KINDS, sockets, strict=True)}
 
+
+def _way(folder: Path, kind: str, port: int, seen: dict[str, Samples]) -> Callable[[], float]:
     def run() -> float:
         script = folder / f"{kind}.lua"
         script.write_text(WRK.format(nodes=NODES, kind=kind, seed=len(seen.get("rate", ())) + 1))
@@ -160,9 +166,9 @@ def _make_image(profile: Path) -> None:
     (profile / "current").write_text(str(digest))
 
 
-def serve(stack: ExitStack, folder: Path) -> None:
+def serve(stack: ExitStack, folder: Path, ports: dict[str, int]) -> None:
     """Both servers, until the scripts come."""
-    text = NGINX.format(folder=folder, plain=PLAIN, as_node=AS_NODE, files=FILES)
+    text = NGINX.format(folder=folder, **ports)
     (folder / "nginx.conf").write_text(text)
     provd = os.environ.get("SMS_BENCH_PYTHON", sys.executable)
     for argv in (
@@ -174,19 +180,19 @@ def serve(stack: ExitStack, folder: Path) -> None:
         stack.callback(process.terminate)
     for _ in range(200):
         try:
-            if fetch(PLAIN, 0).startswith(b"#!ipxe"):
+            if fetch(ports["scripts"], 0).startswith(b"#!ipxe"):
                 break
         except OSError:
             pass
         time.sleep(0.1)
     else:
-        raise SmsError("the servers do not answer", hint="are the ports 18080 to 18082 free?")
-    if b"sms.token=" in fetch(PLAIN, 0) or b"sms.token=" not in fetch(AS_NODE, 0):
+        raise SmsError("the servers do not answer", hint="nginx.log in its folder below /tmp may say why")
+    if b"sms.token=" in fetch(ports["scripts"], 0) or b"sms.token=" not in fetch(ports["token"], 0):
         raise SmsError("tokens are not given as they should be")
 
 
 def fetch(port: int, number: int) -> bytes:
-    """The script of a node; at AS_NODE as if it asked itself."""
+    """The script of a node; at the port of tokens as if it asked itself."""
     mac = f"02:00:00:00:{number // 256:02x}:{number % 256:02x}"
     address = f"10.80.{number // 250}.{number % 250 + 1}"
     connection = HTTPConnection("127.0.0.1", port, timeout=20)
@@ -197,7 +203,9 @@ def fetch(port: int, number: int) -> bytes:
         connection.close()
 
 
-def save_files(folder: Path) -> None:
+def save_files(folder: Path, ports: dict[str, int]) -> None:
     """The peer's files: the same bytes."""
     for number in range(NODES):
-        (folder / "files" / f"02:00:00:00:{number // 256:02x}:{number % 256:02x}").write_bytes(fetch(PLAIN, number))
+        (folder / "files" / f"02:00:00:00:{number // 256:02x}:{number % 256:02x}").write_bytes(
+            fetch(ports["scripts"], number)
+        )

@@ -47,13 +47,15 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     with bed.running():
         argvs = by_hand(bed)
         over_ssh: list[tuple[str, ...]] = [("ssh", CARRIER, shlex.join(argv)) for argv in argvs]
-        ways = {
+        own = {
             "here": lambda: bed.timed(bed.carrier, "status", "--json")[0],
-            "here by hand": lambda: one_by_one(bed.carrier, argvs),
             "ssh": lambda: bed.timed(bed.admin, "status", "--host", CARRIER, "--json")[0],
+        }
+        peers = {
+            "here by hand": lambda: one_by_one(bed.carrier, argvs),
             "ssh by hand": lambda: one_by_one(bed.admin, over_ssh),
         }
-        samples = rig.interleave(ways)
+        samples = rig.interleave(own, peers)
     peer = f"{len(argvs)} probes by hand"
     yield result("status/host", samples["here"], f"{peer}: apptainer exec", samples["here by hand"], ratio_below=1)
     yield result("status/ssh", samples["ssh"], f"{peer}: ssh, apptainer exec", samples["ssh by hand"], ratio_below=1)

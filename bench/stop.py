@@ -24,7 +24,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
             host.start()
             return host.stop()
 
-    samples = rig.interleave({"sms": appliance, "bare": bare})
+    samples = rig.interleave({"sms": appliance}, {"bare": bare})
     peer = "the same supervisord and daemons, bare on a host"
     rest = round(samples["sms"].median - inside.median, 4)
     parts = {"daemons and overlay": inside.median, "the rest of the command": rest}

@@ -93,8 +93,8 @@ def bare_host(bed: Bed, root: Path) -> Iterator[Bare]:
     """A fresh host in the container's place; the appliance must be stopped."""
     local = Local()
     with ExitStack() as undo:
-        undo.callback(_remove, local)
-        _remove(local)  # what a killed run left
+        undo.callback(remove_bare)
+        remove_bare()  # what a killed run left
         local.run("ip", "netns", "add", SPACE)
         for network, interface in INTERFACES.items():
             _cable(bed, network, interface)
@@ -111,17 +111,22 @@ def _cable(bed: Bed, network: str, interface: str) -> None:
     switch = bed.lab.layout.namespace("switch")
     port = f"b-{interface}"
     argv = ("ip", "-n", switch, "link")
-    # The kernel takes its time to remove the cable of a host that has just ended.
-    Local().run(*argv, "del", port, ok=None)
     Local().run(*argv, "add", port, "type", "veth", "peer", "name", interface, "netns", SPACE)
     Local().run(*argv, "set", port, "master", BRIDGES[network], "up")
 
 
-def _remove(local: Local) -> None:
-    """End the host; the cables go with its namespace, once no process is left in it."""
+def remove_bare() -> None:
+    """End the host, whatever state it is in.
+
+    Its cables go first: the kernel may keep a namespace that has ended for a while, and until then the container's
+    address would answer.
+    """
+    local = Local()
+    if not local.works("test", "-e", f"/run/netns/{SPACE}"):
+        return
+    for interface in INTERFACES.values():
+        local.run("ip", "-n", SPACE, "link", "del", interface, ok=None)
     for _ in range(100):
-        if not local.works("test", "-e", f"/run/netns/{SPACE}"):
-            return
         pids = local.run("ip", "netns", "pids", SPACE).text.split()
         if not pids:
             local.run("ip", "netns", "del", SPACE)

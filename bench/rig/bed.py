@@ -17,6 +17,7 @@ from appliance.flow.lab import lab_down, lab_up
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.lab import Lab
+from appliance.lab.layout import Layout
 from appliance.progress import Progress
 
 LAB = "bench"
@@ -66,25 +67,31 @@ class Bed:
 def open_bed(progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: int = 0) -> Iterator[Bed]:
     """Make the lab, build the image if it is not there, start once so that the overlay is seeded.
 
-    The lab goes down at the end. What it keeps on disk stays, and makes the next run quick.
+    What an earlier run left of the lab is removed first, running or on disk; at the end nothing of it stays.
 
     Args:
         size_mb: of the overlay, where it is not to be the usual one.
     """
     try:
+        _remove_lab(name, progress)
         lab_up(name, nodes, progress)
         lab = Lab.open(name)
         if size_mb:
             _set_size(lab, size_mb)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
         bed = Bed(lab, cluster, _build(cluster, lab.etc / "sms.lock", progress))
-        bed.stop()
         _place_image(bed)
         with bed.running():
             pass
         yield bed
     finally:
-        lab_down(name, False, progress)
+        _remove_lab(name, progress)
+
+
+def _remove_lab(name: str, progress: Progress) -> None:
+    """The lab and what it keeps on disk; the cached root of all labs stays."""
+    lab_down(name, False, progress)
+    Local().run("rm", "-rf", "--one-file-system", str(Layout(name, 0).disk), timeout=300)
 
 
 def _set_size(lab: Lab, size_mb: int) -> None:
@@ -108,13 +115,6 @@ def _place_image(bed: Bed) -> None:
     """The image lies in host-a's own store, as after a delivery, and is the current one there."""
     store = bed.lab.layout.disk / CARRIER / "images"
     source = Path(bed.built.image)
-    target = store / source.name
-    if not target.is_file():
-        store.mkdir(mode=0o700, exist_ok=True)
-        for old in store.glob("*.sif"):  # of earlier runs: 100 MB each
-            old.unlink()
-        Local().run("cp", str(source), f"{target}.new")
-        Path(f"{target}.new").rename(target)
-    current = store / Path(bed.cluster.places.current).name
-    current.unlink(missing_ok=True)
-    current.symlink_to(target.name)
+    store.mkdir(mode=0o700, exist_ok=True)
+    Local().run("cp", str(source), str(store / source.name))
+    (store / Path(bed.cluster.places.current).name).symlink_to(source.name)

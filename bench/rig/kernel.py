@@ -8,10 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.lab.layout import CONTAINER
 from bench.rig.bare import network_commands
-from bench.rig.measure import Skip
 
 # What the root and the services need; those built into the kernel are passed over.
 MODULES = (
@@ -70,7 +70,7 @@ def _unpack_kernel(work: Path) -> str:
     depends = local.run("apt-cache", "depends", "--important", "linux-image-cloud-amd64").text
     found = re.search(r"linux-image-(\S+-cloud-amd64)", depends.partition("\n")[2])
     if not found:
-        raise Skip("apt knows no linux-image-cloud-amd64")
+        raise SmsError("apt knows no linux-image-cloud-amd64")
     words = ("apt-get", "-q", "download", f"linux-image-{found.group(1)}", "busybox-static")
     local.run("env", "-C", str(work), *words, timeout=300)
     for package in work.glob("*.deb"):

@@ -77,9 +77,14 @@ def records() -> Iterator[bytearray]:
         yield block.again(number)
 
 
+def path_of(size: int) -> Path:
+    """Where the capture of so many bytes is kept."""
+    return FOLDER / f"cluster-{size >> 20}M.pcap"
+
+
 def capture(size: int) -> Path:
     """A capture of at least so many bytes; made unless it is there."""
-    path = FOLDER / f"cluster-{size >> 20}M.pcap"
+    path = path_of(size)
     if path.exists():
         return path
     beside = path.with_suffix(".new")

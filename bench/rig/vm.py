@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.lab.layout import BRIDGES, CONTAINER_ADDRESSES, mac
 from bench.rig.bare import INTERFACES
 from bench.rig.bed import Bed
-from bench.rig.measure import Skip
+from bench.rig.measure import need
 
 PACKAGE = "qemu-system-x86"
 FLAGS = (
@@ -29,12 +30,12 @@ def need_qemu(install: bool) -> None:
     """Install QEMU if that was asked for.
 
     Raises:
-        Skip: it is not there.
+        SmsError: it is not there.
     """
     if shutil.which("qemu-system-x86_64"):
         return
     if not install:
-        raise Skip(f"no qemu-system-x86_64; --install installs {PACKAGE}")
+        need("qemu-system-x86_64", f"{PACKAGE}, which --install installs")
     argv = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy", "install", "--no-install-recommends", PACKAGE)
     Local().run(*argv, timeout=600)
 
@@ -85,7 +86,7 @@ def _wait_for_probes(process: subprocess.Popen[bytes]) -> float:
     """When the VM says on its serial line that every probe passed.
 
     Raises:
-        Skip: it does not come so far.
+        SmsError: it does not come so far.
     """
     assert process.stdout
     said: list[bytes] = []
@@ -96,4 +97,4 @@ def _wait_for_probes(process: subprocess.Popen[bytes]) -> float:
                 return time.monotonic()
             break
     tail = b"".join(said[-12:]).decode(errors="replace")
-    raise Skip(f"the services do not come up in the VM: {tail}")
+    raise SmsError(f"the services do not come up in the VM: {tail}")
