@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
     """Who runs the tests in the background of a shell has SIGINT ignored, and so have all programs that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long an example takes depends on what runs beside it.
+    settings.register_profile("sms", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("sms")
 
 
 TABLE_FROM_S = 60.0

@@ -26,6 +26,13 @@ from appliance.tools.redfish import Controller
 
 UUID = "27946b59-9e44-4fa7-8e91-f3527a1ef094"
 USER, PASSWORD = "sms", "a secret: with a colon"
+AT_ONCE = """
+import random
+from sushy_tools.emulator.main import main
+random.randint = lambda low, high: low
+main()
+"""
+"""The emulator, which would switch a system after 1 to 11 s, as it throws its dice."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def emulator(
     (folder / "password").chmod(0o600)
     words = ["--config", str(inside / "emulator.conf"), "--fake", "-i", "127.0.0.1", "-p", str(port)]
     words += ["--ssl-certificate", str(inside / "bmc.pem"), "--ssl-key", str(inside / "bmc.key")]
-    program = [sys.executable, "-m", "sushy_tools.emulator.main"]
+    program = [sys.executable, "-c", AT_ONCE]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*prefix, *program, *words], stdout=log, stderr=log, cwd=folder)
     made = Emulator(f"https://127.0.0.1:{port}", folder / "ca.pem", folder / "password")

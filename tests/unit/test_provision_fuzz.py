@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from tests.provd import ADMIN, Provd, make_config, running
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("SMS_EXAMPLES", "5"))
+EXAMPLES = [2, pytest.param(20, marks=pytest.mark.full)]
 """Of each kind, right and wrong, an operation."""
 SCHEMA = schemathesis.openapi.from_dict(yaml.safe_load(find_contract().read_text()))
 OPERATIONS = {f"{found.ok().method.upper()} {found.ok().path}": found.ok() for found in SCHEMA.get_all_operations()}
@@ -37,8 +36,9 @@ def provd() -> Iterator[Provd]:
         yield found
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_nothing_asked_makes_it_fail(name: str, provd: Provd) -> None:
+def test_nothing_asked_makes_it_fail(name: str, examples: int, provd: Provd) -> None:
     operation = OPERATIONS[name]
     role = operation.definition.raw.get("x-roles", ["admin"])[0]
     headers = {**ADMIN, "X-SMS-Subject": f"CN=n1,{ROLE[role]}"}
@@ -63,7 +63,7 @@ def test_nothing_asked_makes_it_fail(name: str, provd: Provd) -> None:
         try:
             strategy = operation.as_strategy(generation_mode=mode)
             settings = hypothesis.settings(
-                max_examples=EXAMPLES,
+                max_examples=examples,
                 deadline=None,
                 database=None,
                 derandomize=True,

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from appliance.errors import ConfigError
+from appliance.provision.__main__ import main
 from appliance.provision.config import parse_config
 from appliance.provision.store import Store
 from tests.provd import Provd, make_config
@@ -109,13 +110,16 @@ def test_debians_own_packages(tmp_path: Path) -> None:
         assert len(provd.good("GET", "/hsm/v2/State/Components?type=Node")["Components"]) == 101
 
 
-def said(folder: Path, **more: Any) -> tuple[int, str]:
-    argv = [sys.executable, "-m", "appliance.provision", "--config", str(write_config(folder, **more))]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stderr
+def test_why_it_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(config: Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sms-provd", "--config", str(config)])
+        return main(), capsys.readouterr().err
 
+    def said(folder: Path, **more: Any) -> tuple[int, str]:
+        return start(write_config(folder, **more))
 
-def test_why_it_does_not_start(tmp_path: Path) -> None:
     status, words = said(tmp_path, socket=str(tmp_path / "no" / "folder"))
     assert status == 1 and "cannot be made" in words and "Traceback" not in words
     status, words = said(tmp_path, address="nowhere", unknown="perhaps", pool=["10.0.0.1"])
@@ -126,9 +130,8 @@ def test_why_it_does_not_start(tmp_path: Path) -> None:
     store.close()
     status, words = said(tmp_path, database=f"sqlite:///{tmp_path}/newer.db")
     assert status == 3 and "version 99" in words and "Traceback" not in words
-    argv = [sys.executable, "-m", "appliance.provision", "--config", str(tmp_path / "nothing")]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "cannot be read" in done.stderr
+    status, words = start(tmp_path / "nothing")
+    assert status == 2 and "cannot be read" in words
 
 
 @pytest.mark.parametrize(

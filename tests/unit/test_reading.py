@@ -87,9 +87,15 @@ def test_packets_that_were_cut(packets: list[Packet], tmp_path: Path) -> None:
     assert observed(tmp_path, files.pcap(packets)).cut == 0
 
 
-def interrupted(
-    first: bytes, last: bytes, *, before_s: float, by: signal.Signals = signal.SIGINT
-) -> subprocess.CompletedProcess[str]:
+def wait_until_it_reads(child: subprocess.Popen[str]) -> None:
+    """The core reads in a thread of its own."""
+    while len(list(Path(f"/proc/{child.pid}/task").iterdir())) < 2:
+        assert child.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.3)
+
+
+def interrupted(first: bytes, last: bytes, *, by: signal.Signals = signal.SIGINT) -> subprocess.CompletedProcess[str]:
     """`sms classify -` at the end of a pipe whose writer, at Ctrl-C, says its last and stays for a while."""
     read, write = os.pipe()
     child = subprocess.Popen(
@@ -97,9 +103,8 @@ def interrupted(
     )
     os.close(read)
     try:
-        # More than a pipe holds: who takes the last of it is at work.
         os.write(write, first)
-        time.sleep(before_s)
+        wait_until_it_reads(child)
         child.send_signal(by)
         time.sleep(0.3)
         os.write(write, last)
@@ -121,7 +126,7 @@ def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, by: signal.Sig
     some = packets[:400]
     data = files.pcap(some)
     cut = 0 if held_back else len(data) // 2
-    done = interrupted(data[:cut], data[cut:], before_s=2.0, by=by)
+    done = interrupted(data[:cut], data[cut:], by=by)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["capture"]["packets"] == len(some)
     assert "Traceback" not in done.stderr
@@ -134,8 +139,7 @@ def test_ctrl_c_while_files_are_read_is_an_interruption(tmp_path: Path) -> None:
     path.write_bytes(files.header())
     os.truncate(path, 40 << 30)
     child = subprocess.Popen([SMS, "classify", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(2.0)
-    assert child.poll() is None
+    wait_until_it_reads(child)
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
