@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -384,14 +383,16 @@ def cells() -> Iterator[Cell]:
     yield Cell("clock 10 min off", clock_off, "<start", target)  # known to be right when it began
 
 
-def parameters() -> Iterator[Any]:
-    """Every cell; all but the sample are for full runs."""
-    for cell in cells():
-        marks = () if cell.sample else (pytest.mark.full,)
-        yield pytest.param(cell, id=f"{cell.fault} at {cell.step}".replace(" ", "_"), marks=marks)
+PARAMETERS = [
+    pytest.param(
+        cell, id=f"{cell.fault} at {cell.step}".replace(" ", "_"), marks=() if cell.sample else (pytest.mark.full,)
+    )
+    for cell in cells()
+]
+"""Every cell; all but the sample are for full runs."""
 
 
-@pytest.mark.parametrize("cell", parameters())
+@pytest.mark.parametrize("cell", PARAMETERS)
 def test_a_fault(world: World, cell: Cell) -> None:
     source = world.make_whole()
     target = other(source)
