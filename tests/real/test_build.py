@@ -170,11 +170,11 @@ def test_a_pgp_key_signs_in_place_of_pem(site: Site, built: Built) -> None:
 
 
 def wait_for_build(site: Site, process: subprocess.Popen[Any], before: set[Path]) -> set[Path]:
-    """Until Apptainer fills a root file system for it that has other files than those before; give those there are."""
+    """Until Apptainer fills a root file system for it that is not one of those before; give those there are."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "the build has ended"
-        roots = set(Path(tempfile.gettempdir()).glob("build-temp-*/rootfs/*"))
+        roots = {file.parent for file in Path(tempfile.gettempdir()).glob("build-temp-*/rootfs/*")}
         if list(site.images.glob("build-*/services.def")) and roots - before:
             return roots
         time.sleep(0.1)
