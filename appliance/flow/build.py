@@ -59,6 +59,8 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     mirrors = find_mirrors(host, base, cluster.site.base.mirrors)
     versions: dict[str, str] | None = None
     if base.manager == "apt":
+        if locked:
+            read_lock(lock, base)  # what is wrong with it is said before the seconds that follow
         with progress.step("resolve package versions") as step:
             folder = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
             versions = Resolver(host, folder, apt_sources(base, mirrors)).resolve(packages_for(base, cluster.services))
@@ -127,11 +129,12 @@ def _repository_keys(base: Base) -> dict[str, bytes]:
     return keys
 
 
-def hold_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> None:
-    """Compare versions with those of the lock file.
+def read_lock(lock: Path, base: Base) -> Mapping[str, str]:
+    """The versions of a lock file, by package.
 
     Raises:
-        Refused: they differ, or there is no lock file.
+        Refused: there is none, or it is for another base.
+        ConfigError: it is something else.
     """
     try:
         locked = json.loads(lock.read_text())
@@ -145,7 +148,17 @@ def hold_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> No
         raise ConfigError(f"{lock} is no lock file", hint="`sms build` without --locked writes it anew")
     if locked.get("base") != base.name:
         raise Refused(f"{lock} is for {locked.get('base')}, not {base.name}", hint="build without --locked")
-    before: Mapping[str, str] = locked["packages"]
+    packages: Mapping[str, str] = locked["packages"]
+    return packages
+
+
+def hold_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> None:
+    """Compare versions with those of the lock file.
+
+    Raises:
+        Refused, ConfigError: as ``read_lock``; or they differ.
+    """
+    before = read_lock(lock, base)
     changes = [
         f"{name}: {before.get(name, 'not there')} -> {versions.get(name, 'gone')}"
         for name in sorted(before.keys() | versions.keys())
