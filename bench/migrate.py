@@ -127,7 +127,9 @@ class Pair:
 
         def work() -> None:
             began = time.monotonic()
-            told = json.loads(self.admin.run("sms", "-q", "migrate", self.there, "--json", timeout=400).stdout)
+            told = json.loads(
+                self.admin.run("sms", "-q", "migrate", self.there, "--force", "--json", timeout=400).stdout
+            )
             took.append(time.monotonic() - began)
             self.told = told
             for part, seconds in told["parts"].items():

@@ -175,10 +175,11 @@ def serve(stack: ExitStack, folder: Path, ports: dict[str, int]) -> None:
         [provd, "-m", "appliance.provision", "--config", str(folder / "provision.json")],
         ["nginx", "-c", str(folder / "nginx.conf"), "-p", str(folder)],
     ):
-        process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.DEVNULL)
+        with (folder / "servers.log").open("ab") as log:
+            process = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log)
         stack.callback(process.wait, timeout=20)
         stack.callback(process.terminate)
-    for _ in range(200):
+    for _ in range(600):
         try:
             if fetch(ports["scripts"], 0).startswith(b"#!ipxe"):
                 break
@@ -186,7 +187,8 @@ def serve(stack: ExitStack, folder: Path, ports: dict[str, int]) -> None:
             pass
         time.sleep(0.1)
     else:
-        raise SmsError("the servers do not answer", hint="nginx.log in its folder below /tmp may say why")
+        logs = [path.read_text(errors="replace") for path in sorted(folder.glob("*.log"))]
+        raise SmsError("\n    ".join(["the servers do not answer", *"".join(logs).splitlines()[-12:]]))
     if b"sms.token=" in fetch(ports["scripts"], 0) or b"sms.token=" not in fetch(ports["token"], 0):
         raise SmsError("tokens are not given as they should be")
 

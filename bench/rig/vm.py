@@ -96,5 +96,5 @@ def _wait_for_probes(process: subprocess.Popen[bytes]) -> float:
             if found.group(1) == b"0":
                 return time.monotonic()
             break
-    tail = b"".join(said[-12:]).decode(errors="replace")
-    raise SmsError(f"the services do not come up in the VM: {tail}")
+    tail = b"".join(said[-12:]).decode(errors="replace").splitlines()
+    raise SmsError("\n    ".join(["the services do not come up in the VM", *tail]))
