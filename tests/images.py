@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,7 +29,7 @@ from appliance.progress import Silent
 ACCOUNTING = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync", "slurmdbd", "slurmrestd")
 
 
-def with_accounting(document: dict[str, object]) -> None:
+def with_accounting(document: dict[str, Any]) -> None:
     """Change a lab's site file to a cluster with slurmdbd, MariaDB and slurmrestd, beside the usual one."""
     document["cluster"] = "full"
     document["services"] = list(ACCOUNTING)

@@ -22,6 +22,7 @@ from appliance.flow.demo import as_alice, wait_for, wait_idle
 from appliance.lab import Lab
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
+from tests.images import with_accounting
 from tests.real.conftest import NODES, Playground
 from tests.real.moves import CARRIERS, CONTROLLER, OVERLAY, Hosts, Prober, Stepping, Watch, other, ssh_cut
 from tests.real.test_snapshot_soak import job_states
@@ -636,13 +637,7 @@ def test_what_runs_nowhere(hosts: Hosts) -> None:
 def test_accounting_is_whole(hosts: Hosts) -> None:
     """slurmdbd and MariaDB move as well; what they knew they know there, and what comes is added."""
 
-    def change(document: dict[str, Any]) -> None:
-        names = ["slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync"]
-        document["cluster"] = "full"
-        document["services"] = [*names, "slurmdbd", "slurmrestd"]
-        document["overlay"] = {"size_mb": 1024, "directory": "/var/lib/sms/full"}
-
-    site = ("--site", hosts.variant("full.yaml", change))
+    site = ("--site", hosts.variant("full.yaml", with_accounting))
     cluster = open_cluster(hosts.lab.etc / "full.yaml", None, Silent())
     build(cluster, Silent(), lock=hosts.lab.etc / "full.lock")
     source, target = where(hosts)
