@@ -636,7 +636,6 @@ def test_what_runs_nowhere(hosts: Hosts) -> None:
 
 def test_accounting_is_whole(hosts: Hosts) -> None:
     """slurmdbd and MariaDB move as well; what they knew they know there, and what comes is added."""
-
     site = ("--site", hosts.variant("full.yaml", with_accounting))
     cluster = open_cluster(hosts.lab.etc / "full.yaml", None, Silent())
     build(cluster, Silent(), lock=hosts.lab.etc / "full.lock")
