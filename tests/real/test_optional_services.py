@@ -14,6 +14,7 @@ from appliance.flow.build import build
 from appliance.flow.context import open_cluster
 from appliance.host.base import Result
 from appliance.progress import Silent
+from tests.images import with_accounting
 from tests.real.conftest import NODES, Playground
 
 pytestmark = pytest.mark.real
@@ -36,13 +37,7 @@ class Full:
 
 @pytest.fixture(scope="module")
 def full(playground: Playground) -> Iterator[Full]:
-    def change(document: dict[str, Any]) -> None:
-        names = ["slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync"]
-        document["cluster"] = "full"  # an image, an overlay and a lease of its own
-        document["services"] = [*names, "slurmdbd", "slurmrestd"]
-        document["overlay"] = {"size_mb": 1024, "directory": "/var/lib/sms/full"}
-
-    made = Full(playground, playground.variant("full.yaml", change))
+    made = Full(playground, playground.variant("full.yaml", with_accounting))
     etc = playground.lab.etc
     build(open_cluster(etc / "full.yaml", None, Silent()), Silent(), lock=etc / "full.lock")
     for host in ("host-a", "host-b"):
