@@ -164,6 +164,7 @@ def test_who_lost_half_way_says_who_won(apart: Pair) -> None:
         apart.take("host-a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_of_two_at_the_same_moment_exactly_one_wins(tmp_path: Path, shared: bool) -> None:
     pair = Pair(tmp_path, shared=shared)

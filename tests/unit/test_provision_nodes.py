@@ -139,6 +139,7 @@ def test_names_differ_by_more_than_their_case(provd: Provd) -> None:
     assert [each["name"] for each in provd.good("GET", "/sms/v1/nodes")["nodes"]] == ["Node1"]
 
 
+@pytest.mark.slow
 def test_hundreds_come_in_at_once_and_go_out_as_they_came(tmp_path: Path) -> None:
     with running(make_config(tmp_path, address="10.80.255.2", prefix=16, gateway="", services={}, pool=None)) as provd:
         assert provd.good("POST", "/sms/v1/import", many()) == {"nodes": 450}

@@ -65,6 +65,7 @@ class Unix(HTTPConnection):
         self.sock.connect(str(self.path))
 
 
+@pytest.mark.slow
 def test_only_its_group_reaches_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with process(write_config(tmp_path, socket=str(path))):
@@ -76,12 +77,11 @@ def test_only_its_group_reaches_the_socket(tmp_path: Path) -> None:
         client.close()
 
 
-@pytest.mark.skipif(
-    subprocess.run([SYSTEM, "-c", "import starlette, uvicorn, sqlalchemy, alembic"], capture_output=True).returncode
-    != 0,
-    reason="Debian's own packages are not installed: apt-get install python3-starlette python3-uvicorn python3-alembic",
-)
+@pytest.mark.slow
 def test_debians_own_packages(tmp_path: Path) -> None:
+    argv = [SYSTEM, "-c", "import starlette, uvicorn, sqlalchemy, alembic"]
+    if subprocess.run(argv, capture_output=True).returncode:
+        pytest.skip("python3-starlette, python3-uvicorn and python3-alembic are not installed")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ("--listen", f"127.0.0.1:{port}", "--trust-headers")

@@ -40,7 +40,7 @@ def admin_engine(pattern: str) -> sa.engine.Engine:
     return sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.pool.NullPool)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":
@@ -116,6 +116,7 @@ def test_the_database_itself_holds_what_is_unique(world: World) -> None:
     assert caught.value.status == 409
 
 
+@pytest.mark.slow
 def test_writers_wait_for_each_other(url: str, tmp_path: Path) -> None:
     """Two processes count one number up, a hundred times each."""
     script = """if True:
@@ -138,6 +139,7 @@ def test_writers_wait_for_each_other(url: str, tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_two_that_start_at_once_make_one_schema(url: str) -> None:
     script = "import sys; from appliance.provision.store import Store; print(Store(sys.argv[1], busy_s=60).version)"
     argv = [sys.executable, "-c", script, url]
@@ -264,6 +266,7 @@ def test_a_database_that_is_damaged_under_the_service(tmp_path: Path) -> None:
             assert "malformed" in answer.detail
 
 
+@pytest.mark.slow
 def test_postgresql_that_goes_away_and_comes_back(server: str, tmp_path: Path) -> None:
     engine = admin_engine(server)
     with engine.connect() as connection:

@@ -229,6 +229,7 @@ def test_damaged_ones_change_nothing_for_the_others(snapshots: list[Candidate], 
     assert sorted(among) == kept(alone, rule)
 
 
+@pytest.mark.slow
 def test_a_year_every_quarter_hour_settles() -> None:
     """Pruned after each: never more than the rule's sum and one; a month later there is one of each month."""
     rule, left = Retention(), [Candidate(0, NOW.timestamp() - 366 * 86400, True)]

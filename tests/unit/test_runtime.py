@@ -1058,6 +1058,7 @@ ip netns exec p1 ping -qc 1 -W 1 10.78.0.1 >/dev/null && echo ping=yes || echo p
 
 
 @needs_root
+@pytest.mark.slow
 def test_the_public_network_reaches_no_daemon(need: Callable[[str], None]) -> None:
     for program in ("nft", "unshare", "ip", "ping"):
         need(program)

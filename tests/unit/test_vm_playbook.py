@@ -27,6 +27,7 @@ def variables(family: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_ansible_takes_the_syntax(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ansible", "playbook", "--syntax-check", "-i", "host,", str(PLAYBOOK)]
     environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
