@@ -14,7 +14,7 @@ import pytest
 import bench
 from appliance.errors import SmsError
 from appliance.progress import Silent
-from bench.__main__ import exit_status, run_one, table
+from bench.__main__ import exit_status, reasons, run_one, table
 from bench.rig import Rig
 from bench.rig.measure import interleave, need, result, wall
 
@@ -78,6 +78,7 @@ def test_a_peer_that_fails_costs_its_own_fields_alone(peer: Any, reason: str, ri
     assert (other["ratio"], other["holds"], other["reason"]) == (0.25, True, None)
     assert exit_status(results) == 0
     assert table(results).row_count == 3
+    assert [line.partition(":")[0] for line in reasons(results)] == ["absolute", "relative"]
 
 
 def test_a_peer_that_failed_is_not_run_again_and_has_no_figure_of_half_its_runs() -> None:
