@@ -45,6 +45,10 @@ def late() -> float:
     return 1.0
 
 
+def crash() -> float:
+    return {"other": 1.0}["key"]
+
+
 def failing_later() -> float:
     failing_later.calls += 1  # type: ignore[attr-defined]
     if failing_later.calls == 2:  # type: ignore[attr-defined]
@@ -58,7 +62,7 @@ def failing_later() -> float:
         (missing, "no-such-package"),
         (refused, "no room"),
         (late, "TimeoutExpired"),
-        (lambda: {}["key"], "KeyError"),
+        (crash, "KeyError"),
     ],
 )
 def test_a_peer_that_fails_costs_its_own_fields_alone(peer: Any, reason: str, rig: Rig, capsys: Any) -> None:
