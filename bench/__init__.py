@@ -33,4 +33,4 @@ BENCHMARKS = {
     "snapshot_disk": Benchmark(5, full=True),
     "classify_big": Benchmark(8, full=True),
 }
-"""The one list of them, in the order in which they run."""
+"""The one list of them, in the order in which they run. The minutes are estimates from busy machines, rounded up."""

@@ -45,18 +45,20 @@ def table(results: list[dict[str, Any]]) -> Table:
         number = title in ("value", "its value", "ratio")
         shown.add_column(title, justify="right" if number else "left", no_wrap=title != "peer")
     for one in results:
-        # The first line of the reason; all of it is in the JSON.
-        why = escape(one["reason"].splitlines()[0]) if one["reason"] else ""
         if one["value"] is None:
-            shown.add_row(one["name"], "", f"failed: {why}", style="yellow")
+            shown.add_row(one["name"], "[red]failed[/]")
             continue
-        value, peer_value, ratio = f"{one['value']:.3g} {one['unit']}", "", ""
+        value, peer_value, ratio = f"{one['value']:.3g} {one['unit']}", "[yellow]failed[/]", ""
         if one["peer_value"] is not None:
             peer_value, ratio = f"{one['peer_value']:.3g} {one['unit']}", f"{one['ratio']:.2f}"
-        peer = escape(one["peer"]) + (f" [yellow]failed: {why}[/]" if why else "")
         mark = {True: "[green]met[/]", False: "[red]missed[/]", None: "[yellow]unknown[/]"}[one["holds"]]
-        shown.add_row(one["name"], value, peer, peer_value, ratio, one["goal"], mark)
+        shown.add_row(one["name"], value, escape(one["peer"]), peer_value, ratio, one["goal"], mark)
     return shown
+
+
+def reasons(results: list[dict[str, Any]]) -> list[str]:
+    """Why something failed: the first line, all of it is in the JSON."""
+    return [f"{one['name']}: {one['reason'].splitlines()[0]}" for one in results if one["reason"]]
 
 
 def exit_status(results: list[dict[str, Any]]) -> int:
@@ -104,7 +106,7 @@ def main() -> int:
         rig = Rig(max(1, arguments.runs), install=arguments.install, stack=stack, progress=screen.progress(False))
         for name in names:
             results += run_one(name, importlib.import_module(f"bench.{name}").measure, rig)
-        screen.err.print(table(results))
+        screen.err.print(table(results), *map(escape, reasons(results)), sep="\n")
     return exit_status(results)
 
 

@@ -59,8 +59,10 @@ def make_files(root: Path) -> dict[str, Path]:
         version = _unpack_kernel(work)
         _make_initramfs(work, version, files["initramfs"])
         shutil.copy(work / f"boot/vmlinuz-{version}", files["kernel"])
-    # Room as the container's overlay has it.
-    local.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(files["disk"]), "1G", timeout=300)
+    # Room as the container's overlay has it. Its name comes last: what a killed run has begun is made again.
+    beside = files["disk"].with_name(f"{files['disk'].name}.new")
+    local.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(beside), "1G", timeout=300)
+    beside.rename(files["disk"])
     return files
 
 

@@ -14,7 +14,7 @@ import pytest
 import bench
 from appliance.errors import SmsError
 from appliance.progress import Silent
-from bench.__main__ import exit_status, run_one, table
+from bench.__main__ import exit_status, reasons, run_one, table
 from bench.rig import Rig
 from bench.rig.measure import interleave, need, result, wall
 
@@ -45,6 +45,10 @@ def late() -> float:
     return 1.0
 
 
+def crash() -> float:
+    return {"other": 1.0}["key"]
+
+
 def failing_later() -> float:
     failing_later.calls += 1  # type: ignore[attr-defined]
     if failing_later.calls == 2:  # type: ignore[attr-defined]
@@ -58,7 +62,7 @@ def failing_later() -> float:
         (missing, "no-such-package"),
         (refused, "no room"),
         (late, "TimeoutExpired"),
-        (lambda: {}["key"], "KeyError"),
+        (crash, "KeyError"),
     ],
 )
 def test_a_peer_that_fails_costs_its_own_fields_alone(peer: Any, reason: str, rig: Rig, capsys: Any) -> None:
@@ -78,6 +82,7 @@ def test_a_peer_that_fails_costs_its_own_fields_alone(peer: Any, reason: str, ri
     assert (other["ratio"], other["holds"], other["reason"]) == (0.25, True, None)
     assert exit_status(results) == 0
     assert table(results).row_count == 3
+    assert [line.partition(":")[0] for line in reasons(results)] == ["absolute", "relative"]
 
 
 def test_a_peer_that_failed_is_not_run_again_and_has_no_figure_of_half_its_runs() -> None:
