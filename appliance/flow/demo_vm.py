@@ -21,6 +21,8 @@ PROFILE = "compute"
 BOOT_S = 300
 """Seconds that machines may take from power-on to an idle node: emulated, and all on one machine."""
 VM_S = "5m"
+FILES_S = "2m"
+"""For the container's client alone: no node was ever heard, and none is waited for."""
 
 
 def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False) -> Shown:
@@ -42,7 +44,7 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     check(f"sms vm start --host {CARRIER}", lambda: _start_vm(lab))
     check(f"sms image push {PROFILE}", lambda: _sms(lab, "image", "push", PROFILE) or "up to date")
     check("sms node discover: machines found by Redfish", lambda: _discover(lab))
-    check("sms files push: accounts, munge key, slurm.conf", lambda: _sms(lab, "files", "push", "--wait", "1s"))
+    check("sms files push: accounts, munge key, slurm.conf", lambda: _sms(lab, "files", "push", "--wait", FILES_S))
     check(f"sms node boot {' '.join(names)}: idle in the container's cluster", lambda: _boot(lab, names))
     check("a job on both, by the container's controller", lambda: _job(lab, names))
     check("sms vm stop", lambda: _sms(lab, "vm", "stop") or "off")

@@ -85,10 +85,17 @@ class Report:
     addresses: dict[str, str] = field(default_factory=dict)
 
     @property
-    def healthy(self) -> bool:
-        """Whether nothing is left for a person to look at."""
-        odd = any(one.why not in HARMLESS for one in self.broken) or self.failed
-        return not odd and not any(one.what == CONFLICT for one in self.decisions)
+    def problems(self) -> list[str]:
+        """What is left for a person to look at."""
+        broken = [f"{one.target}: {one.why}: {one.message}" for one in self.broken if one.why not in HARMLESS]
+        failed = [f"{name}: the inventory does not take it: {why}" for name, why in self.failed.items()]
+        conflicts = [
+            f"{one.name or one.found.bmc}: {difference}"
+            for one in self.decisions
+            if one.what == CONFLICT
+            for difference in one.differences
+        ]
+        return [*broken, *failed, *conflicts]
 
     def counts(self) -> dict[str, int]:
         """How many systems became what."""
@@ -105,6 +112,7 @@ class Report:
             "nodes": decisions,
             "failed": self.failed,
             "dry_run": self.dry_run,
+            "problems": self.problems,
         }
 
 

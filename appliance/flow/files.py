@@ -43,7 +43,8 @@ class Told:
 
     client: str
     state: str
-    """``has all``, ``waits``: it was heard lately, and has not all; ``silent``: it was not heard for long, or never."""
+    """``has all``; ``waits``: it is there, and its report is to come; ``lacks``: it has reported that it has not all;
+    ``silent``: it was not heard for long, or never."""
     missing: tuple[str, ...]
     failed: Mapping[str, str]
     at: float | None
@@ -87,15 +88,20 @@ class Pushed:
         return f"{len(self.differences)} files: {', '.join(parts)}"
 
     @property
-    def waiting(self) -> tuple[Told, ...]:
-        """Clients that were heard lately, and have not all."""
-        return tuple(one for one in self.told if one.state == "waits")
+    def lacking(self) -> tuple[Told, ...]:
+        """Clients that are there, and have not all."""
+        return find_lacking(self.told)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "differences": [one.as_dict() for one in self.differences],
             "clients": [one.as_dict() for one in self.told],
         }
+
+
+def find_lacking(told: Sequence[Told]) -> tuple[Told, ...]:
+    """Clients that are there, and have not all."""
+    return tuple(one for one in told if one.state in ("waits", "lacks"))
 
 
 def at(path: str) -> str:
@@ -266,7 +272,7 @@ def push(
 
 
 def wake(cluster: Cluster, api: Api, progress: Progress, wait_s: float) -> tuple[Told, ...]:
-    """Wake all clients; what they tell once all that are there have everything, or the time is over."""
+    """Wake all clients; what they report once all that are there have reported, or the time is over."""
     number = api.ask("POST", f"{SYNC}/push")["push"]
     with progress.step("clients") as step:
         deadline = time.monotonic() + wait_s
@@ -283,7 +289,7 @@ def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[Told, ..
     """What every client has told, the container first. What was told before the push of this number does not count."""
     answer = api.ask("GET", f"{SYNC}/reports")
     old_s = 3 * cluster.site.filesync.interval_s + 60
-    return tuple(_told(each, push, answer["now"] - old_s) for each in answer["clients"])
+    return tuple(_told(each, push, answer["push"], answer["now"] - old_s) for each in answer["clients"])
 
 
 def need_known_path(api: Api, path: str, told: Sequence[Told]) -> None:
@@ -292,12 +298,19 @@ def need_known_path(api: Api, path: str, told: Sequence[Told]) -> None:
         raise Refused(f"there is no master file {path}", hint="sms files list")
 
 
-def _told(each: Mapping[str, Any], push: int, old: float) -> Told:
+def _told(each: Mapping[str, Any], push: int, last: int, old: float) -> Told:
+    """Args:
+    push: what it reported before this one does not count.
+    last: the newest push; what a client lacks that has reported since is not on its way.
+    """
     missing = tuple(each["missing"])
-    if each["at"] is None or each["at"] < old:
+    seen = each.get("seen") or each["at"]  # the server of an older image knows of reports alone
+    if seen is None or seen < old:
         state = "silent"
+    elif each["at"] is None or each["push"] < (last if missing else push):
+        state = "waits"
     else:
-        state = "waits" if missing or each["push"] < push else "has all"
+        state = "lacks" if missing else "has all"
     return Told(each["client"], state, missing, each["failed"], each["at"], has=each["has"], held=tuple(each["held"]))
 
 

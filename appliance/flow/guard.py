@@ -82,6 +82,8 @@ class Guard:
         self.leases = Leases(host, cluster)
         self._said: dict[str, str] = {}
         self._settled: Lease | None = None
+        self._stopping: float | None = None
+        """Since when it is being stopped here; None where that is done."""
         self._asked = 0.0
 
     def look(self, name: str) -> None:
@@ -158,6 +160,8 @@ class Guard:
     def _is_settled(self, newer: Lease) -> bool:
         """Whether the own file says so as well, and nothing runs here; that is asked for now and then only."""
         mine, now = self.leases.views[self.host.name].lease, time.monotonic()
+        if self._stopping is not None:
+            return False
         if not mine or (mine.holder, mine.generation) != (newer.holder, newer.generation):
             return False
         if self._settled != newer or now - self._asked > SETTLED_S:
@@ -170,12 +174,12 @@ class Guard:
         return apptainer.find_instance(self.host, instance_name(self.cluster.site))
 
     def _stop(self, newer: Lease) -> GaveWay:
-        """Off the networks first, then the end; the newer lease is written down last."""
+        """Off the networks first, then the end; the newer lease is written down last. What fails is tried again."""
         name, holder = self.host.name, str(newer.holder)
         running = self._running()
-        began = time.monotonic()
         facts: dict[str, object] = {"holder": holder, "generation": newer.generation}
         if running:
+            self._stopping = self._stopping or time.monotonic()
             with suppress(CommandError):
                 ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
             self._tell(
@@ -184,18 +188,20 @@ class Guard:
             if self.is_shared():
                 with suppress(SmsError):  # not one more byte into what the other host writes
                     ext3.cut_off(self.host, str(self.cluster.places.overlay), python=sys.executable)
+        began, mine = self._stopping, self.leases.views[name].lease
+        if began is not None:
             take_down(self.cluster, self.host)
-        mine = self.leases.views[name].lease
         # Its own file says that it holds: then the other host's overlay is another one.
-        if mine and (mine.holder == name or (running and is_apart(mine, name))):
+        if mine and (mine.holder == name or (began is not None and is_apart(mine, name))):
             facts["kept"] = put_aside(self.cluster, self.host, newer.generation)
+        took = round(time.monotonic() - began, 3) if began is not None else 0.0
+        if began is not None:
+            self._tell("stopped", f"it has ended on {name} after {took:.1f} s", facts)
+        self._stopping = None
         self.leases.adopt(newer)
-        gave = GaveWay(name, holder, newer.generation, running is not None, round(time.monotonic() - began, 3))
-        if running:
-            self._tell("stopped", f"it has ended on {name} after {gave.seconds:.1f} s", facts)
-        elif mine and mine.holder == name:
+        if began is None and mine and mine.holder == name:
             note(self.cluster, self.host, "guard", "gave way", **facts)
-        return gave
+        return GaveWay(name, holder, newer.generation, began is not None, took)
 
     def _tell(self, event: str, words: str, facts: dict[str, object]) -> None:
         """Standard error, syslog and history; a log that cannot be written must not keep it running."""

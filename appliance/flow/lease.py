@@ -243,17 +243,23 @@ class Leases:
         """Write another host's newer lease into the file of ``me``, as a copy.
 
         Raises:
-            Refused: the file has changed since it was seen.
+            Refused: the file has changed since it was seen, and says something older.
         """
         text = replace(lease, file=self.me).text()
-        mine = self.views[self.me].lease
-        if mine and (mine.holder, mine.generation) == (lease.holder, lease.generation):
+        if self._is_known(lease):
             return
         try:
             self._swap(self.me, text)
         except CommandError as error:
+            self.views[self.me] = self.ask(self.me, runs=False)
+            if self._is_known(lease):  # its holder has written it here meanwhile
+                return
             raise _why(error) from error
         self._data[self.me], self.views[self.me] = text, View(replace(lease, file=self.me))
+
+    def _is_known(self, lease: Lease) -> bool:
+        mine = self.views[self.me].lease
+        return mine is not None and mine.holder != self.me and mine.generation >= lease.generation
 
 
 def _read(data: bytes | None, cluster: Cluster, host: Host) -> Lease:

@@ -97,6 +97,8 @@ class Files:
         self.store, self.config, self.blobs = store, config, blobs
         self._masters: tuple[int, list[Master]] = (-1, [])
         self._views: dict[str, tuple[Any, View]] = {}
+        self._seen: dict[str, float] = {}
+        """When each client looked last, since this service runs; it reports only what it has got by then."""
 
     # What is there
 
@@ -297,6 +299,10 @@ class Files:
 
     # Who has what
 
+    def note_look(self, client: Client) -> None:
+        """Keep when a client looked last: from then on a push waits for it."""
+        self._seen[client.key] = time.time()
+
     def report(self, connection: Connection, client: Client, body: dict[str, Any]) -> None:
         """Keep what a client says it has; what it said before is forgotten, but for since when it has a version."""
         row = connection.execute(sa.select(REPORTS).where(REPORTS.c.client == client.key)).first()
@@ -329,6 +335,7 @@ class Files:
             "client": client.node.name if not client.services else SERVICES,
             "kind": SERVICES if client.services else "node",
             "at": row.at if row else None,
+            "seen": max(row.at if row else 0.0, self._seen.get(client.key, 0.0)) or None,
             "push": row.push if row else 0,
             "has": {path: {"sha256": digest, "since": since} for path, (digest, since) in has.items()},
             "missing": sorted(path for path, digest in wanted.items() if has.get(path, [""])[0] != digest),

@@ -70,9 +70,11 @@ def _client_routes(files: Files, bell: Bell) -> list[Route]:
         caller = _certified(request)
         push = bell.push  # before it is looked: what comes meanwhile is heard of again
         with files.store.read() as connection:
-            view = files.view(connection, files.client(connection, caller.role, caller.name))
+            client = files.client(connection, caller.role, caller.name)
+            view = files.view(connection, client)
             # 0: there never was a file. A VM that has lost its disk must not have clients remove all that they have.
             generation = files.generation(connection)
+        files.note_look(client)
         told = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
         interval = (files.config.raw or {}).get("interval_s")
         return JSONResponse({**told, "interval_s": interval} if isinstance(interval, int) else told)

@@ -161,6 +161,9 @@ def run():
         }
     )
     main.fakedriver.FakeDriver = Machines
+    # The emulator makes these, and their databases, at the first request for each: two at once are in each other's way.
+    for part in ("systems", "chassis", "managers", "indicators", "vmedia", "storage", "drives", "volumes"):
+        getattr(main.app, part)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(HERE / "bmc.pem", HERE / "bmc.key")
     for address in [*(one["bmc"] for one in SETTINGS["machines"]), SETTINGS["own"]]:

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 CONNECT_S = 10
 ANSWER_S = 30
+ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""A server that is gone without a word is noticed within half a minute, however long its answer may take."""
 
 
 class Away(OSError):
@@ -101,6 +103,9 @@ class Link:
                 self.open = http.client.HTTPConnection(self.host, timeout=CONNECT_S, source_address=source)
             try:
                 self.open.connect()
+                self.open.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in ALIVE:
+                    self.open.sock.setsockopt(socket.IPPROTO_TCP, option, value)
                 return
             except OSError as error:
                 if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) or port is None:

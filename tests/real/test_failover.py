@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -53,7 +54,8 @@ def cut(playground: Playground) -> Iterator[None]:
 def controller(playground: Playground, folder: str) -> Iterator[Emulator]:
     """The dead host's management controller, which the other host reaches."""
     outer = playground.lab.etc / folder
-    outer.mkdir(exist_ok=True)
+    shutil.rmtree(outer, ignore_errors=True)  # it keeps what was switched off
+    outer.mkdir()
     host = playground.lab.host(HERE)
     with emulator(outer, prefix=host.prefix, seen=f"/etc/sms/{folder}") as bmc:
         wait("the controller", lambda: host.works("curl", "-sk", "--max-time", "2", f"{bmc.url}/redfish/v1"))

@@ -122,6 +122,15 @@ class Client:
         file = Path(f"{self.root}{path}")
         return file.read_bytes() if file.exists() else None
 
+    def wait_alone(self) -> None:
+        """Until it has noticed that no server answers."""
+        for _ in range(600):
+            status = json.loads(self.read("/run/sms/filesync.json") or b"{}")
+            if status.get("state") == "waiting" and status["detail"].startswith(self.server):
+                return
+            time.sleep(0.05)
+        pytest.fail(f"{self.name} still has a server: {(self.root / 'log').read_text()}")
+
     def wait_for(self, path: str, data: bytes | None) -> None:
         for _ in range(600):
             if self.read(path) == data:
@@ -207,6 +216,27 @@ def test_a_push_wakes_everybody_and_tells_who_has_what(vm: Vm, clients: Callable
     vm.admin.ask("POST", "/sms/v1/sync/rollback", {"path": CONF})
     assert one.once().returncode == 0
     assert one.read(CONF) == b"ClusterName=one\n"
+
+
+def test_clients_come_back_with_the_server(vm: Vm, clients: Callable[..., Client]) -> None:
+    vm.add_node("node1", "127.0.0.1")
+    vm.start()
+    put(vm, CONF, b"ClusterName=one\n", services=True)
+    both = [clients(name) for name in ("node1", "services")]  # they look once in an hour
+    for client in both:
+        client.start()
+        client.wait_for(CONF, b"ClusterName=one\n")
+    vm.stop()
+    for client in both:
+        client.wait_alone()
+    vm.start()
+    put(vm, CONF, b"ClusterName=two\n", services=True)
+    for client in both:
+        client.wait_for(CONF, b"ClusterName=two\n")
+    put(vm, CONF, b"ClusterName=three\n", services=True)
+    vm.admin.ask("POST", "/sms/v1/sync/push")
+    for client in both:
+        client.wait_for(CONF, b"ClusterName=three\n")
 
 
 class Cutting:

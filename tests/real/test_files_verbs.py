@@ -173,9 +173,13 @@ def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> 
     ]
     assert f"{len(every)} files: {len(every)} brought" in said
     check_by_hand(desk)
+    look_once(desk)
+    desk.sms("files", "push", "--wait", "1s", status=4)
+    assert told(desk.sms("files", "report", "--json"))["state"] == "waits", "it has looked, and is to report"
     client = desk.client(tmp_path / "container")
     try:
         check_push(desk, tmp_path / "container")
+        check_failure(desk, tmp_path / "container")
         check_changes(desk, tmp_path / "container")
         check_users(desk, tmp_path / "container")
     finally:
@@ -188,10 +192,33 @@ def told(said: str) -> dict[str, Any]:
     return found
 
 
+def look_once(desk: Desk) -> None:
+    """As the container's client begins."""
+    tls = desk.vm.ca
+    own = ("--cacert", f"{tls}/ca.pem", "--cert", f"{tls}/services.pem", "--key", f"{tls}/services.key")
+    url = f"https://{ADDRESS}:8443/sms/v1/sync/manifest.json"
+    subprocess.run([*desk.prefix, "curl", "-sSf", "-o", "/dev/null", *own, url], check=True, timeout=60)
+
+
+def check_failure(desk: Desk, root: Path) -> None:
+    """A client that has reported is waited for no longer, whatever it lacks."""
+    (root / "etc/motd").unlink()
+    (root / "etc/motd").mkdir()
+    (root / "etc/motd/in the way").touch()
+    before = (desk.folder / "motd.j2").read_text()
+    (desk.folder / "motd.j2").write_text("other words\n")
+    pushed = json.loads(desk.sms("files", "push", "--wait", "10m", "--json", status=4))
+    (found,) = (one for one in pushed["clients"] if one["client"] == "services")
+    assert found["state"] == "lacks"
+    assert list(found["failed"]) == ["/etc/motd"]
+    shutil.rmtree(root / "etc/motd")
+    (desk.folder / "motd.j2").write_text(before)
+    desk.sms("files", "push", "--wait", "1m")
+
+
 def check_push(desk: Desk, root: Path) -> None:
-    for _ in range(30):  # it has just begun, and is waited for only once it was heard
-        if told(desk.sms("files", "report", "--json"))["state"] == "has all":
-            break
+    desk.sms("files", "push", "--wait", "1m")
+    assert told(desk.sms("files", "report", "--json"))["state"] == "has all"
     assert (root / "etc/motd").read_text() == "sms-services of lab\n"
     assert "ClusterName=lab" in (root / "etc/slurm/slurm.conf").read_text()
     assert "alice" in (root / "etc/passwd").read_text()

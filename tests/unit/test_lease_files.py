@@ -230,6 +230,26 @@ def test_a_guard_tells_a_host_that_was_away(apart: Pair) -> None:
     assert guard.check() is None and said == []
 
 
+def test_a_lease_that_its_holder_wrote_meanwhile_is_adopted(apart: Pair) -> None:
+    """The guard of the new holder writes it while the old one stops, which takes seconds."""
+    apart.take("host-a")
+    seen = apart.leases("host-a")
+    newer = apart.leases("host-b", without=("host-a",)).take(leap=1000)
+    apart.leases("host-b").tell(newer)
+    seen.adopt(newer)
+    assert apart.files()["host-a"] == ("host-b", 1001, "host-a")
+
+
+def test_a_lease_is_not_adopted_in_place_of_another_change(apart: Pair) -> None:
+    apart.take("host-a")
+    seen = apart.leases("host-a")
+    newer = apart.leases("host-b", without=("host-a",)).take(leap=1000)
+    apart.release("host-a")
+    with pytest.raises(Refused):
+        seen.adopt(newer)
+    assert apart.files()["host-a"][1] == 1
+
+
 def test_a_guard_believes_what_it_heard_of_a_host_that_is_silent_now(apart: Pair) -> None:
     apart.take("host-a")
     said: list[str] = []

@@ -81,7 +81,9 @@ class Cluster:
 
     def discover(self, *words: str, status: int = 0) -> dict[str, Any]:
         found = self.sms("discover", "--port", str(self.port), "--json", *words, status=status)
-        return dict(json.loads(found)) if found else {}
+        told = dict(json.loads(found)) if found else {}
+        assert not told or bool(told["problems"]) == (status == 4), told
+        return told
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["name"]: node for node in json.loads(self.sms("list", "--json"))}

@@ -55,7 +55,7 @@ def audience(master: Mapping[str, Any]) -> str:
 def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api, shown: Progress) -> int:
     """Wake the clients, where that is wanted, and show who has not all yet; the exit status."""
     from appliance.cli.screen import out
-    from appliance.flow.files import wake
+    from appliance.flow.files import find_lacking, wake
 
     if arguments.later:
         return 0
@@ -63,7 +63,7 @@ def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api, shown: Pro
     if not getattr(arguments, "json", False):
         for line in lines(told):
             out.print(line, markup=False)
-    return UNHEALTHY if any(one.state == "waits" for one in told) else 0
+    return UNHEALTHY if find_lacking(told) else 0
 
 
 def lines(told: Sequence[Told]) -> Iterator[str]:
@@ -76,7 +76,7 @@ def lines(told: Sequence[Told]) -> Iterator[str]:
         if names:
             yield f"{len(names):>5} {words}: {fold(names)}"
     for one in told:
-        if one.state == "waits":
+        if one.state in ("waits", "lacks"):
             lacks = ", ".join(one.missing) or "its answer"
             yield f"{one.client} has not yet: {printable(lacks)}"
         for path, why in sorted(one.failed.items()):

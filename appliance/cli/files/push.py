@@ -18,8 +18,9 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
     text = (
         "Bring what the site file names to the provisioning VM, only what differs: accounts, shadow, the munge key,\n"
-        "the slurm.conf of `slurm:`, `provisioning.files`. Then wake all clients and wait until they tell that they\n"
-        "have it. Clients that were not heard for long (nodes that are off) are shown, and not waited for."
+        "the slurm.conf of `slurm:`, `provisioning.files`. Then wake all clients and wait until each has reported:\n"
+        "exit status 4 where one has not, or lacks a file. Clients that were not heard for long (nodes that are off)\n"
+        "are shown, and not waited for."
     )
     parser = verb(actions, "push", "bring the site's files to the VM and wake all clients", text, EXAMPLES)
     parser.add_argument("-n", "--dry-run", action="store_true", help="only say what differs")
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     done = push(cluster, shown, wait_s=arguments.wait, dry_run=arguments.dry_run, accounts=arguments.accounts, api=api)
     if arguments.json:
         print_json(done.as_dict())
-        return UNHEALTHY if done.waiting else 0
+        return UNHEALTHY if done.lacking else 0
     for one in done.differences:
         if one.what != "same":
             out.print(f"{SIGNS[one.what]} {one.path}{f': {one.why}' if one.why else ''}", markup=False)
@@ -47,4 +48,4 @@ def run(arguments: argparse.Namespace) -> int:
     out.print(done.summary(dry_run=arguments.dry_run), markup=False)
     for line in lines(done.told):
         out.print(line, markup=False)
-    return UNHEALTHY if done.waiting else 0
+    return UNHEALTHY if done.lacking else 0

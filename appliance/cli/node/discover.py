@@ -28,7 +28,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         "find controllers by Redfish, and fill the inventory",
         "Look at every address for a Redfish service, read its systems, and put new ones into the inventory. What an\n"
         "admin has set stays: differences are shown. User and password are those of the site file's\n"
-        "`provisioning.bmc`, or of $SMS_BMC_USER and $SMS_BMC_PASSWORD. Exit status 4 when a controller is broken.",
+        "`provisioning.bmc`, or of $SMS_BMC_USER and $SMS_BMC_PASSWORD. Exit status 4 when a controller is broken;\n"
+        "the JSON has each reason for it in `problems`.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(report.as_dict())
     else:
         _show(report)
-    return 0 if report.healthy else 4
+    return 4 if report.problems else 0
 
 
 STYLES = {"new": "green", "changed": "cyan", "same": "dim", "differs": "yellow", "conflict": "red"}

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         return run_as_scheduled(arguments, cluster, host, wanted)
     taken = snapshot(cluster, host, progress(arguments.quiet), wanted)
     if arguments.json:
-        print_json(taken.snapshot)
+        print_json({**taken.snapshot, "not_dumped": list(taken.not_dumped)})
     else:
         out.print(taken_line(cluster.site.cluster, taken.snapshot), markup=False)
     for why in taken.not_dumped:
