@@ -8,12 +8,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
 from appliance.errors import SmsError
 from appliance.host.local import Local
 
+CACHE = Path("/var/cache/sms-bench")
+"""Captures and unpacked images: they stay from one run to the next."""
 Ways = Mapping[str, Callable[[], float]]
 """What is measured, each by its name: it runs once and gives the seconds."""
 

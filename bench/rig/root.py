@@ -7,9 +7,9 @@ from pathlib import Path
 
 from appliance.flow.overlay import archive_for
 from appliance.host.local import Local
-from appliance.lab.layout import CACHE
 from appliance.plan.overlay import seed_digest
 from bench.rig.bed import Bed
+from bench.rig.measure import CACHE
 
 # In a mount namespace of its own; chroot(2) is refused on some machines.
 SEED = """

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from appliance.lab.layout import CACHE
+from bench.rig.measure import CACHE
 from tests.captures import files
 from tests.captures.cluster import START_S, Plan, simulate
 
