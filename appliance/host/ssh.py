@@ -147,7 +147,7 @@ class SshStream(Stream):
                 self._still_there(error)
                 continue
             except BROKEN as error:
-                raise self.host._broken(self.argv) from error
+                raise self.host._broken(self.argv, error) from error
             if not block and not self.channel.eof_received:
                 # A connection that broke looks like an end as well.
                 self.channel.get_transport().join(0.2)
@@ -284,19 +284,23 @@ class Ssh(Host):
             raise Unreachable(f"{self.name}: it takes no further session: {error}", hint=AGAIN) from error
         except BROKEN as error:
             transport.close()
-            raise self._broken(argv) from error
+            raise self._broken(argv, error) from error
         try:
             try:
                 channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
             except BROKEN as error:
-                raise self._broken(argv) from error
+                raise self._broken(argv, error) from error
             yield channel
         finally:
             with contextlib.suppress(*BROKEN):
                 channel.close()
 
-    def _broken(self, argv: tuple[str, ...]) -> Unreachable:
-        return Unreachable(f"{self.name}: the connection broke during `{shlex.join(argv)[:200]}`", hint=AGAIN)
+    def _broken(self, argv: tuple[str, ...], error: BaseException | None = None) -> Unreachable:
+        """What to raise; with the reason, where the connection's own thread or ``error`` has one."""
+        transport = self._client.get_transport() if self._client else None
+        why = str((transport and transport.get_exception()) or error or "")
+        command = shlex.join(argv)[:200]
+        return Unreachable(f"{self.name}: the connection broke during `{command}`{why and f': {why}'}", hint=AGAIN)
 
     def _silent(self, channel: paramiko.Channel, argv: tuple[str, ...], waited: float) -> SmsError:
         """What to raise when nothing came in time: the command hangs, or the host does not answer."""
@@ -321,7 +325,7 @@ class Ssh(Host):
             except TimeoutError as error:
                 raise self._silent(channel, argv, channel.gettimeout() or 0) from error
             except BROKEN as error:
-                raise self._broken(argv) from error
+                raise self._broken(argv, error) from error
             if not block:
                 return
             yield block

@@ -103,6 +103,12 @@ def state(row: Row) -> list[bool]:
     return [one.on for one in row.lab.all_metal()]
 
 
+def test_a_controller_that_answers_has_made_its_database(row: Row) -> None:
+    """At the first request the emulator would make it; two at once find it locked, and one of them fails."""
+    folder = Path(f"/proc/{row.lab.host('bmc').pid}/root/run/bmc")
+    assert "fakedriver.sqlite" in [path.name for path in folder.glob("*.sqlite")]
+
+
 def test_a_machine_that_is_switched_on_asks_for_an_address(row: Row) -> None:
     assert state(row) == [False, False]
     mac = row.lab.metal("metal1").machine.mac
