@@ -34,14 +34,14 @@ from appliance.tools.agent import place
 
 SITE = Path(__file__).parents[1] / "golden" / "sites" / "debian-12.yaml"
 NOW = 1_800_000_000.0
-IMAGE = "/var/lib/sms/images/k1.sif"
+IMAGE = "/nowhere/sms/images/k1.sif"
 JOBS = "/var/spool/slurmctld/job_state"
 INSIDE = ("apptainer", "exec", "--cleanenv", "--pwd", "/", "instance://sms-sample")
 
 
 def cluster(**changes: Any) -> Cluster:
-    """The sample site; ``changes`` go to its snapshots section."""
-    found = open_cluster(SITE, None, Silent())
+    """The sample site, with nothing of this machine's; ``changes`` go to its snapshots section."""
+    found = open_cluster(SITE, Path("/nowhere/sms"), Silent())
     site = found.site.model_copy(update={"snapshots": found.site.snapshots.model_copy(update=changes)})
     return replace(found, site=site)
 
