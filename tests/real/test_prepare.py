@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,9 @@ def cluster() -> Iterator[lab.Lab]:
         if os.environ.get("CI"):
             raise
         pytest.skip(error.message)
-    lab.down(NAME, everything=True)
+    # Not by `lab down --all`: that removes the nodes' root, too, which all labs of this machine are made of.
+    lab.down(NAME)
+    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
     lab.up(NAME, 0, Silent())
     try:
         opened = lab.Lab.open(NAME)
@@ -44,7 +47,8 @@ def cluster() -> Iterator[lab.Lab]:
         opened.host("admin").run(SMS, "--site", "/etc/sms/new.yaml", "key", "create")
         yield opened
     finally:
-        lab.down(NAME, everything=True)
+        lab.down(NAME)
+        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 def write_site(cluster: lab.Lab, name: str, bridge: str, port: str, known_hosts: str = "known_hosts") -> None:
