@@ -13,6 +13,7 @@ from typing import Any
 
 from appliance.cli import main
 from appliance.flow import migrate, moving
+from appliance.host import ssh
 from appliance.tools import move
 
 TELL, WORD = int(sys.argv[1]), int(sys.argv[2])
@@ -49,6 +50,8 @@ class End(move.End):
 
 
 moving.WAIT_S = float(sys.argv[3])
+ssh.GONE_MS = 10_000
+"""A host that has lost its power is known to be gone after so long; usually it is a minute."""
 move.End = End  # type: ignore[misc]
 for name in ("look", "bring", "trust"):
     setattr(migrate, name, step(getattr(migrate, name), name))

@@ -360,7 +360,7 @@ def cells() -> Iterator[Cell]:
             # With the line cut, a target that was told to go up does; what of it the command hears is another thing.
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
-        yield Cell("target gone", target_gone, step, source if number < given else none, step == "up")
+        yield Cell("target gone", target_gone, step, source if number < given else none, step == "send")
         # What runs nowhere else yet cannot go on anywhere: the host comes back, or `sms failover`.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
         yield Cell("source gone", source_gone, step, without, step == "release")
