@@ -38,7 +38,7 @@ def cluster() -> Iterator[lab.Lab]:
     # Not by `lab down --all`: that removes the nodes' root, too, which all labs of this machine are made of.
     lab.down(NAME)
     shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab.up(NAME, 0, Silent())
+    lab.up(NAME, 1, Silent())
     try:
         opened = lab.Lab.open(NAME)
         opened.host("host-a").run("ip", "link", "add", PORT, "type", "veth", "peer", "name", "spare1")
