@@ -25,6 +25,7 @@ from appliance.lab import Layout
 from appliance.lab.etc import make_etc
 from appliance.lab.root import make_root
 from appliance.progress import Silent
+from tests.real.images import SCRIPTS, kept_variant
 
 ACCOUNTING = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync", "slurmdbd", "slurmrestd")
 
@@ -66,8 +67,13 @@ def main() -> int:
     site = make_site()
     usual, full = (open_cluster(path, None, Silent()) for path in (site, site.with_name("full.yaml")))
 
+    def variants() -> None:
+        built = build(usual, Silent(), lock=site.with_name("sms.lock"))
+        for name in SCRIPTS:
+            kept_variant(built, name)
+
     def containers() -> None:
-        timed("services container", lambda: build(usual, Silent(), lock=site.with_name("sms.lock")))
+        timed("services container and its variants", variants)
         timed("with accounting", lambda: build(full, Silent(), lock=site.with_name("full.lock")))
 
     def machines() -> None:
