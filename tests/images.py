@@ -15,10 +15,9 @@ from typing import Any
 import yaml
 
 from appliance.flow.build import build
-from appliance.flow.ca import ca_folder, make_ca
 from appliance.flow.context import open_cluster
 from appliance.flow.keys import create_pair
-from appliance.flow.lab import SIGNING
+from appliance.flow.lab import SIGNING, certify_controllers
 from appliance.flow.node_image import build_node
 from appliance.flow.vm_build import build_vm
 from appliance.lab import Layout
@@ -40,6 +39,7 @@ def with_accounting(document: dict[str, Any]) -> None:
 def make_site() -> Path:
     """The site file of a lab, with keys, without the lab."""
     layout = Layout("images", 1, metal=2)
+    certify_controllers(layout)
     make_etc(layout)
     if not SIGNING.exists():
         create_pair(SIGNING / "sign.pem", SIGNING / "sign.pub")
@@ -48,7 +48,6 @@ def make_site() -> Path:
         copy.write_bytes(key.read_bytes())
         copy.chmod(0o600)
     site = layout.etc / "sms.yaml"
-    make_ca(ca_folder(site))
     document = yaml.safe_load(site.read_text())
     with_accounting(document)
     (layout.etc / "full.yaml").write_text(yaml.safe_dump(document))

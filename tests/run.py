@@ -43,7 +43,7 @@ class Stage:
 
     name: str
     argv: list[str]
-    status: int = 0
+    status: int | None = None
     seconds: float = 0
 
     def run(self, *, quiet: bool = False) -> int:
@@ -109,9 +109,9 @@ def main() -> int:
     finally:
         subprocess.run([str(MACHINE), "true"], check=False)  # removes what the others have left
     for stage in stages:
-        how = "passed" if stage.status == 0 else f"failed, status {stage.status}"
+        how = {0: "passed", None: "not run"}.get(stage.status, f"failed, status {stage.status}")
         print(f"{stage.name}: {how}, {stage.seconds:.0f} s")
-    return int(any(stage.status for stage in stages))
+    return int(any(stage.status != 0 for stage in stages))
 
 
 if __name__ == "__main__":

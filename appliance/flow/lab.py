@@ -45,7 +45,7 @@ class MachineState:
 def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0) -> bool:
     """Make the lab; say whether anything had to be done."""
     if metal:
-        _certify_controllers(Layout(name, nodes, metal=metal))
+        certify_controllers(Layout(name, nodes, metal=metal))
     made = lab.up(name, nodes, progress, metal=metal)
     private, public = SIGNING / "sign.pem", SIGNING / "sign.pub"
     if not private.exists():
@@ -55,7 +55,7 @@ def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0) -> bool
     return made
 
 
-def _certify_controllers(layout: Layout) -> None:
+def certify_controllers(layout: Layout) -> None:
     """The site's authority where it is to lie, and its word for the management controllers."""
     check_machine(metal=True)
     folder, authority = layout.disk / BMC, ca_folder(layout.etc / "sms.yaml")
