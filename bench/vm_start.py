@@ -33,7 +33,7 @@ def find_vm_pid(lab: Lab) -> int | None:
     """The VM's process as this machine has it."""
     for word in Local().run("ip", "netns", "pids", lab.layout.namespace(CARRIER), ok=None).text.split():
         try:
-            if b"sms-vm-" in Path(f"/proc/{word}/cmdline").read_bytes().partition(b"-M")[0]:
+            if Path(f"/proc/{word}/cmdline").read_bytes().startswith(b"qemu-system-x86_64\0-name\0sms-vm-"):
                 return int(word)
         except OSError:
             continue

@@ -4,6 +4,7 @@ Each controller answers at an address of its own and knows one machine; the host
 A machine is on while its QEMU runs: it outlives this program, as a machine outlives its controller's restart.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -68,6 +69,13 @@ def pid_of(name):
     return pid if f"guest={name}".encode() in words else None
 
 
+def press_a_key(name):
+    """Any key ends the two seconds that iPXE waits for Ctrl-B; one comes for each of its two prompts."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+        link.connect(f"{STATE / name}.sock")
+        link.sendall(b"\r\r\r")
+
+
 def press_button(name):
     """Ask the machine's system to go down; what it does about it is its own matter."""
     with socket.socket(socket.AF_UNIX) as link:
@@ -124,6 +132,7 @@ class Machines(FakeDriver):
                 done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
                 if done.returncode:
                     raise main.error.FishyError(f"{name} does not start: {done.stderr.strip()}")
+                press_a_key(name)
 
 
 class Quiet(WSGIRequestHandler):
