@@ -38,8 +38,7 @@ ENDS = (
     ("systemd, Python", r"sms-filesync: a node boots"),
     ("enrolment", r"has its certificate"),
     ("files", r"sms-filesync: synced"),
-    ("munge, slurmd listens", r"slurmd is active"),
-    ("registration", r"^idle$"),
+    ("munge, slurmd, registration", r"^idle$"),
 )
 """Phases of a boot, and the line on the console that ends each; the last one is the controller's word."""
 WATCH = "while scontrol -o show nodes; do echo; sleep 0.25; done"
@@ -99,8 +98,8 @@ def boot(row: Row) -> dict[str, Watch]:
             said = {name: watch.marks[-1].line for name, watch in watches.items() if watch.marks}
             raise SmsError(f"not idle after {MOST_S} s: {said}")
     for name, watch in watches.items():
-        watch.marks.append(idle.marks[name])
-        watch.marks.sort(key=lambda mark: mark.at)
+        last = idle.marks[name]
+        watch.marks = [*(mark for mark in watch.marks if mark.at <= last.at), last]
     return watches
 
 

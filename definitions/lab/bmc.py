@@ -70,10 +70,16 @@ def pid_of(name):
 
 
 def press_a_key(name):
-    """Any key ends the two seconds that iPXE waits for Ctrl-B; one comes for each of its two prompts."""
+    """Any key but Ctrl-B ends the two seconds that iPXE waits for that one."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(10)
         link.connect(f"{STATE / name}.sock")
-        link.sendall(b"\r\r\r")
+        said = b""
+        while b"Press Ctrl-B for" not in said:
+            if not (more := link.recv(4096)):
+                return
+            said = said[-32:] + more
+        link.sendall(b"\r")
 
 
 def press_button(name):
@@ -132,7 +138,7 @@ class Machines(FakeDriver):
                 done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
                 if done.returncode:
                     raise main.error.FishyError(f"{name} does not start: {done.stderr.strip()}")
-                press_a_key(name)
+                threading.Thread(target=press_a_key, args=(name,), daemon=True).start()
 
 
 class Quiet(WSGIRequestHandler):
