@@ -33,6 +33,7 @@ class NodeProfile(Section):
     modules: tuple[Module, ...] = Field((), description="Modules besides those.")
     arguments: Line = Field("quiet", description="Kernel arguments of every node that boots it.")
     mask: tuple[Unit, ...] = Field((), description="Units that it never starts.")
+    later: tuple[Unit, ...] = Field((), description="Units that a virtual machine starts once slurmd is up.")
 
 
 def read_node_profile(folder: Path, name: str) -> NodeProfile:

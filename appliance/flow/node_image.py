@@ -39,7 +39,7 @@ from appliance.tools import mmdebstrap
 from appliance.tools.apt import Resolver
 from appliance.tools.sealed import check_seal, digest_file, seal
 
-PROGRAMS = ("sms-filesync", "sms-enroll", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
+PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
 """Programs of the container that nodes have as well."""
 CURRENT = "current"
 KEEP_ROOTS = 4
@@ -232,8 +232,8 @@ def _finish(plan: NodePlan, root: Path) -> str:
         target.write_bytes(data)
         target.chmod(mode)
     script = str(share("definitions", "nodes", "finish"))
-    units = "".join(f"{unit}\n" for unit in plan.mask).encode()
-    versions = Local().run("sh", script, str(root), input=units).text.split()
+    units = [f"mask {unit}\n" for unit in plan.mask] + [f"later {unit}\n" for unit in plan.later]
+    versions = Local().run("sh", script, str(root), input="".join(units).encode()).text.split()
     if len(versions) != 1:
         raise SmsError(f"the root holds {len(versions)} kernels: {', '.join(versions) or 'none'}")
     return versions[0]

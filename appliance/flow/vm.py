@@ -22,6 +22,8 @@ from appliance.tools.qemu import Process, find_machine, unplug
 
 HEALTH = "/usr/lib/sms/sms-vm-health"
 DISKS = ("root", "state")
+PATIENCE_S = 20
+"""How long a machine that starts is left alone: each question takes its processor from what starts."""
 
 # $1 disks' folder: goes on with a restore that was cut off. It was written down before it began, and at every moment
 # the old disk is in its place or in the snapshot, whole.
@@ -112,10 +114,15 @@ def read_health(text: str) -> Health:
     return Health(services, used, size, api)
 
 
-def ask_health(cluster: Cluster, host: Host) -> Health:
-    """How the VM is; NotThere where its guest agent does not answer."""
+def ask_health(cluster: Cluster, host: Host, *, patience_s: int = 0) -> Health:
+    """How the VM is; NotThere where its guest agent does not answer.
+
+    Args:
+        patience_s: so long it may take until its services have started.
+    """
     with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
-        return read_health(guest.run([HEALTH], timeout_s=60).stdout.decode(errors="replace"))
+        ran = guest.run([HEALTH, str(patience_s)], timeout_s=patience_s + 60)
+        return read_health(ran.stdout.decode(errors="replace"))
 
 
 def find_running(cluster: Cluster, host: Host) -> Process | None:
@@ -243,7 +250,7 @@ def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: floa
     why = "the guest agent does not answer"
     while True:
         try:
-            health = ask_health(cluster, host)
+            health = ask_health(cluster, host, patience_s=PATIENCE_S)
             why = health.wrong
         except SmsError as error:
             why = error.message.strip().rpartition("\n")[2] or "the guest agent"

@@ -58,6 +58,7 @@ class NodePlan:
     drivers: tuple[str, ...]
     modules: tuple[str, ...]
     mask: tuple[str, ...]
+    later: tuple[str, ...]
     arguments: str
     groups: tuple[str, ...]
     files: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
@@ -101,7 +102,9 @@ def plan_node(
         tools: what works on the root without coming into it.
     """
     packages = packages_of(profile, site)
-    more = VIRTUAL if site.kernel == "cloud" else ""
+    virtual = site.kernel == "cloud"
+    more = VIRTUAL if virtual else ""
+    later = profile.later if virtual else ()
     arguments = " ".join(filter(None, (profile.arguments, more, site.arguments)))
     installed = {"packages": packages, "versions": sorted(versions.items()), "left_out": LEFT_OUT, "hook": NO_USRMERGE}
     parts = {
@@ -110,6 +113,7 @@ def plan_node(
         "drivers": profile.drivers,
         "modules": profile.modules,
         "mask": profile.mask,
+        "later": later,
         "squashfs": SQUASHFS,
         "files": _digests({**files, **{f"initramfs/{path}": each for path, each in initramfs.items()}}),
         "tools": _digests({path: (data, 0) for path, data in tools.items()}),
@@ -126,6 +130,7 @@ def plan_node(
         drivers=profile.drivers,
         modules=profile.modules,
         mask=profile.mask,
+        later=later,
         arguments=arguments,
         groups=site.groups,
         files=dict(files),

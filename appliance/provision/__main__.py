@@ -40,12 +40,20 @@ def main() -> int:
     app = make_app(world, trust=arguments.trust_headers or not arguments.listen)
     if not arguments.listen:
         Keeper(world, Path(config.socket).parent).start()
+    tell_systemd()
     # nginx has written who asked what.
     Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off", proxy_headers=False), world).run(
         sockets=[server]
     )
     world.store.close()
     return 0
+
+
+def tell_systemd() -> None:
+    """The socket listens and dnsmasq's files are there: who starts after us may (sd_notify(3))."""
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", path)
 
 
 class Server(uvicorn.Server):

@@ -113,6 +113,8 @@ def render_configuration(config: Config, port: str, folder: Path, *, tftp: str =
         "dhcp-match=set:ipxe,175",
         "dhcp-match=set:efi,option:client-arch,7",
         "dhcp-match=set:efi,option:client-arch,9",
+        # There is no other server that names boot files: iPXE need not wait for one (its no-pxedhcp).
+        "dhcp-option=tag:ipxe,encap:175,176,1b",
         f"dhcp-boot=tag:ipxe,http://{config.address}/boot.ipxe",
         f"dhcp-boot=tag:!ipxe,tag:efi,{EFI}",
         f"dhcp-boot=tag:!ipxe,tag:!efi,{BIOS}",

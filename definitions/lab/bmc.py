@@ -4,6 +4,7 @@ Each controller answers at an address of its own and knows one machine; the host
 A machine is on while its QEMU runs: it outlives this program, as a machine outlives its controller's restart.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -68,6 +69,19 @@ def pid_of(name):
     return pid if f"guest={name}".encode() in words else None
 
 
+def press_a_key(name):
+    """Any key but Ctrl-B ends the two seconds that iPXE waits for that one."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(10)
+        link.connect(f"{STATE / name}.sock")
+        said = b""
+        while b"Press Ctrl-B for" not in said:
+            if not (more := link.recv(4096)):
+                return
+            said = said[-32:] + more
+        link.sendall(b"\r")
+
+
 def press_button(name):
     """Ask the machine's system to go down; what it does about it is its own matter."""
     with socket.socket(socket.AF_UNIX) as link:
@@ -124,6 +138,7 @@ class Machines(FakeDriver):
                 done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
                 if done.returncode:
                     raise main.error.FishyError(f"{name} does not start: {done.stderr.strip()}")
+                threading.Thread(target=press_a_key, args=(name,), daemon=True).start()
 
 
 class Quiet(WSGIRequestHandler):

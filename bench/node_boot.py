@@ -1,0 +1,136 @@
+"""How long two nodes without a disk take from power-on to idle, both at once, and what that is made of."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import Any
+
+from appliance.errors import Refused, SmsError
+from appliance.lab.up import check_machine
+from bench.rig import Rig, Samples, Skip, result
+from bench.rig.bed import CARRIER
+from bench.rig.console import Mark, Watch, phases
+from bench.rig.metal import PROFILE, UNITS, Row, open_row, read_units, serve_nodes
+
+MACHINES = 2
+GOAL_S = 30
+MOST_S = 600
+RUNS = 3
+ENDS = (
+    ("firmware", r"iPXE initialising devices"),
+    ("iPXE starts", r"Configuring \(net0"),
+    ("iPXE: DHCP", r"^Configuring \(net0.*ok$"),
+    ("iPXE: boot script", r"/bootscript.* ok$"),
+    ("iPXE: kernel", r"vmlinuz.* ok$"),
+    ("iPXE: initramfs", r"initrd\.img.* ok$"),
+    ("kernel", r"sms: .* the kernel is up"),
+    ("initramfs: drivers", r"sms: .* asking for an address"),
+    ("initramfs: DHCP", r"sms: .* fetching "),
+    ("initramfs: image", r"sms: .* holding it against its digest"),
+    ("initramfs: digest, mounts", r"sms: .* starting the system of"),
+    ("systemd, Python", r"sms-filesync: a node boots"),
+    ("enrolment", r"has its certificate"),
+    ("files", r"sms-filesync: synced"),
+    ("munge, slurmd, registration", r"^idle$"),
+)
+"""Phases of a boot, and the line on the console that ends each; the last one is the controller's word."""
+WATCH = "while scontrol -o show nodes; do echo; sleep 0.25; done"
+
+
+class Idle:
+    """Looks at the controller's nodes, in the services container, until they are idle."""
+
+    def __init__(self, watches: dict[str, Watch]) -> None:
+        self.watches = watches
+        self.marks: dict[str, Mark] = {}
+        self.done = threading.Event()
+        self.began = time.time()
+
+    def read(self, stream: Any) -> None:
+        """Take what `scontrol -o show nodes` says, over and over."""
+        for line in stream:
+            words = dict(word.partition("=")[::2] for word in line.decode(errors="replace").split())
+            name, started = words.get("NodeName", ""), words.get("SlurmdStartTime", "")
+            if name not in self.watches or name in self.marks or words.get("State") != "IDLE":
+                continue
+            if re.match(r"\d{4}-", started) and datetime.fromisoformat(started).timestamp() >= self.began - 1:
+                here = self.watches[name].mark()
+                self.marks[name] = Mark(here.at, here.cpu, "idle")
+                if len(self.marks) == len(self.watches):
+                    self.done.set()
+
+
+@contextmanager
+def watch_idle(row: Row, watches: dict[str, Watch]) -> Iterator[Idle]:
+    """Have the controller's nodes looked at meanwhile."""
+    idle = Idle(watches)
+    argv = [*row.lab.host(CARRIER).prefix, "sms", "exec", "--", "sh", "-c", WATCH]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    reader = threading.Thread(target=idle.read, args=(process.stdout,), daemon=True)
+    reader.start()
+    try:
+        yield idle
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        reader.join(timeout=30)
+
+
+def boot(row: Row) -> dict[str, Watch]:
+    """Power on, and wait for the controller's word; the consoles, read to their end."""
+    row.sms("node", "power", "off", *row.names, "--yes", on=CARRIER)
+    with ExitStack() as stack:
+        watches = {}
+        for name in row.names:
+            log = row.lab.layout.consoles / f"{name}.log"
+            log.unlink(missing_ok=True)
+            watches[name] = stack.enter_context(Watch(log, row.pid_of(name)))
+        idle = stack.enter_context(watch_idle(row, watches))
+        row.sms("node", "boot", *row.names, "--yes", on=CARRIER)
+        if not idle.done.wait(MOST_S):
+            said = {name: watch.marks[-1].line for name, watch in watches.items() if watch.marks}
+            raise SmsError(f"not idle after {MOST_S} s: {said}")
+    for name, watch in watches.items():
+        last = idle.marks[name]
+        watch.marks = [*(mark for mark in watch.marks if mark.at <= last.at), last]
+    return watches
+
+
+def measure(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Beside the same boot up to its first program: firmware, iPXE and kernel, which any network boot takes."""
+    try:
+        check_machine(metal=True)
+    except Refused as error:
+        raise Skip(error.message) from error
+    with open_row(rig.progress, MACHINES) as row:
+        serve_nodes(row, rig.progress)
+        takes: list[dict[str, Watch]] = []
+        for number in range(min(RUNS, rig.runs)):
+            with rig.progress.step(f"boot {MACHINES} nodes, {number + 1} of {min(RUNS, rig.runs)}"):
+                takes.append(boot(row))
+        yield from (_result(row, name, [take[name] for take in takes]) for name in row.names)
+
+
+def _result(row: Row, name: str, watches: list[Watch]) -> dict[str, Any]:
+    whole = Samples(watch.marks[-1].at - watch.marks[0].at for watch in watches)
+    tables = [phases(watch.marks, ENDS) for watch in watches]
+    kernel = [sum(one["s"] for one in table[: [p["phase"] for p in table].index("kernel") + 1]) for table in tables]
+    middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
+    units = row.inside("srun", "-w", name, "systemctl", "show", "--property", UNITS, "*")
+    more = {
+        "cpu_s": Samples(watch.marks[-1].cpu for watch in watches).median,
+        "phases": tables[middle],
+        "units": read_units(units),
+        "load": [round(each, 1) for each in os.getloadavg()],
+        "at_once": MACHINES,
+        "profile": PROFILE,
+    }
+    peer = "the same boot up to its first program"
+    return result(f"node_boot/{name}", whole, peer, Samples(kernel), below=GOAL_S, **more)

@@ -1,0 +1,86 @@
+"""How long `sms vm start` takes until everything in the provisioning VM serves, and what that is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import Refused
+from appliance.host.local import Local
+from appliance.lab import Lab
+from appliance.lab.up import check_machine
+from bench.rig import Rig, Samples, Skip, result
+from bench.rig.bed import CARRIER
+from bench.rig.console import Mark, Watch, now, phases
+from bench.rig.metal import UNITS, Row, open_row, read_units
+
+GOAL_S = 40
+RUNS = 3
+ENDS = (
+    ("sms: checks, disks, certificates", r"^power on$"),
+    ("firmware", r"BdsDxe: starting|systemd-boot|EFI stub"),
+    ("boot loader, kernel, initramfs", r"systemd\[1\]|Welcome|login:|^serves$"),
+    ("systemd", r"login:|^serves$"),
+    ("services, and sms sees them", r"^serves$"),
+)
+
+
+def find_vm_pid(lab: Lab) -> int | None:
+    """The VM's process as this machine has it."""
+    for word in Local().run("ip", "netns", "pids", lab.layout.namespace(CARRIER), ok=None).text.split():
+        try:
+            if Path(f"/proc/{word}/cmdline").read_bytes().startswith(b"qemu-system-x86_64\0-name\0sms-vm-"):
+                return int(word)
+        except OSError:
+            continue
+    return None
+
+
+def start(row: Row) -> tuple[Watch, dict[str, Any]]:
+    """Start it once; its console, and what the verb says of itself."""
+    row.sms("vm", "stop", ok=(0, 3))
+    log = row.lab.layout.disk / CARRIER / "vm" / "lab" / "console.log"
+    log.unlink(missing_ok=True)
+    began = now()
+    with Watch(log, lambda: find_vm_pid(row.lab)) as watch:
+        said = json.loads(row.sms("vm", "start", "--host", CARRIER, "--wait", "10m", "--json"))
+        here = watch.mark()
+        time.sleep(0.2)
+    watch.marks = [Mark(began, 0.0), *watch.marks, Mark(here.at, here.cpu, "serves")]
+    watch.marks.sort(key=lambda mark: mark.at)
+    return watch, said
+
+
+def measure(rig: Rig) -> Iterator[dict[str, Any]]:
+    """Beside the same start up to the end of its firmware and kernel, which any virtual machine takes."""
+    try:
+        check_machine(metal=True)
+    except Refused as error:
+        raise Skip(error.message) from error
+    with open_row(rig.progress, 1) as row:
+        start(row)  # once before: the state's disk is made, and the image is in the cache
+        takes = []
+        for number in range(min(RUNS, rig.runs)):
+            with rig.progress.step(f"start the VM, {number + 1} of {min(RUNS, rig.runs)}"):
+                takes.append(start(row))
+        units = row.sms("vm", "exec", "--", "systemctl", "show", "--property", UNITS, "*")
+    whole = Samples(watch.marks[-1].at - watch.marks[0].at for watch, _ in takes)
+    middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
+    tables = [phases(watch.marks, ENDS) for watch, _ in takes]
+    machine = Samples(sum(one["s"] for one in table[:3]) for table in tables)
+    yield result(
+        "vm_start",
+        whole,
+        "the same start up to its first program",
+        machine,
+        below=GOAL_S,
+        cpu_s=Samples(watch.marks[-1].cpu for watch, _ in takes).median,
+        phases=tables[middle],
+        parts=takes[middle][1]["parts"],
+        units=read_units(units),
+        load=[round(each, 1) for each in os.getloadavg()],
+    )
