@@ -50,9 +50,11 @@ format: setup
 
 # On a machine of their own: no benchmark meets what an earlier run left, and nothing of it stays.
 bench: setup-tests
+	@tests/machine --fill .venv/bin/python -m tests.images >&2
 	@tests/machine .venv/bin/python -m bench
 
 bench-full: setup-tests
+	@tests/machine --fill .venv/bin/python -m tests.images >&2
 	@tests/machine .venv/bin/python -m bench --full --runs 5
 
 wheel: setup

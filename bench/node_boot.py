@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Any
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import SmsError
 from appliance.lab.up import check_machine
-from bench.rig import Rig, Samples, Skip, result
+from bench.rig import Rig, Samples, result
 from bench.rig.bed import CARRIER
 from bench.rig.console import Mark, Watch, phases
 from bench.rig.metal import PROFILE, UNITS, Row, open_row, read_units, serve_nodes
@@ -105,10 +105,7 @@ def boot(row: Row) -> dict[str, Watch]:
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     """Beside the same boot up to its first program: firmware, iPXE and kernel, which any network boot takes."""
-    try:
-        check_machine(metal=True)
-    except Refused as error:
-        raise Skip(error.message) from error
+    check_machine(metal=True)
     with open_row(rig.progress, MACHINES) as row:
         serve_nodes(row, rig.progress)
         takes: list[dict[str, Watch]] = []

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from appliance.errors import Refused
 from appliance.host.local import Local
 from appliance.lab import Lab
 from appliance.lab.up import check_machine
-from bench.rig import Rig, Samples, Skip, result
+from bench.rig import Rig, Samples, result
 from bench.rig.bed import CARRIER
 from bench.rig.console import Mark, Watch, now, phases
 from bench.rig.metal import UNITS, Row, open_row, read_units
@@ -57,10 +56,7 @@ def start(row: Row) -> tuple[Watch, dict[str, Any]]:
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
     """Beside the same start up to the end of its firmware and kernel, which any virtual machine takes."""
-    try:
-        check_machine(metal=True)
-    except Refused as error:
-        raise Skip(error.message) from error
+    check_machine(metal=True)
     with open_row(rig.progress, 1) as row:
         start(row)  # once before: the state's disk is made, and the image is in the cache
         takes = []
