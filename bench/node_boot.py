@@ -121,7 +121,7 @@ def _result(row: Row, name: str, watches: list[Watch]) -> dict[str, Any]:
     kernel = [sum(one["s"] for one in table[: [p["phase"] for p in table].index("kernel") + 1]) for table in tables]
     middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
     units = row.inside("srun", "-w", name, "systemctl", "show", "--property", UNITS, "*")
-    more = {
+    more: dict[str, Any] = {
         "cpu_s": Samples(watch.marks[-1].cpu for watch in watches).median,
         "phases": tables[middle],
         "units": read_units(units),

@@ -18,6 +18,8 @@ from bench.rig.console import Mark, Watch, now, phases
 from bench.rig.metal import UNITS, Row, open_row, read_units
 
 GOAL_S = 40
+MANAGER = ("Firmware", "Loader", "Userspace", "Finish")
+"""What systemd knows of a start: the firmware's and the loader's time before the kernel, and its own after it."""
 RUNS = 3
 ENDS = (
     ("sms: checks, disks, certificates", r"^power on$"),
@@ -64,6 +66,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
             with rig.progress.step(f"start the VM, {number + 1} of {min(RUNS, rig.runs)}"):
                 takes.append(start(row))
         units = row.sms("vm", "exec", "--", "systemctl", "show", "--property", UNITS, "*")
+        clock = row.sms("vm", "exec", "--", "systemctl", "show", *(f"-p{name}TimestampMonotonic" for name in MANAGER))
     whole = Samples(watch.marks[-1].at - watch.marks[0].at for watch, _ in takes)
     middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
     tables = [phases(watch.marks, ENDS) for watch, _ in takes]
@@ -77,6 +80,10 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         cpu_s=Samples(watch.marks[-1].cpu for watch, _ in takes).median,
         phases=tables[middle],
         parts=takes[middle][1]["parts"],
+        kernel_clock={
+            name.removesuffix("TimestampMonotonic").lower(): round(int(value or 0) / 1e6, 2)
+            for name, _, value in (line.partition("=") for line in clock.split())
+        },
         units=read_units(units),
         load=[round(each, 1) for each in os.getloadavg()],
     )
