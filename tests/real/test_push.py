@@ -48,6 +48,8 @@ from tests.unit.test_transfer import keep_image, make_image, read_all
 
 pytestmark = pytest.mark.real
 
+CLUSTER = f"t-push-{token_hex(4)}"
+"""Its lock is the machine's: other runs have other names."""
 SITE = Path(__file__).parents[1] / "golden" / "sites" / "debian-12.yaml"
 
 
@@ -138,9 +140,7 @@ def make_place(folder: Path) -> Place:
     (folder / "borg.pass").chmod(0o600)
     borg = BorgRepository(repository=str(folder / "repo"), passphrase=folder / "borg.pass")
     site = cluster.site
-    site = site.model_copy(
-        update={"cluster": f"t-push-{token_hex(4)}", "snapshots": site.snapshots.model_copy(update={"borg": borg})}
-    )
+    site = site.model_copy(update={"cluster": CLUSTER, "snapshots": site.snapshots.model_copy(update={"borg": borg})})
     return Place(folder, replace(cluster, site=site), Local("host-a"))
 
 
