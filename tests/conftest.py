@@ -30,7 +30,7 @@ FIRST = ("qemu", "test_migrate", "test_upgrade", "test_rehearse", "test_snapshot
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In parallel, a file's tests stay on one worker: they share its labs; files of one `xdist_group` do so, too."""
-    if config.getoption("dist", "no") != "loadgroup":
+    if not config.getoption("loadgroup", False):  # it is a worker's option only
         return
     order = {name: place for place, name in enumerate(FIRST)}
     groups = {}

@@ -11,7 +11,7 @@ from appliance.host.base import Host
 
 APPEND = """\
 umask 077
-mkdir -p "$(dirname "$1")" && line=$(cat) || exit
+mkdir -p -m 0700 "$(dirname "$1")" && line=$(cat) || exit
 # Who was to say it may have been killed.
 [ "${#line}" = "$2" ] || exit 1
 # A crash may have cut the last line short.

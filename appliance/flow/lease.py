@@ -29,7 +29,7 @@ from appliance.plan.machine import instance_name
 LOST_RACE = 76
 BUSY = 75
 SWAP = f"""\
-mkdir -p "$(dirname "$1")" && exec 9>"$1.lock" && flock -w "$5" 9 || exit {BUSY}
+mkdir -p -m 0700 "$(dirname "$1")" && exec 9>"$1.lock" && flock -w "$5" 9 || exit {BUSY}
 now=none
 [ ! -e "$1" ] || {{ now=$(sha256sum <"$1") && now=${{now%% *}}; }} || exit 1
 case " $4 " in *" $now "*) [ "$6" = own ] || exit 0 ;; esac

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.agent.trace import pid_namespace
 from tests.real.overlays import FACTS, Bed, Writer, bed, differing_chunks, file_system, is_prefix, sample, sh
 
 pytestmark = pytest.mark.real
@@ -121,12 +122,12 @@ take.Changes.so_far = lambda self: None
 
 
 def test_a_trace_that_is_in_use_stays(overlay: Bed, tmp_path: Path) -> None:
-    """Traces are the kernel's: a process that is not seen from here, in a container, may have one."""
+    """The kernel keeps one that is read, even if its process is not seen from here."""
     traces = tmp_path / "traces"
     traces.mkdir()
     sh("mount", "-t", "tracefs", "none", traces)
     try:
-        other = traces / "instances" / "sms-1-4194304"
+        other = traces / "instances" / f"sms-{pid_namespace()}-4194304"
         other.mkdir()
         with (other / "trace_pipe").open("rb"):
             assert overlay.take()["found_by"] == "trace"

@@ -87,6 +87,13 @@ def together(tmp_path: Path) -> Pair:
     return Pair(tmp_path, shared=True)
 
 
+def test_a_folder_that_the_lease_makes_is_readable_by_root_only(apart: Pair, tmp_path: Path) -> None:
+    """The overlay comes into the same folder."""
+    apart.take("host-a")
+    folders = [path.parent for path in tmp_path.rglob("*.lease")]
+    assert len(folders) == 2 and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
 @pytest.mark.parametrize("holder", ["host-a", "host-b"])
 def test_hosts_that_do_not_share_have_a_copy_of_what_the_other_holds(apart: Pair, holder: str) -> None:
     apart.take(holder)
