@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,23 +24,35 @@ def pytest_configure() -> None:
 
 
 TABLE_FROM_S = 60.0
+QEMU = ("test_provision", "test_vm", "test_node_image", "test_lab_metal")
+"""Files that run QEMU: one of them at a time."""
 FIRST = ("qemu", "test_migrate", "test_upgrade", "test_rehearse", "test_snapshots", "test_push", "test_migrate_faults")
 """Groups that take longest begin first, so that no worker is left with one at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In parallel, a file's tests stay on one worker: they share its labs; files of one `xdist_group` do so, too."""
-    if not config.getoption("loadgroup", False):  # it is a worker's option only
-        return
-    order = {name: place for place, name in enumerate(FIRST)}
-    groups = {}
-    for item in items:
-        marker = item.get_closest_marker("xdist_group")
-        groups[item] = str(marker.args[0]) if marker else item.path.stem
-        if not marker:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: order.get(groups[item], len(order)))
+def find_group(nodeid: str) -> str:
+    """What stays together on a worker: a file's tests, which share its labs; and all files that run QEMU."""
+    name = Path(nodeid.partition("::")[0]).stem
+    return "qemu" if name in QEMU else name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups by the name of the file: the mark xdist_group does nothing with pytest 9.2 and pytest-xdist 3.8."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return find_group(nodeid)
+
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On each worker alike: the scheduler gives out groups in this order."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        order = {name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: order.get(find_group(item.nodeid), len(order)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -34,7 +34,7 @@ def pytest_argv(*words: str, workers: int = 0) -> list[str]:
     if not workers:
         return [*python, "-m", "pytest", *words]
     tx = f"{workers}*popen//python={' '.join(python)}"
-    return [sys.executable, "-m", "pytest", "--tx", tx, "--dist", "loadgroup", "--no-loadscope-reorder", *words]
+    return [sys.executable, "-m", "pytest", "--tx", tx, "--dist", "loadscope", "--no-loadscope-reorder", *words]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from appliance.lab import Lab, Metal
 from appliance.lab.up import check_machine
 from appliance.progress import Silent
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("qemu")]
+pytestmark = pytest.mark.real
 
 NAME = "t-metal"
 WAIT_S = 60

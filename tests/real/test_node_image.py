@@ -27,7 +27,7 @@ from tests.conftest import find_tool
 from tests.provisioning import Vm
 from tests.real.netboot import SITE, Machine, network, served
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("qemu")]
+pytestmark = pytest.mark.real
 
 Need = Callable[[str], str]
 MAC = "02:00:0a:4d:00:65"

@@ -29,7 +29,7 @@ from appliance.lab.up import check_machine
 from appliance.progress import Silent
 from tests.real.conftest import Playground
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800), pytest.mark.xdist_group("qemu")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 NAME = "t-provision"
 METAL = ("metal1", "metal2")

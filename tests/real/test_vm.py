@@ -28,7 +28,7 @@ from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.progress import Silent
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900), pytest.mark.xdist_group("qemu")]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 NAME = "t-vm-real"
 ADDRESS = "10.77.0.2"
