@@ -1,7 +1,7 @@
 """Runs the tests on this machine: `python -m tests.run`, as root; more words go to pytest.
 
-Unit tests run while the images of the real ones are built; then real tests, each worker on a machine of its own
-(`tests/machine`); then, one after the other, those that measure or inspect the whole machine. `--full` runs every
+Unit tests run while the images of the real ones are built; then, one after the other, those that measure or inspect
+the whole machine; then real tests, each worker on a machine of its own (`tests/machine`). `--full` runs every
 case, a part at a time: a part that has passed at this commit is not run again.
 """
 
@@ -69,9 +69,9 @@ def run_usual(more: list[str]) -> list[Stage]:
     units.run()
     building.join()
     if images.status == 0:
-        real.run()
         alone.run()
-    return [images, units, real, alone]
+        real.run()
+    return [images, units, alone, real]
 
 
 def run_full(more: list[str]) -> list[Stage]:
