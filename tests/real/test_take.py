@@ -56,7 +56,7 @@ def overlay(tmp_path: Path) -> Iterator[Bed]:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
-# Open fault: by inodes, a chunk differed in one run on a busy machine. It is what is used where the kernel cannot trace.
+# Open fault: by inodes, used where the kernel cannot trace, a chunk differed in one run on a busy machine.
 @pytest.mark.parametrize("way", ["trace", pytest.param("inodes", marks=pytest.mark.full), "all"])
 def test_equal_to_what_was_written(way: str, seed: int, overlay: Bed) -> None:
     with Writer(overlay.upper / "w", seed=seed + len(way)) as writer:
