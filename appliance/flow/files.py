@@ -288,8 +288,25 @@ def wake(cluster: Cluster, api: Api, progress: Progress, wait_s: float) -> tuple
 def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[Told, ...]:
     """What every client has told, the container first. What was told before the push of this number does not count."""
     answer = api.ask("GET", f"{SYNC}/reports")
-    old_s = 3 * cluster.site.filesync.interval_s + 60
-    return tuple(_told(each, push, answer["push"], answer["now"] - old_s) for each in answer["clients"])
+    old = find_silence(answer, 3 * cluster.site.filesync.interval_s + 60)
+    return tuple(_told(each, push, answer["push"], old) for each in answer["clients"])
+
+
+def find_silence(answer: Mapping[str, Any], old_s: float) -> float:
+    """The time before which a client must have been heard last to count as one that is off.
+
+    No client can be heard while the VM is off. For ``old_s`` from its start, those count as there that were heard
+    within ``old_s`` of the last one that was heard before.
+
+    Args:
+        answer: the service's reports.
+        old_s: seconds in which a client that is there is heard.
+    """
+    began = answer.get("began", 0.0)  # the server of an older image does not say it
+    if answer["now"] - began >= old_s:
+        return float(answer["now"] - old_s)
+    heard = [_seen(each) for each in answer["clients"]]
+    return max((at for at in heard if at is not None and at < began), default=float(began)) - old_s
 
 
 def need_known_path(api: Api, path: str, told: Sequence[Told]) -> None:
@@ -304,7 +321,7 @@ def _told(each: Mapping[str, Any], push: int, last: int, old: float) -> Told:
     last: the newest push; what a client lacks that has reported since is not on its way.
     """
     missing = tuple(each["missing"])
-    seen = each.get("seen") or each["at"]  # the server of an older image knows of reports alone
+    seen = _seen(each)
     if seen is None or seen < old:
         state = "silent"
     elif each["at"] is None or each["push"] < (last if missing else push):
@@ -312,6 +329,12 @@ def _told(each: Mapping[str, Any], push: int, last: int, old: float) -> Told:
     else:
         state = "lacks" if missing else "has all"
     return Told(each["client"], state, missing, each["failed"], each["at"], has=each["has"], held=tuple(each["held"]))
+
+
+def _seen(each: Mapping[str, Any]) -> float | None:
+    """When a client was heard last; None: never."""
+    seen = each.get("seen") or each["at"]  # the server of an older image knows of reports alone
+    return float(seen) if seen is not None else None
 
 
 def _texts(api: Api, differences: Sequence[Difference], there: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -99,6 +99,7 @@ class Files:
         self._views: dict[str, tuple[Any, View]] = {}
         self._seen: dict[str, float] = {}
         """When each client looked last, since this service runs; it reports only what it has got by then."""
+        self._began = time.time()
 
     # What is there
 
@@ -325,7 +326,8 @@ class Files:
         rows = {row.client: row for row in connection.execute(sa.select(REPORTS))}
         gone = [key for key in rows if key not in {client.key for client in clients}]
         told = [self._told(connection, client, rows.get(client.key)) for client in clients]
-        return {"push": read_counter(connection, "push"), "clients": told, "unknown": gone[:100]}
+        push = read_counter(connection, "push")
+        return {"push": push, "began": self._began, "clients": told, "unknown": gone[:100]}
 
     def _told(self, connection: Connection, client: Client, row: Any) -> dict[str, Any]:
         view = self.view(connection, client)

@@ -15,7 +15,7 @@ import pytest
 from appliance.cli.files.list import rows
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, SmsError
-from appliance.flow.files import Pushed, make_master
+from appliance.flow.files import Pushed, find_silence, make_master
 from appliance.flow.init import read_profile
 from appliance.plan.masters import (
     FORBIDDEN,
@@ -304,3 +304,20 @@ def test_a_list_of_files_has_a_line_each() -> None:
     assert line.startswith(f"{path}  1  2 B   0644 root:root  19")
     assert line.endswith("  a[1-2]")
     assert head.endswith("for")
+
+
+@pytest.mark.parametrize(
+    ("began", "seen", "old"),
+    [
+        (0, [990], 900),  # it runs for long
+        (990, [700, 600, None], 600),  # it was off for nearly 300 s, in which nobody could be heard
+        (990, [700, 995], 600),  # one is back
+        (990, [None, 995], 890),  # nobody was heard before
+        (None, [700], 900),  # the server of an older image
+    ],
+)
+def test_from_when_on_a_client_counts_as_there(began: float | None, seen: list[float | None], old: float) -> None:
+    clients = [{"seen": None, "at": at} for at in seen]
+    assert (
+        find_silence({"now": 1000, "clients": clients, **({"began": began} if began is not None else {})}, 100) == old
+    )
