@@ -57,7 +57,7 @@ class Changes:
                 self._settle(folder)
         self.source.understand()
         # A freeze leaves the journal empty.
-        self.source.mask_journal()
+        self.source.mask()
         with open(self.loop, "rb", 0) as device:
             # What the kernel has in memory of the bitmaps; in the file they are as old as the last checkpoint.
             try:
@@ -68,6 +68,8 @@ class Changes:
             # Inodes as the file has them, for that is what is read: an older one only counts as changed.
             try:
                 self.memory = ext.Memory(self.source.image, since - YOUNG_S)
+                # An inode that is made and deleted meanwhile leaves no change to be found, and must not be read either.
+                self.source.mask(self.memory.unused)
             except ext.Unknown:
                 self.memory = None
 
@@ -129,6 +131,7 @@ class Changes:
             self.found_by = "inodes"
             return source.differing(self._in_image(chunks_of_blocks(blocks, source.image.layout.block)) | missed)
         self.found_by = "all"
+        source.mask()
         known = {at // 32 for at in range(0, len(source.digests), 32) if source.digests[at : at + 32] != ZERO}
         return source.differing((known | set(source.data_chunks())) - self.free)
 
@@ -145,7 +148,9 @@ class Changes:
         if not self.memory or abs(clock_offset() - self.clock) > JUMP_S:
             return None
         try:
-            return self.memory.changed(ext.Image(self.source.read))
+            found = self.memory.changed(ext.Image(self.source.read))
+            self.source.mask(self.memory.unused)
+            return found
         except ext.Unknown:
             return None
 

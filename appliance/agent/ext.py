@@ -149,6 +149,13 @@ class Image:
                 for block, numbers in blocks.items():
                     yield group.inode_table + block, numbers
 
+    def unused_table_blocks(self) -> Set[int]:
+        """Blocks of inode tables that hold no inode in use."""
+        tables = (
+            range(group.inode_table, group.inode_table + self.layout.table_blocks) for group in self.layout.groups
+        )
+        return {block for table in tables for block in table} - {block for block, _ in self.used_table_blocks()}
+
     def used_inodes(self) -> Iterator[Tuple[int, bytes]]:
         """Every inode in use: its number, its raw bytes."""
         layout = self.layout
@@ -337,6 +344,8 @@ class Memory:
 
     def __init__(self, image: Image, since: float) -> None:
         self.layout = image.layout
+        self.unused = image.unused_table_blocks()
+        """Blocks of inode tables that had no inode in use whenever it was looked."""
         self.tables: Dict[int, bytes] = {}
         self.young: List[int] = []
         each = image.layout.block // image.layout.inode_size
@@ -356,6 +365,7 @@ class Memory:
         for group in now.groups:
             blocks.update((group.block_bitmap, group.inode_bitmap))
         tables = dict(image.used_table_blocks())
+        self.unused.difference_update(tables)
         raws: List[bytes] = []
         for block in set(tables) | set(self.tables):
             before, after = self.tables.get(block, b""), image.blocks(block)

@@ -49,18 +49,23 @@ class Source:
         except ext.Unknown:
             self.image = None
 
-    def mask_journal(self) -> None:
-        """Read the journal's log as zeros from now on; only for an image whose journal will be empty."""
+    def mask(self, unused: Iterable[int] = ()) -> None:
+        """Read the journal's log as zeros from now on; only for an image whose journal will be empty.
+
+        Args:
+            unused: further blocks to be read as zeros.
+        """
         if not self.image:
             return
         block = self.image.layout.block
         masked: Dict[int, List[Tuple[int, int]]] = {}
         try:
-            for one in self.image.journal_blocks():
-                at = one * block
-                masked.setdefault(at // CHUNK, []).append((at % CHUNK, block))
+            log = self.image.journal_blocks()
         except ext.Unknown:
-            return
+            log = []
+        for one in (*log, *unused):
+            at = one * block
+            masked.setdefault(at // CHUNK, []).append((at % CHUNK, block))
         self.masked = masked
 
     def chunk(self, number: int) -> Any:

@@ -205,7 +205,7 @@ class Taking:
             source.understand()
             free: Set[int] = set()
             if source.image and not source.image.layout.recover:
-                source.mask_journal()
+                source.mask()
                 free = free_chunks(source.image)
             source.take(set(source.data_chunks()) - free, self.sink, show=True)
             self._untouched(before)

@@ -273,8 +273,11 @@ def is_prefix(text: str) -> int:
 
 
 def differing_chunks(one: Path, two: Path) -> list[int]:
-    """Numbers of the 64 KiB chunks that differ; the journal's log and what belongs to no file are left out."""
-    from appliance.agent import ext, source
+    """Numbers of the 64 KiB chunks that differ in a block that a file or the file system itself uses.
+
+    Not compared: the journal's log, blocks of no file, blocks of inode tables without an inode.
+    """
+    from appliance.agent import ext
 
     with one.open("rb") as a, two.open("rb") as b:
 
@@ -282,19 +285,21 @@ def differing_chunks(one: Path, two: Path) -> list[int]:
             return os.pread(a.fileno(), size, offset)
 
         image = ext.Image(read)
-        log = {block * image.layout.block for block in image.journal_blocks()}
+        step, first = image.layout.block, image.layout.first
+        each = image.layout.blocks_per_group
+        bitmaps = [image.blocks(group.block_bitmap) for group in image.layout.groups]
+        unused = {*image.journal_blocks(), *image.unused_table_blocks()}
+
+        def is_used(block: int) -> bool:
+            group, bit = divmod(block - first, each)
+            return block < first or (bool(bitmaps[group][bit >> 3] >> (bit & 7) & 1) and block not in unused)
+
         found = []
-        free = source.free_chunks(image)
-        step = image.layout.block
         for offset in range(0, one.stat().st_size, 1 << 16):
             left, right = (os.pread(stream.fileno(), 1 << 16, offset) for stream in (a, b))
-            if (
-                offset >> 16 not in free
-                and left != right
-                and any(
-                    left[at : at + step] != right[at : at + step] and offset + at not in log
-                    for at in range(0, len(left), step)
-                )
+            if left != right and any(
+                left[at : at + step] != right[at : at + step] and is_used((offset + at) // step)
+                for at in range(0, len(left), step)
             ):
                 found.append(offset >> 16)
     return found
