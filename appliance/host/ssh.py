@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 import signal
 import socket
@@ -55,8 +56,12 @@ WINDOW_BYTES = 1 << 24
 """What the far side of a stream may send before we have read it: with paramiko's own 2 MiB it waits for us often."""
 PACKET_BYTES = 1 << 15
 """What a channel sends at a time (OpenSSH's limit)."""
-TELL_PID = 'echo "$$" >&2; exec "$@"'
+TELL_PID = 'echo "sms-pid:$$" >&2; exec "$@"'
 """Shell: a command that says its process id on standard error before all else."""
+PID_LINE = re.compile(rb"(?:^|\n)sms-pid:([0-9]{1,10})\n")
+"""What ``TELL_PID`` says. Before it may come words of sudo (`unable to resolve host`), or of a shell's start files."""
+LATEST_PID = 1 << 16
+"""Bytes of such words, after which no process id is waited for."""
 END_GROUP = """\
 group=$(ps -o pgid= -p "$1" | tr -d " ") && [ -n "$group" ] || exit 0
 for name in TERM KILL; do
@@ -98,20 +103,21 @@ class SshStream(Stream):
         with contextlib.suppress(*BROKEN):
             while True:
                 try:
-                    block = self.channel.recv_stderr(BLOCK)
+                    block = heard = self.channel.recv_stderr(BLOCK)
                 except TimeoutError:
                     continue  # it has nothing to say
                 if first is not None:
                     first += block
-                    if block and b"\n" not in first:
+                    found = PID_LINE.search(first)
+                    if block and not found and len(first) < LATEST_PID:
                         continue
-                    pid, _, rest = first.partition(b"\n")
-                    self.pid, first = pid.decode(errors="replace"), None
+                    if found:
+                        self.pid = found[1].decode()
+                        first = first[: found.start()] + (b"\n" if found.start() else b"") + first[found.end() :]
+                    heard, first = first, None
                     self._begun.set()
-                    if rest:
-                        self.ears.hear(rest)
-                elif block:
-                    self.ears.hear(block)
+                if heard:
+                    self.ears.hear(heard)
                 if not block:
                     break
         self._begun.set()
@@ -184,7 +190,7 @@ class SshStream(Stream):
             return
         self.end()
         self._begun.wait(LATE_S)  # left at once, its process id is still on the way
-        if self.pid.isdecimal():
+        if self.pid:
             tenths = (f"{grace * 10:.0f}" for grace in (TERM_S, KILL_S))
             self.host.run("sh", "-c", END_GROUP, "end", self.pid, *tenths, ok=None, timeout=30)
 

@@ -63,7 +63,7 @@ class Server:
             os.kill(pid, signum)
 
 
-def run_sshd(folder: Path, address: str, *prefix: str) -> Iterator[Server]:
+def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iterator[Server]:
     """An sshd with keys of its own; it takes root with the key ``user`` and nobody else."""
     sshd, keygen = find_tool("sshd"), find_tool("ssh-keygen")
     for name in ("host", "other_host", "user", "other_user"):
@@ -77,7 +77,7 @@ def run_sshd(folder: Path, address: str, *prefix: str) -> Iterator[Server]:
     (folder / "authorized").write_text((folder / "user.pub").read_text())
     (folder / "config").write_text(
         f"ListenAddress {address}:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-        "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nMaxStartups 100\n"
+        "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nMaxStartups 100\n" + config
     )
     Path("/run/sshd").mkdir(exist_ok=True)
     with subprocess.Popen(

@@ -20,8 +20,10 @@ from tests.real.test_ssh import (  # noqa: F401
     away,
     host,
     impatient,
+    run_sshd,
     server,
 )
+from tests.real.test_ssh import soon as soon_true
 from tests.unit.test_host import alive
 from tests.unit.test_stream import (  # noqa: F401  the same must be true over SSH
     drain,
@@ -168,6 +170,25 @@ def test_left_early_what_it_left_behind_is_ended(host: Ssh, tmp_path: Path) -> N
         assert soon(tmp_path / "pid") and soon(tmp_path / "child")
         raise ValueError
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("pid", "child"))
+
+
+@pytest.fixture
+def chatty(tmp_path: Path) -> Iterator[Server]:
+    """As sudo on a host whose name nobody resolves, or a start file of a shell: it has a word for every command."""
+    words = """ForceCommand echo "unable to resolve host" >&2; eval "exec $SSH_ORIGINAL_COMMAND"\n"""
+    yield from run_sshd(tmp_path, "127.0.0.1", config=words)
+
+
+def test_words_before_the_command_do_not_hide_it(chatty: Server, tmp_path: Path) -> None:
+    far = chatty.host()
+    far.run("true")
+    heard: list[str] = []
+    with pytest.raises(ValueError), far.stream("sh", "-c", "echo ready >&2; sleep 60; :", on_line=heard.append) as left:
+        assert soon_true(lambda: "ready" in heard)
+        raise ValueError
+    assert isinstance(left, ssh.SshStream) and not alive(int(left.pid))
+    assert heard[:2] == ["unable to resolve host", "ready"]
+    far.close()
 
 
 def test_through_sudo_it_is_ended_as_well(
