@@ -1,6 +1,8 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
 .PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench bench-full wheel lock schema man clean
 
+# Where it is set, every start of `sms` compiles its modules anew: half of its processor time.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON = .venv/bin/python
 MAN = docs/man/sms.1
 

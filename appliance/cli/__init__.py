@@ -30,6 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "trying it out": ("lab", "completion"),
 }
 """Verbs in the order of the help; each is a module of this package."""
+VERBS = tuple(name for names in GROUPS.values() for name in names)
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "host", "lab", "image", "overlay"),
@@ -84,8 +85,12 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean {near[0]}?" if near else ""
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The whole parser; also what completion and the man pages are made from."""
+def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole parser; also what completion and the man pages are made from.
+
+    Args:
+        only: the one verb that it is for: the parsers of all take as long as `sms status` does.
+    """
     parser = Parser(
         prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -100,10 +105,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, errors and results only")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
-    for names in GROUPS.values():
-        for name in names:
-            importlib.import_module(f"appliance.cli.{name}_cmd").add(verbs)
+    for name in (only,) if only else VERBS:
+        importlib.import_module(f"appliance.cli.{name}_cmd").add(verbs)
     return parser
+
+
+def find_verb(argv: Sequence[str]) -> str | None:
+    """The verb that arguments are for; None where that is not plain, and the whole parser is to tell."""
+    words = iter(argv)
+    for word in words:
+        if word in ("--site", "--state"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return word if word in VERBS else None
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,8 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Nobody plugs anything into our models; looking for who might takes as long as reading the catalogue.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_standard_streams()
-    parser = make_parser()
-    verb, debug = "", "--debug" in (sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser(find_verb(argv))
+    verb, debug = "", "--debug" in argv
     try:
         try:
             with standard_output():

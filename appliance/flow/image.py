@@ -15,6 +15,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.progress import Progress
 from appliance.tools import apptainer
+from appliance.tools.sha256 import find_digest
 
 FOREIGN = r'find "$1" "$(dirname "$1")" -maxdepth 0 \( ! -user root -o -perm /022 ! -perm -1000 \)'
 """Shell: what of an image and its folder somebody else than root may change; in a sticky folder they may not."""
@@ -53,10 +54,9 @@ def deliver(
         return str(source)
     target = f"{cluster.places.images}/{source.name}"
     size = source.stat().st_size
-    with source.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = find_digest(Local(), str(source))
     # By digest, not by size: a spoilt copy, or one signed with an older key, is sent again.
-    if host.run("sha256sum", "--", target, ok=None, timeout=600).text.startswith(f"{digest} "):
+    if find_digest(host, target, needed=False) == digest:
         return target
     before_sending()
     with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
@@ -86,8 +86,7 @@ def trust(cluster: Cluster, host: Host, path: str) -> Image:
         raise Refused(
             f"the image lacks {', '.join(missing)}, which the site file wants", hint="`sms build` makes one that has it"
         )
-    digest = host.run("sha256sum", path, timeout=600).text.split()[0]
-    return Image(path, key, digest, signer, labels.get("sms.runtime", ""))
+    return Image(path, key, find_digest(host, path), signer, labels.get("sms.runtime", ""))
 
 
 def check_signature(cluster: Cluster, host: Host, image: str) -> str:

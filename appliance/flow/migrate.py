@@ -31,7 +31,7 @@ from appliance.progress import Progress
 from appliance.tools import apptainer, bridge
 from appliance.tools.apptainer import Instance
 
-PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail", "sha256sum")
+PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail")
 USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
 FREE = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=avail "$d"'
 ROOM = 16 << 20

@@ -44,6 +44,7 @@ from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
 from appliance.progress import Progress
 from appliance.tools import agent, ext3
+from appliance.tools.sha256 import find_digest
 
 ROOT = "root"
 SPARE_MB = 256
@@ -254,8 +255,8 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
         raise Refused(f"there is no image {path}", hint="`sms build` makes one, `sms image list` shows those there are")
     there = source.run("readlink", "-f", path).text
     target = Path(cluster.places.images) / Path(there).name
-    digest = source.run("sha256sum", "--", there, timeout=600).text.split()[0]
-    if target.is_file() and Local().run("sha256sum", "--", str(target), timeout=600).text.startswith(digest):
+    digest = find_digest(source, there)
+    if find_digest(Local(), str(target), needed=False) == digest:
         return str(target)
     if dry_run:
         raise Refused(f"{path} is on {source.name} alone", hint="without --dry-run it is brought here")

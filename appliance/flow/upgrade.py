@@ -20,9 +20,10 @@ from appliance.flow.restore import restore
 from appliance.flow.snapshot import Wanted, snapshot
 from appliance.flow.start import Started, read_note, start
 from appliance.flow.stop import stop
-from appliance.flow.upgrade_image import check_way_back, find_digest, make_current_here, take_image
+from appliance.flow.upgrade_image import check_way_back, make_current_here, take_image
 from appliance.flow.upgrade_note import put_back, read_last, write_phase
 from appliance.host.base import Host
+from appliance.host.local import Local
 from appliance.lab.up import check_machine
 from appliance.plan.jobs import JOBS, read_jobs
 from appliance.plan.machine import inside_argv, instance_name
@@ -45,6 +46,7 @@ from appliance.plan.upgrade import (
 )
 from appliance.progress import Progress
 from appliance.tools import apptainer
+from appliance.tools.sha256 import find_digest
 
 SETTLE_S = 5
 """Seconds after which jobs are looked for once more: by then nodes have told the controller what they run."""
@@ -108,7 +110,7 @@ def upgrade(cluster: Cluster, host: Host, progress: Progress, how: How) -> Upgra
 
 
 def _is(cluster: Cluster, image: Path, side: Side) -> bool:
-    return image.is_file() and find_digest(image) == side.sha256
+    return image.is_file() and find_digest(Local(), str(image)) == side.sha256
 
 
 def plan_upgrade(cluster: Cluster, host: Host, how: How) -> list[str]:

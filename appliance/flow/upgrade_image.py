@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from appliance.errors import Refused, SmsError
@@ -14,12 +13,7 @@ from appliance.host.local import Local
 from appliance.plan.upgrade import Side
 from appliance.progress import Progress
 from appliance.tools import apptainer
-
-
-def find_digest(image: Path) -> str:
-    """The digest of a file here."""
-    with image.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+from appliance.tools.sha256 import find_digest
 
 
 def check_way_back(host: Host, side: Side) -> None:
@@ -28,8 +22,7 @@ def check_way_back(host: Host, side: Side) -> None:
     Raises:
         Refused: it is gone, or is another one now.
     """
-    said = host.run("sha256sum", "--", side.path, ok=None, timeout=600).text
-    if not said.startswith(f"{side.sha256} ") or not side.sha256:
+    if not side.sha256 or find_digest(host, side.path, needed=False) != side.sha256:
         raise Refused(
             f"{side.path} on {host.name} is not the image any more that runs: there would be no way back",
             hint="`sms stop` and `sms start` take the one that is there",
@@ -47,15 +40,15 @@ def take_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
     key = apptainer.labels(Local(), str(source)).get("sms.key")
     if not key or "/" in key:
         raise Refused(f"{source} is signed, but is no image of ours", hint="`sms build` makes one")
-    digest = find_digest(source)
+    digest = find_digest(Local(), str(source))
     images = Path(cluster.places.images)
     if isinstance(host, Local) and source.parent == images.resolve():
         return Side(str(source), key, digest)
     host.run("mkdir", "-p", "-m", "0700", str(images))
     target = f"{images}/{key}.sif"
     for path in (target, f"{images}/{key}-{digest[:12]}.sif"):
-        said = host.run("sha256sum", "--", path, ok=None, timeout=600).text
-        if said.startswith(f"{digest} "):
+        said = find_digest(host, path, needed=False)
+        if said == digest:
             return Side(path, key, digest)
         target = path
         if not said:  # nothing has this name yet: never over one that may run
@@ -70,7 +63,7 @@ def make_current_here(cluster: Cluster, side: Side) -> None:
     """What runs is what this machine's next start takes to the host, where this store has it too."""
     image = Path(cluster.places.images) / Path(side.path).name
     try:
-        if image.is_file() and find_digest(image) == side.sha256:
+        if image.is_file() and find_digest(Local(), str(image)) == side.sha256:
             make_current(cluster, image)
     except OSError as error:
         raise SmsError(

@@ -15,6 +15,7 @@ from appliance.host.local import Local
 from appliance.plan.vm import vm_places
 from appliance.progress import Progress
 from appliance.tools.sealed import MANIFEST, SIGNATURE, open_manifest, read_seal
+from appliance.tools.sha256 import find_digest
 
 DISK = "disk.qcow2"
 KIND = "provisioning-vm"
@@ -135,8 +136,7 @@ def check_there(cluster: Cluster, host: Host, folder: str, progress: Progress) -
                 hint="put it where only root can write",
             )
         wanted, _ = found.files[DISK]
-        got = host.run("sha256sum", "--", f"{folder}/{DISK}", ok=None, timeout=600).text.split(" ")[0]
-        if got != wanted:
+        if find_digest(host, f"{folder}/{DISK}", needed=False) != wanted:
             raise Refused(
                 f"{host.name}: {folder}/{DISK} is not what was signed",
                 hint="`sms vm build --force` makes it anew; how did it change?",

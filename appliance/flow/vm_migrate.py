@@ -29,6 +29,7 @@ from appliance.plan.vm_holder import Holder, newest_holder
 from appliance.progress import Progress
 from appliance.tools.qemu import image_info
 from appliance.tools.sealed import MANIFEST
+from appliance.tools.sha256 import find_digest
 
 SIZES = """
 cd "$1" && stat -c %s root.qcow2 state.qcow2 | awk '{ sum += $1 } END { print int(sum) }'
@@ -218,10 +219,7 @@ def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Prog
             target.send(
                 cast(BinaryIO, stream), beside, mode=0o600, progress=lambda done: step.moved((size + done) // 2, size)
             )
-        digests = [
-            host.run("sha256sum", "--", name, timeout=3600).text.split(" ")[0]
-            for host, name in ((source, path), (target, beside))
-        ]
+        digests = [find_digest(host, name, timeout=3600) for host, name in ((source, path), (target, beside))]
         if digests[0] != digests[1]:
             with suppress(SmsError):
                 target.remove(beside)

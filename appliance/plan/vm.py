@@ -17,7 +17,7 @@ from appliance.config.provisioning import Provisioning
 from appliance.errors import ConfigError
 
 QEMU = "qemu-system-x86_64"
-PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "sha256sum")
+PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3")
 FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 STATE = "/var/lib/sms-provision"

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli import GROUPS, main, make_parser
+from appliance.cli import VERBS, find_verb, main, make_parser
 
 ROOT = Path(__file__).parents[2]
-VERBS = [name for names in GROUPS.values() for name in names]
 
 Case = tuple[list[str], int, str, str]
 
@@ -327,3 +326,27 @@ def test_standard_streams(name: str, tmp_path: Path) -> None:
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (["status", "--json"], "status"),
+        (["--site", "start", "-q", "overlay", "list"], "overlay"),
+        (["--site=x", "stop"], "stop"),
+        (["--sit", "x", "stop"], None),  # argparse takes it
+        (["strat"], None),
+        (["--version"], None),
+        (["--site"], None),
+        ([], None),
+    ],
+)
+def test_the_verb_that_arguments_are_for(words: list[str], verb: str | None) -> None:
+    assert find_verb(words) == verb
+
+
+def test_a_verbs_own_parser_is_as_among_all() -> None:
+    every = dict(parsers(make_parser()))
+    for name in VERBS:
+        own = {words: text for words, text in parsers(make_parser(name)) if words}
+        assert own == {words: text for words, text in every.items() if words[:1] == (name,)}
