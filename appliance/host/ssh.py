@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import paramiko
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from appliance.errors import SmsError
 from appliance.host.base import (
@@ -71,13 +72,32 @@ for name in TERM KILL; do
 done
 """
 """Shell: SIGTERM to the group of process $1; SIGKILL to what is left after $2 tenths of a second, which has $3."""
+OF_INPUT = (MSG_CHANNEL_DATA, MSG_CHANNEL_EOF)
 BROKEN = (OSError, EOFError, paramiko.SSHException)
 AGAIN = "run the command again"
 
 
+class Transport(paramiko.Transport):
+    """paramiko's, which can send the end of a command's input, or more of it, after it has closed the channel.
+
+    It answers the close of a command that has ended in a thread of its own. sshd ends the whole connection for what
+    comes later: `ieof packet referred to nonexistent channel`.
+    """
+
+    def _send_message(self, data: paramiko.Message) -> None:
+        # One message at a time comes here, and a channel counts as closed before its close does.
+        raw = data.asbytes()
+        if raw[0] in OF_INPUT:
+            number = int.from_bytes(raw[1:5], "big")
+            channels = self._channels.values()  # type: ignore[attr-defined]
+            if not any(one.remote_chanid == number and not one.closed for one in channels):
+                return
+        super()._send_message(data)  # type: ignore[misc]
+
+
 def _make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
     """A connection that asks for AES-GCM first, where paramiko has it: twice the bytes a second of its own choice."""
-    transport = paramiko.Transport(sock, **options)
+    transport = Transport(sock, **options)
     choice = transport.get_security_options()
     choice.ciphers = tuple(sorted(choice.ciphers, key=lambda name: "gcm" not in name))
     return transport

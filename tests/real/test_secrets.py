@@ -60,7 +60,7 @@ def test_no_secret_is_in_an_argv_a_log_or_a_readable_file_of_the_host(running: P
         if any(shape in (host.read(name) or b"") for shape in shapes):
             # A snapshot is a copy of the overlay, which has the key; other tests of this lab take some.
             assert name.startswith("/var/lib/sms/snapshots/") and int(mode, 8) & 0o077 == 0, name
-            assert host.run("stat", "-c", "%a", "/var/lib/sms/snapshots").text == "700"
+            assert host.run("stat", "-c", "%a", "/var/lib/sms/snapshots/lab").text == "700"
 
 
 def test_another_users_eyes_find_the_state_folder_closed(running: Playground) -> None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
+import paramiko
 import pytest
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from appliance.host import ssh
 from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
@@ -121,6 +123,25 @@ def soon(true: Callable[[], bool]) -> bool:
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)
     return true()
+
+
+@pytest.mark.parametrize("late", [MSG_CHANNEL_EOF, MSG_CHANNEL_DATA])
+def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, late: int) -> None:
+    """A thread that sends the end of input while the command ends: sshd would end the connection."""
+    far = server.host()
+    transport = far._transport()
+    channel = transport.open_session()
+    channel.exec_command("true")
+    assert soon(lambda: bool(channel.closed))
+    message = paramiko.Message()
+    message.add_byte(bytes([late]))
+    message.add_int(channel.remote_chanid)
+    if late == MSG_CHANNEL_DATA:
+        message.add_string(b"late")
+    transport._send_user_message(message)
+    assert far.run("echo", "there").text == "there"
+    assert far._transport() is transport
+    far.close()
 
 
 @pytest.mark.parametrize(
