@@ -13,14 +13,33 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import causes
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Who runs the tests in the background of a shell has SIGINT ignored, and so have all programs that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes depends on what runs beside it.
     settings.register_profile("sms", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("sms")
+    if any("real" in word for word in config.args):
+        causes.watch()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the controller."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["causes"] = (dict(causes.seconds), dict(causes.counts))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker has told."""
+    for counter, told in zip(
+        (causes.seconds, causes.counts), getattr(node, "workeroutput", {}).get("causes", ()), strict=False
+    ):
+        counter.update(told)
 
 
 TABLE_FROM_S = 60.0
@@ -74,6 +93,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{row['setup']:7.1f} {row['call']:7.1f} {row['teardown']:7.1f}  {name}")
     columns = [sum(row[when] for row in spent.values()) for when in ("setup", "call", "teardown")]
     terminalreporter.line(" ".join(f"{seconds:7.1f}" for seconds in columns) + "  all")
+    if causes.seconds:
+        terminalreporter.section("seconds by cause, and how often; the rest is the tests' own")
+        for line in causes.table(causes.seconds, causes.counts):
+            terminalreporter.line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
