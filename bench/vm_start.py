@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,22 @@ def find_vm_pid(lab: Lab) -> int | None:
     return None
 
 
-def start(row: Row) -> tuple[Watch, dict[str, Any]]:
-    """Start it once; its console, and what the verb says of itself."""
+@dataclass
+class Take:
+    """A start: its console, what the verb says of itself, and the machine's own clock in seconds by ``MANAGER``."""
+
+    watch: Watch
+    said: dict[str, Any]
+    clock: dict[str, float]
+
+    @property
+    def first_program(self) -> float:
+        """Seconds from power-on to systemd: the firmware's and the loader's before the kernel's clock begins."""
+        return self.clock["firmware"] + self.clock["userspace"]
+
+
+def start(row: Row) -> Take:
+    """Start it once."""
     row.sms("vm", "stop", ok=(0, 3))
     log = row.lab.layout.disk / CARRIER / "vm" / "lab" / "console.log"
     log.unlink(missing_ok=True)
@@ -53,7 +68,10 @@ def start(row: Row) -> tuple[Watch, dict[str, Any]]:
         time.sleep(0.2)
     watch.marks = [Mark(began, 0.0), *watch.marks, Mark(here.at, here.cpu, "serves")]
     watch.marks.sort(key=lambda mark: mark.at)
-    return watch, said
+    argv = ("systemctl", "show", *(f"-p{name}TimestampMonotonic" for name in MANAGER))
+    lines = (line.partition("=") for line in row.sms("vm", "exec", "--", *argv).split())
+    clock = {name.removesuffix("TimestampMonotonic").lower(): int(value or 0) / 1e6 for name, _, value in lines}
+    return Take(watch, said, clock)
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
@@ -66,24 +84,19 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
             with rig.progress.step(f"start the VM, {number + 1} of {min(RUNS, rig.runs)}"):
                 takes.append(start(row))
         units = row.sms("vm", "exec", "--", "systemctl", "show", "--property", UNITS, "*")
-        clock = row.sms("vm", "exec", "--", "systemctl", "show", *(f"-p{name}TimestampMonotonic" for name in MANAGER))
-    whole = Samples(watch.marks[-1].at - watch.marks[0].at for watch, _ in takes)
+    whole = Samples(take.watch.marks[-1].at - take.watch.marks[0].at for take in takes)
     middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
-    tables = [phases(watch.marks, ENDS) for watch, _ in takes]
-    machine = Samples(sum(one["s"] for one in table[:3]) for table in tables)
+    median = takes[middle]
     yield result(
         "vm_start",
         whole,
         "the same start up to its first program",
-        machine,
+        Samples(take.first_program for take in takes),
         below=GOAL_S,
-        cpu_s=Samples(watch.marks[-1].cpu for watch, _ in takes).median,
-        phases=tables[middle],
-        parts=takes[middle][1]["parts"],
-        kernel_clock={
-            name.removesuffix("TimestampMonotonic").lower(): round(int(value or 0) / 1e6, 2)
-            for name, _, value in (line.partition("=") for line in clock.split())
-        },
+        cpu_s=Samples(take.watch.marks[-1].cpu for take in takes).median,
+        phases=phases(median.watch.marks, ENDS),
+        parts=median.said["parts"],
+        kernel_clock={name: round(seconds, 2) for name, seconds in median.clock.items()},
         units=read_units(units),
         load=[round(each, 1) for each in os.getloadavg()],
     )

@@ -44,6 +44,7 @@ NEEDED_BY_METAL = {
 # $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
 # own root. That this waits matters: until then `down` must wait for it too (see journal.busy).
 SPAWN = """
+rm -f "$2/log" # of a start before this one
 setsid nsenter --net="/run/netns/$1" unshare -m -u -i -p -f --kill-child --propagation private \
     env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
     sh "$2/init.sh" >"$2/log" 2>&1 </dev/null &
