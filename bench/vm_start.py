@@ -19,12 +19,13 @@ from bench.rig.console import Mark, Watch, now, phases
 from bench.rig.metal import UNITS, Row, open_row, read_units
 
 GOAL_S = 40
-MANAGER = ("Firmware", "Loader", "Userspace", "Finish")
-"""What systemd knows of a start: the firmware's and the loader's time before the kernel, and its own after it."""
+FIRMWARE = "firmware"
+MANAGER = ("Userspace", "Finish")
+"""What systemd knows of a start, from the kernel's first moment on: when systemd began, and when all was started."""
 RUNS = 3
 ENDS = (
     ("sms: checks, disks, certificates", r"^power on$"),
-    ("firmware", r"BdsDxe: starting|systemd-boot|EFI stub"),
+    (FIRMWARE, r"BdsDxe: starting|systemd-boot|EFI stub"),
     ("boot loader, kernel, initramfs", r"systemd\[1\]|Welcome|login:|^serves$"),
     ("systemd", r"login:|^serves$"),
     ("services, and sms sees them", r"^serves$"),
@@ -51,9 +52,14 @@ class Take:
     clock: dict[str, float]
 
     @property
+    def phases(self) -> list[dict[str, Any]]:
+        """What it is made of."""
+        return phases(self.watch.marks, ENDS)
+
+    @property
     def first_program(self) -> float:
-        """Seconds from power-on to systemd: the firmware's and the loader's before the kernel's clock begins."""
-        return self.clock["firmware"] + self.clock["userspace"]
+        """Seconds from power-on to systemd: the firmware's, by the console, and the kernel's, by its own clock."""
+        return next(float(one["s"]) for one in self.phases if one["phase"] == FIRMWARE) + self.clock["userspace"]
 
 
 def start(row: Row) -> Take:
@@ -94,7 +100,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         Samples(take.first_program for take in takes),
         below=GOAL_S,
         cpu_s=Samples(take.watch.marks[-1].cpu for take in takes).median,
-        phases=phases(median.watch.marks, ENDS),
+        phases=median.phases,
         parts=median.said["parts"],
         kernel_clock={name: round(seconds, 2) for name, seconds in median.clock.items()},
         units=read_units(units),
