@@ -59,7 +59,7 @@ class Take:
     @property
     def first_program(self) -> float:
         """Seconds from power-on to systemd: the firmware's, by the console, and the kernel's, by its own clock."""
-        return next(float(one["s"]) for one in self.phases if one["phase"] == FIRMWARE) + self.clock["userspace"]
+        return {one["phase"]: float(one["s"]) for one in self.phases}[FIRMWARE] + self.clock["userspace"]
 
 
 def start(row: Row) -> Take:
@@ -75,7 +75,7 @@ def start(row: Row) -> Take:
     watch.marks = [Mark(began, 0.0), *watch.marks, Mark(here.at, here.cpu, "serves")]
     watch.marks.sort(key=lambda mark: mark.at)
     argv = ("systemctl", "show", *(f"-p{name}TimestampMonotonic" for name in MANAGER))
-    lines = (line.partition("=") for line in row.sms("vm", "exec", "--", *argv).split())
+    lines = (line.partition("=") for line in row.sms("vm", "exec", "--", *argv, ok=None).split())
     clock = {name.removesuffix("TimestampMonotonic").lower(): int(value or 0) / 1e6 for name, _, value in lines}
     return Take(watch, said, clock)
 
@@ -89,7 +89,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         for number in range(min(RUNS, rig.runs)):
             with rig.progress.step(f"start the VM, {number + 1} of {min(RUNS, rig.runs)}"):
                 takes.append(start(row))
-        units = row.sms("vm", "exec", "--", "systemctl", "show", "--property", UNITS, "*")
+        units = row.sms("vm", "exec", "--", "systemctl", "show", "--property", UNITS, "*", ok=None)
     whole = Samples(take.watch.marks[-1].at - take.watch.marks[0].at for take in takes)
     middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
     median = takes[middle]
@@ -97,7 +97,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         "vm_start",
         whole,
         "the same start up to its first program",
-        Samples(take.first_program for take in takes),
+        Samples.tried(lambda: [take.first_program for take in takes]),
         below=GOAL_S,
         cpu_s=Samples(take.watch.marks[-1].cpu for take in takes).median,
         phases=median.phases,

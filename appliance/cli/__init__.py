@@ -116,6 +116,8 @@ def find_verb(argv: Sequence[str]) -> str | None:
     for word in words:
         if word in ("--site", "--state"):
             next(words, None)
+        elif word in ("-h", "--help", "--version"):
+            return None
         elif not word.startswith("-"):
             return word if word in VERBS else None
     return None

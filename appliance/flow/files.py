@@ -305,8 +305,7 @@ def find_silence(answer: Mapping[str, Any], old_s: float) -> float:
     began = answer.get("began", 0.0)  # the server of an older image does not say it
     if answer["now"] - began >= old_s:
         return float(answer["now"] - old_s)
-    heard = [_seen(each) for each in answer["clients"]]
-    return max((at for at in heard if at is not None and at < began), default=float(began)) - old_s
+    return float(answer["heard"] or began) - old_s
 
 
 def need_known_path(api: Api, path: str, told: Sequence[Told]) -> None:

@@ -10,7 +10,7 @@ from appliance.flow.context import Cluster
 from appliance.host.base import CommandError, Host
 from appliance.tools import bridge
 
-PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup")
+PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup", "python3")
 LOCKED = 75
 """Status of a lock that another run holds (EX_TEMPFAIL, sysexits.h)."""
 LOCK_WAIT_S = 5

@@ -100,6 +100,9 @@ class Files:
         self._seen: dict[str, float] = {}
         """When each client looked last, since this service runs; it reports only what it has got by then."""
         self._began = time.time()
+        with store.read() as connection:
+            self._heard = connection.execute(sa.select(sa.func.max(REPORTS.c.at))).scalar()
+        """When this service runs since, and when it last heard any client before; None: never."""
 
     # What is there
 
@@ -327,7 +330,7 @@ class Files:
         gone = [key for key in rows if key not in {client.key for client in clients}]
         told = [self._told(connection, client, rows.get(client.key)) for client in clients]
         push = read_counter(connection, "push")
-        return {"push": push, "began": self._began, "clients": told, "unknown": gone[:100]}
+        return {"push": push, "began": self._began, "heard": self._heard, "clients": told, "unknown": gone[:100]}
 
     def _told(self, connection: Connection, client: Client, row: Any) -> dict[str, Any]:
         view = self.view(connection, client)

@@ -8,11 +8,16 @@ from appliance.host.base import Host
 PROGRAM = """\
 import hashlib, sys
 digest = hashlib.sha256()
-with open(sys.argv[1], "rb", 0) as stream:
-    for block in iter(lambda: stream.read(1 << 20), b""):
-        digest.update(block)
+try:
+    stream = open(sys.argv[1], "rb", 0)
+except FileNotFoundError:
+    sys.exit(44)
+for block in iter(lambda: stream.read(1 << 20), b""):
+    digest.update(block)
 print(digest.hexdigest())
 """
+MISSING = 44
+"""Its exit status where there is no such file."""
 
 
 def find_digest(host: Host, path: str, *, needed: bool = True, timeout: float = 600) -> str:
@@ -23,6 +28,7 @@ def find_digest(host: Host, path: str, *, needed: bool = True, timeout: float = 
         timeout: seconds.
 
     Raises:
-        CommandError: it is needed, and cannot be read.
+        CommandError: it cannot be read, or it is needed and not there.
     """
-    return host.run("python3", "-I", "-S", "-c", PROGRAM, path, ok=(0,) if needed else None, timeout=timeout).text
+    ok = (0,) if needed else (0, MISSING)
+    return host.run("python3", "-I", "-S", "-c", PROGRAM, path, ok=ok, timeout=timeout).text

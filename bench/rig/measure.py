@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -32,6 +32,14 @@ class Samples(list[float]):
         samples = cls()
         samples.reason = reason
         return samples
+
+    @classmethod
+    def tried(cls, take: Callable[[], Iterable[float]]) -> Self:
+        """Those of a peer; where its values cannot be had, none."""
+        try:
+            return cls(take())
+        except Exception as error:  # whatever it is, the project's own figure does not depend on it
+            return cls.failed(f"{type(error).__name__}: {error}")
 
     @property
     def median(self) -> float:

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from appliance.flow.context import open_cluster
-from appliance.flow.lab import lab_down, lab_up
+from appliance.flow.lab import lab_up
 from appliance.flow.node_image import build_node
 from appliance.flow.vm_build import build_vm
 from appliance.lab import Lab
 from appliance.progress import Progress
-from bench.rig.bed import CARRIER, LAB, _build
+from bench.rig.bed import CARRIER, LAB, _build, _remove_lab
 
 PROFILE = "compute"
 UNITS = "Id,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,InactiveEnterTimestampMonotonic"
@@ -33,9 +33,9 @@ class Row:
         """What `sms` prints on a host of the lab."""
         return self.lab.host(on).run("sms", "-q", *words, ok=ok, timeout=900).text
 
-    def inside(self, *argv: str) -> str:
+    def inside(self, *argv: str, ok: tuple[int, ...] | None = (0,)) -> str:
         """A command in the services container."""
-        return self.sms("exec", "--host", CARRIER, "--", *argv)
+        return self.sms("exec", "--host", CARRIER, "--", *argv, ok=ok)
 
     def pid_of(self, name: str) -> Callable[[], int | None]:
         """A machine's process, asked for until it is there."""
@@ -43,10 +43,10 @@ class Row:
 
 
 @contextmanager
-def open_row(progress: Progress, machines: int, *, name: str = LAB) -> Iterator[Row]:
-    """Make the lab and the images that are not there yet; the lab goes down at the end."""
+def open_row(progress: Progress, machines: int, *, name: str = f"{LAB}-metal") -> Iterator[Row]:
+    """Make the lab and the images that are not there yet; at the end nothing of the lab stays."""
     with ExitStack() as undo:
-        undo.callback(lab_down, name, False, progress)
+        undo.callback(_remove_lab, name, progress)
         lab_up(name, 0, progress, metal=machines)
         lab = Lab.open(name)
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)

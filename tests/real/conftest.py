@@ -40,7 +40,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A test that fails leaves the logs of all labs in one folder, and names it."""
     report = yield
     if report.failed and item.get_closest_marker("real"):
-        report.sections.append(("logs of the labs", str(keep_logs(item.nodeid))))
+        try:
+            kept = str(keep_logs(item.nodeid))
+        except Exception as error:  # whatever it is, the test's own failure is what counts
+            kept = f"could not be kept: {error!r}"
+        report.sections.append(("logs of the labs", kept))
     return report
 
 

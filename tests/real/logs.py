@@ -15,12 +15,16 @@ from appliance.lab.layout import DISK, RUNNING
 
 LAST_BYTES = 1 << 20
 """Of each file, at most."""
+KEPT = 20
+"""Folders of earlier failures that stay."""
 
 
 def keep_logs(test: str) -> Path:
     """Copy what there is; give the folder, readable by root only, outside of the test's own machine."""
     root = Path(os.environ.get("SMS_TESTS", "/var/lib/sms-tests")) / "logs"
     root.mkdir(parents=True, exist_ok=True)
+    for old in sorted(root.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", test.rpartition("/")[2])[:80]
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
     for label, source in find_logs():

@@ -272,12 +272,14 @@ def is_prefix(text: str) -> int:
     return len(lines)
 
 
-def differing_chunks(one: Path, two: Path) -> list[int]:
-    """Numbers of the 64 KiB chunks that differ in a block that a file or the file system itself uses.
+def differing_chunks(one: Path, two: Path, *, used_alone: bool = False) -> list[int]:
+    """Numbers of the 64 KiB chunks that differ; the journal's log and chunks that belong to no file are left out.
 
-    Not compared: the journal's log, blocks of no file, blocks of inode tables without an inode.
+    Args:
+        used_alone: compare blocks that a file or the file system uses: what inodes tell does not tell of others, which
+            are those of no file, and of inode tables without an inode.
     """
-    from appliance.agent import ext
+    from appliance.agent import ext, source
 
     with one.open("rb") as a, two.open("rb") as b:
 
@@ -288,17 +290,21 @@ def differing_chunks(one: Path, two: Path) -> list[int]:
         step, first = image.layout.block, image.layout.first
         each = image.layout.blocks_per_group
         bitmaps = [image.blocks(group.block_bitmap) for group in image.layout.groups]
-        unused = {*image.journal_blocks(), *image.unused_table_blocks()}
+        log, tables = set(image.journal_blocks()), image.unused_table_blocks()
+        free = source.free_chunks(image)
 
-        def is_used(block: int) -> bool:
+        def counts(block: int) -> bool:
+            if block in log or block * step >> 16 in free:
+                return False
             group, bit = divmod(block - first, each)
-            return block < first or (bool(bitmaps[group][bit >> 3] >> (bit & 7) & 1) and block not in unused)
+            used = block < first or (bool(bitmaps[group][bit >> 3] >> (bit & 7) & 1) and block not in tables)
+            return used or not used_alone
 
         found = []
         for offset in range(0, one.stat().st_size, 1 << 16):
             left, right = (os.pread(stream.fileno(), 1 << 16, offset) for stream in (a, b))
             if left != right and any(
-                left[at : at + step] != right[at : at + step] and is_used((offset + at) // step)
+                left[at : at + step] != right[at : at + step] and counts((offset + at) // step)
                 for at in range(0, len(left), step)
             ):
                 found.append(offset >> 16)

@@ -366,7 +366,8 @@ def cells() -> Iterator[Cell]:
         yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
         for name, work in (("SSH to the source cut", cut_source), ("SSH to the target cut", cut_target)):
-            yield Cell(name, work, step, source if step != "up" else either)
+            sample = step == "release" and work is cut_target
+            yield Cell(name, work, step, source if step != "up" else either, sample)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
         yield Cell("disk full", disk_full, step, either, step == "<start", small=True, wait_s=15)
     yield Cell("tampered image", tampered_image, "<look", target)  # it is sent again
@@ -374,7 +375,7 @@ def cells() -> Iterator[Cell]:
     for step in ("<round", "<verify"):
         yield Cell("damaged copy", damaged_copy, step, source, step == "<verify")
     for name in ("munge", "slurmctld", "rsyslog", "postfix"):
-        yield Cell(f"{name} not up", service_down(name), "<probe", source, wait_s=6)
+        yield Cell(f"{name} not up", service_down(name), "<probe", source, name == "munge", wait_s=6)
     for name in ("chrony", "slurmctld"):
         yield Cell(f"{name} not up", service_down(name), "<check", source, name == "chrony")
     for step in ("<start", "<arm", "<up"):

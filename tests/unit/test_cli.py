@@ -336,6 +336,7 @@ def test_standard_streams(name: str, tmp_path: Path) -> None:
         (["--site=x", "stop"], "stop"),
         (["--sit", "x", "stop"], None),  # argparse takes it
         (["strat"], None),
+        (["-q", "--help", "start"], None),
         (["--version"], None),
         (["--site"], None),
         ([], None),

@@ -307,17 +307,23 @@ def test_a_list_of_files_has_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "seen", "old"),
+    ("answer", "old"),
     [
-        (0, [990], 900),  # it runs for long
-        (990, [700, 600, None], 600),  # it was off for nearly 300 s, in which nobody could be heard
-        (990, [700, 995], 600),  # one is back
-        (990, [None, 995], 890),  # nobody was heard before
-        (None, [700], 900),  # the server of an older image
+        ({"began": 0, "heard": None}, 900),  # it runs for long
+        ({"began": 990, "heard": 700}, 600),  # it was off for nearly 300 s, in which nobody could be heard
+        ({"began": 990, "heard": None}, 890),  # nobody was heard before
+        ({}, 900),  # the server of an older image
     ],
 )
-def test_from_when_on_a_client_counts_as_there(began: float | None, seen: list[float | None], old: float) -> None:
-    clients = [{"seen": None, "at": at} for at in seen]
-    assert (
-        find_silence({"now": 1000, "clients": clients, **({"began": began} if began is not None else {})}, 100) == old
-    )
+def test_from_when_on_a_client_counts_as_there(answer: dict[str, Any], old: float) -> None:
+    assert find_silence({"now": 1000, **answer}, 100) == old
+
+
+def test_a_service_tells_when_it_heard_a_client_last_before_it_began(files: Files) -> None:
+    with files.store.write() as connection:
+        files.report(connection, NODE, {"push": 1, "files": [], "failed": {}})
+    after = Files(files.store, files.config, files.blobs)
+    with files.store.read() as connection:
+        assert files.reports(connection)["heard"] is None
+        told = after.reports(connection)
+        assert told["heard"] == next(each["at"] for each in told["clients"] if each["client"] == "node1")
