@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -81,7 +82,13 @@ def make_parser() -> argparse.ArgumentParser:
     names = f"one of {', '.join(BENCHMARKS)}; without a name all that are not in the full set only"
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--full", action="store_true", help="all of them")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs a median is of (default: %(default)s)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs a median is of (default: %(default)s; short ones do more)",
+    )
     parser.add_argument("--install", action="store_true", help="install the Debian packages that a peer needs (QEMU)")
     parser.add_argument("--clean", action="store_true", help="remove the captures that benchmarks keep, and end")
     parser.add_argument("--list", action="store_true", help="list the benchmarks, with the minutes that they take")
@@ -94,6 +101,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if arguments.runs < 1:
+        parser.error(f"argument --runs: {arguments.runs} is less than 1")
+    if not arguments.list and os.geteuid():
+        parser.error("this needs root: labs are network namespaces")
     if arguments.clean:
         traffic.clean()
         return 0
@@ -103,7 +114,7 @@ def main() -> int:
     names = arguments.names or [name for name, one in BENCHMARKS.items() if arguments.full or not one.full]
     results: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        rig = Rig(max(1, arguments.runs), install=arguments.install, stack=stack, progress=screen.progress(False))
+        rig = Rig(arguments.runs, install=arguments.install, stack=stack, progress=screen.progress(False))
         for name in names:
             results += run_one(name, importlib.import_module(f"bench.{name}").measure, rig)
         screen.err.print(table(results), *map(escape, reasons(results)), sep="\n")

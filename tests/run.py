@@ -115,6 +115,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every case: matrices, soaks, 450 nodes, fuzzing")
     known, more = parser.parse_known_args()
+    for before, word in zip(["", *more], more, strict=False):
+        if not (word.startswith("-") or before.startswith("-") or Path(word.partition("::")[0]).exists()):
+            parser.error(f"there is no {word}")
     if os.geteuid():
         print("tests: this needs root\n  hint: sudo make test; `make fast` needs none", file=sys.stderr)
         return 2
@@ -124,6 +127,7 @@ def main() -> int:
         subprocess.run([str(MACHINE), "true"], check=False)  # removes what the others have left
     for stage in stages:
         how = {0: "passed", None: "not run"}.get(stage.status, f"failed, status {stage.status}")
+        how = "nothing was selected" if stage.empty else how
         print(f"{stage.name}: {how}, {stage.seconds:.0f} s")
     return int(any(stage.status != 0 for stage in stages))
 
