@@ -180,6 +180,7 @@ def test_broken_ones(name: str, start: Start) -> None:
     assert PASSWORD not in caught.value.message + caught.value.hint
 
 
+@pytest.mark.slow
 def test_who_says_nothing_of_tls_has_its_own_time(tls: Path) -> None:
     port = free_port([ADDRESS])
     with serve(ADDRESS, port, None, hangs), pytest.raises(Silent):
@@ -207,6 +208,7 @@ def test_links_without_an_end_end(start: Start) -> None:
         round_and_round(asked)
 
 
+@pytest.mark.slow
 def test_a_resource_that_hangs_costs_its_own_time(start: Start) -> None:
     machine = Machine(tree({"1": [MAC]}), hanging=(f"{ROOT}/Managers",))
     found = read(start(machine), answer_s=1)
@@ -355,6 +357,7 @@ def test_what_we_set_is_what_another_client_reads(tmp_path: Path) -> None:
         assert "Processors" not in again.json
 
 
+@pytest.mark.slow
 def test_a_conversation_has_a_time_of_its_own(start: Start) -> None:
     """The bound of one controller, whatever its answers' bounds are."""
     with pytest.raises(Silent):

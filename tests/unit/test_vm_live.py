@@ -155,6 +155,7 @@ class Interrupted(Handover):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_move_that_breaks_after_it_was_completed_is_not_taken_back(pair: Pair, seen: bool) -> None:
     """Also where nobody had seen yet that it was: QEMU is asked."""
