@@ -35,11 +35,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """What a worker has told."""
-    for counter, told in zip(
+    """What a worker has reported."""
+    for counter, reported in zip(
         (causes.seconds, causes.counts), getattr(node, "workeroutput", {}).get("causes", ()), strict=False
     ):
-        counter.update(told)
+        counter.update(reported)
 
 
 TABLE_FROM_S = 60.0

@@ -328,9 +328,9 @@ class Files:
         clients = [self.client(connection, "services", ""), *map(Client, find_nodes(connection))]
         rows = {row.client: row for row in connection.execute(sa.select(REPORTS))}
         gone = [key for key in rows if key not in {client.key for client in clients}]
-        told = [self._told(connection, client, rows.get(client.key)) for client in clients]
+        reports = [self._told(connection, client, rows.get(client.key)) for client in clients]
         push = read_counter(connection, "push")
-        return {"push": push, "began": self._began, "heard": self._heard, "clients": told, "unknown": gone[:100]}
+        return {"push": push, "began": self._began, "heard": self._heard, "clients": reports, "unknown": gone[:100]}
 
     def _told(self, connection: Connection, client: Client, row: Any) -> dict[str, Any]:
         view = self.view(connection, client)

@@ -325,5 +325,5 @@ def test_a_service_tells_when_it_heard_a_client_last_before_it_began(files: File
     after = Files(files.store, files.config, files.blobs)
     with files.store.read() as connection:
         assert files.reports(connection)["heard"] is None
-        told = after.reports(connection)
-        assert told["heard"] == next(each["at"] for each in told["clients"] if each["client"] == "node1")
+        answer = after.reports(connection)
+        assert answer["heard"] == next(each["at"] for each in answer["clients"] if each["client"] == "node1")
