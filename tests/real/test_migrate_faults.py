@@ -299,10 +299,14 @@ def service_down(name: str) -> Fault:
     """A service that does not come up on the target."""
 
     def work(scene: Scene) -> None:
-        argv = ("exec", "--", "supervisorctl", "-c", "/etc/sms/supervisord.conf", "stop", name)
         host = scene.hosts.host(scene.target)
         pid = host.run("sh", "-c", "apptainer instance list --json | grep -o '\"pid\": [0-9]*' | grep -o '[0-9]*'").text
-        host.run("nsenter", "-t", pid, "-a", *argv[2:])
+        supervisorctl = ("nsenter", "-t", pid, "-a", "supervisorctl", "-c", "/etc/sms/supervisord.conf")
+        deadline = time.monotonic() + 60
+        while "RUNNING" not in (said := host.run(*supervisorctl, "status", name, ok=None).text):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.1)
+        host.run(*supervisorctl, "stop", name)
 
     return work
 
