@@ -2,7 +2,7 @@
 
 Unit tests run while the images of the real ones are built; then, one after the other, those that measure or inspect
 the whole machine; then real tests, each worker on a machine of its own (`tests/machine`). `--full` runs every
-case, a part at a time: a part that has passed at this commit is not run again.
+case; a part that has passed at this commit is not run again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.conftest import FIRST, find_group
 
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "tests" / "machine"
@@ -85,8 +88,17 @@ def run_usual(more: list[str]) -> list[Stage]:
     return [images, units, alone, real]
 
 
+def find_tasks() -> list[list[str]]:
+    """Parts of the full run that may run side by side, those that take longest first; the files of QEMU are one."""
+    groups: dict[str, list[str]] = {name: [] for name in FIRST}
+    for path in sorted((ROOT / "tests/real").glob("test_*.py")):
+        part = str(path.relative_to(ROOT))
+        groups.setdefault(find_group(part), []).append(part)
+    return [*groups.values(), *([part] for part in UNITS)]
+
+
 def run_full(more: list[str]) -> list[Stage]:
-    """Every case, a file at a time; what has passed at this commit is left out.
+    """Every case: those that are alone, then the others, a file each; what has passed at this commit is left out.
 
     A part of the cases, or a tree that is not the commit's, counts for nothing.
     """
@@ -95,18 +107,25 @@ def run_full(more: list[str]) -> list[Stage]:
     record.parent.mkdir(parents=True, exist_ok=True)
     passed: dict[str, float] = json.loads(record.read_text()) if commit and record.exists() else {}
     stages = [Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])]
-    stages[0].run(quiet=True)
-    parts = [*UNITS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/real").glob("test_*.py"))]
-    for part in parts if stages[0].status == 0 else ():
-        if part in passed:
-            print(f"{part}: passed before, {passed[part]:.0f} s", flush=True)
-            continue
-        stage = Stage(part, pytest_argv(part, *more, workers=2 if part == "tests/unit" else 0))
-        stages.append(stage)
-        if stage.run() == 0 and commit and not stage.empty:
-            passed[part] = stage.seconds
-            record.with_suffix(".new").write_text(json.dumps(passed, indent=1))
-            record.with_suffix(".new").rename(record)
+    recording = threading.Lock()
+
+    def run_parts(parts: list[str], mark: str = "not alone") -> None:
+        for part in parts:
+            if part in passed:
+                print(f"{part}: passed before, {passed[part]:.0f} s", flush=True)
+                continue
+            stage = Stage(part, pytest_argv("-m", mark, "tests" if mark == "alone" else part, *more))
+            stages.append(stage)
+            if stage.run(quiet=True) == 0 and commit and not stage.empty:
+                with recording:
+                    passed[part] = stage.seconds
+                    record.with_suffix(".new").write_text(json.dumps(passed, indent=1))
+                    record.with_suffix(".new").rename(record)
+
+    if stages[0].run(quiet=True) == 0:
+        run_parts(["alone"], "alone")
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(run_parts, find_tasks()))
     return stages
 
 
