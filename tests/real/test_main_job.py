@@ -13,6 +13,12 @@ from tests.real.conftest import NODES, Playground
 
 pytestmark = pytest.mark.real
 
+SILENT = b"""\
+table ip silent {
+chain out { type filter hook output priority 0; ip daddr %s tcp sport 514 drop; }
+}
+"""
+
 
 def test_every_service_answers_in_its_own_protocol(running: Playground) -> None:
     status = running.status()
@@ -74,6 +80,25 @@ def test_syslog_of_every_node_arrives_and_is_forwarded(running: Playground) -> N
     demo.wait_for(
         "the forwarded line", lambda: remote.run("grep", "-m1", "sms-demo", "/var/log/remote.log", ok=None).text
     )
+
+
+def test_no_line_is_lost_where_a_connection_ended_without_a_word(running: Playground) -> None:
+    """As after a host lost its power: what is written into such a connection is lost, so nodes probe theirs."""
+    node = running.host("node3")
+    demo.syslog_arrives(running.lab, node)
+    carrier = running.host("host-a")
+    (instance,) = json.loads(carrier.run("apptainer", "instance", "list", "--json").stdout)["instances"]
+    inside = ("nsenter", "-t", str(instance["pid"]), "-n")
+    peer = "10.77.0.103"
+    carrier.run(*inside, "nft", "-f", "-", input=SILENT % peer.encode())
+    try:
+        assert ":514" in carrier.run(*inside, "ss", "-HtnK", "sport", "=", ":514", "dst", peer).text
+    finally:
+        carrier.run(*inside, "nft", "delete", "table", "ip", "silent")
+    established = ("ss", "-Htn", "state", "established", "dport", "=", ":514")
+    assert node.run(*established).text
+    demo.wait_for("the probe", lambda: "" if node.run(*established).text else "gone")
+    assert "node3" in demo.syslog_arrives(running.lab, node)
 
 
 def test_node_clocks_follow_the_container(running: Playground) -> None:
