@@ -121,6 +121,8 @@ def make_traffic(there: Playground) -> None:
 @pytest.fixture(scope="module")
 def capture(cluster: Playground, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of that in a file."""
+    for name in cluster.lab.nodes:  # the container may be another one since their last line
+        demo.syslog_arrives(cluster.lab, cluster.host(name))
     listening = Listening(tmp_path_factory.mktemp("capture") / "lab.pcap", "--duration", "10m")
     began = time.monotonic()
     with plugged_in(cluster):
