@@ -300,6 +300,11 @@ TAKEN = (
 FULL = ("No space left on device", "Disk quota exceeded", "InsufficientFreeSpaceError", "StorageQuotaExceeded")
 TRACE = re.compile(r"^Traceback|^(Local|Remote) Exception|\nPlatform:", re.MULTILINE)
 """What of borg's errors is for its makers."""
+NO_BORG = re.compile("borg: (command )?not found|borg: No such file")
+SSH_SAID = re.compile(
+    f"ssh: |Host key verification failed|IDENTIFICATION HAS CHANGED|Permission denied|{NO_BORG.pattern}"
+)
+"""What ssh, or the shell on the far side, gives as the reason."""
 BROKEN = ("IntegrityError", "CheckNeeded", "ObjectNotFound", "DecompressionError", "FileIntegrityError")
 
 
@@ -351,8 +356,8 @@ def _connection(host: Host, repository: Repository, words: str) -> SmsError:
     url = repository.url
     place = re.match(r"ssh://(?:([^@/]*)@)?(\[[^\]]+\]|[^:/]+)(?::(\d+))?", url)
     address, port = (place[2].strip("[]"), place[3] or "22") if place else (url, "22")
-    if place and "Remote:" not in words:
-        # borg sees the end before it has read why: ssh is asked once more, without it.
+    if place and not SSH_SAID.search(words):
+        # borg may see the end before it has read why, or all of it: ssh is asked once more, without borg.
         user = ["-l", place[1]] if place[1] else []
         ssh = shlex.split(repository.environment()["BORG_RSH"])
         try:
@@ -370,7 +375,7 @@ def _connection(host: Host, repository: Repository, words: str) -> SmsError:
     if "Permission denied" in words:
         key = repository.ssh_key or "root's own key"
         return Refused(f"{host.name}: {url} refuses the login with {key}", hint="is its .pub in authorized_keys there?")
-    if re.search(r"borg: (command )?not found|borg: No such file", words):
+    if NO_BORG.search(words):
         return Refused(f"borg is not installed on {address}", hint="apt-get install borgbackup, on that machine")
     said = [line for line in words.splitlines() if "onnection" in line or "resolve" in line or "route" in line]
     return Unreachable(

@@ -191,9 +191,10 @@ def test_why_borg_failed(name: str) -> None:
     assert error.hint
 
 
-def test_a_reason_that_borg_did_not_read_is_asked_of_ssh() -> None:
-    asked = Fake({("ssh",): (255, "borg@far: Permission denied (publickey).")}, name="host-a")
-    assert "refuses the login" in borg.why(asked, FAR, 2, [CLOSED]).message
+@pytest.mark.parametrize("read", [[], [REMOTE % "No ED25519 host key is known for far"], [REMOTE % "a banner"]])
+def test_a_reason_that_borg_did_not_read_to_its_end_is_asked_of_ssh(read: list[str]) -> None:
+    asked = Fake({("ssh",): (255, "Host key verification failed.")}, name="host-a")
+    assert "has no known host key" in borg.why(asked, FAR, 2, [*read, CLOSED]).message
     assert asked.asked[0][-6:] == ("2222", "-l", "borg", "far", "borg", "--version")
 
 
