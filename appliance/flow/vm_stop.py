@@ -14,7 +14,7 @@ from appliance.host.base import Host
 from appliance.plan.vm import vm_places
 from appliance.progress import Progress, Step
 from appliance.tools.guest import open_guest
-from appliance.tools.qemu import Process, end_machine
+from appliance.tools.qemu import Process, end_machine, has_ended
 from appliance.tools.qmp import open_qmp
 
 
@@ -85,7 +85,7 @@ def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step:
 def _ended(cluster: Cluster, host: Host, process: Process, deadline: float) -> bool:
     while True:
         found = find_running(cluster, host)
-        if found is None or found.pid != process.pid:
+        if (found is None or found.pid != process.pid) and has_ended(host, process):
             return True
         if time.monotonic() > deadline:
             return False

@@ -54,6 +54,9 @@ while [ -e "/proc/$1" ] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null; 
 done
 """
 
+GONE = '[ ! -e "/proc/$1" ] || grep -q "^State:.Z" "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]'
+"""Shell: whether process $1 has ended, its files closed."""
+
 # $1 disk, $2 MiB: an empty ext4 file system as qcow2, written beside and renamed.
 MAKE_STATE = """
 set -e
@@ -116,6 +119,11 @@ def _why(said: str) -> str:
     if "Cannot allocate memory" in said or "cannot set up guest memory" in said:
         return "give it less memory: provisioning.memory_mb"
     return ""
+
+
+def has_ended(host: Host, process: Process) -> bool:
+    """Whether a machine's process is gone. QEMU removes its pid file before it has closed its disks."""
+    return host.works("sh", "-c", GONE, "gone", str(process.pid))
 
 
 def end_machine(host: Host, process: Process, *, patience_s: int = 10) -> None:

@@ -80,8 +80,8 @@ class World:
     def leftovers(self, name: str) -> str:
         """What a machine has left on a host: processes, taps, sockets, seeds, half files."""
         script = (
-            "pgrep -x qemu-system-x86; ip -o link show | grep smsvm; ls -A /run/sms/vm/lab 2>/dev/null; cd $1 || exit; "
-            "ls | grep -E 'new|raw|restored|arrived|restore.json'; ls snapshots | grep part"
+            "pgrep -x -r D,R,S,T qemu-system-x86; ip -o link show | grep smsvm; ls -A /run/sms/vm/lab 2>/dev/null; "
+            "cd $1 || exit; ls | grep -E 'new|raw|restored|arrived|restore.json'; ls snapshots | grep part"
         )
         return self.host(name).run("sh", "-c", script, "left", DISKS, ok=None).text
 

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +18,16 @@ import pytest
 from appliance.errors import SmsError
 from appliance.host.local import Local
 from appliance.tools.guest import open_guest
-from appliance.tools.qemu import end_machine, find_machine, image_info, launch, make_state, probe_accel
+from appliance.tools.qemu import (
+    Process,
+    end_machine,
+    find_machine,
+    has_ended,
+    image_info,
+    launch,
+    make_state,
+    probe_accel,
+)
 from appliance.tools.qmp import NotThere, open_line, open_qmp, parse_line
 
 Need = Callable[..., None]
@@ -70,6 +80,15 @@ def test_a_machine_is_found_by_its_name_and_ended(machine: Path) -> None:
     assert find_machine(Local(), f"{machine}/pid", "t-nothing") is None
     with pytest.raises(NotThere), open_qmp(Local(), f"{machine}/qmp", silence_s=5):
         pass
+
+
+def test_a_process_has_ended_when_its_files_are_closed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as runs:
+        assert not has_ended(Local(), Process(runs.pid, 0.0))
+        runs.kill()
+        os.waitid(os.P_PID, runs.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until it is waited for
+        assert has_ended(Local(), Process(runs.pid, 0.0))
+    assert has_ended(Local(), Process(runs.pid, 0.0))
 
 
 def test_a_qemu_that_ends_at_once_is_told_in_its_words(tmp_path: Path, need: Need) -> None:
