@@ -90,15 +90,17 @@ def begin_on_the_host_that_dies(playground: Playground, site: str) -> None:
 def both(stopped: Playground, built: Built) -> Iterator[Playground]:
     """Nothing of earlier tests on either host, and the image on both."""
     give_image(stopped, built, HERE)
+    hosts = [stopped.host(name) for name in (DEAD, HERE)]
     forget = "rm -rf /var/lib/sms/overlays /var/lib/sms/snapshots /srv/shared/overlays /var/lib/sms/journal/lab.*"
-    for name in (DEAD, HERE):
-        stopped.host(name).run("sh", "-c", forget)
+    for host in hosts:
+        host.run("sh", "-c", forget)
     yield stopped
     cables(stopped, "up")
     for name in (DEAD, HERE):
         wait(f"ssh to {name}", lambda name=name: stopped.host("admin").works("ssh", name, "true"))  # type: ignore[misc]
         stopped.sms("-q", "stop", on=name)
-        stopped.host(name).run("sh", "-c", forget)
+    for host in hosts:  # a guard writes to the other host's folder, too
+        host.run("sh", "-c", forget)
 
 
 def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: Playground) -> None:
@@ -167,6 +169,10 @@ def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> 
     both.sms("--site", site, "-q", "stop", "--keep-lease", on=DEAD)
     with cut(both):
         both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
+        # Its guard would tell the host that returns: that one is to find out by itself.
+        here, lock = both.host(HERE), "/run/sms/lab.guard.lock"
+        wait("its guard", lambda: not here.works("flock", "-n", "-s", lock, "true"))
+        wait("its end", lambda: here.works("sh", "-c", f'kill "$(cat {lock})"; flock -w 1 {lock} true'))
     assert both.lease(DEAD)["holder"] == DEAD
     said = both.sms("--site", site, "--quiet", "start", "--boot", on=DEAD).stderr.decode()
     assert f"{HERE} has taken over" in said and both.instances(DEAD) == []

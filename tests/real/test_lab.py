@@ -212,7 +212,8 @@ def test_down_after_a_kill_leaves_nothing(cluster: lab.Lab, run: int) -> None:
 
 def test_a_half_made_lab_is_made_anew(cluster: lab.Lab) -> None:
     running = start_up(CRASH)
-    while not remains(CRASH)["processes"]:
+    # The first process of all writes the lab's record.
+    while not (Path(f"/run/sms-lab/{CRASH}/journal.json").exists() and remains(CRASH)["processes"]):
         time.sleep(0.01)
     running.kill()
     running.wait()
