@@ -205,7 +205,7 @@ def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes,
 
 
 def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
-    said = host.run(*seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
+    said = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
     report: dict[str, list[str]] = json.loads(said.text.splitlines()[-1])
     return report
 

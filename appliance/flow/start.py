@@ -244,7 +244,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, how: How) -> Starte
         for path, text in conflists(cluster.site).items():
             host.write(path, text.encode())
         with progress.step("start the instance"):
-            host.run(*start_argv(cluster.site, image.path), timeout=60)
+            apptainer.run_container(host, *start_argv(cluster.site, image.path), timeout=60)
             # A read-only overlay only warns and goes on; services would fail one by one.
             prove_writable(host, inside_argv(cluster.site))
         clock.lap("instance")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host, OnLine
+from appliance.host.base import CommandError, Host, OnLine, Result
 from appliance.plan.definition import SQUASHFS
 
 SBOM_DATATYPE = "9"
 """SIF data type of a bill of materials; in group 1, what the signature covers."""
+
+
+LOOP_TAKEN = re.compile("while mounting image .*device or resource busy", re.DOTALL)
+LOOP_TRIES, LOOP_AGAIN_S = 3, 0.5
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,24 @@ def build_image(definition: str, image: str, *, arguments: Mapping[str, str], on
     except (subprocess.CalledProcessError, FileNotFoundError) as error:
         tail = "\n    ".join([word for word in said if word][-15:])
         raise SmsError(f"apptainer build failed\n    {tail or error}") from error
+
+
+def run_container(host: Host, *argv: str, input: bytes | None = None, timeout: float) -> Result:
+    """Run an apptainer command that makes a container; again, where a loop device was taken by somebody else meanwhile.
+
+    Nothing has run inside then.
+
+    Raises:
+        CommandError: it failed, for another reason or each time.
+    """
+    for _ in range(LOOP_TRIES - 1):
+        result = host.run(*argv, input=input, ok=None, timeout=timeout)
+        if not result.status:
+            return result
+        if not LOOP_TAKEN.search(result.stderr.decode(errors="replace")):
+            raise CommandError(result)
+        time.sleep(LOOP_AGAIN_S)
+    return host.run(*argv, input=input, timeout=timeout)
 
 
 def add_sbom(host: Host, image: str, sbom: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,3 +309,11 @@ def differing_chunks(one: Path, two: Path, *, used_alone: bool = False) -> list[
             ):
                 found.append(offset >> 16)
     return found
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    """Wait some seconds until it is so."""
+    deadline = time.monotonic() + 5
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -7,13 +7,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from appliance.agent.trace import pid_namespace
-from tests.real.overlays import FACTS, Bed, Writer, bed, differing_chunks, file_system, is_prefix, sample, sh
+from tests.real.overlays import (
+    FACTS,
+    Bed,
+    Writer,
+    bed,
+    differing_chunks,
+    file_system,
+    is_prefix,
+    sample,
+    sh,
+    wait_until,
+)
 
 pytestmark = pytest.mark.real
 
@@ -557,13 +568,6 @@ def processes(words: str) -> list[int]:
         if words in line and "agent-" in line:
             found.append(int(path.parent.name))
     return found
-
-
-def wait_until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def chunk_files(overlay: Bed) -> list[Path]:

@@ -14,6 +14,7 @@ from appliance.flow.images import prune_images
 from appliance.flow.lease import look_at_lease
 from appliance.flow.overlay import prove_writable
 from appliance.flow.preflight import check_bridges, check_programs, refuse_taken
+from appliance.host.base import CommandError
 from appliance.host.fake import Fake
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3
@@ -158,3 +159,31 @@ def test_a_classification_stands_before_the_services_of_the_site_file(tmp_path: 
     file.write_text(json.dumps({"services": services}))
     cluster = open_cluster(SITE, None, Silent(), classification=file)
     assert [service.name for service in cluster.services] == ["munge", "slurmctld"]
+
+
+TAKEN = "FATAL: mount /proc/self/fd/6: error: while mounting image /proc/self/fd/6: device or resource busy"
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries", "works"),
+    [
+        ([(0, "")], 1, True),
+        ([(255, TAKEN), (0, "")], 2, True),
+        ([(255, TAKEN), (255, TAKEN), (0, "")], 3, True),
+        ([(255, TAKEN), (255, TAKEN), (255, TAKEN)], 3, False),
+        ([(255, "FATAL: image is not signed")], 1, False),
+        ([(255, TAKEN), (1, "device or resource busy, says a service")], 2, False),
+    ],
+)
+def test_a_container_is_tried_again_where_its_loop_device_was_taken(
+    monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], tries: int, works: bool
+) -> None:
+    monkeypatch.setattr(apptainer, "LOOP_AGAIN_S", 0)
+    left = iter(answers)
+    host = Fake({("apptainer",): lambda *_: next(left)})
+    if works:
+        assert apptainer.run_container(host, "apptainer", "exec", timeout=5).status == 0
+    else:
+        with pytest.raises(CommandError):
+            apptainer.run_container(host, "apptainer", "exec", timeout=5)
+    assert len(host.asked) == tries
