@@ -34,7 +34,7 @@ SAVED_S = 15
 """slurmctld writes its state down every few seconds."""
 OTHER = "t-soak"
 WRITER = """\
-mkdir -p /var/lib/soak; i=0; touch /var/lib/soak/go
+mkdir -p /var/lib/soak; rm -f /var/lib/soak/lines; i=0; touch /var/lib/soak/go
 while [ -e /var/lib/soak/go ]; do i=$((i+1)); echo $i >>/var/lib/soak/lines; sync /var/lib/soak/lines; done
 """
 
