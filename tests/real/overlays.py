@@ -105,6 +105,8 @@ class Bed:
             sh("umount", self.tree)
             sh("losetup", "--detach", self.loop)
             self.loop = ""
+            # A program that looks at loop devices may hold one for a moment.
+            wait_until(lambda: not sh("losetup", "-j", self.overlay))
 
     def ask(self, command: str, *, before: str = "", timeout: float = 120, **more: Any) -> Said:
         """Run the agent; ``before`` is Python that runs in it first."""

@@ -42,16 +42,9 @@ def diff(overlay: Bed, a: int | None, b: int | None, *paths: str, limit: int | N
     return {**{row["path"]: row for row in rows}, "": said.last}
 
 
-def close(overlay: Bed) -> None:
-    """Unmount it; a program that looks at loop devices may hold one for a moment."""
-    overlay.unmount()
-    while sh("losetup", "-j", overlay.overlay):
-        time.sleep(0.02)
-
-
 def bring(overlay: Bed, number: int, *paths: str) -> dict[str, Any]:
     """Restore paths; the overlay is unmounted for it, and mounted again."""
-    close(overlay)
+    overlay.unmount()
     try:
         said = overlay.ask("restore_paths", snapshot=str(number), overlay=str(overlay.overlay), paths=list(paths))
         assert said.status == 0, (said.last, said.stderr)
@@ -180,7 +173,7 @@ def test_what_a_comparison_tells(overlay: Bed) -> None:
     check(diff(overlay, first, None))
     second = overlay.take()["number"]
     check(diff(overlay, first, second))
-    close(overlay)
+    overlay.unmount()
     size = digest(overlay.overlay)
     check(diff(overlay, first, None))
     assert digest(overlay.overlay) == size, "looking at it must not write"
@@ -288,7 +281,7 @@ def test_the_container_sees_what_it_saw(overlay: Bed, then: str, every: str, tmp
         CHANGES[then](root)
         saw = {path: see(root, path) for path in PATHS}
     number = overlay.take()["number"]
-    close(overlay)
+    overlay.unmount()
     kept, changed = overlay.folder / "kept.img", overlay.folder / "changed.img"
     sh("cp", overlay.overlay, kept)
     done = 0
@@ -299,7 +292,7 @@ def test_the_container_sees_what_it_saw(overlay: Bed, then: str, every: str, tmp
         overlay.mount()
         with container(overlay, lower) as root, suppress(OSError):  # not all of it can be done after everything
             CHANGES[now](root)
-        close(overlay)
+        overlay.unmount()
         sh("cp", overlay.overlay, changed)
         first = 3 * before + 5 * at
         for path in PATHS if every == "all" else (PATHS[first % len(PATHS)], PATHS[(first + 3) % len(PATHS)]):
@@ -320,7 +313,7 @@ def _comes_back(overlay: Bed, lower: Path, number: int, path: str, saw: Print, n
     overlay.mount()
     with container(overlay, lower) as root:
         sees = see(root, path)
-    close(overlay)
+    overlay.unmount()
     if any("hides the image's" in note for note in said.last["notes"]):
         return False
     assert sees == saw, (now, path, said.last)
@@ -340,7 +333,7 @@ def test_no_link_leads_out(overlay: Bed, tmp_path: Path) -> None:
     rm(overlay.upper / "srv")
     (overlay.upper / "srv").symlink_to(outside)
     write(overlay.upper / "trap2/slurmctld/key", b"the container's")
-    close(overlay)
+    overlay.unmount()
     for path in ("/trap/slurmctld", "/trap/slurmctld/key"):
         said = overlay.ask("restore_paths", snapshot=str(first), overlay=str(overlay.overlay), paths=[path])
         refused(said, "/trap was a symbolic link in snapshot 1")
@@ -447,7 +440,7 @@ def test_killed_on_the_way_back(overlay: Bed, step: str, tmp_path: Path) -> None
     write(overlay.upper / "p/state", b"then" * 50_000)
     first = overlay.take()["number"]
     write(overlay.upper / "p/state", b"now")
-    close(overlay)
+    overlay.unmount()
     was = digest(overlay.overlay)
     request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/p"]}
     before = KILLED.format(name=step)
@@ -489,8 +482,7 @@ def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
     assert overlay.ask("diff", before=KILLED.format(name=step), **request).status == -9
     wait_until(lambda: str(overlay.store) not in sh("losetup", "-l"))
     assert overlay.ask("diff", **request).status == 0
-    close(overlay)  # nobody else holds it
-    assert sh("losetup", "-j", overlay.overlay) == ""
+    overlay.unmount()  # nobody else holds it
     overlay.mount()
 
 
@@ -498,16 +490,16 @@ def test_while_it_runs_and_when_it_was_used(overlay: Bed) -> None:
     first = overlay.take()["number"]
     request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/var"]}
     refused(overlay.ask("restore_paths", **request), "is in use")
-    close(overlay)
+    overlay.unmount()
     said = overlay.ask("restore_paths", **request)
     overlay.mount()
     write(overlay.upper / "written/meanwhile")
     refused(overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"]), "was used meanwhile")
-    close(overlay)
+    overlay.unmount()
     said = overlay.ask("restore_paths", **request)
     overlay.mount()
     write(overlay.upper / "written/again")
-    close(overlay)
+    overlay.unmount()
     refused(overlay.ask("place_paths", overlay=str(overlay.overlay), was=said.last["was"]), "was used meanwhile")
     overlay.mount()
     assert (overlay.upper / "written/again").exists()
@@ -520,7 +512,7 @@ def test_damage_is_found_before_anything_is_replaced(overlay: Bed, tmp_path: Pat
     manifest = overlay.take(method="delta")
     data = (overlay.upper / "p/state").read_bytes()
     write(overlay.upper / "p/state", os.urandom(300_000))
-    close(overlay)
+    overlay.unmount()
     for chunk in (overlay.store / "chunks").rglob("*"):
         if chunk.is_file() and data[150_000:150_400] in chunk.read_bytes():
             chunk.write_bytes(chunk.read_bytes().replace(data[150_000:150_400], bytes(400)))
@@ -542,7 +534,7 @@ def test_no_room(overlay: Bed, tmp_path: Path) -> None:
     first = overlay.take()["number"]
     rm(overlay.upper / "p")
     write(overlay.upper / "other", os.urandom(30 << 20))
-    close(overlay)
+    overlay.unmount()
     was = digest(overlay.overlay)
     request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/p"]}
     refused(overlay.ask("restore_paths", **request), "the overlay has no room for it", 1)
