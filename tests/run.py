@@ -109,23 +109,26 @@ def run_full(more: list[str]) -> list[Stage]:
     stages = [Stage("images", [str(MACHINE), "--fill", sys.executable, "-m", "tests.images"])]
     recording = threading.Lock()
 
-    def run_parts(parts: list[str], mark: str = "not alone") -> None:
+    def run_part(part: str, *words: str) -> None:
+        if part in passed:
+            print(f"{part}: passed before, {passed[part]:.0f} s", flush=True)
+            return
+        stage = Stage(part, pytest_argv(*words, *more))
+        stages.append(stage)
+        if stage.run(quiet=True) == 0 and commit and not stage.empty:
+            with recording:
+                passed[part] = stage.seconds
+                record.with_suffix(".new").write_text(json.dumps(passed, indent=1))
+                record.with_suffix(".new").rename(record)
+
+    def run_task(parts: list[str]) -> None:
         for part in parts:
-            if part in passed:
-                print(f"{part}: passed before, {passed[part]:.0f} s", flush=True)
-                continue
-            stage = Stage(part, pytest_argv("-m", mark, "tests" if mark == "alone" else part, *more))
-            stages.append(stage)
-            if stage.run(quiet=True) == 0 and commit and not stage.empty:
-                with recording:
-                    passed[part] = stage.seconds
-                    record.with_suffix(".new").write_text(json.dumps(passed, indent=1))
-                    record.with_suffix(".new").rename(record)
+            run_part(part, "-m", "not alone", part)
 
     if stages[0].run(quiet=True) == 0:
-        run_parts(["alone"], "alone")
+        run_part("alone", "-m", "alone", "tests")
         with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(run_parts, find_tasks()))
+            list(pool.map(run_task, find_tasks()))
     return stages
 
 

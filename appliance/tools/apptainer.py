@@ -15,10 +15,10 @@ from appliance.plan.definition import SQUASHFS
 
 SBOM_DATATYPE = "9"
 """SIF data type of a bill of materials; in group 1, what the signature covers."""
-
-
 LOOP_TAKEN = re.compile("while mounting image .*device or resource busy", re.DOTALL)
+"""What Apptainer prints where another program took the loop device that it had chosen."""
 LOOP_TRIES, LOOP_AGAIN_S = 3, 0.5
+"""How often a container is made then, and seconds between two tries."""
 
 
 @dataclass(frozen=True)

@@ -42,20 +42,20 @@ until [ -S "$socket" ]; do
 done
 """
 
+GONE = 'grep -q "^State:.Z" "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]'
+"""Shell: whether process $1 has ended, its files closed."""
+
 # $1 pid, $2 seconds: end it, and wait until it is gone.
-END = """
+END = f"""
 kill -TERM "$1" 2>/dev/null || exit 0
 tries=0
-while [ -e "/proc/$1" ] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null; do
+until {GONE}; do
     tries=$((tries + 1))
     [ "$tries" -ne "$(($2 * 10))" ] || kill -KILL "$1" 2>/dev/null
     [ "$tries" -le "$(($2 * 10 + 50))" ] || exit 1
     sleep 0.1
 done
 """
-
-GONE = '[ ! -e "/proc/$1" ] || grep -q "^State:.Z" "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]'
-"""Shell: whether process $1 has ended, its files closed."""
 
 # $1 disk, $2 MiB: an empty ext4 file system as qcow2, written beside and renamed.
 MAKE_STATE = """

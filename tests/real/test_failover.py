@@ -169,7 +169,7 @@ def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> 
     both.sms("--site", site, "-q", "stop", "--keep-lease", on=DEAD)
     with cut(both):
         both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
-        # Its guard would tell the host that returns: that one is to find out by itself.
+        # Its guard would write the lease to the host that returns, which is to find out without it.
         here, lock = both.host(HERE), "/run/sms/lab.guard.lock"
         wait("its guard", lambda: not here.works("flock", "-n", "-s", lock, "true"))
         wait("its end", lambda: here.works("sh", "-c", f'kill "$(cat {lock})"; flock -w 1 {lock} true'))
