@@ -109,6 +109,11 @@ class Service(Section):
     ports: tuple[OnePort, ...] = Field((), description="Where it listens.")
     traffic: Traffic = Field(Traffic(), description="How it shows on the wire besides its ports.")
     state: tuple[AbsolutePath, ...] = Field((), description="What it writes and must keep.")
+    running: AbsolutePath | None = Field(
+        None,
+        description="A file below `state` that is there while it runs, and stays where it did not end with status 0: "
+        "`setup` finds SMS_UNCLEAN set then.",
+    )
     state_heads: dict[AbsolutePath, str] = Field(
         {}, description="State files, and the text that each has near its beginning when it is whole."
     )

@@ -69,6 +69,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
                 "run": [templates.text(word) for word in service.run],
                 "user": service.user,
                 "setup": templates.text(service.setup),
+                "running": service.running,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],
                 "sync": list(service.sync),
                 "probe": _probe(service, templates),

@@ -247,6 +247,9 @@ class ShortJobs:
     def __init__(self, lab: Lab, node: str = "node1") -> None:
         self.node = lab.host(node)
         self.submitted: dict[str, float] = {}
+        self.ids: set[str] = set()
+        self.given_twice: list[str] = []
+        """Ids of two jobs: slurmctld drains a node that has the first one still."""
         self.refused = 0
         self.completed: set[str] = set()
         self._ended = threading.Event()
@@ -263,13 +266,15 @@ class ShortJobs:
     def _submit(self) -> None:
         number = 0
         while not self._ended.wait(self.EVERY_S):
-            # By name: a number that was given to a lost job is given again.
             number += 1
             name = f"short{number}"
             argv = ("sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--wrap=sleep 0.5")
             try:
-                as_alice(self.node, *argv)
+                job = as_alice(self.node, *argv)
                 self.submitted[name] = time.time()
+                if job in self.ids:
+                    self.given_twice.append(job)
+                self.ids.add(job)
             except SmsError:
                 self.refused += 1  # the user is told, and nothing is lost
 

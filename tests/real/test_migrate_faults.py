@@ -416,7 +416,9 @@ def test_a_fault(world: World, cell: Cell) -> None:
         run.let_go()
         living = tuple(host for host in CARRIERS if host not in scene.gone)
         expected = {{"source": source, "target": target}.get(name, name) for name in cell.serves}
-        if not scene.gone and "cut" not in cell.fault.lower():
+        # Before the service is stopped neither end has anything to settle: mended at once, a cut is no fault.
+        early = STEPS.index(cell.step.lstrip("<")) < STEPS.index("stop") if cell.step.lstrip("<") in STEPS else True
+        if not scene.gone and (early or "cut" not in cell.fault.lower()):
             run.end(200)
         found = world.settle(expected, living)
         settled = time.time()
@@ -441,6 +443,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         with Path(out).open("a") as stream:
             stream.write(f"{row.line}\n")
     assert world.watch.twice == []
+    assert world.jobs.given_twice == []
     # What a controller had not written down as its host's power failed nobody can know.
     unsaved = (began - SAVED_S, began) if found == "none" else (0.0, 0.0)
     assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -513,6 +513,78 @@ def test_sms_run_does_not_start_what_it_could_not_prepare(root: Path) -> None:
     assert b"the preparation of it ended with status 1" in done.stdout
     assert not (root / "ran").exists()
     assert b"next try in 0.5 s" in run_program("sms-run", root, "it").stdout
+
+
+def test_sms_run_tells_the_setup_that_the_last_run_did_not_end_by_itself(root: Path) -> None:
+    mark = root / "var/lib/it/.running"
+    write_services(
+        root,
+        it={
+            "running": "/var/lib/it/.running",
+            "setup": f"echo ${{SMS_UNCLEAN:-clean}} >>{root}/log; [ ! -e {root}/broken ]",
+            "run": ["sh", "-c", f"[ -e {mark} ] && echo marked >>{root}/log"],
+        },
+    )
+    (root / "broken").touch()
+    assert run_program("sms-run", root, "it").returncode == 1
+    assert not mark.exists(), "it has not run"
+    (root / "broken").unlink()
+    assert run_program("sms-run", root, "it").returncode == 0
+    assert run_program("sms-run", root, "it").returncode == 0
+    assert (root / "log").read_text().split() == ["clean", "clean", "marked", "1", "marked"]
+
+
+@pytest.mark.parametrize(("status", "stays"), [(0, False), (256, True), (9, True)])
+def test_the_mark_goes_with_an_orderly_end(
+    root: Path, smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch, status: int, stays: bool
+) -> None:
+    for name in ("supervisor", "supervisor.poller", "supervisor.process", "supervisor.supervisord"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setattr(sys.modules["supervisor"], name.rpartition(".")[2], sys.modules[name], raising=False)
+    monkeypatch.setattr(sys.modules["supervisor.poller"], "Poller", object, raising=False)
+    supervise = load("sms-supervise", monkeypatch)
+    write_services(root, it={"running": "/var/lib/sms/.running"}, other={})
+    mark = root / "var/lib/sms/.running"
+    mark.touch()
+    ended = []
+    finish = supervise.noted(lambda program, pid, sts: ended.append((program.config.name, pid, sts)))
+    for name in ("other", "it"):
+        finish(SimpleNamespace(config=SimpleNamespace(name=name)), 7, status)
+    assert ended == [("other", 7, status), ("it", 7, status)]
+    assert mark.exists() == stays
+
+
+def job_state(next_id: int, saved: float, head: bytes = b"PROTOCOL_VERSION\0") -> bytes:
+    return struct.pack("!I", len(head)) + head + struct.pack("!HqI", 0x2600, int(saved), next_id) + b"jobs"
+
+
+@pytest.mark.parametrize(
+    ("next_id", "age_s", "low", "high"),
+    [
+        (58, 0, 1058, 1100),
+        (58, -3600, 1058, 1058),  # the clock was set back
+        (58, 3600, 37058, 37100),
+        (67043327, 0, 67043327, 67043327),  # the largest: slurmctld begins anew
+        (66000000, 1e9, 66000000, 66000000),
+    ],
+)
+def test_job_ids_go_on_beyond_what_was_given_out(root: Path, next_id: int, age_s: float, low: int, high: int) -> None:
+    saved = int(time.time() - age_s)
+    path = root / "job_state"
+    path.write_bytes(job_state(next_id, saved))
+    assert run_program("sms-slurm-ids", root, str(path)).returncode == 0
+    found = struct.unpack_from("!I", path.read_bytes(), 31)[0]
+    assert low <= found <= high
+    assert path.read_bytes() == job_state(found, saved)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0\x11PROTOCOL_VERSION\0", job_state(5, 0, b"JOB_VERSION_NEXT\0"), None])
+def test_a_state_of_another_form_is_left_alone(root: Path, data: bytes | None) -> None:
+    path = root / "job_state"
+    if data is not None:
+        path.write_bytes(data)
+    assert run_program("sms-slurm-ids", root, str(path)).returncode == 0
+    assert (path.read_bytes() if path.exists() else None) == data
 
 
 @needs_root
