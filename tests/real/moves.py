@@ -250,6 +250,8 @@ class ShortJobs:
         self.ids: set[str] = set()
         self.given_twice: list[str] = []
         """Ids of two jobs: slurmctld drains a node that has the first one still."""
+        self.resumed: list[str] = []
+        """Nodes that were resumed: they had run a job that the controller's state of before a power loss had waiting."""
         self.refused = 0
         self.completed: set[str] = set()
         self._ended = threading.Event()
@@ -278,6 +280,14 @@ class ShortJobs:
             except SmsError:
                 self.refused += 1  # the user is told, and nothing is lost
 
+    def resume_nodes(self) -> None:
+        """What an administrator does after a power loss (docs/failover.md)."""
+        for line in self.node.run("sinfo", "-hN", "-t", "drain", "-o", "%N %E", ok=None).text.splitlines():
+            name, _, reason = line.partition(" ")
+            if reason == "Duplicate jobid":
+                self.node.run("scontrol", "update", f"nodename={name}", "state=resume", ok=None)
+                self.resumed.append(name)
+
     def states(self) -> dict[str, str]:
         """Each job's state, by its name, as the controller knows it; with why, for one that waits."""
         found = {}
@@ -302,6 +312,7 @@ class ShortJobs:
         mine = {name for name, at in list(self.submitted.items()) if at >= since and not first <= at <= last}
         left = len(mine)
         while True:
+            self.resume_nodes()
             states = self.states()
             # The controller forgets a job 300 s after its end (MinJobAge of slurm.conf(5)).
             self.completed |= {name for name, state in states.items() if state == "COMPLETED"}

@@ -93,6 +93,7 @@ class World:
     jobs: ShortJobs
     probers: tuple[Prober, Prober]
     rows: list[Row] = field(default_factory=list)
+    power_lost: bool = False
 
     @property
     def lab(self) -> Lab:
@@ -434,6 +435,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
             "",
         )
         world.rows.append(row)
+        world.power_lost |= bool(scene.gone)
         said = ended.stderr.decode(errors="replace")[-1500:]
         assert found in expected, (found, said)
         for host in scene.gone:
@@ -447,6 +449,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
     # What a controller had not written down as its host's power failed nobody can know.
     unsaved = (began - SAVED_S, began) if found == "none" else (0.0, 0.0)
     assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
+    assert world.power_lost or not world.jobs.resumed
     check_overlays(world, moved=row.again == "moved")
 
 
