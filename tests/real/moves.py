@@ -251,7 +251,7 @@ class ShortJobs:
         self.given_twice: list[str] = []
         """Ids of two jobs: slurmctld drains a node that has the first one still."""
         self.resumed: list[str] = []
-        """Nodes that were resumed: they had run a job that the controller's state of before a power loss had waiting."""
+        """Nodes that were resumed: they had run a job that waited in the state of before a power loss."""
         self.refused = 0
         self.completed: set[str] = set()
         self._ended = threading.Event()

@@ -155,7 +155,7 @@ def test_services_json_is_what_the_programs_read() -> None:
     services = json.loads(text)["services"]
     assert list(services) == [service.name for service in SERVICES], "in starting order"
     for service in services.values():
-        assert set(service) == {"run", "user", "setup", "needs", "sync", "probe"}
+        assert set(service) == {"run", "user", "setup", "running", "needs", "sync", "probe"}
         assert "{{" not in json.dumps(service)
 
 
