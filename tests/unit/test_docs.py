@@ -126,6 +126,7 @@ def test_messages_are_those_of_the_code() -> None:
 OTHERS = {
     "Requesting capability set ... while permitted",
     "CLUSTER NAME MISMATCH",
+    "Duplicate jobid",
     "Invalid user id",
     "slurmctld",
     "the image holds secrets",
