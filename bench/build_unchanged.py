@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from appliance.flow.build import plan
+from appliance.operations.image.build import plan
 from appliance.progress import Silent
 from bench.rig import Rig, Samples, result, wall, work_folder
 from bench.rig.bed import Bed

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from appliance.flow.ca import issue_server
+from appliance.operations.site.ca import issue_server
 
 USER, PASSWORD = "root", "a secret: with a colon"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()

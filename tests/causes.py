@@ -68,7 +68,8 @@ def timed(function: Callable[..., Any], cause: Callable[..., str]) -> Callable[.
 
 def watch() -> None:
     """Count from now on."""
-    from appliance.flow import build, lab
+    from appliance.operations.image import build
+    from appliance.operations.lab import lab
 
     for name in ("wait", "communicate"):
         method = getattr(subprocess.Popen, name)

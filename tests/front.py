@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from appliance.flow.ca import issue_server, make_ca
+from appliance.operations.site.ca import issue_server, make_ca
 
 PORT = 8443
 

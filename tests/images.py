@@ -14,15 +14,15 @@ from typing import Any
 
 import yaml
 
-from appliance.flow.build import build
-from appliance.flow.context import open_cluster
-from appliance.flow.keys import create_pair
-from appliance.flow.lab import SIGNING, certify_controllers
-from appliance.flow.node_image import build_node
-from appliance.flow.vm_build import build_vm
 from appliance.lab import Layout
 from appliance.lab.etc import make_etc
 from appliance.lab.root import make_root
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import build
+from appliance.operations.lab.lab import SIGNING, certify_controllers
+from appliance.operations.nodes.image import build_node
+from appliance.operations.site.keys import create_pair
+from appliance.operations.vm.build import build_vm
 from appliance.progress import Silent
 from tests.real.images import SCRIPTS, kept_variant
 

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import sqlalchemy as sa
 
-from appliance.flow.ca import issue_issuer, issue_server, make_ca
+from appliance.operations.site.ca import issue_issuer, issue_server, make_ca
 from appliance.provision.store import Store
 from appliance.provision.tokens import Tokens
 from appliance.tools.provision import Api

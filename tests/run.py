@@ -91,7 +91,7 @@ def run_usual(more: list[str]) -> list[Stage]:
 def find_tasks() -> list[list[str]]:
     """Parts of the full run that may run side by side, those that take longest first; the files of QEMU are one."""
     groups: dict[str, list[str]] = {name: [] for name in FIRST}
-    for path in sorted((ROOT / "tests/real").glob("test_*.py")):
+    for path in sorted((ROOT / "tests/real").rglob("test_*.py")):
         part = str(path.relative_to(ROOT))
         groups.setdefault(find_group(part), []).append(part)
     return [*groups.values(), *([part] for part in UNITS)]

@@ -32,12 +32,36 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": {"host", "tools", "plan"},
     # Brought into the VM as it is, and it runs there on Debian's own packages.
     "provision": set(),
-    "flow": {"config", "catalog", "plan", "export", "host", "tools", "lab", "provision", "analysis"},
-    "cli": {"flow", "config"},
+    "operations": {"config", "catalog", "plan", "export", "host", "tools", "lab", "provision", "analysis"},
+    "cli": {"operations", "config"},
     # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.
     "analysis": set(),
 }
 """Room, and the rooms it may import besides the leaves and itself."""
+
+PUBLIC: dict[str, dict[str, set[str]]] = {
+    "operations": {
+        "classify": {"classify"},
+        "hosts": {"host", "preflight"},
+        "image": {"build", "copy", "deliver"},
+        "lab": {"demo"},
+        "migration": {"fence", "lease", "unfinished"},
+        "nodes": {"image"},
+        "overlay": {"mirror", "mirrored", "overlay"},
+        "services": {"boot", "guarded", "inside", "start", "status", "stop"},
+        "site": {"ca", "config", "find", "init", "keys"},
+        "snapshots": {"list", "restore", "snapshot", "status", "transfer"},
+        "upgrade": {"note"},
+        "vm": {"build", "client", "deferred"},
+    },
+    "plan": {
+        "overlay": {"seed"},
+        "services": {"network", "supervisor"},
+        "snapshots": {"retention"},
+    },
+    "cli": {"snapshots": {"view"}},
+}
+"""Of each subject, the modules that other subjects may import."""
 
 PURE = {"config", "catalog", "plan", "export", "errors", "progress", "share"}
 """Rooms that only think: text and values in, text and values out."""
@@ -125,6 +149,33 @@ def breaks(path: Path) -> list[str]:
     return found
 
 
+def find_subject(path: Path) -> tuple[str, str]:
+    """The room of a file and its subject in there; an empty one of a file that belongs to none."""
+    parts = path.relative_to(ROOT).parts
+    return parts[1], parts[2] if parts[1] in PUBLIC and len(parts) > 3 else ""
+
+
+def sideways(path: Path) -> list[tuple[str, str]]:
+    """What a file imports of other subjects of its room: subject and module."""
+    room, subject = find_subject(path)
+    modules = [one.module.split(".") for one in imports_of(path)]
+    return [
+        (module[2], module[3])
+        for module in modules
+        if module[:2] == ["appliance", room]
+        and len(module) > 4
+        and (ROOT / "appliance" / room / module[2]).is_dir()
+        and module[2] != subject
+    ]
+
+
+@pytest.mark.parametrize("room", sorted(PUBLIC))
+def test_subjects_know_only_public_modules_of_each_other(room: str) -> None:
+    files = [path for path in sources() if room_of(path) == room and path.name != "__init__.py"]
+    used = {one for path in files for one in sideways(path)}
+    assert used == {(subject, module) for subject, modules in PUBLIC[room].items() for module in modules}
+
+
 def test_every_room_is_in_the_table() -> None:
     rooms = {room_of(path) for path in sources()} - {"__init__", "__main__"}
     assert rooms <= set(MAY_IMPORT), "a new room: say in MAY_IMPORT whom it may know, and in HACKING.md why"
@@ -198,12 +249,12 @@ def test_the_map_names_every_room() -> None:
 
 
 BAD = {
-    "import appliance.flow.start": "appliance/plan/x.py",
+    "import appliance.operations.services.start": "appliance/plan/x.py",
     "from appliance.host.local import Local": "appliance/cli/x.py",
     "import subprocess": "appliance/config/x.py",
     "def f():\n    import paramiko": "appliance/tools/x.py",
     "from appliance import errors": "analysis/x.py",
-    "from rich.table import Table": "appliance/flow/x.py",
+    "from rich.table import Table": "appliance/operations/x.py",
 }
 
 

@@ -20,17 +20,21 @@ from appliance.cli.common import standard_output
 from appliance.errors import SmsError
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "what must never stop": ("classify",),
-    "the site": ("init", "config", "key", "host", "doctor"),
-    "the image": ("build", "verify", "image"),
-    "the running appliance": ("start", "stop", "status", "logs", "exec", "shell"),
-    "what it has written": ("overlay",),
-    "moving it": ("migrate", "failover", "guard", "rehearse", "upgrade", "journal"),
-    "the provisioning VM": ("vm", "node", "files", "user"),
-    "trying it out": ("lab", "completion"),
+    "what must never stop": ("classify.classify",),
+    "the site": ("site.init", "site.config", "site.key", "hosts.host", "hosts.doctor"),
+    "the image": ("image.build", "image.verify", "image.image"),
+    "the running appliance": tuple(f"services.{name}" for name in ("start", "stop", "status", "logs", "exec", "shell")),
+    "what it has written": ("overlay.overlay",),
+    "moving it": (
+        *("migration.migrate", "migration.failover", "services.guard"),
+        *("upgrade.rehearse", "upgrade.upgrade", "services.journal"),
+    ),
+    "the provisioning VM": ("vm.vm", "nodes.node", "nodes.files", "nodes.user"),
+    "trying it out": ("lab.lab", "completion"),
 }
-"""Verbs in the order of the help; each is a module of this package."""
-VERBS = tuple(name for names in GROUPS.values() for name in names)
+"""Modules of this package in the order of the help; each has the name of its verb."""
+VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for module in modules}
+"""Verb, and its module."""
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "host", "lab", "image", "overlay"),
@@ -106,7 +110,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
     for name in (only,) if only else VERBS:
-        importlib.import_module(f"appliance.cli.{name}_cmd").add(verbs)
+        importlib.import_module(f"appliance.cli.{VERBS[name]}").add(verbs)
     return parser
 
 

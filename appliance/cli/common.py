@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from appliance.flow.context import Cluster
     from appliance.host.base import Host
+    from appliance.operations.context import Cluster
 
 
 def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, description: str, examples: str) -> Any:
@@ -23,6 +24,13 @@ def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, descripti
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_actions(parser: argparse.ArgumentParser, modules: Iterable[str]) -> None:
+    """The actions of a verb: each is a module of ``appliance.cli`` with a function ``add``."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name in modules:
+        importlib.import_module(f"appliance.cli.{name}").add(actions)
 
 
 def add_host(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +115,8 @@ def standard_output() -> Iterator[TextIO]:
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
     """The site's cluster and the host that the verb acts on."""
     from appliance.cli.screen import progress
-    from appliance.flow.context import find_target, open_cluster
-    from appliance.flow.site import find_site
+    from appliance.operations.context import find_target, open_cluster
+    from appliance.operations.site.find import find_site
 
     cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
     return cluster, find_target(cluster.site, arguments.host)

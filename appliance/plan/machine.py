@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from appliance.catalog import Service
 from appliance.config.model import Site
-from appliance.plan.network import network_options
+from appliance.plan.services.network import network_options
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
-from appliance.plan.definition import SQUASHFS
+from appliance.plan.image.definition import SQUASHFS
 
 SBOM_DATATYPE = "9"
 """SIF data type of a bill of materials; in group 1, what the signature covers."""

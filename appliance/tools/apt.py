@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
-from appliance.plan.definition import has_credentials
+from appliance.plan.image.definition import has_credentials
 
 TARGET = re.compile(r"^(?P<uri>\S+) (?P<origin>[^|]*)\|(?P<codename>\S+)$")
 KEPT = "versions"

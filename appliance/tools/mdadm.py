@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
-from appliance.plan.mirror import Device, Made, Scrubbed, Seen
+from appliance.plan.overlay.mirror import Device, Made, Scrubbed, Seen
 from appliance.progress import Step
 
 THERE = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
-from appliance.plan.vm import Card, choose_accel
+from appliance.plan.vm.vm import Card, choose_accel
 
 # Whether KVM works is not told by /dev/kvm alone: where it is there and cannot run a kernel, QEMU does not fall back.
 PROBE = """

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.errors import SmsError
-from appliance.plan.nodes import clean_mac
+from appliance.plan.nodes.nodes import clean_mac
 from appliance.tools.redfish import ROOT, SYSTEMS, Conversation, NoRedfish, link_of, members
 
 MOST_SYSTEMS = 64

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import Refused
-from appliance.flow.build import Built, build
-from appliance.flow.context import Cluster, open_cluster
-from appliance.flow.lab import lab_down, lab_up
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.lab import Lab
 from appliance.lab.layout import Layout
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.image.build import Built, build
+from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Progress
 
 LAB = "bench"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from appliance.flow.context import open_cluster
-from appliance.flow.lab import lab_up
-from appliance.flow.node_image import build_node
-from appliance.flow.vm_build import build_vm
 from appliance.lab import Lab
+from appliance.operations.context import open_cluster
+from appliance.operations.lab.lab import lab_up
+from appliance.operations.nodes.image import build_node
+from appliance.operations.vm.build import build_vm
 from appliance.progress import Progress
 from bench.rig.bed import CARRIER, LAB, _build, _remove_lab
 

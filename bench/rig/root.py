@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from appliance.flow.overlay import archive_for
 from appliance.host.local import Local
-from appliance.plan.overlay import seed_digest
+from appliance.operations.overlay.overlay import archive_for
+from appliance.plan.overlay.seed import seed_digest
 from bench.rig.bed import Bed
 from bench.rig.measure import CACHE
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from appliance.flow.build import Built, build
-from appliance.flow.context import open_cluster
-from appliance.flow.lab import lab_down, lab_up
 from appliance.host.base import Host, Result
 from appliance.lab import Lab
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import Built, build
+from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Silent
 from appliance.tools import ext3
 from tests.real.logs import keep_logs

@@ -7,8 +7,8 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from appliance.flow.build import Built
 from appliance.lab import Lab
+from appliance.operations.image.build import Built
 
 BROKEN = "no such luck"
 """What the broken controller says."""

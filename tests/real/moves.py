@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.flow.demo import as_alice
 from appliance.host.base import Result
 from appliance.lab import Lab
+from appliance.operations.lab.demo import as_alice
 from tests.real.conftest import Playground
-from tests.real.test_interrupted import sms_pids
+from tests.real.snapshots.test_interrupted import sms_pids
 
 CARRIERS = ("host-a", "host-b")
 BRIDGES = {"br-prov": "prov0", "br-pub": "pub0"}

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.cli import main
-from appliance.flow import migrate, moving
 from appliance.host import ssh
+from appliance.operations.migration import migrate, moving
 from appliance.tools import move
 
 TELL, WORD = int(sys.argv[1]), int(sys.argv[2])

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from appliance.cli import VERBS, find_verb, main, make_parser
-
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
 
 Case = tuple[list[str], int, str, str]
 

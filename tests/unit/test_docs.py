@@ -9,15 +9,15 @@ import yaml
 
 from appliance.catalog import Service
 from appliance.cli import GROUPS
-from appliance.cli.classify_view import view_text
+from appliance.cli.classify.view import view_text
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
-from appliance.flow.classify import Question, classify
+from appliance.operations.classify.classify import Question, classify
 from appliance.progress import Silent
 from tests.captures import files
 from tests.captures.cluster import Plan, simulate
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -10,16 +10,16 @@ import pytest
 
 from appliance.catalog import Base, Service, read_bases, read_catalog, read_extra_files, select
 from appliance.config.model import Site
-from appliance.flow.context import read_given, runtime_files
-from appliance.flow.site import open_site
-from appliance.plan.definition import BuildPlan, missing_mirrors, packages_for, plan_build, repository_urls
+from appliance.operations.context import read_given, runtime_files
+from appliance.operations.site.find import open_site
+from appliance.plan.image.definition import BuildPlan, missing_mirrors, packages_for, plan_build, repository_urls
 from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv, stop_timeout
-from appliance.plan.network import conflists
-from appliance.plan.overlay import SECRET_PLACES, Seed, seed_files
-from appliance.plan.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
+from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files
+from appliance.plan.services.network import conflists
+from appliance.plan.services.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
 from appliance.share import share
+from tests.places import GOLDEN, ROOT
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = sorted(path.stem for path in (GOLDEN / "sites").glob("*.yaml"))
 
 
@@ -119,7 +119,7 @@ def test_every_base_has_a_sample() -> None:
 
 
 def test_nothing_tells_where_it_was_rendered(site: Site, base: Base, services: tuple[Service, ...]) -> None:
-    checkout = str(Path(__file__).parents[2])
+    checkout = str(ROOT)
     assert not [name for name, text in rendered(site, base, services).items() if checkout in text]
 
 

@@ -1,6 +1,6 @@
 """This machine as a host: what comes back, what is ended, what is refused.
 
-tests/real/test_ssh.py runs most of these over SSH.
+tests/real/hosts/test_ssh.py runs most of these over SSH.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import BinaryIO
 import pytest
 
 from appliance.errors import SmsError
-from appliance.flow.lease import LOST_RACE, SWAP
 from appliance.host.base import SHORT, WRITE_BESIDE, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
-from appliance.plan.lease import digest
+from appliance.operations.migration.lease import LOST_RACE, SWAP
+from appliance.plan.migration.lease import digest
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
 

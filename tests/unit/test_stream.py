@@ -1,6 +1,6 @@
 """A command whose two ends are ours: GBs both ways, its words, its end.
 
-tests/real/test_stream_ssh.py runs most of these over SSH.
+tests/real/hosts/test_stream_ssh.py runs most of these over SSH.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""``sms overlay``: one file an action, each with its parser and what runs it."""
+"""Verbs of the subject ``overlay``: the overlay of the services container, and its mirror."""

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
-    from appliance.flow.create import create, rehearse_create
+    from appliance.operations.overlay.create import create, rehearse_create
 
     cluster, host = open_target(arguments)
     shown = progress(arguments.quiet)

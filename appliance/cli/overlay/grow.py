@@ -35,7 +35,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Grow."""
     from appliance.cli.screen import out, print_json, progress
-    from appliance.flow.grow import grow, read_wanted
+    from appliance.operations.overlay.grow import grow, read_wanted
 
     wanted = read_wanted(arguments.size)
     cluster, host = open_target(arguments)

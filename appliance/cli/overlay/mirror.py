@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from appliance.cli.common import add_host, add_json, filled, open_target, verb
 
 if TYPE_CHECKING:
-    from appliance.flow.mirror import Done
-    from appliance.flow.mirrored import MirrorState
+    from appliance.operations.overlay.mirror import Done
+    from appliance.operations.overlay.mirrored import MirrorState
 
 EXAMPLES = """\
   sms overlay mirror create --on /disk1/sms --on /disk2/sms
@@ -122,8 +122,8 @@ def _add_rebuild(parts: Any) -> None:
 def run_create(arguments: argparse.Namespace) -> int:
     """Create it."""
     from appliance.cli.screen import progress
-    from appliance.flow.grow import read_wanted
-    from appliance.flow.mirror import create
+    from appliance.operations.overlay.grow import read_wanted
+    from appliance.operations.overlay.mirror import create
 
     size = read_wanted(arguments.size).size if arguments.size else 0
     cluster, host = open_target(arguments)
@@ -137,7 +137,7 @@ def run_create(arguments: argparse.Namespace) -> int:
 def run_status(arguments: argparse.Namespace) -> int:
     """Show how it stands."""
     from appliance.cli.screen import out, print_json
-    from appliance.flow.mirror import status
+    from appliance.operations.overlay.mirror import status
 
     cluster, host = open_target(arguments)
     state = status(cluster, host)
@@ -155,7 +155,7 @@ def _show(state: MirrorState) -> None:
     from rich.table import Table
 
     from appliance.cli.screen import out
-    from appliance.flow.status import when
+    from appliance.operations.services.status import when
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("member", "file", "state", "what"):
@@ -176,7 +176,7 @@ def _show(state: MirrorState) -> None:
 def run_scrub(arguments: argparse.Namespace) -> int:
     """Scrub it."""
     from appliance.cli.screen import progress
-    from appliance.flow.mirror import scrub
+    from appliance.operations.overlay.mirror import scrub
 
     cluster, host = open_target(arguments)
     done = scrub(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
@@ -186,7 +186,7 @@ def run_scrub(arguments: argparse.Namespace) -> int:
 def run_rebuild(arguments: argparse.Namespace) -> int:
     """Rebuild a member."""
     from appliance.cli.screen import progress
-    from appliance.flow.mirror import rebuild
+    from appliance.operations.overlay.mirror import rebuild
 
     cluster, host = open_target(arguments)
     done = rebuild(
@@ -204,7 +204,7 @@ def run_rebuild(arguments: argparse.Namespace) -> int:
 def run_remove(arguments: argparse.Namespace) -> int:
     """Remove it."""
     from appliance.cli.screen import progress
-    from appliance.flow.mirror import abandon, remove
+    from appliance.operations.overlay.mirror import abandon, remove
 
     cluster, host = open_target(arguments)
     act = abandon if arguments.abandon else remove
@@ -216,7 +216,7 @@ def run_remove(arguments: argparse.Namespace) -> int:
 def run_adopt(arguments: argparse.Namespace) -> int:
     """Adopt one."""
     from appliance.cli.screen import progress
-    from appliance.flow.mirror import adopt
+    from appliance.operations.overlay.mirror import adopt
 
     cluster, host = open_target(arguments)
     folder = arguments.folder.rstrip("/")

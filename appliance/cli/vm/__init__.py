@@ -1,1 +1,1 @@
-"""``sms vm``: one file an action, each with its parser and what runs it."""
+"""Verbs of the subject ``vm``: the provisioning VM."""

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_site
-    from appliance.flow.vm_build import build_vm, is_built, plan_vm
+    from appliance.operations.vm.build import build_vm, is_built, plan_vm
 
     cluster = open_site(arguments)
     if arguments.dry_run:

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from appliance.flow.context import Cluster
     from appliance.host.base import Host
+    from appliance.operations.context import Cluster
 
 
 def add_vm_host(parser: argparse.ArgumentParser) -> None:
@@ -18,15 +18,15 @@ def add_vm_host(parser: argparse.ArgumentParser) -> None:
 def open_site(arguments: argparse.Namespace) -> Cluster:
     """The site's cluster."""
     from appliance.cli.screen import progress
-    from appliance.flow.context import open_cluster
-    from appliance.flow.site import find_site
+    from appliance.operations.context import open_cluster
+    from appliance.operations.site.find import find_site
 
     return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
 
 
 def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
     """The site's cluster, and the admin host that has the VM."""
-    from appliance.flow.vm import find_vm
+    from appliance.operations.vm.vm import find_vm
 
     cluster = open_site(arguments)
     return cluster, find_vm(cluster, arguments.host)

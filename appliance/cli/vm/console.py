@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import err
     from appliance.cli.vm.common import open_site
-    from appliance.flow.vm import find_vm
-    from appliance.flow.vm_inside import attach_console, find_console, need_running, read_console
+    from appliance.operations.vm.inside import attach_console, find_console, need_running, read_console
+    from appliance.operations.vm.vm import find_vm
 
     cluster = open_site(arguments)
     if arguments.log:

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import err
     from appliance.cli.vm.common import open_vm
     from appliance.errors import ConfigError
-    from appliance.flow.vm_inside import run_in_vm
+    from appliance.operations.vm.inside import run_in_vm
 
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_site
-    from appliance.flow.vm_migrate import migrate_vm, plan_migrate_vm
+    from appliance.operations.vm.migrate import migrate_vm, plan_migrate_vm
 
     cluster = open_site(arguments)
     shown = progress(arguments.quiet)

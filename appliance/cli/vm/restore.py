@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
     from appliance.cli.vm.snapshot import line
-    from appliance.flow.vm_restore import check_restore, restore_vm
+    from appliance.operations.vm.restore import check_restore, restore_vm
 
     cluster, host = open_vm(arguments)
     if arguments.dry_run:

@@ -11,7 +11,7 @@ from appliance.cli.common import add_json, filled, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
-    from appliance.flow.vm_snapshots import VmSnapshot
+    from appliance.operations.vm.snapshots import VmSnapshot
 
 EXAMPLES = """\
   sms vm snapshot                   both disks at one moment, named by the time; the VM runs on
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
-    from appliance.flow.vm_snapshot import snapshot_vm
-    from appliance.flow.vm_snapshots import count_elsewhere, list_snapshots, prune_snapshots, verify_snapshot
+    from appliance.operations.vm.snapshot import snapshot_vm
+    from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots, prune_snapshots, verify_snapshot
 
     cluster, host = open_vm(arguments)
     shown = progress(arguments.quiet)

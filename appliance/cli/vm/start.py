@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.common import open_target
     from appliance.cli.screen import out, print_json, progress
-    from appliance.flow.vm_start import How, rehearse_start_vm, start_vm
+    from appliance.operations.vm.start import How, rehearse_start_vm, start_vm
 
     cluster, host = open_target(arguments)
     how = How(arguments.wait, arguments.keep, arguments.force)

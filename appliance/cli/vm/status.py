@@ -10,7 +10,7 @@ from appliance.cli.common import add_json, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
-    from appliance.flow.vm_status import VmStatus
+    from appliance.operations.vm.status import VmStatus
 
 EXAMPLES = """\
   sms vm status           wherever it runs; exit status 4 when something in it does not serve, or it is off
@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import print_json
     from appliance.cli.vm.common import open_site
-    from appliance.flow.context import find_host
-    from appliance.flow.vm_status import status_vm
+    from appliance.operations.context import find_host
+    from appliance.operations.vm.status import status_vm
 
     cluster = open_site(arguments)
     name = arguments.host or cluster.site.admin_hosts[0].name
@@ -54,8 +54,8 @@ def show(found: VmStatus) -> None:
     """As a person reads it."""
     from appliance.cli.screen import out
     from appliance.cli.vm.snapshot import elsewhere
-    from appliance.flow.ca import ISSUER_SOON_DAYS
-    from appliance.flow.vm_status import how_long
+    from appliance.operations.site.ca import ISSUER_SOON_DAYS
+    from appliance.operations.vm.status import how_long
 
     lines = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
     if found.running:

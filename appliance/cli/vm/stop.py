@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
-    from appliance.flow.vm_stop import stop_vm
+    from appliance.operations.vm.stop import stop_vm
 
     cluster, host = open_vm(arguments)
     stopped = stop_vm(cluster, host, progress(arguments.quiet), timeout_s=arguments.timeout)

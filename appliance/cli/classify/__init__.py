@@ -1,0 +1,1 @@
+"""Verbs of the subject ``classify``: captures and their verdicts."""

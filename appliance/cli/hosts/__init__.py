@@ -1,0 +1,1 @@
+"""Verbs of the subject ``hosts``: admin hosts: prepared, inspected."""

@@ -1,0 +1,65 @@
+"""``sms doctor``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, verb
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from appliance.operations.hosts.doctor import Finding
+
+EXAMPLES = """\
+  sms doctor                  this machine
+  sms doctor --host host-a    an admin host, over SSH
+  sms doctor --json           the same for scripts"""
+
+MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[red]missing[/]"}
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "doctor",
+        "list what a host lacks, and what mends it",
+        "Look at all that the appliance needs of a host; changes nothing. Exit status 4 when something is missing.",
+        EXAMPLES,
+    )
+    add_host(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look."""
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.hosts.doctor import diagnose, worst
+    from appliance.operations.site.find import find_site
+
+    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    findings = diagnose(cluster, arguments.host)
+    state = worst(findings)
+    if arguments.json:
+        print_json({"state": state, "checks": [asdict(finding) for finding in findings]})
+    else:
+        out.print(view(findings))
+    return 4 if state == "missing" else 0
+
+
+def view(findings: list[Finding]) -> RenderableType:
+    """The checks as a person reads them; what mends them stands below, ready to copy."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("check", "state", "found", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for finding in findings:
+        table.add_row(escape(finding.what), MARKS[finding.state], escape(finding.detail))
+    mends = [f"  [bold]{escape(finding.what)}[/]: {escape(finding.mend)}" for finding in findings if finding.mend]
+    return Group(table, *(["", "to mend:", *mends] if mends else []))

@@ -1,0 +1,106 @@
+"""``sms host``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_json, verb
+
+if TYPE_CHECKING:
+    from appliance.operations.context import Cluster
+
+PREPARE = """\
+  sms host prepare host-a              over SSH; on host-a itself, without
+  sms host prepare host-a --dry-run    what would change, and how"""
+
+LIST = """\
+  sms host list            every admin host of the site
+  sms host list --json     the same for scripts"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb and its own verbs."""
+    parser = verb(
+        verbs,
+        "host",
+        "prepare admin hosts, show how they stand",
+        "The machines that can carry the appliance.",
+        "  sms host prepare host-a\n  sms host list",
+    )
+    parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
+    prepare = verb(
+        parts,
+        "prepare",
+        "make a host able to carry the appliance",
+        "Packages, Apptainer, folders, kernel settings and bridges, by Ansible. A bridge that is there stays as it\n"
+        "is; one that is not is made with the interface that the site file names as its port. Run again, it\n"
+        "changes nothing.",
+        PREPARE,
+    )
+    prepare.add_argument("name", metavar="NAME", help="an admin host of the site")
+    prepare.add_argument("-n", "--dry-run", action="store_true", help="change nothing, show what would change")
+    add_json(prepare)
+    prepare.set_defaults(run=run_prepare)
+    listing = verb(parts, "list", "every admin host of the site", "Every admin host of the site.", LIST)
+    add_json(listing)
+    listing.set_defaults(run=run_list)
+
+
+def run_prepare(arguments: argparse.Namespace) -> int:
+    """Prepare a host."""
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.operations.hosts.host import failure, prepare
+
+    play = prepare(_cluster(arguments), arguments.name, progress(arguments.quiet), dry_run=arguments.dry_run)
+    if arguments.json:
+        print_json(asdict(play))
+    else:
+        for task in play.changed:
+            out.print(f"{'would change' if arguments.dry_run else 'changed'}: {task}", markup=False)
+        for diff in play.diffs if arguments.dry_run else []:
+            out.print(diff, markup=False)
+        if not play.failed and not play.changed:
+            out.print(f"{arguments.name} is prepared, nothing had to change", markup=False)
+    if error := failure(play, arguments.name):
+        raise error
+    return 0
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List the admin hosts."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.hosts.host import list_hosts
+
+    lines = list_hosts(_cluster(arguments))
+    # One at the most may run it: more is the one thing that must never be.
+    many = [line.name for line in lines if line.running]
+    status = 4 if len(many) > 1 else 0
+    if arguments.json:
+        print_json([asdict(line) for line in lines])
+        return status
+    table = Table("host", "address", "reachable", "appliance", "lease", box=None, pad_edge=False, header_style="bold")
+    for line in lines:
+        reachable = "[green]yes[/]" if line.reachable else "[red]no[/]"
+        runs = "runs" if line.running else "-" if line.reachable else "?"
+        holds = "holds it" if line.holds_lease else "-" if line.reachable else "?"
+        table.add_row(line.name, line.address, reachable, runs, holds)
+    out.print(table)
+    for line in lines:
+        if line.problem:
+            out.print(f"[yellow]{escape(line.problem)}[/]")
+    if status:
+        out.print(f"[red]the appliance runs on {' and '.join(many)}: stop all but one at once[/]")
+    return status
+
+
+def _cluster(arguments: argparse.Namespace) -> Cluster:
+    from appliance.cli.screen import progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.site.find import find_site
+
+    return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))

@@ -1,0 +1,1 @@
+"""Verbs of the subject ``image``: images of the services container: built, verified, listed."""

@@ -1,0 +1,105 @@
+"""``sms image``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_json, positive, verb
+from appliance.cli.image import nodes as image_nodes
+
+if TYPE_CHECKING:
+    from appliance.operations.context import Cluster
+
+EXAMPLES = """\
+  sms image list                 images that builds left, the newest first
+  sms image sbom >image.cdx.json the current image's bill of materials (CycloneDX)
+  sms image manifest 3f9a        what the image with that key was made from
+  sms image prune --keep 3 -n    what would be removed
+
+  sms image build compute        build and seal what nodes without a disk boot; nothing, when nothing changed
+  sms image push compute         bring it to the provisioning VM: nodes boot it from then on
+  sms image rollback compute     nodes boot the one before again
+  sms image list --nodes         node images here, and what the VM hands out
+  sms image profiles             what node images the site has, and who boots them"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    words = "The services container's images that `sms build` left, and what nodes without a disk boot."
+    parser = verb(verbs, "image", "images and what is in them; images of nodes", words, EXAMPLES)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    shown = actions.add_parser("list", help="images that builds left")
+    shown.add_argument("--nodes", action="store_true", help="those that nodes boot, and what the VM has of them")
+    add_json(shown)
+    shown.set_defaults(run=run_list)
+    for name, suffix, what in (
+        ("sbom", ".cdx.json", "the bill of materials (CycloneDX)"),
+        ("manifest", ".json", "what it was made from"),
+    ):
+        action = actions.add_parser(name, help=f"print {what} of an image")
+        action.add_argument("key", nargs="?", help="the beginning of its key (default: the current image)")
+        action.set_defaults(run=run_print, suffix=suffix)
+    prune = actions.add_parser("prune", help="remove old images, never the current one")
+    prune.add_argument("--keep", type=positive, default=3, metavar="N", help="how many of the newest stay (3)")
+    prune.add_argument("--nodes", action="store_true", help="those that nodes boot, so many of each profile, here")
+    prune.add_argument("-n", "--dry-run", action="store_true", help="only say which")
+    prune.set_defaults(run=run_prune)
+    image_nodes.add(actions)
+
+
+def _cluster(arguments: argparse.Namespace) -> Cluster:
+    from appliance.cli.screen import progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.site.find import find_site
+
+    return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List images."""
+    if arguments.nodes:
+        return image_nodes.run_list(arguments)
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.image.list import list_images
+    from appliance.operations.services.status import when
+
+    images = list_images(_cluster(arguments))
+    if arguments.json:
+        print_json([asdict(image) for image in images])
+        return 0
+    for image in images:
+        mark = "*" if image.current else " "
+        size = f"{image.bytes >> 20} MiB"
+        out.print(
+            f"{mark} {image.key[:12]}  {when(image.built)}  {size:>8}  {image.base}  {','.join(image.services)}",
+            markup=False,
+        )
+    if not images:
+        out.print("no images; `sms build` makes one", markup=False)
+    return 0
+
+
+def run_print(arguments: argparse.Namespace) -> int:
+    """Print a document that belongs to an image."""
+    from appliance.cli.screen import out
+    from appliance.operations.image.list import find_image
+
+    image = find_image(_cluster(arguments), arguments.key)
+    out.print(Path(image.path).with_suffix(arguments.suffix).read_text(), markup=False, end="")
+    return 0
+
+
+def run_prune(arguments: argparse.Namespace) -> int:
+    """Remove old images."""
+    if arguments.nodes:
+        return image_nodes.run_prune(arguments)
+    from appliance.cli.screen import out
+    from appliance.operations.image.list import prune_images
+
+    word = "would remove" if arguments.dry_run else "removed"
+    for image in prune_images(_cluster(arguments), arguments.keep, dry_run=arguments.dry_run):
+        out.print(f"{word} {image.key[:12]}, {image.bytes >> 20} MiB", markup=False)
+    return 0

@@ -1,0 +1,158 @@
+"""``sms image build, push, rollback, profiles``: what nodes without a disk boot."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_json, positive
+
+if TYPE_CHECKING:
+    from appliance.operations.context import Cluster
+    from appliance.progress import Progress
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add their parsers to those of ``sms image``."""
+    built = actions.add_parser("build", help="build and seal what nodes of a profile boot")
+    _add_profile(built)
+    built.add_argument("--force", action="store_true", help="build although the same image is there")
+    built.add_argument("-n", "--dry-run", action="store_true", help="print what it would be made of, and its key")
+    built.set_defaults(run=run_build)
+    pushed = actions.add_parser("push", help="bring a node image to the provisioning VM")
+    _add_profile(pushed)
+    pushed.add_argument(
+        "--keep", type=positive, default=3, metavar="N", help="how many images of it stay in the VM (3)"
+    )
+    pushed.set_defaults(run=run_push)
+    back = actions.add_parser("rollback", help="let nodes boot the image before the current one again")
+    _add_profile(back)
+    back.set_defaults(run=run_rollback)
+    shown = actions.add_parser("profiles", help="what node images the site has, and who boots them")
+    add_json(shown)
+    shown.set_defaults(run=run_profiles)
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", metavar="PROFILE", help="the node profile, as `sms image profiles` lists them")
+    add_json(parser)
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
+    from appliance.cli.screen import progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.site.find import find_site
+
+    shown = progress(arguments.quiet)
+    return open_cluster(find_site(arguments.site), arguments.state, shown), shown
+
+
+def run_build(arguments: argparse.Namespace) -> int:
+    """Build a node image."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.image import build_node, plan_image
+
+    cluster, shown = _open(arguments)
+    if arguments.dry_run:
+        plan = plan_image(cluster, arguments.profile, shown)
+        if arguments.json:
+            print_json({"key": plan.key, **plan.about})
+        else:
+            out.print(f"# key: {plan.key}\n# arguments: {plan.arguments}", markup=False)
+            out.print("\n".join(f"{name} {version}" for name, version in sorted(plan.versions.items())), markup=False)
+        return 0
+    image = build_node(cluster, arguments.profile, shown, force=arguments.force)
+    if arguments.json:
+        print_json(asdict(image))
+        return 0
+    out.print(f"{'built' if image.fresh else 'nothing changed:'} {image.path}", markup=False)
+    out.print(f"  {image.packages} packages, {image.bytes >> 20} MiB; `sms image push {image.profile}`", markup=False)
+    return 0
+
+
+def run_push(arguments: argparse.Namespace) -> int:
+    """Bring the current node image to the VM."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.push import push_node
+
+    cluster, shown = _open(arguments)
+    pushed = push_node(cluster, arguments.profile, shown, keep=arguments.keep)
+    if arguments.json:
+        print_json(asdict(pushed))
+        return 0
+    what = f"{pushed.sent_bytes >> 20} MiB sent" if pushed.fresh else "it was there already"
+    out.print(f"nodes of {pushed.profile} boot {pushed.digest[:12]} from now on: {what}", markup=False)
+    if pushed.removed:
+        out.print(f"  removed from the VM: {', '.join(one[:12] for one in pushed.removed)}", markup=False)
+    return 0
+
+
+def run_rollback(arguments: argparse.Namespace) -> int:
+    """Let the VM hand out the image before."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.push import rollback_node
+
+    cluster, _ = _open(arguments)
+    told = rollback_node(cluster, arguments.profile)
+    if arguments.json:
+        print_json(told)
+        return 0
+    words = f"nodes of {arguments.profile} boot {told['current'][:12]} again, not {told['previous'][:12]}"
+    out.print(f"{words}; those that run keep theirs until they start anew", markup=False)
+    return 0
+
+
+def run_profiles(arguments: argparse.Namespace) -> int:
+    """List the site's profiles."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.image import list_profiles
+
+    profiles = list_profiles(_open(arguments)[0])
+    if arguments.json:
+        print_json(profiles)
+        return 0
+    for each in profiles:
+        who = ", ".join(each["groups"]) or "all others"
+        state = each["current"][:12] if each["current"] else "not built"
+        out.print(f"{each['profile']:<16} {state:<12}  {each['kernel']:<7}  {who}", markup=False)
+    return 0
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List node images: those of this host, and what the VM has, where it answers."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.image import list_nodes
+    from appliance.operations.nodes.push import ask_images
+    from appliance.operations.services.status import when
+
+    cluster, _ = _open(arguments)
+    images, (there, why) = list_nodes(cluster), ask_images(cluster)
+    if arguments.json:
+        print_json({"here": [asdict(image) for image in images], "vm": there, "vm_error": why})
+        return 0
+    out.print("node images on this host", markup=False)
+    for image in images:
+        mark = "*" if image.current else " "
+        out.print(
+            f"{mark} {image.profile:<16} {image.digest[:12]}  {when(image.built)}  {image.bytes >> 20:>5} MiB",
+            markup=False,
+        )
+    if not images:
+        out.print("  none; `sms image build PROFILE` makes one", markup=False)
+    out.print(f"node images in the provisioning VM{f': {why}' if why else ''}", markup=False)
+    for each in there:
+        mark = "*" if each["current"] else "-" if each["previous"] else " "
+        out.print(f"{mark} {each['profile']:<16} {each['digest'][:12]}  {each['bytes'] >> 20:>5} MiB", markup=False)
+    return 0
+
+
+def run_prune(arguments: argparse.Namespace) -> int:
+    """Remove old node images of this host."""
+    from appliance.cli.screen import out
+    from appliance.operations.nodes.image import prune_nodes
+
+    word = "would remove" if arguments.dry_run else "removed"
+    for image in prune_nodes(_open(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
+        out.print(f"{word} {image.profile} {image.digest[:12]}, {image.bytes >> 20} MiB", markup=False)
+    return 0

@@ -1,0 +1,40 @@
+"""``sms verify``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+
+EXAMPLES = """\
+  sms verify                the current image
+  sms verify other.sif      any image; exit status 3 when it is not to be trusted"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs, "verify", "hold an image against the site's keys", "Hold an image against the site's keys.", EXAMPLES
+    )
+    parser.add_argument("image", nargs="?", type=Path, metavar="IMAGE", help="an image file (default: the current one)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify."""
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.image.deliver import verify_here
+    from appliance.operations.site.find import find_site
+
+    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    image = arguments.image or Path(cluster.places.current)
+    signer = verify_here(cluster, image)
+    if arguments.json:
+        print_json({"image": str(image), "signer": signer})
+    else:
+        out.print(f"{image}: whole, signed by {signer}", markup=False)
+    return 0

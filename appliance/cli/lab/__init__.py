@@ -1,0 +1,1 @@
+"""Verbs of the subject ``lab``: the one-machine cluster."""

@@ -1,0 +1,211 @@
+"""`sms lab`: a cluster on this machine, to try the product on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from appliance.cli.common import duration, verb
+
+EXAMPLES = """\
+  sms lab demo                                     build, start and use the appliance
+  sms lab up --nodes 2                             only the cluster
+  sms lab up --nodes 0 --metal 2                   machines without a disk, for the provisioning VM
+  sms lab exec admin -- sms status --host host-a   a command on a host
+  sms lab exec node1                               a shell on a host
+  sms lab capture --duration 10m -o lab.pcap       what passes the provisioning network, for `sms classify`
+  sms lab down                                     remove it"""
+
+
+def add(verbs: Any) -> None:
+    """Add the verb and its own verbs."""
+    lab = verb(
+        verbs,
+        "lab",
+        "a cluster on this machine, out of namespaces",
+        "Two admin hosts, compute nodes with real daemons, and an outside world, on this one machine.",
+        EXAMPLES,
+    )
+    parts = lab.add_subparsers(dest="part", metavar="PART", required=True)
+    _add_up(parts)
+    _add_status(parts)
+    _add_exec(parts)
+    _add_capture(parts)
+    _add_down(parts)
+    _add_demo(parts)
+
+
+def _part(parts: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = parts.add_parser(name, help=text, description=text)
+    parser.add_argument("--name", default="lab", help="which lab (default: %(default)s)")
+    return parser
+
+
+def _add_up(parts: Any) -> None:
+    parser = _part(parts, "up", "make the lab; one that is up and the same stays as it is")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.add_argument(
+        "--metal", type=int, default=0, metavar="N", help="machines without a disk, run by QEMU (default: none)"
+    )
+    parser.set_defaults(run=_up)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
+    from appliance.operations.lab import lab
+
+    made = lab.lab_up(arguments.name, arguments.nodes, screen.progress(arguments.quiet), metal=arguments.metal)
+    if not arguments.quiet:
+        screen.err.print(f"lab {arguments.name} is up" if made else f"lab {arguments.name} is up already")
+    return 0
+
+
+def _add_status(parts: Any) -> None:
+    parser = _part(parts, "status", "every host of the lab and what does not answer; exit status 4 if anything")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=_status)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from appliance.cli import screen
+    from appliance.operations.lab import lab
+
+    states = lab.lab_status(arguments.name)
+    machines = lab.lab_machines(arguments.name)
+    if arguments.json:
+        hosts, metal = [asdict(state) for state in states], [asdict(machine) for machine in machines]
+        screen.print_json({"name": arguments.name, "hosts": hosts, "metal": metal})
+    else:
+        table = Table("host", "kind", "provisioning", "public", "pid", "state", box=None)
+        for state in states:
+            health = f"[red]not ready: {state.failing}[/]" if state.failing else "[green]ready[/]"
+            networks = [state.addresses.get(network, "") for network in ("provisioning", "public")]
+            table.add_row(state.name, state.kind, *networks, str(state.pid), health)
+        for machine in machines:
+            power = "[green]on[/]" if machine.pid else "off"
+            table.add_row(machine.name, "metal", machine.address, "", str(machine.pid or ""), power)
+        screen.out.print(table)
+    return 4 if any(state.failing for state in states) else 0
+
+
+def _add_exec(parts: Any) -> None:
+    parser = _part(parts, "exec", "run a command on a host; without one, a shell")
+    parser.add_argument("host", metavar="HOST")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command and its arguments")
+    parser.set_defaults(run=_exec)
+
+
+def _exec(arguments: argparse.Namespace) -> int:
+    from appliance.operations.lab import lab
+
+    command: list[str] = arguments.command
+    return lab.lab_exec(arguments.name, arguments.host, command[1:] if command[:1] == ["--"] else command)
+
+
+def _add_capture(parts: Any) -> None:
+    parser = _part(parts, "capture", "capture the provisioning network into a file; Ctrl-C ends it and keeps it")
+    parser.add_argument("--duration", type=duration, default=60, metavar="TIME", help="60s, 10m, 1h30m (default: 60s)")
+    parser.add_argument("--at", default="switch", metavar="PLACE", help="switch (default), sms, or a host's name")
+    parser.add_argument("-o", "--output", metavar="FILE", help="- is standard output (default: LAB-TIME.pcap)")
+    parser.add_argument("--force", action="store_true", help="replace the file when it is there")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=_capture)
+
+
+def _capture(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
+    from appliance.errors import ConfigError
+    from appliance.operations.lab.capture import STANDARD_OUTPUT, lab_capture
+
+    piped = arguments.output == STANDARD_OUTPUT
+    if piped and arguments.json:
+        raise ConfigError("the capture and a JSON document cannot both be standard output", hint="-o FILE --json")
+    captured = lab_capture(
+        arguments.name,
+        screen.progress(arguments.quiet),
+        seconds=arguments.duration,
+        at=arguments.at,
+        output=arguments.output,
+        force=arguments.force,
+    )
+    if captured.dropped:
+        screen.err.print(f"note: {captured.dropped} packets were lost: this machine was too busy to take them")
+    if arguments.json:
+        screen.print_json(asdict(captured))
+        return 0
+    what = f"{captured.packets} packets in {captured.seconds:g} s, {captured.bytes >> 10} KiB"
+    if piped:
+        screen.err.print(what)
+    else:
+        screen.out.print(f"{what}: {captured.file}\n  sms classify {captured.file}", markup=False)
+    return 0
+
+
+def _add_down(parts: Any) -> None:
+    parser = _part(parts, "down", "remove the lab; what its admin hosts keep on disk stays")
+    parser.add_argument("--all", action="store_true", help="that too, and the cached root of the compute nodes")
+    parser.set_defaults(run=_down)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from appliance.cli import screen
+    from appliance.operations.lab import lab
+
+    lab.lab_down(arguments.name, arguments.all, screen.progress(arguments.quiet))
+    return 0
+
+
+def _add_demo(parts: Any) -> None:
+    parser = _part(parts, "demo", "the main job: build, start, a job from a node, the outside through NAT")
+    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.add_argument(
+        "--metal",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the provisioning VM's main job instead: N machines without a disk boot from it, then it is switched off",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=_demo)
+
+
+def _from_a_node(arguments: argparse.Namespace, flag: str) -> str:
+    if arguments.metal:
+        return f"  sms lab exec{flag} admin -- sms vm start --host host-a       the VM again\n"
+    return f"  sms lab exec{flag} node1 -- sinfo                      the cluster, from a compute node\n"
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from appliance.cli import screen
+    from appliance.operations.lab.demo import demo
+
+    progress = screen.progress(arguments.quiet)
+    if arguments.metal:
+        from appliance.operations.lab.demo_vm import demo_vm
+
+        shown = demo_vm(arguments.name, arguments.metal, progress, quiet=arguments.quiet)
+    else:
+        shown = demo(arguments.name, arguments.nodes, progress, quiet=arguments.quiet)
+    if arguments.json:
+        screen.print_json(asdict(shown))
+        return 0
+    table = Table("what", "how it was seen", "s", box=None, header_style="bold", pad_edge=False)
+    for check in shown.checks:
+        table.add_row(escape(check.what), escape(check.seen), f"{check.seconds:.1f}")
+    screen.out.print("", table, "", sep="\n")
+    flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
+    screen.out.print(
+        f"All of it works. The lab stays up:\n"
+        f"  sms lab exec{flag} admin -- sms status --host host-a   ask every service\n"
+        f"{_from_a_node(arguments, flag)}"
+        f"  sms lab exec{flag} host-a                              a shell on the admin host\n"
+        f"  sms lab down{flag}                                     remove it",
+        markup=False,
+    )
+    return 0

@@ -1,0 +1,1 @@
+"""Verbs of the subject ``nodes``: nodes: inventory, discovery, power, node images, files, users."""

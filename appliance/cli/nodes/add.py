@@ -1,0 +1,70 @@
+"""``sms node add``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, filled, verb
+from appliance.cli.nodes.common import open_site
+
+EXAMPLES = """\
+  sms node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --group compute
+  sms node add node008 --mac 02:00:0a:4d:00:98 --bmc https://10.0.9.8"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "add",
+        "put a node into the inventory by hand",
+        "Put a node into the inventory. What is said of it is checked before the VM is asked.",
+        EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", type=filled, help="its name")
+    add_wishes(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def add_wishes(parser: Any) -> None:
+    """What can be said of a node."""
+    parser.add_argument(
+        "--mac", action="append", default=[], metavar="MAC", help="a MAC address; the first boots; may be repeated"
+    )
+    parser.add_argument("--address", metavar="ADDRESS", help="its address in the provisioning network")
+    parser.add_argument("--xname", metavar="XNAME", help="its place: x1000c0s0b0n0")
+    parser.add_argument("--bmc", metavar="URL", help="its controller: https://10.0.9.7[/redfish/v1/Systems/1]")
+    parser.add_argument("--profile", metavar="PROFILE", help="the image that it boots, whatever its groups")
+    parser.add_argument("--group", action="append", default=[], metavar="GROUP", help="a group; may be repeated")
+
+
+def read_wishes(arguments: argparse.Namespace) -> Any:
+    """What was said of it."""
+    from appliance.operations.nodes.node import Wishes
+
+    return Wishes(
+        # Empty text, or a sign with nothing behind it, is told of and not passed over.
+        macs=tuple(part for word in arguments.mac for part in word.split(",") if part or not word),
+        address=arguments.address,
+        xname=arguments.xname,
+        bmc=arguments.bmc,
+        profile=arguments.profile,
+        groups=tuple(part for word in arguments.group for part in word.split(",") if part),
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Add it."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.node import add_node
+
+    cluster, _ = open_site(arguments)
+    made = add_node(cluster, arguments.name, read_wishes(arguments))
+    if arguments.json:
+        print_json({"name": made.name, **made.change})
+    else:
+        words = ", ".join(filter(None, (made.change.get("address"), *made.change["macs"])))
+        out.print(f"{made.name} is in the inventory: {words}", markup=False)
+    return 0

@@ -1,0 +1,74 @@
+"""``sms node boot``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, duration, verb
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site, show_outcomes
+
+EXAMPLES = """\
+  sms node boot node007 --wait 5m           from the network, and wait until its slurmd answers
+  sms node boot @compute --yes              a group, without a question
+  sms node boot node007 --target disk       from its disk, this once
+  sms node boot node007 --no-cycle          from the network when it starts the next time"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "boot",
+        "restart nodes from the network",
+        "Have the next boot of nodes, and only that, lead to the network, and restart them. With --wait it ends when\n"
+        "they are up: slurmd answers, or the VM says that they have come for their certificate.",
+        EXAMPLES,
+    )
+    add_nodes(parser)
+    parser.add_argument(
+        "--target", choices=("pxe", "http", "disk", "uefi", "none"), default="pxe", help="where it leads (default: pxe)"
+    )
+    parser.add_argument("--path", default="", metavar="PATH", help="the device path of --target uefi")
+    parser.add_argument("--mode", choices=("UEFI", "Legacy"), default="", help="how its firmware is to boot")
+    parser.add_argument("--no-cycle", action="store_true", help="do not restart them")
+    parser.add_argument("--wait", type=duration, default=0.0, metavar="TIME", help="wait until they are up")
+    parser.add_argument(
+        "--timeout", type=duration, default=120.0, metavar="TIME", help="how long a controller may take (default: 2m)"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say which nodes are meant")
+    add_yes(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it."""
+    from appliance.cli.screen import out, print_json
+    from appliance.config.hostlist import fold
+    from appliance.operations.nodes.power import Boot, as_dicts, boot, choose
+
+    cluster, shown = open_site(arguments)
+    nodes = choose(cluster, arguments.nodes, shown)
+    names = fold(node["name"] for node in nodes)
+    if arguments.dry_run:
+        if arguments.json:
+            print_json([node["name"] for node in nodes])
+        else:
+            out.print(f"would boot {len(nodes)} from {arguments.target}: {names}", markup=False)
+        return 0
+    if len(nodes) > 1 and not arguments.no_cycle:
+        confirm(f"Restart {len(nodes)} nodes: {names}?", yes=arguments.yes)
+    how = Boot(
+        target=arguments.target,
+        path=arguments.path,
+        mode=arguments.mode,
+        cycle=not arguments.no_cycle,
+        wait_s=arguments.wait,
+        timeout_s=arguments.timeout,
+    )
+    done = boot(cluster, nodes, how, shown)
+    if arguments.json:
+        print_json(as_dicts(done))
+        return 1 if any(one.error for one in done) else 0
+    return show_outcomes(done)

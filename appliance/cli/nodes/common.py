@@ -1,0 +1,83 @@
+"""What the actions of ``sms node`` share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from appliance.errors import Refused
+
+if TYPE_CHECKING:
+    from appliance.operations.context import Cluster
+    from appliance.operations.nodes.power import Outcome
+    from appliance.progress import Progress
+
+WIDE = 240
+NODES = "host lists, @GROUP, @all, or xnames"
+
+
+def add_nodes(parser: Any, *, needed: bool = True) -> None:
+    """The nodes to act on."""
+    parser.add_argument("nodes", nargs="+" if needed else "*", metavar="NODES", help=NODES)
+
+
+def add_yes(parser: Any) -> None:
+    """For scripts, and for the sure."""
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask back")
+
+
+def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
+    """The site's cluster, and where progress is shown."""
+    from appliance.cli.screen import progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.site.find import find_site
+
+    shown = progress(arguments.quiet)
+    return open_cluster(find_site(arguments.site), arguments.state, shown), shown
+
+
+def show_table(table: Any) -> None:
+    """A table; what is no terminal has no edge to wrap it at."""
+    from appliance.cli.screen import out
+
+    out.print(table, width=None if out.is_terminal else WIDE)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask back on a terminal.
+
+    Raises:
+        Refused: the answer is no, or there is nobody to ask.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refused(f"{question} Nobody is there to answer", hint="say so with --yes")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Refused("nothing was done")
+
+
+def show_outcomes(done: Sequence[Outcome]) -> int:
+    """The outcomes, nodes of one state in one line, those that failed one by one; the exit status."""
+    from appliance.cli.screen import out
+    from appliance.config.hostlist import fold
+
+    states: dict[str, list[str]] = {}
+    for one in done:
+        if not one.error:
+            states.setdefault(one.state, []).append(one.name)
+    for state, names in sorted(states.items()):
+        out.print(f"{state:<8} {len(names):>5}  {fold(names)}", markup=False)
+    failed = [one for one in done if one.error]
+    hints = []
+    for one in failed:
+        out.print(f"failed   {one.name}: {one.error}", markup=False, style="red")
+        if one.hint and one.hint not in hints:
+            hints.append(one.hint)
+    for hint in hints[:3]:
+        out.print(f"  hint: {hint}", markup=False)
+    return 1 if failed else 0

@@ -1,0 +1,47 @@
+"""``sms node export``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.nodes.common import open_site
+
+EXAMPLES = """\
+  sms node export -o nodes.yaml       the whole inventory: nodes, groups, controllers, boot parameters
+  sms node export --json"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "export",
+        "the whole inventory as YAML",
+        "Write the inventory as YAML, as `sms node import` takes it. A file gets mode 0600: cloud-init data may have\n"
+        "secrets in it.",
+        EXAMPLES,
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write it."""
+    import json
+
+    from appliance.operations.nodes.import_ import as_yaml, write_private
+    from appliance.operations.nodes.inventory import open_inventory
+
+    cluster, _ = open_site(arguments)
+    document = open_inventory(cluster).export()
+    text = json.dumps(document, indent=2) + "\n" if arguments.json else as_yaml(document)
+    if arguments.output:
+        write_private(text, arguments.output)
+    else:
+        sys.stdout.write(text)
+    return 0

@@ -1,0 +1,39 @@
+"""``sms files``: master copies of files, and who has them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_actions, verb
+
+ACTIONS = (
+    "nodes.files_list",
+    "nodes.files_show",
+    "nodes.files_add",
+    "nodes.files_remove",
+    "nodes.files_push",
+    "nodes.files_report",
+    "nodes.files_rollback",
+)
+"""In the order of the help; modules of ``appliance.cli``."""
+
+EXAMPLES = """\
+  sms files push                                  bring what the site file names to the VM, and wake all clients
+  sms files push --dry-run                        only say what differs
+  sms files add /etc/motd motd --services         one more file, for all nodes and the container
+  sms files report                                who has what, and who has not
+  sms files rollback /etc/slurm/slurm.conf        the version before, everywhere"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb and its actions."""
+    parser = verb(
+        verbs,
+        "files",
+        "master copies of files that nodes and the container pull",
+        "The provisioning VM has the master copies of passwd, group, shadow, slurm.conf and the site's own files.\n"
+        "Nodes and the services container pull them every few minutes and when they are woken, only what changed.",
+        EXAMPLES,
+    )
+    add_actions(parser, ACTIONS)

@@ -1,0 +1,56 @@
+"""``sms files list``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.nodes.files_common import audience, open_vm
+
+EXAMPLES = """\
+  sms files list           every master file: its version, who has it, where it comes from
+  sms files list --json    with digests, for scripts"""
+
+TITLES = ("path", "v", "size", "mode and owner", "since", "for")
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(actions, "list", "the master files", "List the master files of the provisioning VM.", EXAMPLES)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List them."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.files import list_masters
+
+    _, api, _ = open_vm(arguments)
+    found = list_masters(api)
+    if arguments.json:
+        print_json(found)
+        return 0
+    if not found:
+        out.print("the VM has no master files; `sms files push` brings those of the site file", markup=False)
+        return 0
+    for line in rows(found):
+        out.print(line, markup=False)
+    return 0
+
+
+def rows(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line a file, whole: a path that is cut, or goes on in the next line, says nothing."""
+    from appliance.cli.snapshots.view import size
+    from appliance.operations.services.status import when
+
+    table = [TITLES]
+    for each in found:
+        owner = f"{each['mode']} {each['owner']}:{each['group']}"
+        words = (each["path"], str(each["version"]), size(each["size"]), owner, when(each["made"])[:16])
+        table.append((*words, audience(each)))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()

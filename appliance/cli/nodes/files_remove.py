@@ -1,0 +1,55 @@
+"""``sms files remove``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import verb
+from appliance.cli.nodes.common import add_yes, confirm
+from appliance.cli.nodes.files_common import add_later, add_wait, audience, finish, open_vm
+
+EXAMPLES = """\
+  sms files remove -n /etc/motd   say who has it
+  sms files remove /etc/motd      take it from all that have it
+  sms files rollback /etc/motd    and bring it back"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    text = (
+        "Take a file from all its clients: what was there before it came is put back, else it is removed. One that\n"
+        "somebody has changed there stays, and so do accounts. Its versions stay in the VM. It asks back where the\n"
+        "site file names it."
+    )
+    parser = verb(actions, "remove", "take a master file from all its clients", text, EXAMPLES)
+    parser.add_argument("path", metavar="PATH", help="as it is on the clients")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say who has it")
+    add_yes(parser)
+    add_later(parser)
+    add_wait(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove it."""
+    from appliance.cli.screen import out
+    from appliance.errors import Refused
+    from appliance.operations.nodes.files import find_master, is_pushed, remove_master
+
+    cluster, api, shown = open_vm(arguments)
+    path = arguments.path
+    there = find_master(api, path)
+    if there is None:
+        raise Refused(f"there is no master file {path}", hint="sms files list")
+    pushed = is_pushed(cluster, path, there)
+    back = "the site file names it: the next `sms files push` brings it back"
+    if arguments.dry_run:
+        out.print(f"{path}: would be removed from {audience(there)}{f'; {back}' if pushed else ''}", markup=False)
+        return 0
+    if pushed:
+        confirm(f"{path}: {back}. Remove it from {audience(there)}?", yes=arguments.yes)
+    remove_master(api, path)
+    words = f"`sms files rollback {path}` brings it back"
+    out.print(f"{path}: removed; {words}{', and so does the next `sms files push`' if pushed else ''}", markup=False)
+    return finish(arguments, cluster, api, shown)

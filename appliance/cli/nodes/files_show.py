@@ -1,0 +1,53 @@
+"""``sms files show``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.nodes.files_common import audience, open_vm
+
+EXAMPLES = """\
+  sms files show /etc/motd              its versions, the newest first
+  sms files show /etc/motd --content    what is in it"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    text = "Show a master file: its versions, of which the last five are kept, or its content."
+    parser = verb(actions, "show", "one master file and its versions", text, EXAMPLES)
+    parser.add_argument("path", metavar="PATH", help="as it is on the clients")
+    parser.add_argument("--content", action="store_true", help="print the content of the version that counts")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it."""
+    from appliance.cli.screen import out, print_json
+    from appliance.cli.snapshots.view import size
+    from appliance.errors import Refused
+    from appliance.operations.nodes.files import read_content, show_master
+    from appliance.operations.services.status import when
+
+    _, api, _ = open_vm(arguments)
+    found = show_master(api, arguments.path)
+    if arguments.content:
+        counts = next((each for each in found["versions"] if each["version"] == found["current"]), None)
+        data = read_content(api, counts["sha256"]) if counts else None
+        if data is None:
+            raise Refused(f"{arguments.path} has no content: it is removed", hint="sms files rollback brings it back")
+        sys.stdout.buffer.write(data)
+        return 0
+    if arguments.json:
+        print_json(found)
+        return 0
+    out.print(f"{found['path']}{'' if found['current'] else ' (removed)'}", markup=False)
+    for each in found["versions"]:
+        sign = "*" if each["version"] == found["current"] else " "
+        facts = f"{each['mode']} {each['owner']}:{each['group']}  {audience(each)}"
+        words = f"{when(each['made'])[:16]}  {size(each['size']):>9}  {each['sha256'][:16]}"
+        out.print(f"{sign} {each['version']:>3}  {words}  {facts}", markup=False)
+    return 0

@@ -1,0 +1,49 @@
+"""``sms node remove``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site
+
+EXAMPLES = """\
+  sms node remove -n node[449-450]     say which that are
+  sms node remove node007              take it out of the inventory
+  sms node remove @old --yes           all of a group, without a question"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "remove",
+        "take nodes out of the inventory",
+        "Take nodes out of the inventory: they boot no more. Those that run go on.",
+        EXAMPLES,
+    )
+    add_nodes(parser)
+    add_yes(parser)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say which")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove them."""
+    from appliance.cli.screen import out, print_json
+    from appliance.config.hostlist import fold
+    from appliance.operations.nodes.node import remove_nodes
+
+    cluster, shown = open_site(arguments)
+    chosen = remove_nodes(cluster, arguments.nodes, shown, dry_run=True)
+    names = fold(node["name"] for node in chosen)
+    if not arguments.dry_run:
+        confirm(f"Remove {names} from the inventory?", yes=arguments.yes)
+        remove_nodes(cluster, [node["name"] for node in chosen], shown)
+    if arguments.json:
+        print_json(chosen)
+    else:
+        out.print(f"{'would remove' if arguments.dry_run else 'removed'} {len(chosen)}: {names}", markup=False)
+    return 0

@@ -1,0 +1,55 @@
+"""``sms node show``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.nodes.common import open_site
+
+EXAMPLES = """\
+  sms node show node007            all that is known of it
+  sms node show x1000c0s0b0n0      by its xname"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(actions, "show", "all that is known of a node", "Show what the inventory has of one node.", EXAMPLES)
+    parser.add_argument("node", metavar="NODE", help="its name or xname")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.nodes.node import show_node
+
+    cluster, shown = open_site(arguments)
+    node = show_node(cluster, arguments.node, shown)
+    if arguments.json:
+        print_json(node)
+    else:
+        for line in _lines(node):
+            out.print(line, markup=False)
+    return 0
+
+
+def _lines(node: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    width = max((len(key) for key in node), default=0)
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:"
+            yield from _lines(value, f"{indent}  ")
+        elif value not in (None, "", [], {}):
+            yield f"{indent}{key:<{width}}  {_word(value)}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_word, value))
+    if isinstance(value, Mapping):
+        return " ".join(str(one) for one in value.values() if one)
+    return "".join(one if one.isprintable() else " " for one in str(value))

@@ -1,0 +1,109 @@
+"""``sms user``: users and groups of the cluster."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+from appliance.cli.nodes.files_common import add_later, add_wait, finish, open_vm
+
+EXAMPLES = """\
+  sms user sync --sssd --group hpc                 the members of a group of the directory
+  sms user sync --from accounts/                   passwd and group of a folder
+  sms user sync --from accounts/ --dry-run         only say who would be added, changed, removed"""
+
+SHOWN = 20
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb and its action."""
+    text = "Users and groups of the cluster: master copies in the provisioning VM, which nodes and the container pull."
+    parser = verb(verbs, "user", "users and groups, from a directory or a file", text, EXAMPLES)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    long = (
+        "Take users and groups from files or from this machine's SSSD (LDAP, Active Directory), and make them the\n"
+        "master copies of passwd and group. Ids out of bounds are left out; a line that is none is refused. Passwords\n"
+        "come only with --shadow."
+    )
+    one = verb(actions, "sync", "bring users and groups to all nodes", long, EXAMPLES)
+    source = one.add_mutually_exclusive_group(required=True)
+    source.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder with passwd and group")
+    source.add_argument("--sssd", action="store_true", help="ask SSSD of this machine, with getent")
+    one.add_argument("--shadow", type=Path, metavar="FILE", help="a shadow file that others may not read")
+    one.add_argument("--group", action="append", default=[], metavar="NAME", help="only members of these groups")
+    one.add_argument("--uid-min", type=int, default=1000, metavar="N", help="the lowest id (default: 1000)")
+    one.add_argument("--uid-max", type=int, default=2_000_000_000, metavar="N", help="the highest id")
+    one.add_argument(
+        "--most-removed",
+        type=percent,
+        default=10.0,
+        metavar="PERCENT",
+        help="refuse to remove more of those before (default: 10)",
+    )
+    one.add_argument("--force", action="store_true", help="remove however many")
+    one.add_argument("-n", "--dry-run", action="store_true", help="only say what would change")
+    add_later(one)
+    add_wait(one)
+    add_json(one)
+    one.set_defaults(run=run_sync)
+
+
+def percent(text: str) -> float:
+    """A percentage, for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage from 0 to 100")
+    return found
+
+
+def run_sync(arguments: argparse.Namespace) -> int:
+    """Sync."""
+    from appliance.cli.screen import out, print_json
+    from appliance.errors import ConfigError
+    from appliance.operations.nodes.users import ask_sssd, read_folder, sync, this_machine
+
+    if arguments.uid_min < 1000:
+        raise ConfigError("--uid-min: ids below 1000 belong to the images of nodes and container")
+    if arguments.uid_min > arguments.uid_max:
+        raise ConfigError(f"--uid-min {arguments.uid_min} is more than --uid-max {arguments.uid_max}")
+    cluster, api, shown = open_vm(arguments)
+    if arguments.sssd:
+        if arguments.shadow:
+            raise ConfigError("--shadow goes with --from: SSSD has no passwords to give")
+        source = ask_sssd(this_machine(), arguments.group)
+    else:
+        source = read_folder(arguments.source, arguments.shadow)
+    done = sync(
+        api,
+        source,
+        shown,
+        only=arguments.group,
+        uid_min=arguments.uid_min,
+        uid_max=arguments.uid_max,
+        most_removed=arguments.most_removed,
+        force=arguments.force,
+        dry_run=arguments.dry_run,
+    )
+    if arguments.json:
+        print_json(done.as_dict())
+    else:
+        for path, changes in done.changes.items():
+            for sign, names in (("+", changes.added), ("~", changes.changed), ("-", changes.removed)):
+                if names:
+                    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+                    out.print(f"{sign} {path}: {' '.join(names[:SHOWN])}{more}", markup=False)
+        out.print(
+            f"{len(done.accounts.users)} users, {len(done.accounts.groups)} groups; "
+            f"{done.accounts.left_out} out of bounds left out",
+            markup=False,
+        )
+        if done.refusal:
+            out.print(f"without --dry-run it would be refused: {done.refusal}; --force removes them", markup=False)
+    if arguments.dry_run or not done.changed:
+        return 0
+    return finish(arguments, cluster, api, shown)

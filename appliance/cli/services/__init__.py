@@ -1,0 +1,1 @@
+"""Verbs of the subject ``services``: the services container: started, stopped, queried, guarded."""

@@ -1,0 +1,33 @@
+"""``sms exec``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_host, open_target, verb
+
+EXAMPLES = """\
+  sms exec sinfo                     a command in the running appliance; its exit status is given back
+  sms exec -- squeue --long          options of the command come after --
+  sms exec --host host-a -- chronyc sources"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(verbs, "exec", "run a command in the appliance", "Run a command in the running appliance.", EXAMPLES)
+    add_host(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    from appliance.errors import ConfigError
+    from appliance.operations.services.inside import run_inside
+
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise ConfigError("no command", hint="sms exec -- squeue")
+    cluster, host = open_target(arguments)
+    return run_inside(cluster, host, tuple(command))

@@ -1,0 +1,80 @@
+"""``sms journal``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from typing import Any
+
+from appliance.cli.common import add_json, verb
+
+EXAMPLES = """\
+  sms journal                    the last 30 lines of all admin hosts
+  sms journal --host host-a -n 0   all lines of one
+  sms journal --json             for scripts: {"lines": [...], "silent": {...}}"""
+HEAD = ("at", "host", "verb", "event")
+LONGEST = 200
+"""Characters of one fact; --json has all of it."""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "journal",
+        "what moved, started and stopped the appliance, and when",
+        "Show what start, stop, migrate, failover, upgrade and the guard wrote down on the admin hosts.",
+        EXAMPLES,
+    )
+    parser.add_argument("--host", metavar="NAME", help="one admin host's journal (default: all that answer)")
+    parser.add_argument("-n", "--lines", type=_count, default=30, metavar="N", help="the last N lines (30; 0: all)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it."""
+    from appliance.cli.screen import err, out, print_json, progress
+    from appliance.operations.context import open_cluster
+    from appliance.operations.services.journal import read_journal
+    from appliance.operations.site.find import find_site
+
+    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    journal = read_journal(cluster, arguments.host, last=arguments.lines)
+    if arguments.json:
+        print_json({"lines": journal.lines, "silent": journal.silent})
+        return 0
+    for line in journal.lines:
+        out.print(text_of(line), markup=False)
+    for name, why in journal.silent.items():
+        err.print(f"note: {name} cannot be read: {why}", markup=False)
+    if not journal.lines:
+        err.print("nothing has been written down yet", markup=False)
+    return 0
+
+
+def text_of(line: dict[str, Any]) -> str:
+    """One line, for people."""
+    at = line.get("at")
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?" * 19
+    head = " ".join(_plain(line.get(name, "?")) for name in HEAD[1:])
+    facts = [f"{name}={_plain(value)}" for name, value in line.items() if name not in HEAD and value not in ("", None)]
+    return f"{when}  {head}" + (f": {', '.join(facts)}" if facts else "")
+
+
+def _plain(value: object) -> str:
+    """A fact on one line, without control characters: other programs' words may be in it."""
+    if isinstance(value, dict):
+        return "{" + "; ".join(f"{_plain(name)} {_plain(one)}" for name, one in value.items()) + "}"
+    text = value if isinstance(value, str) else str(value)
+    if re.fullmatch(r"[0-9a-f]{64}", text):
+        return text[:12]
+    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."

@@ -1,0 +1,29 @@
+"""``sms shell``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from appliance.cli.common import add_host, open_target, verb
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "shell",
+        "a shell in the appliance",
+        "Open a shell in the running appliance. What you change there stays in its overlay.",
+        "  sms shell\n  sms shell --host host-a",
+    )
+    add_host(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Open the shell."""
+    from appliance.operations.services.inside import run_inside
+
+    cluster, host = open_target(arguments)
+    return run_inside(cluster, host, ("bash", "-l"))

@@ -1,0 +1,164 @@
+"""``sms status``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, open_target, verb
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from appliance.operations.services.status import Status
+
+EXAMPLES = """\
+  sms status              a table; exit status 4 when something does not answer
+  sms status --json       the same for scripts
+  sms status --watch      again every two seconds, until Ctrl-C"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verb(
+        verbs,
+        "status",
+        "ask every service in its own protocol",
+        "Ask every service in its own protocol; show the overlay's use, the image, who signed it, the lease.",
+        EXAMPLES,
+    )
+    add_host(parser)
+    parser.add_argument("-w", "--watch", action="store_true", help="again every two seconds")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the status."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.services.status import status
+
+    cluster, host = open_target(arguments)
+    if arguments.watch:
+        return watch(lambda: status(cluster, host))
+    found = status(cluster, host)
+    if arguments.json:
+        print_json(found.as_dict())
+    else:
+        out.print(view(found))
+    return 0 if found.healthy else 4
+
+
+def watch(ask: Any) -> int:
+    """Show it again and again until Ctrl-C; give the last one's exit status."""
+    from rich.live import Live
+
+    from appliance.cli.screen import out
+
+    found = ask()
+    try:
+        while not out.is_terminal:
+            out.print(view(found))
+            time.sleep(2)
+            found = ask()
+        with Live(view(found), console=out, screen=out.is_terminal, auto_refresh=False) as live:
+            while True:
+                time.sleep(2)
+                found = ask()
+                live.update(view(found), refresh=True)
+    except KeyboardInterrupt:
+        return 0 if found.healthy else 4
+
+
+def mirror_text(mirror: dict[str, Any]) -> str:
+    """A mirror in a line: its members, and when all of it was read last."""
+    from rich.markup import escape
+
+    from appliance.operations.services.status import when
+
+    colours = {"whole": "green", "sick": "red", "lost": "red"}
+    members = ", ".join(
+        f"{escape(member['file'])} [{colours[member['state']]}]{member['state']}[/]" for member in mirror["members"]
+    )
+    scrubbed = f"scrubbed {when(mirror['scrubbed'])}" if mirror["scrubbed"] else "never scrubbed"
+    return f"{members}; {scrubbed}"
+
+
+def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The newest verified snapshot in a line, and what takes them in another."""
+    from appliance.cli.snapshots.view import age, size
+    from appliance.operations.services.status import when
+
+    newest, run = snapshots["newest"], snapshots["last_run"]
+    if snapshots["problem"]:
+        yield "snapshots", f"not known: {snapshots['problem']}"
+        return
+    words = [f"{snapshots['count']} in all"]
+    if newest:
+        held = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
+        words.insert(0, f"{newest['number']}, {age(newest['age_s'])} ago, by {newest['method']}{held}")
+    if snapshots["bytes"] is not None:
+        words.append(size(snapshots["bytes"]))
+    yield "snapshots", "; ".join(words) if snapshots["count"] else "none"
+    if not snapshots["schedule"]:
+        yield "schedule", "none: `sms overlay schedule install` has them taken"
+        return
+    last = "no run yet" if not run else f"last run {when(run['started'])} {'went well' if run['ok'] else 'failed'}"
+    yield "schedule", f"every {snapshots['every_minutes']} min, by {snapshots['schedule']}; {last}"
+
+
+def deferred_text(vm: dict[str, Any]) -> str:
+    """Whether the provisioning VM is up, and what waits while it is not."""
+    return "is up" if vm["up"] else f"is off; these wait for it: {', '.join(vm['waits'])}"
+
+
+def view(found: Status) -> RenderableType:
+    """The status as a person reads it."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    from appliance.operations.services.status import uptime_text, when
+
+    lease = found.lease
+    held = f"held by {lease['holder']} since {when(lease['since'])}" if lease["holder"] else "free"
+    if lease.get("problem"):
+        held = "not known"
+    state = "[green]healthy[/]" if found.healthy else "[red]unhealthy[/]" if found.running else "[red]not running[/]"
+    facts = [("appliance", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
+    if found.running:
+        facts.append(("up for", uptime_text(found.uptime_s)))
+        facts.append(
+            (
+                "image",
+                escape(
+                    f"sha256:{found.image.get('sha256', 'unknown')[:16]} key {found.image.get('key', 'unknown')[:12]}"
+                ),
+            )
+        )
+        facts.append(("signed by", escape(found.image.get("signer", "unknown"))))
+        if found.overlay:
+            used, size = found.overlay["used"], found.overlay["size"]
+            facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
+    if found.mirror:
+        facts.append(("mirror", mirror_text(found.mirror)))
+    facts.append(("lease", held if lease.get("problem") else f"{held}, generation {lease['generation']}"))
+    facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
+    if vm := found.provisioning:
+        facts.append(("provisioning", escape(f"{vm['hostname']} ({vm['address']}) {deferred_text(vm)}")))
+    head = Table.grid(padding=(0, 2))
+    for name, text in facts:
+        head.add_row(name, text)
+    parts: list[RenderableType] = [head]
+    if found.services:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for title in ("service", "state", "answer", "ms"):
+            table.add_column(title, justify="right" if title == "ms" else "left", overflow="fold")
+        for answer in found.services:
+            mark = "[green]ok[/]" if answer.ok else "[red]FAILED[/]"
+            table.add_row(answer.name, mark, escape(answer.detail), f"{answer.ms:.0f}")
+        parts += ["", table]
+    parts += [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]
+    return Group(*parts)

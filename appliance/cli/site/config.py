@@ -1,0 +1,87 @@
+"""`sms config`: check the site file, show its values, print its JSON Schema."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from appliance.cli.common import verb
+
+EXAMPLES = """\
+  sms config check                    every problem in the site file, with its line
+  sms config check other.yaml         in another one
+  sms config show                     every setting with its value, defaults included
+  sms config schema >sms.schema.json  for completion in an editor"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb to the parser."""
+    description = "Check the site file, show its values, print its JSON Schema."
+    parser = verb(verbs, "config", "check, show and describe the site file", description, EXAMPLES)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="every problem at once, with line and hint")
+    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the site file (default: as for --site)")
+    check.add_argument("--json", action="store_true", help="a document for programs")
+    check.set_defaults(run=run_check)
+    show = actions.add_parser("show", help="every setting with its value, defaults included")
+    show.add_argument("--json", action="store_true", help="JSON rather than YAML")
+    show.set_defaults(run=run_show)
+    schema = actions.add_parser("schema", help="the JSON Schema, for editors")
+    schema.set_defaults(run=run_schema)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Report every problem; status 2 when there is one."""
+    from appliance.cli.screen import err, out, print_json
+    from appliance.errors import ConfigError
+    from appliance.operations.site.config import check_config
+    from appliance.operations.site.find import find_site
+
+    path = find_site(arguments.file or arguments.site)
+    try:
+        loaded = check_config(path, arguments.state)
+    except ConfigError as error:
+        if not arguments.json or not error.problems:
+            raise
+        problems = [asdict(problem) for problem in error.problems]
+        print_json({"file": str(path), "problems": problems, "notices": []})
+        return error.status
+    if arguments.json:
+        print_json({"file": str(path), "problems": [], "notices": loaded.notices})
+        return 0
+    for notice in loaded.notices:
+        err.print(f"{path}: {notice}", markup=False)
+    site = loaded.site
+    out.print(
+        f"{path}: fine: cluster {site.cluster}, {len(site.admin_hosts)} admin hosts, "
+        f"{len(site.service_names)} services on {site.base.os}",
+        markup=False,
+    )
+    return 0
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print every setting."""
+    import yaml
+
+    from appliance.cli.screen import print_json
+    from appliance.operations.site.config import show_config
+    from appliance.operations.site.find import find_site, load_site
+
+    values = show_config(load_site(find_site(arguments.site), arguments.state))
+    if arguments.json:
+        print_json(values)
+    else:
+        sys.stdout.write(yaml.safe_dump(values, sort_keys=False))
+    return 0
+
+
+def run_schema(arguments: argparse.Namespace) -> int:
+    """Print the JSON Schema."""
+    from appliance.config.schema import schema_text
+
+    sys.stdout.write(schema_text())
+    return 0

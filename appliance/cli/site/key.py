@@ -1,0 +1,109 @@
+"""``sms key``: the pair that images are signed with, and the authority that the provisioning VM is believed by."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+EPILOG = """\
+examples:
+  sms key create    make the pair that the site file names, the private one with mode 0600
+  sms key show      fingerprints of the keys that images are held against
+  sms key ca show   the certificates of the provisioning VM's clients, and until when they hold
+  sms key ca renew  new client certificates, from the same authority"""
+
+
+def add(verbs: argparse._SubParsersAction[Any]) -> None:
+    """Add the verb's parser."""
+    parser = verbs.add_parser(
+        "key",
+        help="make or show the keys that images are signed with, and the site's certificates",
+        description="Make or show the keys that images are signed with, and the certificates that the provisioning\n"
+        "VM and its clients know each other by.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="make the pair that the site file names")
+    create.set_defaults(run=run_create)
+    show = actions.add_parser("show", help="fingerprints of the keys that images are held against")
+    show.add_argument("--json", action="store_true", help="print the result as JSON")
+    show.set_defaults(run=run_show)
+    ca = actions.add_parser("ca", help="the site's certificate authority, in tls/ beside the site file")
+    of_ca = ca.add_subparsers(dest="ca_action", required=True, metavar="ACTION")
+    make = of_ca.add_parser("create", help="make it, where `sms init` has not")
+    make.set_defaults(run=run_ca_create)
+    shown = of_ca.add_parser("show", help="its certificates and until when they hold")
+    shown.add_argument("--json", action="store_true", help="print the result as JSON")
+    shown.set_defaults(run=run_ca_show)
+    renew = of_ca.add_parser("renew", help="new certificates and keys for its clients; the authority stays")
+    renew.set_defaults(run=run_ca_renew)
+
+
+def run_create(arguments: argparse.Namespace) -> int:
+    """Make the pair."""
+    from appliance.cli.screen import out
+    from appliance.operations.site.find import find_site, load_site
+    from appliance.operations.site.keys import create_pair
+
+    signing = load_site(find_site(arguments.site), arguments.state).signing
+    found = create_pair(signing.private_key, signing.public_keys[0])
+    out.print(f"{signing.private_key} (keep it secret)", markup=False)
+    out.print(f"{signing.public_keys[0]} sha256:{found}", markup=False)
+    return 0
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Show fingerprints."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.site.find import find_site, load_site
+    from appliance.operations.site.keys import fingerprint
+
+    signing = load_site(find_site(arguments.site), arguments.state).signing
+    found = {str(path): fingerprint(path) for path in signing.public_keys}
+    if arguments.json:
+        print_json(found)
+        return 0
+    for path, digest in found.items():
+        out.print(f"{path} sha256:{digest}", markup=False)
+    return 0
+
+
+def run_ca_create(arguments: argparse.Namespace) -> int:
+    """Make the authority."""
+    from appliance.cli.screen import out
+    from appliance.operations.site.ca import ca_folder, make_ca
+    from appliance.operations.site.find import find_site
+
+    for path in make_ca(ca_folder(find_site(arguments.site))):
+        out.print(f"{path}{' (keep it secret)' if path.suffix == '.key' else ''}", markup=False)
+    return 0
+
+
+def run_ca_show(arguments: argparse.Namespace) -> int:
+    """Show the certificates; one that is due says so."""
+    from appliance.cli.screen import out, print_json
+    from appliance.operations.site.ca import SOON_DAYS, ca_folder, show_ca
+    from appliance.operations.site.find import find_site
+
+    found = show_ca(ca_folder(find_site(arguments.site)))
+    if arguments.json:
+        print_json([each.as_dict() for each in found])
+        return 0
+    for each in found:
+        state = f"{each.days_left} days left" if each.days_left >= 0 else "it has ended"
+        due = "; `sms key ca renew`" if each.days_left < SOON_DAYS and each.file.name != "ca.pem" else ""
+        out.print(f"{each.file}  {each.subject}  until {each.ends:%Y-%m-%d} ({state}{due})", markup=False)
+    return 0
+
+
+def run_ca_renew(arguments: argparse.Namespace) -> int:
+    """Make the clients' certificates anew."""
+    from appliance.cli.screen import out
+    from appliance.operations.site.ca import ca_folder, renew_clients
+    from appliance.operations.site.find import find_site
+
+    for path in renew_clients(ca_folder(find_site(arguments.site))):
+        out.print(str(path), markup=False)
+    out.print("the next `sms start` brings the container its own", markup=False)
+    return 0

@@ -1,0 +1,1 @@
+"""Verbs of the subject ``snapshots``: snapshots of the overlay."""

@@ -1,0 +1,76 @@
+"""``sms overlay diff``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, filled, open_target, standard_output, verb
+
+if TYPE_CHECKING:
+    from appliance.operations.snapshots.paths import Diff
+
+EXAMPLES = """\
+  sms overlay diff 41                              what has changed since snapshot 41
+  sms overlay diff 41 42                           between the two
+  sms overlay diff latest --path /var/spool        in there alone
+  sms overlay diff 41 42 --all --json              everything, file by file, for scripts"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "diff",
+        "what differs between two snapshots, or between one and now",
+        "Tell files and folders that were added (+), changed (~) or are gone (-), by their paths in the container.\n"
+        "A new or removed folder is one line. Only what the appliance has written is in an overlay; what is gone\n"
+        "though the image has it is said to be removed from the image.",
+        EXAMPLES,
+    )
+    parser.add_argument("before", metavar="A", type=filled, help="a number, or latest: the newest verified one")
+    parser.add_argument("after", metavar="B", type=filled, nargs="?", help="the same (default: as it is now)")
+    parser.add_argument(
+        "--path", action="append", default=[], type=filled, metavar="PATH", help="only there and below; more than once"
+    )
+    parser.add_argument("--all", action="store_true", help="all lines, and new and removed folders file by file")
+    add_host(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare."""
+    from appliance.cli.screen import progress
+    from appliance.operations.snapshots.paths import diff
+
+    cluster, host = open_target(arguments)
+    found = diff(
+        cluster,
+        host,
+        arguments.before,
+        arguments.after,
+        progress(arguments.quiet),
+        paths=arguments.path,
+        everything=arguments.all,
+    )
+    print_diff(found, as_json=arguments.json)
+    return 0
+
+
+def print_diff(found: Diff, *, as_json: bool) -> None:
+    """Print it line by line: there may be a million."""
+    from appliance.cli.snapshots.paths_view import diff_line, diff_summary
+
+    with standard_output() as stream:
+        if as_json:
+            head = {name: getattr(found, name) for name in ("host", "before", "after", "counts", "lines", "told")}
+            stream.write(json.dumps(head, indent=2)[:-2] + ',\n  "changes": [')
+            for at, row in enumerate(found.rows):
+                stream.write((",\n    " if at else "\n    ") + json.dumps(row))
+            stream.write("\n  ]\n}\n" if found.told else "]\n}\n")
+            return
+        for row in found.rows:
+            stream.write(diff_line(row) + "\n")
+        stream.write(diff_summary(found) + "\n")

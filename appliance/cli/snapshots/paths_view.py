@@ -1,0 +1,101 @@
+"""Differences between snapshots, and what came back from one, as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.snapshots.view import size
+
+if TYPE_CHECKING:
+    from appliance.operations.snapshots.paths import Brought, Diff
+
+SIGNS = {"added": "+", "changed": "~", "gone": "-"}
+
+
+def shown(text: str) -> str:
+    """A path, safe to print: names may hold anything, a terminal's commands too."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def diff_line(row: dict[str, Any]) -> str:
+    """One difference: its sign, its path, what it is."""
+    slash = "/" if row.get("kind") == "folder" and row["path"] != "/" else ""
+    words = ", ".join(_changed(row) if row["change"] == "changed" else _whole(row))
+    return f"{SIGNS[row['change']]} {shown(row['path'])}{slash}  {words}"
+
+
+def _whole(row: dict[str, Any]) -> Iterator[str]:
+    """Words on what is there on one side only."""
+    if row["kind"] == "image":
+        yield "removed from the image" if row["image"] == "removed" else "the image's shows again"
+        return
+    yield from _what_it_is(row)
+    if row.get("image") == "removed":
+        yield "removed from the image too, if it has one"
+    elif row.get("image") == "hides":
+        yield "hides the image's folder, if it has one"
+
+
+def _what_it_is(row: dict[str, Any]) -> Iterator[str]:
+    yield row["kind"]
+    count = row.get("size", row.get("was_size", row.get("bytes")))
+    if "entries" in row:
+        yield f"{row['entries']} {'entry' if row['entries'] == 1 else 'entries'}"
+    if count is not None:
+        yield size(count)
+
+
+def _changed(row: dict[str, Any]) -> Iterator[str]:
+    for word in row.get("what", ()):
+        if word == "size":
+            yield f"size {size(row['was_size'])} -> {size(row['size'])}"
+        elif word in ("mode", "owner"):
+            yield f"{word} {row[f'was_{word}']} -> {row[word]}"
+        elif word == "type":
+            yield f"{row['was']} -> {row['kind']}"
+        else:
+            yield "attributes" if word == "xattr" else word
+    image = row.get("image")
+    if image in ("hides", "shows") and row["kind"] == "folder" and "the image's again" not in row.get("what", ()):
+        yield f"{image} the image's folder"
+
+
+def diff_summary(found: Diff) -> str:
+    """The last line."""
+    names = [f"snapshot {one}" if one is not None else f"now on {found.host}" for one in (found.before, found.after)]
+    if not found.lines:
+        return f"{names[0]} and {names[1]}: no differences"
+    counts = ", ".join(f"{found.counts[word]} {word}" for word in SIGNS)
+    more = f"; {found.told} of {found.lines} lines are shown, --all shows all" if found.told < found.lines else ""
+    return f"{names[0]} -> {names[1]}: {counts}{more}"
+
+
+def brought_lines(cluster: str, done: Brought, *, dry_run: bool = False) -> Iterator[str]:
+    """What came back, and the way back from that."""
+    what = f"snapshot {done.snapshot} of {cluster}"
+    for note in done.notes:
+        yield f"note: {shown(note)}"
+    if not done.changed and not dry_run:
+        yield f"{', '.join(shown(one['path']) for one in done.paths)}: as in {what} already, nothing was changed"
+        return
+    for one in done.paths:
+        yield f"{shown(one['path'])}: {_came(one, dry_run)}"
+    if done.folder:
+        yield f"{'would be' if dry_run else f'{done.seconds:.1f} s: all'} taken out of {what} into {done.folder}"
+        return
+    if done.other_image:
+        yield "note: the snapshot was taken under another image than the next start has"
+    yield f"the overlay on {done.host} has this from {what} now ({done.seconds:.1f} s)"
+    yield f"what it replaced is snapshot {done.kept}; the way back: sms overlay restore {done.kept}"
+
+
+def _came(one: dict[str, Any], dry_run: bool) -> str:
+    if one["kind"] == "image":
+        return "the image's, as in the snapshot"
+    if one["kind"] == "removed":
+        return "removed from the image, as in the snapshot"
+    if dry_run:
+        return str(one["kind"])
+    replaced = f"; {one['removed']} gave way" if one["removed"] else ""
+    return f"{one['entries']} {'entry' if one['entries'] == 1 else 'entries'}, {size(one['bytes'])}{replaced}"

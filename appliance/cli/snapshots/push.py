@@ -1,0 +1,105 @@
+"""``sms overlay push``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, filled, open_target, verb
+
+if TYPE_CHECKING:
+    from appliance.operations.snapshots.push import Pushed
+
+EXAMPLES = """\
+  sms overlay push                        the newest verified one, to all that the site file names
+  sms overlay push --all-missing -n       say what would go where
+  sms overlay push 42 --to borg           one of them, to the Borg repository
+  sms overlay push latest --to host-b     into the snapshot store of another admin host
+  sms overlay push --all-missing --prune  then thin out there by the site's rule, as scheduled runs do"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "push",
+        "send snapshots to a Borg repository and to other hosts",
+        "Send verified snapshots to the Borg repository and the standby hosts that the site file names. Only what is\n"
+        "not there travels; nothing counts there before all of it is. Cut off, the next run goes on.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "snapshot", nargs="?", type=filled, metavar="NUMBER", help="its number, or latest: the newest verified one"
+    )
+    parser.add_argument(
+        "--all-missing", action="store_true", help="every verified one that is not there and would be kept there"
+    )
+    parser.add_argument(
+        "--to", action="append", default=[], type=filled, metavar="TARGET", help="borg, or an admin host; repeatable"
+    )
+    parser.add_argument(
+        "--prune", action="store_true", help="then remove there what `retention:` of the site file does not keep"
+    )
+    add_host(parser)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be pushed and removed")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Push."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import out, print_json, progress
+    from appliance.errors import ConfigError
+    from appliance.operations.snapshots.push import Wanted, exit_status, push
+
+    if arguments.snapshot and arguments.all_missing:
+        raise ConfigError("a snapshot and --all-missing", hint="give one of them")
+    cluster, host = open_target(arguments)
+    wanted = Wanted(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
+    done = push(cluster, host, wanted, arguments.to, progress(arguments.quiet))
+    if arguments.json:
+        print_json([asdict(one) for one in done])
+    else:
+        for line in lines(done):
+            out.print(line)
+    return exit_status(done)
+
+
+def lines(done: list[Pushed]) -> Iterator[str]:
+    """What became of each, with rich's markup."""
+    from rich.markup import escape
+
+    from appliance.cli.snapshots.view import size
+    from appliance.operations.snapshots.push import FAILED, PRESENT, PUSHED, REMOVED, WOULD_REMOVE
+
+    for one in done:
+        what = f"snapshot {one.snapshot}" if one.snapshot else "nothing"
+        if one.state == FAILED:
+            yield f"[red]failed[/]: {what} to {escape(one.target)}: {escape(one.error)}"
+            if one.hint:
+                yield f"  hint: {escape(one.hint)}"
+        elif one.state == PRESENT:
+            yield f"{what} is at {escape(one.target)} already{escape(as_number(one.snapshot, one.name, 'there'))}"
+        elif one.state == PUSHED:
+            yield (
+                f"{what} is at {escape(one.target)} now{escape(as_number(one.snapshot, one.name, 'there'))}, "
+                f"{size(one.bytes)} new there, {one.seconds:.1f} s"
+            )
+        elif one.state in (REMOVED, WOULD_REMOVE):
+            word = "would be removed" if one.state == WOULD_REMOVE else "is removed"
+            name = "" if one.name.isdecimal() else f" ({escape(one.name)})"
+            yield f"number {one.snapshot} at {escape(one.target)} {word} there, for no rule keeps it{name}"
+        else:
+            yield f"{what} would go to {escape(one.target)}: {size(one.bytes)} at most"
+    if not done:
+        yield "nothing is missing there"
+
+
+def as_number(number: int, name: str, where: str) -> str:
+    """What a snapshot is called where it has gone, when it is not by the number that it had; an archive's name."""
+    if not name.isdecimal():
+        return f": {name}" if name else ""
+    return "" if int(name) == number else f" as number {name} {where} ({number} is another one)"

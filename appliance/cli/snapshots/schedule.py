@@ -1,0 +1,123 @@
+"""``sms overlay schedule``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, open_target, verb
+
+if TYPE_CHECKING:
+    from appliance.operations.snapshots.schedule import Scheduled
+
+EXAMPLES = """\
+  sms overlay schedule install                every snapshots.every_minutes of the site file, on this admin host
+  sms overlay schedule install --every 5      every five minutes
+  sms overlay schedule show --host host-a     what another host has, and how its last run ended
+  sms overlay schedule remove                 none any more; those that are there stay"""
+
+INSTALL = """\
+  sms overlay schedule install -n             say what would be written
+  sms overlay schedule install --host host-b  on the host that stands by as well: there it waits for the lease"""
+REMOVE = """\
+  sms overlay schedule remove                 none any more; those that are there stay"""
+SHOW = """\
+  sms overlay schedule show --json            for scripts"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser, and those of its own actions."""
+    parser = verb(
+        actions,
+        "schedule",
+        "have cron or systemd take snapshots",
+        "Install what takes snapshots by itself on an admin host: a systemd timer where systemd runs, else an entry\n"
+        "for cron. A run takes a snapshot, prunes, and pushes where the site file says so; a host that does not carry\n"
+        "the appliance does nothing. A run that fails is in `sms status`, in syslog, and in a mail to `mail.root`.",
+        EXAMPLES,
+    )
+    own = parser.add_subparsers(dest="schedule", metavar="WHAT", required=True)
+    install = verb(own, "install", "install it, or change it", "Install it; a second time changes nothing.", INSTALL)
+    install.add_argument(
+        "--every", type=int, metavar="MINUTES", help="minutes between two (default: snapshots.every_minutes)"
+    )
+    install.set_defaults(run=run_install)
+    remove = verb(own, "remove", "take no more", "Remove it; snapshots that are there stay.", REMOVE)
+    remove.set_defaults(run=run_remove)
+    show = verb(own, "show", "what there is", "Show the schedule of a host, and how its last run ended.", SHOW)
+    show.set_defaults(run=run_show)
+    for each in (install, remove, show):
+        add_host(each)
+        if each is not show:
+            each.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done")
+        add_json(each)
+
+
+def run_install(arguments: argparse.Namespace) -> int:
+    """Install it."""
+    from appliance.cli.screen import progress
+    from appliance.operations.site.find import find_site
+    from appliance.operations.snapshots.schedule import install_schedule
+
+    cluster, host = open_target(arguments)
+    done = install_schedule(
+        cluster,
+        host,
+        progress(arguments.quiet),
+        site_file=find_site(arguments.site),
+        every=arguments.every,
+        dry_run=arguments.dry_run,
+    )
+    return _tell(arguments, done, files=arguments.dry_run)
+
+
+def run_remove(arguments: argparse.Namespace) -> int:
+    """Remove it."""
+    from appliance.cli.screen import progress
+    from appliance.operations.snapshots.schedule import remove_schedule
+
+    cluster, host = open_target(arguments)
+    done = remove_schedule(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
+    if arguments.dry_run and not arguments.json:
+        from appliance.cli.screen import out
+
+        out.print("\n".join(f"would remove {path}" for path in done.files) or "nothing to remove", markup=False)
+        return 0
+    return _tell(arguments, done)
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Show it."""
+    from appliance.operations.snapshots.schedule import show_schedule
+
+    return _tell(arguments, show_schedule(*open_target(arguments)))
+
+
+def _tell(arguments: argparse.Namespace, done: Scheduled, *, files: bool = False) -> int:
+    from appliance.cli.screen import out, print_json
+
+    if arguments.json:
+        print_json(done.as_dict())
+        return 0
+    if files:
+        for path, text in done.files.items():
+            out.print(f"{path}:\n{text}", markup=False)
+    out.print("\n".join(lines(done)), markup=False)
+    return 0
+
+
+def lines(done: Scheduled) -> Iterator[str]:
+    """The schedule as a person reads it."""
+    from appliance.operations.services.status import when
+
+    if not done.kind:
+        yield f"nothing takes snapshots on {done.host} by itself"
+        return
+    yield f"every {done.every} min on {done.host}, by {done.kind}{'' if done.runs else ', which does not run'}"
+    run = done.last_run
+    if run:
+        yield f"last run {when(run.started)}: " + (f"snapshot {run.number}" if run.ok else f"failed: {run.error}")
+        yield from (f"note: {note}" for note in run.notes)
+        if run.met_at:
+            yield f"{when(run.met_at)} a run did nothing: {run.met}"

@@ -1,0 +1,37 @@
+"""``sms overlay show``."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from appliance.cli.common import add_host, add_json, open_target, verb
+
+EXAMPLES = """\
+  sms overlay show latest         the newest verified one
+  sms overlay show 42 --json      its manifest, for scripts"""
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(actions, "show", "all that is known of a snapshot", "Show a snapshot's manifest.", EXAMPLES)
+    parser.add_argument("snapshot", metavar="NUMBER", help="its number, or latest: the newest verified one")
+    add_host(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it."""
+    from appliance.cli.screen import out, print_json
+    from appliance.cli.snapshots.view import show_lines
+    from appliance.operations.snapshots.list import show
+
+    cluster, host = open_target(arguments)
+    found = show(cluster, host, arguments.snapshot)
+    if arguments.json:
+        print_json(found)
+    else:
+        out.print("\n".join(show_lines(found, time.time())), markup=False)
+    return 0

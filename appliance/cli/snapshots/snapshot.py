@@ -1,0 +1,109 @@
+"""``sms overlay snapshot``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from appliance.cli.common import add_host, add_json, duration, open_target, verb
+
+if TYPE_CHECKING:
+    from appliance.host.base import Host
+    from appliance.operations.context import Cluster
+    from appliance.operations.snapshots.snapshot import Wanted
+
+LONGEST_FREEZE_S = 60
+
+EXAMPLES = """\
+  sms overlay snapshot                           of the appliance on this host; it runs on
+  sms overlay snapshot --host host-a             on another one, over SSH
+  sms overlay snapshot --reason upgrade          with a word on why, which `sms overlay list` shows
+  sms overlay snapshot --method full --no-dump   a whole copy, without a dump of databases
+  sms overlay snapshot -n                        say what would be done"""
+
+
+def freeze_limit(text: str) -> float:
+    """Seconds that writers may wait.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no span of time, or longer than a minute.
+    """
+    seconds = duration(text)
+    if seconds > LONGEST_FREEZE_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is longer than {LONGEST_FREEZE_S} s: Slurm gives up after 10")
+    return seconds
+
+
+def add(actions: argparse._SubParsersAction[Any]) -> None:
+    """Add the action's parser."""
+    parser = verb(
+        actions,
+        "snapshot",
+        "take a snapshot; the appliance runs on",
+        "Dump databases, read the overlay, hold its writers for a moment, take what has changed meanwhile, check\n"
+        "the file system and the state files. Only then does it count. Exit status 4: taken, but a dump failed.",
+        EXAMPLES,
+    )
+    add_host(parser)
+    parser.add_argument(
+        "--method",
+        choices=("auto", "reflink", "delta", "full"),
+        help="how it is taken (default: snapshots.method of the site file)",
+    )
+    parser.add_argument(
+        "--freeze-limit", type=freeze_limit, default=5.0, metavar="SECONDS", help="how long writers may wait (5)"
+    )
+    parser.add_argument("--no-dump", action="store_true", help="do not dump databases before")
+    why = parser.add_mutually_exclusive_group()
+    why.add_argument("--reason", default="", metavar="TEXT", help="a word on why, for the list")
+    why.add_argument(
+        "--scheduled",
+        action="store_true",
+        help="as cron does: also prune and push, write it down, and tell people of a failure; does nothing where the "
+        "appliance is not carried",
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, wanted: Wanted) -> int:
+    """Take one, prune and push; what fails has been told where people look: cron, which is quiet, need not."""
+    from dataclasses import asdict
+
+    from appliance.cli.screen import err, print_json, progress
+    from appliance.operations.snapshots.scheduled import run_scheduled
+
+    run = run_scheduled(cluster, host, progress(arguments.quiet), wanted)
+    if arguments.json:
+        print_json(asdict(run) if run else None)
+    elif run and not run.ok and not arguments.quiet:
+        err.print(f"sms: {run.error}", markup=False)
+    return 0 if run is None or run.ok else 1
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Take one."""
+    from appliance.cli.screen import err, out, print_json, progress
+    from appliance.cli.snapshots.view import taken_line
+    from appliance.operations.snapshots.snapshot import SCHEDULED, Wanted, rehearse_snapshot, snapshot
+
+    cluster, host = open_target(arguments)
+    reason = SCHEDULED if arguments.scheduled else " ".join(arguments.reason.split())
+    wanted = Wanted(arguments.method or "", arguments.freeze_limit, not arguments.no_dump, reason)
+    if arguments.dry_run:
+        steps = rehearse_snapshot(cluster, host, wanted)
+        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        return 0
+    if arguments.scheduled:
+        return run_as_scheduled(arguments, cluster, host, wanted)
+    taken = snapshot(cluster, host, progress(arguments.quiet), wanted)
+    if arguments.json:
+        print_json({**taken.snapshot, "not_dumped": list(taken.not_dumped)})
+    else:
+        out.print(taken_line(cluster.site.cluster, taken.snapshot), markup=False)
+    for why in taken.not_dumped:
+        err.print(f"warning: {why}", markup=False)
+    if taken.not_dumped:
+        err.print("  hint: `sms status` tells whether it serves; `sms logs` what it said", markup=False)
+    return 4 if taken.not_dumped else 0

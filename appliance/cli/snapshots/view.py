@@ -1,0 +1,202 @@
+"""Snapshots as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from appliance.operations.services.status import uptime_text, when
+
+if TYPE_CHECKING:
+    from appliance.operations.snapshots.list import Listing, Snapshot, Verified
+    from appliance.operations.snapshots.restore import Restored
+
+WIDTH = 100
+"""Columns of the widest line of a list."""
+HOST_WIDTH = 10
+YEAR_S = 366 * 86400
+FOUND_BY = {
+    "trace": "changes by block trace",
+    "inodes": "changes by the inodes",
+    "all": "everything compared",
+}
+"""How it was found what had changed when writers were held; others need no words."""
+
+
+def size(count: int) -> str:
+    """Bytes: 512 B, 1.3 MiB, 48 MiB."""
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1000 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.1f} {unit}" if unit != "B" and amount < 9.95 else f"{amount:.0f} {unit}"
+
+
+def age(seconds: float) -> str:
+    """Seconds as one number: 40 s, 12 min, 5 h, 3 d. A clock that was set back makes none of them older than now."""
+    for limit, each, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0, int(seconds // each))} {unit}"
+    return f"{int(seconds // 86400)} d"
+
+
+def day(stamp: float, now: float) -> str:
+    """Date and time to the minute; the year only where it may be another one."""
+    text = when(stamp)[:16]
+    return text[5:] if abs(now - stamp) < YEAR_S * 0.8 else text
+
+
+def waited(snapshot: Snapshot) -> str:
+    """How long writers waited for it."""
+    return f"{snapshot['frozen_ms']:.0f} ms" if snapshot["running"] else "-"
+
+
+def state(snapshot: Snapshot) -> str:
+    """What the last check of it said."""
+    ok = snapshot["health"].get("ok")
+    return "damaged" if ok is False else "verified" if ok else "unchecked"
+
+
+def checks(snapshot: Snapshot) -> str:
+    """What it was held against before it counted."""
+    told = snapshot["checks"]
+    said = told.get("e2fsck", "not told")
+    words = ["e2fsck" if said == "clean" else f"e2fsck ({said})"]
+    if "state_files" in told:
+        words.append(f"{told['state_files']} state file{'s' * (told['state_files'] != 1)}")
+    if told.get("state_unread"):
+        words[-1] += " (the largest not read)"
+    return ", ".join(words)
+
+
+def taken_line(cluster: str, snapshot: Snapshot) -> str:
+    """The line that ends ``sms overlay snapshot``."""
+    how = "; ".join(word for word in (snapshot["method"], FOUND_BY.get(snapshot["found_by"], "")) if word)
+    held = f"writers waited {waited(snapshot)}" if snapshot["running"] else "nothing ran"
+    return (
+        f"snapshot {snapshot['number']} of {cluster}: {size(snapshot['used_bytes'])} used, "
+        f"{size(snapshot['new_bytes'])} new, {held} ({how}), checked: {checks(snapshot)}"
+    )
+
+
+TITLES = ("no.", "taken", "age", "method", "used", "new", "waited", "host", "state", "reason")
+RIGHT = (0, 2, 4, 5, 6)
+STYLES = {"verified": "green", "damaged": "red", "unchecked": "yellow"}
+
+
+def list_lines(listing: Listing, now: float) -> Iterator[str]:
+    """The table of ``sms overlay list`` and what is below it, with rich's markup; no line is longer than WIDTH."""
+    rows = [tuple(printable(cell) for cell in _row(one, now)) for one in listing.snapshots]
+    broken = [(number, printable(why)) for number, why in sorted(listing.broken.items())]
+    if rows:
+        widths = [max(len(row[at]) for row in (TITLES, *rows)) for at in range(len(TITLES) - 1)]
+        room = max(6, WIDTH - sum(widths) - 2 * len(widths))
+        yield f"[bold]{escape(_line(TITLES, widths, room))}[/]"
+        for row in rows:
+            yield _colour(_line(row, widths, room), row[8])
+    for number, why in broken:
+        yield f"[red]{number:>6}  damaged: {escape(why)}[/]"
+    count = len(rows) + len(broken)
+    yield (
+        f"{count} snapshot{'s' * (count != 1)} on {escape(listing.host)}, {size(listing.stored_bytes)} in all, "
+        f"room for {size(listing.free_bytes)} more"
+    )
+
+
+def _row(one: Snapshot, now: float) -> tuple[str, ...]:
+    return (
+        str(one["number"]),
+        day(one["taken"], now),
+        age(now - one["taken"]),
+        one["method"],
+        size(one["used_bytes"]),
+        size(one["new_bytes"]),
+        waited(one),
+        clip(one["host"], HOST_WIDTH),
+        state(one),
+        one.get("reason", ""),
+    )
+
+
+def clip(text: str, width: int) -> str:
+    """Text that fits into so many columns."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _line(row: Sequence[str], widths: Sequence[int], room: int) -> str:
+    cells = [
+        f"{cell:>{width}}" if at in RIGHT else f"{cell:<{width}}"
+        for at, (cell, width) in enumerate(zip(row[:-1], widths, strict=True))
+    ]
+    return "  ".join([*cells, clip(row[-1], room)]).rstrip()
+
+
+def printable(text: str) -> str:
+    """Text without what a terminal would obey: a snapshot may be another host's."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _colour(line: str, word: str) -> str:
+    before, _, after = line.partition(f"  {word}")
+    return f"{escape(before)}  [{STYLES[word]}]{word}[/]{escape(after)}"
+
+
+def show_lines(one: Snapshot, now: float) -> Iterator[str]:
+    """All of a manifest, a line each."""
+    image = one["image"]
+    ran = f"while it ran; writers waited {waited(one)}" if one["running"] else "while it was stopped"
+    found = f" ({FOUND_BY[one['found_by']]})" if one["found_by"] in FOUND_BY else ""
+    facts: list[tuple[str, str]] = [
+        ("snapshot", f"{one['number']} of {one['cluster']}, {one['uuid']}"),
+        ("taken", f"{when(one['taken'])}, {uptime_text(max(0, int(now - one['taken'])))} ago, on {one['host']}"),
+        ("how", f"{one['method']}{found}, {ran}"),
+        ("lease", f"generation {one['generation']}"),
+        ("Slurm cluster", one["slurm_cluster"]),
+        ("image", f"sha256:{image['sha256'][:16]} key {image['key'][:12]}" if image.get("key") else "not known"),
+        ("size", f"{size(one['size'])}, {size(one['used_bytes'])} used, {size(one['new_bytes'])} of it new"),
+        ("digests", f"sha256:{one['digests']}"),
+        ("checked", checks(one)),
+        ("state", _health(one)),
+        ("reason", one["reason"] or "-"),
+    ]
+    if heads := one["checks"].get("heads"):
+        facts.insert(-2, ("", f"begin as they must: {', '.join(heads)}"))
+    facts += [("note", note) for note in one["notes"]]
+    facts += [("damage", damage) for damage in one["health"].get("damage", [])]
+    width = max(len(name) for name, _ in facts)
+    for name, text in facts:
+        yield f"{name:<{width}}  {printable(text)}"
+
+
+def _health(one: Snapshot) -> str:
+    health = one["health"]
+    at = f", looked at {when(health['at'])}" if "at" in health else ""
+    return state(one) + at
+
+
+def verified_lines(found: list[Verified], cluster: str) -> Iterator[str]:
+    """What a check found, with rich's markup."""
+    for one in found:
+        if one.ok:
+            yield f"snapshot {one.number} of {cluster}: [green]whole[/]"
+        for damage in one.damage:
+            yield f"snapshot {one.number} of {cluster}: [red]damaged[/]: {escape(printable(damage))}"
+
+
+def restored_lines(cluster: str, done: Restored) -> Iterator[str]:
+    """What a restore did, and the way back."""
+    what = f"snapshot {done.snapshot} of {cluster}"
+    if done.kept and done.kept.same:
+        yield f"the overlay on {done.host} is {what} already, to the byte: nothing is changed"
+        return
+    yield f"{what} is {done.target} on {done.host} now: {size(done.size)} in {done.seconds:.1f} s"
+    if done.other_image:
+        yield "it was taken under another image: the next start seeds it for the current one"
+    if done.kept and done.kept.snapshot is not None:
+        back = done.kept.snapshot
+        yield f"what it replaced is snapshot {back}; the way back: sms overlay restore {back}"
+    elif done.kept:
+        yield f"what it replaced is kept; the way back: mv {done.kept.path} {done.target}"

@@ -1,0 +1,1 @@
+"""Verbs of the subject ``upgrade``: upgrades and rehearsals."""

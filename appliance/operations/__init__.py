@@ -1,0 +1,1 @@
+"""What verbs do: query, plan, apply, record. One folder per subject."""

@@ -1,0 +1,1 @@
+"""Operations of the subject ``classify``: captures and their verdicts."""

@@ -1,0 +1,1 @@
+"""Operations of the subject ``hosts``: admin hosts: prepared, inspected."""

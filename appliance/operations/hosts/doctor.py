@@ -1,0 +1,181 @@
+"""``sms doctor``: asks a machine about itself; appliance.plan.hosts.doctor says what that means."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from appliance.config.document import Document, Place, dotted
+from appliance.config.model import AdminHost, Site
+from appliance.errors import SmsError
+from appliance.host.base import Host, Unreachable
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, find_host
+from appliance.operations.site.config import check_files
+from appliance.plan.hosts.distro import INSTALL, family, install_command
+from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
+from appliance.plan.hosts.facts import Facts, read_bridges, read_said
+
+__all__ = ["Finding", "ask", "diagnose", "worst"]
+
+# $1 the state folder, $2 the overlays' folder, $3 the overlay, $4 file systems, then programs.
+# Prints name=value lines; what cannot be asked is left out.
+ASK = r"""
+state=$1 overlays=$2 overlay=$3 systems=$4; shift 4
+PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin
+yes() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "$name=yes" || echo "$name=no"; }
+there() { while [ ! -d "$1" ]; do set -- "$(dirname "$1")"; done; echo "$1"; }
+echo "uid=$(id -u)"
+echo "kernel=$(uname -r)"
+sed -n 's/^CapPrm:[[:space:]]*/caps=/p' /proc/self/status
+echo "last_cap=$(cat /proc/sys/kernel/cap_last_cap)"
+echo "loadable=$(for name in $systems; do modprobe -qn "$name" 2>/dev/null && echo "$name"; done | tr '\n' ' ')"
+yes loop sh -c '[ -e /dev/loop-control ] || modprobe -qn loop'
+yes netns test -e /proc/self/ns/net
+yes bridge sh -c '[ -d /sys/module/bridge ] || [ -d /proc/sys/net/bridge ] || modprobe -qn bridge ||
+    ip link show type bridge | grep -q .'
+yes nft nft list tables
+echo "programs=$(for name; do command -v "$name" >/dev/null && printf '%s ' "$name"; done)"
+echo "sms=$(command -v sms)"
+echo "apptainer=$(apptainer --version 2>&1 | head -n 1)"
+head -c 4096 "$(command -v apptainer)" 2>/dev/null | sed -n 's/.*--drop-caps "\([A-Z_,]*\)".*/wrapper=\1/p'
+own=$(sed -n 's/^cni plugin path *= *//p' /etc/apptainer/apptainer.conf 2>/dev/null | tail -n 1)
+for folder in ${own:-"$(apptainer buildcfg LIBEXECDIR 2>/dev/null)/apptainer/cni" /usr/lib/cni}; do
+    [ -x "$folder/bridge" ] && { echo "cni=$(cd "$folder" && echo *)"; echo "cni_folder=$folder"; break; }
+done
+for folder in /usr/libexec/cni /usr/lib/cni /opt/cni/bin; do
+    [ -x "$folder/bridge" ] && [ -x "$folder/static" ] && { echo "cni_elsewhere=$folder"; break; }
+done
+nf=/proc/sys/net/bridge/bridge-nf-call-iptables
+[ -e $nf ] && echo "bridge_nf=$(cat $nf)"
+if chronyc -n tracking 2>/dev/null | grep -q '^Leap status *: Normal'; then echo clock=yes
+else timedatectl show --property NTPSynchronized --value 2>/dev/null | sed -n 's/^\(yes\|no\)$/clock=\1/p'; fi
+for folder in "$state/images" "$overlays"; do [ -d "$folder" ] && stat -c '%a:%n' "$folder"; done | sort -u |
+    { printf modes=; tr '\n' ' '; echo; }
+[ -e "$overlay" ] && echo overlay_there=yes
+echo "images_free=$(df -B1 --output=avail "$(there "$state/images")" | tail -n 1)"
+echo "overlay_free=$(df -B1 --output=avail "$(there "$overlays")" | tail -n 1)"
+yes systemd test -d /run/systemd/system
+# The appliance has a cron of its own, in a process namespace of its own.
+yes cron sh -c 'pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond'
+entry=sms-$(basename "$overlay" .img) timer=/etc/systemd/system/$entry.snapshot.timer
+if [ -e "$timer" ]; then
+    echo "schedule=systemd"
+    yes schedule_runs systemctl is-active "${timer##*/}"
+    yes schedule_sms test -x "$(sed -n 's/^# By //p' "$timer")"
+elif [ -e "/etc/cron.d/$entry" ]; then
+    echo "schedule=cron"
+    yes schedule_sms test -x "$(sed -n 's/^# By //p' "/etc/cron.d/$entry")"
+fi
+exit 0
+"""
+
+BOOTSTRAP = {"apt": "debootstrap", "dnf": "dnf", "zypper": "zypper"}
+"""What Apptainer calls to make a base, by its package manager."""
+
+
+def diagnose(cluster: Cluster, wanted: str | None) -> list[Finding]:
+    """What an admin host lacks; this machine, where none is named.
+
+    Args:
+        wanted: an admin host's name.
+    """
+    here = socket.gethostname()
+    admin = {host.name: host for host in cluster.site.admin_hosts}.get(wanted or here)
+    host = find_host(cluster.site, wanted) if wanted else Local(here)
+    try:
+        facts = ask(cluster, host)
+    except Unreachable as error:
+        return [Finding("SSH", "missing", "; ".join(filter(None, [error.message, error.hint])))]
+    findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
+    networks = cluster.site.networks
+    # A machine that only builds needs no bridge.
+    bridges = {net.bridge: net.port for net in (networks.provisioning, networks.public)} if admin else {}
+    findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
+    if isinstance(host, Local):
+        findings += _files(cluster.site)
+        findings += _known_hosts(cluster.site, host)
+        findings.append(_bootstrap(cluster, host))
+    return findings
+
+
+def ask(cluster: Cluster, host: Host) -> Facts:
+    """What a machine says of itself; changes nothing there."""
+    places = cluster.places
+    names = (*PROGRAMS, "singularity", "cron", "crond")
+    where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
+    said = host.run("sh", "-c", ASK, "ask", *where, *names).text
+    links = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in said else None
+    kinds = (host.read("/proc/filesystems") or b"").decode().split()
+    return Facts(
+        host.name,
+        (host.read("/etc/os-release") or b"").decode(errors="replace"),
+        frozenset(kinds),
+        read_said(said),
+        dict(read_bridges(json.loads(links.stdout or b"[]"))) if links else {},
+    )
+
+
+def _files(site: Site) -> Iterator[Finding]:
+    """Keys, secrets and accounts that the site names, held to what `sms config check` holds them to."""
+    files: dict[Place, Path] = {}
+    if not site.signing.pgp_fingerprint:
+        files["signing", "private_key"] = site.signing.private_key
+        files |= {("signing", "public_keys", index): path for index, path in enumerate(site.signing.public_keys)}
+    for section in ("secrets", "accounts"):
+        files |= {(section, name): path for name, path in dict(getattr(site, section)).items() if path}
+    files |= {("admin_hosts", index, "key"): host.key for index, host in enumerate(site.admin_hosts) if host.key}
+    # As if the site file named them all: defaults are looked at, too.
+    problems = {found.path: found for found in check_files(site, Document("", None, dict.fromkeys(files, 0)))}
+    for place, path in files.items():
+        what = {"private_key": "signing key", "public_keys": "public key"}.get(str(place[1]), dotted(place))
+        if problem := problems.get(dotted(place)):
+            if problem.hint.startswith("chmod "):
+                yield Finding(what, "missing", problem.message, problem.hint)
+            else:
+                yield Finding(what, "missing", f"{problem.message}: {problem.hint}")
+        elif path.exists():
+            yield Finding(what, "ok", str(path))
+        elif what == "public key":
+            yield Finding(what, "missing", f"there is no {path}: copy it from where images are built")
+        elif not all(public.exists() for public in site.signing.public_keys):  # else it lies where images are built
+            yield Finding(what, "missing", f"there is no {path}", "sms key create")
+
+
+def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
+    """Whether the other admin hosts' keys are known."""
+    path = site.known_hosts or Path("~/.ssh/known_hosts").expanduser()
+    for admin in site.admin_hosts:
+        if admin.name == local.name:
+            continue
+        what = f"host key of {admin.name}"
+        known = _known_name(admin)
+        try:
+            found = local.works("ssh-keygen", "-F", known, "-f", str(path))
+        except SmsError:
+            yield Finding(what, "missing", "ssh-keygen is not installed", _install("ssh", local))
+            return
+        scan = f"ssh-keyscan -p {admin.port} {admin.address} >>{path}"
+        lacks = f"not in {path}; compare its fingerprint on {admin.name} with what is added"
+        yield Finding(what, "ok", str(path)) if found else Finding(what, "missing", lacks, scan)
+
+
+def _known_name(admin: AdminHost) -> str:
+    return admin.address if admin.port == 22 else f"[{admin.address}]:{admin.port}"
+
+
+def _install(program: str, host: Host) -> str:
+    """The command that installs a program; empty where the distribution's is not known."""
+    of = family((host.read("/etc/os-release") or b"").decode(errors="replace"))
+    return install_command([program], of) if of in INSTALL else ""
+
+
+def _bootstrap(cluster: Cluster, local: Host) -> Finding:
+    """Whether this machine can build the site's base."""
+    program = BOOTSTRAP[cluster.base.manager]
+    what = f"build of {cluster.base.name}"
+    if local.works("sh", "-c", 'command -v "$1"', "find", program):
+        return Finding(what, "ok", f"{program} is there")
+    return Finding(what, "warning", f"only `sms build` needs {program}", _install(program, local))

@@ -1,0 +1,136 @@
+"""``sms host``: prepares admin hosts, and shows how they stand."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.config.model import AdminHost
+from appliance.errors import SmsError
+from appliance.host.base import CommandError, Host, Unreachable
+from appliance.host.local import Local
+from appliance.host.ssh import Ssh
+from appliance.operations.context import Cluster, find_host, need_root
+from appliance.operations.migration.lease import look_at_lease
+from appliance.plan.machine import instance_name
+from appliance.progress import Progress
+from appliance.share import share
+from appliance.tools import apptainer
+from appliance.tools.ansible import Play, Target, run_playbook
+
+FOLDERS = ("images", "overlays", "snapshots", "leases", "journal", "keys")
+"""Folders below the state folder."""
+
+# The system's own Python first: it knows the package manager. ansible-core wants 3.8.
+FIND_PYTHON = """
+for name in /usr/bin/python3 /usr/libexec/platform-python /usr/bin/python3.13 /usr/bin/python3.12 \
+        /usr/bin/python3.11 /usr/bin/python3.10 /usr/bin/python3.9 /usr/bin/python3.8; do
+    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null && echo "$name" && exit
+done
+exit 1
+"""
+
+HINTS = {
+    "packages": "look at the package mirrors of that host; what is installed stays, run it again",
+    "apptainer": "look at the package mirrors of that host; `sms doctor --host {name}` tells what is missing",
+    "bridges": "name another interface, or make the bridge yourself; all but the bridges is prepared",
+}
+"""What to do when a role of the playbook failed."""
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """An admin host as it stands; ``problem`` says why it could not be asked."""
+
+    name: str
+    address: str
+    reachable: bool
+    running: bool
+    holds_lease: bool
+    problem: str = ""
+
+
+def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = False) -> Play:
+    """Make the admin host ``name`` able to carry the appliance.
+
+    Raises:
+        Unreachable: it does not answer, or shows a host key that is not the known one.
+    """
+    host = find_host(cluster.site, name)
+    if isinstance(host, Local):
+        need_root()
+    with progress.step(f"reach {name}"):
+        target = _target(cluster, host)
+    with progress.step(f"{'rehearse preparing' if dry_run else 'prepare'} {name}") as step:
+        play = run_playbook(
+            share("playbooks", "prepare-host.yml"), target, _variables(cluster), on_task=step.detail, dry_run=dry_run
+        )
+        step.detail(_summary(play, dry_run))
+    for note in play.notes:
+        progress.say(note)
+    return play
+
+
+def failure(play: Play, name: str) -> SmsError | None:
+    """The tasks that failed, as an error; None when none did."""
+    if not play.failed:
+        return None
+    words = "\n  ".join(f"{failed.task}: {failed.message}" for failed in play.failed)
+    hint = HINTS.get(play.failed[0].role, "`sms doctor --host {name}` tells what is missing").format(name=name)
+    return SmsError(f"{name} is not prepared\n  {words}", hint=hint)
+
+
+def list_hosts(cluster: Cluster) -> list[HostLine]:
+    """Every admin host of the site, asked at the same time."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return list(pool.map(lambda admin: _line(cluster, admin), cluster.site.admin_hosts))
+
+
+def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
+    host = find_host(cluster.site, admin.name)
+    running = False
+    try:
+        holder = look_at_lease(host, cluster).holder
+        # One without Apptainer runs nothing.
+        with suppress(CommandError):
+            running = apptainer.find_instance(host, instance_name(cluster.site)) is not None
+    except Unreachable as error:
+        return HostLine(admin.name, admin.address, False, False, False, error.message)
+    except SmsError as error:
+        return HostLine(admin.name, admin.address, True, False, False, error.message)
+    return HostLine(admin.name, admin.address, True, running, holder == admin.name)
+
+
+def _target(cluster: Cluster, host: Host) -> Target:
+    """The way to the host for Ansible. Asks it something, so that what is wrong is said in plain words."""
+    python = host.run("sh", "-c", FIND_PYTHON, ok=None).text
+    if not python:
+        raise SmsError(
+            f"{host.name} has no Python 3.8 or newer, which Ansible needs there",
+            hint="install python3 there (SLES 15: zypper install python311)",
+        )
+    if not isinstance(host, Ssh):
+        return Target(host.name, python)
+    return Target(host.name, python, host.address, host.user, host.port, host.key, host.known_hosts)
+
+
+def _variables(cluster: Cluster) -> dict[str, Any]:
+    networks = cluster.site.networks
+    return {
+        "sms_state": str(cluster.site.state),
+        "sms_folders": list(FOLDERS),
+        "sms_overlays": str(cluster.places.overlay.parent),
+        "sms_bridges": [
+            {"name": network.bridge, "port": network.port or "", "key": f"networks.{key}"}
+            for key, network in (("provisioning", networks.provisioning), ("public", networks.public))
+        ],
+    }
+
+
+def _summary(play: Play, dry_run: bool) -> str:
+    count = len(play.changed)
+    if not count:
+        return "nothing to change"
+    return f"{count} {'step' if count == 1 else 'steps'} {'would change' if dry_run else 'changed'} something"

@@ -1,0 +1,1 @@
+"""Operations of the subject ``image``: images of the services container: built, verified, listed."""

@@ -1,0 +1,147 @@
+"""Brings an image to a host and holds it against the site's keys there."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import Refused
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.operations.site.keys import fingerprint
+from appliance.progress import Progress
+from appliance.tools import apptainer
+from appliance.tools.sha256 import find_digest
+
+FOREIGN = r'find "$1" "$(dirname "$1")" -maxdepth 0 \( ! -user root -o -perm /022 ! -perm -1000 \)'
+"""Shell: what of an image and its folder somebody else than root may change; in a sticky folder they may not."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image on a host, whose signature holds."""
+
+    path: str
+    key: str
+    sha256: str
+    signer: str
+    runtime: str = ""
+
+
+def deliver(
+    cluster: Cluster, host: Host, chosen: Path | None, progress: Progress, *, before_sending: Callable[[], object]
+) -> str:
+    """The path of the image on ``host``; sent there when it has not got it.
+
+    Args:
+        chosen: another than the current one: a path here, or one of the host's.
+        before_sending: called before many bytes go over; what it raises keeps them here.
+
+    Raises:
+        Refused: there is no image.
+    """
+    current = chosen or Path(cluster.places.current)
+    if not current.is_file():
+        if not isinstance(host, Local) and host.works("test", "-f", str(current)):
+            return host.run("readlink", "-f", str(current)).text
+        raise Refused(f"there is no image {current}", hint="`sms build` makes one")
+    source = current.resolve()
+    if isinstance(host, Local):
+        return str(source)
+    target = f"{cluster.places.images}/{source.name}"
+    size = source.stat().st_size
+    digest = find_digest(Local(), str(source))
+    # By digest, not by size: a spoilt copy, or one signed with an older key, is sent again.
+    if find_digest(host, target, needed=False) == digest:
+        return target
+    before_sending()
+    with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
+        host.send(stream, target, mode=0o600, progress=lambda done: step.moved(done, size))
+    return target
+
+
+def trust(cluster: Cluster, host: Host, path: str) -> Image:
+    """Verify the image on the host with the site's keys; tell what it is.
+
+    Raises:
+        Refused: it is not to be trusted, is not an image of ours, or lacks a service.
+    """
+    if host.run("sh", "-c", FOREIGN, "foreign", path).text:
+        raise Refused(
+            f"others can write {path}: it could be changed after it is verified",
+            hint="put it where only root can write",
+        )
+    signer = check_signature(cluster, host, path)
+    labels = apptainer.labels(host, path)
+    try:
+        key, services = labels["sms.key"], set(labels["sms.services"].split(","))
+    except KeyError:
+        raise Refused(f"{path} is signed, but is no image of ours", hint="`sms build` makes one") from None
+    missing = [service.name for service in cluster.services if service.name not in services]
+    if missing:
+        raise Refused(
+            f"the image lacks {', '.join(missing)}, which the site file wants", hint="`sms build` makes one that has it"
+        )
+    return Image(path, key, find_digest(host, path), signer, labels.get("sms.runtime", ""))
+
+
+def check_signature(cluster: Cluster, host: Host, image: str) -> str:
+    """Hold an image on a host against the keys that the one who gives the order trusts; give the signer.
+
+    Raises:
+        Refused: none of them has signed it, whole.
+    """
+    signing = cluster.site.signing
+    if signing.pgp_fingerprint:
+        apptainer.verify_pgp(host, image, _keyring(cluster, host), signing.pgp_fingerprint)
+        return f"PGP {signing.pgp_fingerprint.upper()}"
+    names = {_key_on(cluster, host, key): key for key in signing.public_keys}
+    key = names[apptainer.verify_pem(host, image, list(names))]
+    return f"{key.name} sha256:{fingerprint(key)[:16]}"
+
+
+def verify_here(cluster: Cluster, image: Path) -> str:
+    """Hold an image of this machine against the site's keys; give the signer.
+
+    Raises:
+        Refused: none of them has signed it, whole.
+    """
+    if not image.is_file():
+        raise Refused(f"there is no image {image}", hint="`sms build` makes one")
+    return check_signature(cluster, Local(), str(image))
+
+
+def _key_on(cluster: Cluster, host: Host, key: Path) -> str:
+    """Where a public key lies on the host."""
+    try:
+        data = key.read_bytes()
+    except OSError as error:
+        raise Refused(
+            f"cannot read {key}: {error.strerror}",
+            hint="copy it from where images are built; `sms key create` makes a new pair",
+        ) from error
+    if isinstance(host, Local):
+        return str(key)
+    there = f"{cluster.places.public_keys}/{hashlib.sha256(data).hexdigest()[:16]}.pub"
+    host.write(there, data)
+    return there
+
+
+def _keyring(cluster: Cluster, host: Host) -> str | None:
+    """A keyring on the host that has the site's PGP key."""
+    signing = cluster.site.signing
+    own = str(signing.pgp_keyring) if signing.pgp_keyring else None
+    if isinstance(host, Local):
+        return own
+    assert signing.pgp_fingerprint
+    there = f"{cluster.places.public_keys}/{signing.pgp_fingerprint.upper()}"
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder, "key.asc")
+        apptainer.export_pgp(Local(), own, signing.pgp_fingerprint, str(exported))
+        if host.write(f"{there}.asc", exported.read_bytes()) or not host.works("test", "-d", there):
+            apptainer.import_pgp(host, there, f"{there}.asc")
+    return there

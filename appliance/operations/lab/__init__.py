@@ -1,0 +1,1 @@
+"""Operations of the subject ``lab``: the one-machine cluster."""

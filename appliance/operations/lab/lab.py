@@ -1,0 +1,104 @@
+"""`sms lab`: the one-machine cluster, made, asked and removed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from appliance import lab
+from appliance.host.local import Local
+from appliance.lab.etc import BMC_PAIR
+from appliance.lab.layout import BMC, BMC_ADDRESS, DISK, MAX_METAL, Layout
+from appliance.lab.up import check_machine
+from appliance.operations.site.ca import ca_folder, issue_server, make_ca
+from appliance.operations.site.keys import create_pair
+from appliance.progress import Progress
+
+
+@dataclass(frozen=True)
+class HostState:
+    """A lab host as it is now; ``failing`` names the daemons that do not answer."""
+
+    name: str
+    kind: str
+    pid: int
+    addresses: dict[str, str]
+    failing: str
+
+
+SIGNING = DISK / ".signing"
+"""One pair of keys for all labs of this machine, so that they share the image that it signs."""
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """A machine without a disk as it is now; ``pid`` is none while it is off."""
+
+    name: str
+    mac: str
+    address: str
+    bmc: str
+    pid: int | None
+    console: str
+
+
+def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0) -> bool:
+    """Make the lab; say whether anything had to be done."""
+    if metal:
+        certify_controllers(Layout(name, nodes, metal=metal))
+    made = lab.up(name, nodes, progress, metal=metal)
+    private, public = SIGNING / "sign.pem", SIGNING / "sign.pub"
+    if not private.exists():
+        create_pair(private, public)
+    for key, mode in ((private, 0o600), (public, 0o644)):
+        Local().write(str(lab.Lab.open(name).etc / "keys" / key.name), key.read_bytes(), mode=mode)
+    return made
+
+
+def certify_controllers(layout: Layout) -> None:
+    """The site's authority where it is to lie, and its word for the management controllers."""
+    check_machine(metal=True)
+    folder, authority = layout.disk / BMC, ca_folder(layout.etc / "sms.yaml")
+    if not authority.exists():
+        make_ca(authority)
+    elif all((folder / name).exists() for name in BMC_PAIR):
+        return
+    row = Layout(layout.name, 0, metal=MAX_METAL).machines  # a lab of more machines has the same certificate
+    addresses = [BMC_ADDRESS, *(machine.bmc for machine in row)]
+    pair = issue_server(authority, hostname=BMC, addresses=addresses)
+    Local().run("mkdir", "-p", "-m", "0700", str(folder))
+    for name, data in zip(BMC_PAIR, (pair.certificate, pair.key), strict=True):
+        Local().write(str(folder / name), data, mode=0o600)
+
+
+def lab_down(name: str, everything: bool, progress: Progress) -> None:
+    """Remove the lab, and with ``everything`` what it keeps on disk."""
+    with progress.step(f"Taking lab {name} down"):
+        lab.down(name, everything)
+
+
+def lab_status(name: str) -> list[HostState]:
+    """Every host of the lab."""
+    opened = lab.Lab.open(name)
+    hosts = opened.layout.hosts
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        failing = pool.map(opened.failing, [host.name for host in hosts])
+        return [
+            HostState(host.name, host.kind, opened.host(host.name).pid, host.addresses, missing)
+            for host, missing in zip(hosts, failing, strict=True)
+        ]
+
+
+def lab_machines(name: str) -> list[MachineState]:
+    """Its machines without a disk."""
+    return [
+        MachineState(
+            *(one.machine.name, one.machine.mac, one.machine.address, one.machine.bmc, one.pid, str(one.console))
+        )
+        for one in lab.Lab.open(name).all_metal()
+    ]
+
+
+def lab_exec(name: str, host: str, command: list[str]) -> int:
+    """Run a command on a host with the caller's terminal; give its exit status."""
+    return lab.Lab.open(name).host(host).interact(*(command or ["bash", "-l"]))

@@ -1,0 +1,349 @@
+"""``sms image build PROFILE``: what nodes without a disk boot, sealed, below the state folder's nodes/."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.catalog import read_bases
+from appliance.catalog.node import read_node_profile
+from appliance.config.provisioning import Profile
+from appliance.errors import Refused, SmsError
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, need_root, runtime_files
+from appliance.operations.hosts.preflight import only_one
+from appliance.operations.image.build import find_mirrors
+from appliance.operations.vm.client import need_vm, tls_folder
+from appliance.plan.image.definition import apt_sources
+from appliance.plan.nodes.image import (
+    CA,
+    SQUASHFS,
+    NodePlan,
+    cpio,
+    find_secrets,
+    mmdebstrap_argv,
+    packages_of,
+    plan_node,
+    wanted_modules,
+)
+from appliance.progress import Progress
+from appliance.share import share
+from appliance.tools import mmdebstrap
+from appliance.tools.apt import Resolver
+from appliance.tools.sealed import check_seal, digest_file, seal
+
+PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
+"""Programs of the container that nodes have as well."""
+CURRENT = "current"
+KEEP_ROOTS = 4
+"""Archives of packages that stay."""
+
+
+@dataclass(frozen=True)
+class NodeImage:
+    """An image of the state folder; ``digest`` is that of its root.squashfs, and the name of its folder."""
+
+    profile: str
+    digest: str
+    path: str
+    bytes: int
+    built: float
+    packages: int
+    current: bool
+    fresh: bool = False
+
+
+def nodes_folder(cluster: Cluster) -> Path:
+    """Where node images lie: PROFILE/DIGEST below it."""
+    return Path(cluster.site.state) / "nodes" / cluster.site.cluster
+
+
+def find_profile(cluster: Cluster, name: str) -> Profile:
+    """The site's profile of that name.
+
+    Raises:
+        Refused: it has none, or no VM.
+    """
+    profiles = need_vm(cluster).profiles
+    if name not in profiles:
+        raise Refused(
+            f"the site has no node profile {name}", hint=f"it has {', '.join(profiles)}: `sms image profiles`"
+        )
+    return profiles[name]
+
+
+def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
+    """Resolve versions and plan the image. Changes nothing but apt's own lists below the state folder.
+
+    Raises:
+        Refused: there is no such profile.
+        SmsError: a package does not exist, or no mirror answers.
+    """
+    site = find_profile(cluster, name)
+    folder = share("definitions", "nodes")
+    profile = read_node_profile(folder, name)
+    base = read_bases(share("definitions", "bases"))[profile.base]
+    host = Local()
+    given = cluster.site.base.mirrors if cluster.base.name == base.name else {}
+    sources = apt_sources(base, find_mirrors(host, base, given))
+    with progress.step("resolve package versions") as step:
+        lists = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
+        versions = Resolver(host, lists, sources).resolve(packages_of(profile, site))
+        step.detail(f"{len(versions)} packages")
+    return plan_node(
+        name,
+        profile,
+        site,
+        sources=sources,
+        versions=versions,
+        files=_files(cluster, folder),
+        initramfs={each: ((folder / each).read_bytes(), 0o755) for each in ("init", "udhcpc")},
+        tools={"finish": (folder / "finish").read_bytes()},
+    )
+
+
+def _files(cluster: Cluster, folder: Path) -> Mapping[str, tuple[bytes, int]]:
+    """Files of ours in the root. The CA's certificate is the only thing of the site's: it is public."""
+    files = {
+        str(path.relative_to(folder / "root")): (path.read_bytes(), 0o644)
+        for path in sorted((folder / "root").rglob("*"))
+        if path.is_file()
+    }
+    programs = runtime_files()
+    files |= {f"opt/sms/bin/{name}": (programs[name], 0o755) for name in PROGRAMS if name in programs}
+    authority = tls_folder(cluster) / "ca.pem"
+    try:
+        return {**files, CA: (authority.read_bytes(), 0o644)}
+    except OSError as error:
+        raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` makes it") from error
+
+
+def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> NodeImage:
+    """Build and seal the image of a profile, and make it the current one; nothing is built when nothing changed.
+
+    Raises:
+        Refused: there is no such profile, a program or a key is missing.
+        SmsError: the build failed; the current image is the one it was.
+    """
+    need_root()
+    host = Local()
+    mmdebstrap.need_programs(host)
+    plan = plan_image(cluster, name, progress)
+    folder = nodes_folder(cluster) / name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with only_one(host, str(folder / ".lock"), f"another build of {name} is running"):
+        for left in folder.glob("build-*"):  # of a build that was killed; its mounts ended with it
+            shutil.rmtree(left)
+        found = None if force else _built_before(cluster, plan, folder)
+        digest = found or _build(cluster, plan, folder, progress)
+        _point(folder, digest)
+    image = read_image(cluster, name, digest)
+    return NodeImage(**{**vars(image), "fresh": not found})
+
+
+def _built_before(cluster: Cluster, plan: NodePlan, folder: Path) -> str | None:
+    """An image of the same plan whose seal holds."""
+    for manifest in folder.glob("*/manifest.json"):
+        try:
+            if json.loads(manifest.read_text()).get("key") == plan.key:
+                check_seal(manifest.parent, cluster.site.signing.public_keys)
+                return manifest.parent.name
+        except (Refused, ValueError):
+            continue
+    return None
+
+
+def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -> str:
+    """Build beside the others and rename at the end: what carries a digest's name is whole and sealed."""
+    host = Local()
+    with ExitStack() as undo:
+        work = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        root, out = work / "root", work / "image"
+        out.mkdir()
+        archive = _root_archive(cluster, plan, work, folder / "build.log", progress)
+        with progress.step("unpack the packages") as step:
+            mmdebstrap.unpack_root(host, str(archive), str(root))
+            packages = _packages(root)
+            step.detail(f"{len(packages)} packages")
+        version = _finish(plan, root)
+        _look_for_secrets(root)
+        with progress.step("make the initramfs") as step:
+            shutil.copyfile(root / "boot" / f"vmlinuz-{version}", out / "vmlinuz")
+            _make_initramfs(plan, root, version, work, out / "initrd.img")
+            step.detail(f"{(out / 'initrd.img').stat().st_size >> 10} KiB")
+        with progress.step("make the root's image") as step:
+            mmdebstrap.make_squashfs(host, str(root), str(out / "root.squashfs"), SQUASHFS)
+            step.detail(f"{(out / 'root.squashfs').stat().st_size >> 20} MiB")
+        with progress.step("seal it"):
+            seal(out, cluster.site.signing.private_key, about={**plan.about, "kernel": version, "packages": packages})
+            digest = digest_file(out / "root.squashfs")[0]
+        target = folder / digest
+        if target.exists():  # the same root again: its manifest may say another thing
+            shutil.rmtree(target)
+        out.rename(target)
+    return digest
+
+
+def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progress: Progress) -> Path:
+    """The root with its packages and nothing of the site's, as an archive; that of an earlier build where it will do.
+
+    Clusters and profiles share them; the newest few stay.
+    """
+    store = Path(cluster.places.images).parent / "cache" / "node-roots"
+    store.mkdir(parents=True, exist_ok=True, mode=0o700)
+    archive = store / f"{plan.root_key}.tar.zst"
+    if archive.exists():
+        archive.touch()
+        return archive
+    part = work / "root.tar.zst"
+    with progress.step("install the packages") as step, log.open("w") as lines:
+
+        def on_line(line: str) -> None:
+            lines.write(line + "\n")
+            step.detail(line)
+
+        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.sources, on_line=on_line)
+        step.detail(f"{len(plan.versions)} packages")
+    part.rename(archive)
+    for old in sorted(store.glob("*.tar.zst"), key=lambda each: -each.stat().st_mtime)[KEEP_ROOTS:]:
+        old.unlink()
+    return archive
+
+
+def _packages(root: Path) -> dict[str, str]:
+    """Name and version of all that is in the root."""
+    listed = Local().run("chroot", str(root), "dpkg-query", "-Wf", "${Package} ${Version}\\n").text
+    return dict(line.split(" ", 1) for line in listed.splitlines())
+
+
+def _finish(plan: NodePlan, root: Path) -> str:
+    """Our files and what else a root of a node needs; give the kernel's version."""
+    for path, (data, mode) in plan.files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        target.chmod(mode)
+    script = str(share("definitions", "nodes", "finish"))
+    units = [f"mask {unit}\n" for unit in plan.mask] + [f"later {unit}\n" for unit in plan.later]
+    versions = Local().run("sh", script, str(root), input="".join(units).encode()).text.split()
+    if len(versions) != 1:
+        raise SmsError(f"the root holds {len(versions)} kernels: {', '.join(versions) or 'none'}")
+    return versions[0]
+
+
+def _look_for_secrets(root: Path) -> None:
+    """Raise where something lies in the root that every reader of the image would know."""
+    names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    if found := find_secrets(names, (root / "etc/shadow").read_text()):
+        raise SmsError(
+            f"the root holds what is secret: {', '.join(found[:5])}",
+            hint="a package of the profile brought it; files of the site's come by `sms files push`",
+        )
+
+
+def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target: Path) -> None:
+    """busybox, the modules that lead to the network, and the program that does the rest."""
+    modules = f"lib/modules/{version}"
+    paths = wanted_modules((root / modules / "modules.dep").read_text(), plan.drivers, plan.modules)
+    beside = root / "run" / "initramfs"
+    for path in (*paths, "modules.order", "modules.builtin", "modules.builtin.modinfo"):
+        (beside / modules / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / modules / path, beside / modules / path)
+    # The root's own, for its kernel: this host may have none.
+    Local().run("chroot", str(root), "depmod", "-b", "/run/initramfs", version)
+    entries = {f"{modules}/{path}": ((beside / modules / path).read_bytes(), 0o644) for path in paths}
+    for name in ("modules.dep", "modules.alias", "modules.symbols", "modules.builtin", "modules.softdep"):
+        if (beside / modules / name).exists():
+            entries[f"{modules}/{name}"] = ((beside / modules / name).read_bytes(), 0o644)
+    shutil.rmtree(beside)
+    busybox = _find_busybox(root)
+    entries |= {
+        "bin/busybox": (busybox.read_bytes(), 0o755),
+        "init": plan.initramfs["init"],
+        "etc/udhcpc": plan.initramfs["udhcpc"],
+        **{f"{folder}/.here": (b"", 0o644) for folder in ("dev", "proc", "sys", "run")},
+    }
+    applets = Local().run(str(busybox), "--list").text.split()
+    archive = work / "initramfs.cpio"
+    archive.write_bytes(cpio(entries, {f"bin/{name}": "busybox" for name in applets if name != "busybox"}))
+    mmdebstrap.compress(Local(), str(archive), str(target))
+
+
+def _find_busybox(root: Path) -> Path:
+    for path in (root / "bin/busybox", root / "usr/bin/busybox"):
+        if path.is_file():
+            return path
+    raise SmsError("the root has no busybox", hint="name busybox-static among the profile's packages")
+
+
+def _point(folder: Path, digest: str) -> None:
+    """Name the current image, by one rename."""
+    beside = folder / f"{CURRENT}.new"
+    with beside.open("w") as stream:
+        stream.write(digest + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    beside.rename(folder / CURRENT)
+
+
+def read_image(cluster: Cluster, name: str, digest: str) -> NodeImage:
+    """What is known of an image of this host's store."""
+    folder = nodes_folder(cluster) / name
+    path = folder / digest
+    about = json.loads((path / "manifest.json").read_text())
+    size = sum(each["bytes"] for each in about["files"].values())
+    built = (path / "manifest.sig").stat().st_mtime
+    return NodeImage(name, digest, str(path), size, built, len(about["packages"]), digest == current_digest(folder))
+
+
+def current_digest(folder: Path) -> str | None:
+    """The digest of a profile's current image, or None."""
+    try:
+        return (folder / CURRENT).read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def list_nodes(cluster: Cluster) -> list[NodeImage]:
+    """Node images of this host's store, by profile, the newest first."""
+    found = [
+        read_image(cluster, signature.parents[1].name, signature.parent.name)
+        for signature in nodes_folder(cluster).glob("*/*/manifest.sig")
+        if len(signature.parent.name) == 64
+    ]
+    return sorted(found, key=lambda image: (image.profile, -image.built))
+
+
+def prune_nodes(cluster: Cluster, keep: int, *, dry_run: bool) -> list[NodeImage]:
+    """Remove all but the newest ``keep`` images of each profile, never the current one; give those removed."""
+    old = []
+    images = list_nodes(cluster)
+    for name in {image.profile for image in images}:
+        old += [image for image in [one for one in images if one.profile == name][keep:] if not image.current]
+    for image in [] if dry_run else old:
+        (Path(image.path) / "manifest.sig").unlink()  # half removed, it is none
+        shutil.rmtree(image.path)
+    return old
+
+
+def list_profiles(cluster: Cluster) -> list[dict[str, Any]]:
+    """The site's node profiles, with who boots them and what has been built here."""
+    return [
+        {
+            "profile": name,
+            "groups": list(profile.groups),
+            "kernel": profile.kernel,
+            "packages": list(profile.packages),
+            "arguments": profile.arguments,
+            "current": current_digest(nodes_folder(cluster) / name),
+        }
+        for name, profile in need_vm(cluster).profiles.items()
+    ]

@@ -1,0 +1,195 @@
+"""``sms node import | export``: the whole inventory as a document, and that of a State Manager."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import ConfigError, Problem, Refused, SmsError
+from appliance.operations.context import Cluster
+from appliance.operations.migration.fence import read_password
+from appliance.operations.nodes.inventory import node_network, open_inventory, reserved_addresses
+from appliance.plan.nodes.scan import check_pattern
+from appliance.progress import Progress
+from appliance.provision.convert import LISTS, Converted, Smd, from_smd, read_document
+from appliance.provision.names import DEFAULTS
+from appliance.tools.smd import StateManager
+
+TOKEN = "SMS_SMD_TOKEN"  # noqa: S105 - the name of a variable
+LARGEST_B = 256 << 20
+NID_PATTERN = "nid%06d"
+COLLECTIONS = (
+    ("components", "/State/Components", "Components"),
+    ("interfaces", "/Inventory/EthernetInterfaces", ""),
+    ("endpoints", "/Inventory/RedfishEndpoints", "RedfishEndpoints"),
+    ("component_endpoints", "/Inventory/ComponentEndpoints", "ComponentEndpoints"),
+    ("groups", "/groups", ""),
+)
+"""Ours, the path below /hsm/v2, and where the answer has the list."""
+NODE_WORDS = ("name", *DEFAULTS, "interfaces", "details")
+OPTIONAL = ("component_endpoints",)
+
+
+@dataclass
+class Brought:
+    """What an import has, beside what was there: how many of each list are new, changed, the same; what would go."""
+
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+
+
+def read_file(path: Path) -> Converted:
+    """The document of a file; ``-`` is standard input.
+
+    Raises:
+        ConfigError: it cannot be read, or is no inventory; every word of a node that is none.
+    """
+    try:
+        if str(path) == "-":
+            text = sys.stdin.buffer.read(LARGEST_B + 1)
+        else:
+            with path.open("rb") as file:
+                text = file.read(LARGEST_B + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}", hint="`sms node export -o FILE` writes one"
+        ) from error
+    if len(text) > LARGEST_B:
+        raise ConfigError(f"{path} has more than {LARGEST_B >> 20} MiB", hint="is it an export?")
+    try:
+        document = read_document(text)
+    except SmsError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+    _check_words(path, document)
+    return Converted(document)
+
+
+def _check_words(path: Path, document: Mapping[str, Any]) -> None:
+    """Raises ConfigError with each word of a node that the inventory has no place for."""
+    problems = []
+    for node in document.get("nodes") or []:
+        for word in map(str, node):
+            if word in NODE_WORDS:
+                continue
+            near = get_close_matches(word, NODE_WORDS, 1)
+            meant = f"; did you mean {near[0]}?" if near else f": it has {', '.join(NODE_WORDS)}"
+            problems.append(Problem(str(path), 0, str(node["name"])[:63], f"a node has no {word[:60]!r}{meant}"))
+    if problems:
+        raise ConfigError(problems=problems[:20])
+
+
+def read_smd(
+    cluster: Cluster, url: str, token_file: Path | None, ca: Path | None, pattern: str, progress: Progress
+) -> Converted:
+    """The inventory of a State Manager.
+
+    Raises:
+        ConfigError: the URL or the pattern is wrong.
+        Refused: the token cannot be read, can be read by others, or does not count.
+        SmsError: it does not answer as SMD does.
+    """
+    pattern = check_pattern(pattern or NID_PATTERN)
+    token = os.environ.get(TOKEN, "").strip()
+    if token_file:
+        token = read_password(token_file)
+    manager = StateManager(url, token, ca)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with progress.step(f"read {url}") as step:
+        for name, path, key in COLLECTIONS:
+
+            def seen(size: int, name: str = name) -> None:
+                step.detail(f"{name}: {size >> 10} KiB")
+
+            try:
+                found[name] = manager.collection(path, key, seen)
+            except Refused:
+                raise
+            except SmsError:
+                if name not in OPTIONAL:
+                    raise
+                found[name] = []
+        step.detail(", ".join(f"{len(listed)} {name}" for name, listed in found.items()))
+    return from_smd(Smd(**found), pattern=pattern, network=node_network(cluster), reserved=reserved_addresses(cluster))
+
+
+def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> Brought:
+    """What the import would change.
+
+    Raises:
+        Away: the VM does not answer.
+    """
+    has = open_inventory(cluster).export()
+    brought = Brought(notes=list(converted.notes))
+    for name, key in LISTS.items():
+        before = {key(one): one for one in has.get(name) or []}
+        given = {key(one): one for one in converted.document.get(name) or []}
+        kinds = Counter(_kind(name, one, before.get(at), replace=replace) for at, one in given.items())
+        if kinds:
+            brought.counts[name] = dict(kinds)
+        if replace:
+            brought.gone += [f"{name}: {at}" for at in before if at not in given]
+    return brought
+
+
+def _kind(name: str, one: Mapping[str, Any], before: Mapping[str, Any] | None, *, replace: bool) -> str:
+    """``new``, ``same`` or ``changed``, as the import does it: without ``replace`` what is not named stays."""
+    if before is None:
+        return "new"
+    for key, value in one.items():
+        if name == "groups" and key == "members" and not replace:
+            if not set(value) <= set(before[key]):
+                return "changed"
+        elif before.get(key) != value:
+            return "changed"
+    return "changed" if replace and any(_goes(name, key, value, one) for key, value in before.items()) else "same"
+
+
+def _goes(name: str, key: str, value: Any, one: Mapping[str, Any]) -> bool:
+    """Whether an import that replaces takes something from an entry, as it does not name it."""
+    if key in one or name in ("components", "interfaces") or (name, key) == ("nodes", "details"):
+        return False
+    if name != "nodes":
+        return value not in ("", [], {}, True)
+    if key in ("macs", "interfaces"):
+        return bool(value) and "macs" not in one and "interfaces" not in one
+    # Members that the document's groups name are in them all the same; which they are is told there.
+    return key != "groups" and value != DEFAULTS.get(key)
+
+
+def bring(cluster: Cluster, converted: Converted, progress: Progress, *, replace: bool) -> int:
+    """Bring it into the inventory: all of it, or nothing. Gives the number of its nodes.
+
+    Raises:
+        Refused: something in it is wrong, or clashes with what is there; nothing was changed.
+    """
+    inventory = open_inventory(cluster)
+    with progress.step("bring it into the inventory"):
+        count = inventory.bring(converted.document, replace=replace)
+        inventory.refresh()
+    return count
+
+
+def as_yaml(document: Mapping[str, Any]) -> str:
+    """A document as YAML, in its own order."""
+    import yaml
+
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    # Without aliases: the import takes none.
+    dumper = type("Plain", (dumper,), {"ignore_aliases": lambda *_: True})
+    return str(yaml.dump(dict(document), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def write_private(text: str, path: Path) -> None:
+    """Write a file that only its owner can read: cloud-init data may have secrets. An old one is there until then."""
+    from appliance.host.local import Local
+
+    if path.is_dir():
+        raise Refused(f"{path} is a folder", hint="name a file in it")
+    Local().write(str(path), text.encode(), mode=0o600)

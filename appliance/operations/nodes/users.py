@@ -1,0 +1,174 @@
+"""``sms user sync``: users and groups of a directory or of files become master copies in the provisioning VM."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.errors import ConfigError, Refused
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.nodes.files import list_masters, put_master, read_content
+from appliance.plan.nodes.accounts import Accounts, Changes, compare_lines, read_accounts
+from appliance.plan.nodes.files import ACCOUNTS, account_master
+from appliance.progress import Progress
+from appliance.tools.provision import Api
+
+LARGEST_B = 64 << 20
+GETENT_S = 300
+AT_ONCE = 200
+"""Names in one question to the directory."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Texts of passwd, group and shadow; where there is no shadow, the VM's stays as it is."""
+
+    passwd: str
+    group: str
+    shadow: str = ""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What was done, or would be."""
+
+    accounts: Accounts
+    changes: Mapping[str, Changes]
+    refusal: str = ""
+    """Why a dry run's real one would be refused; nothing where it would not."""
+
+    @property
+    def changed(self) -> bool:
+        return any(one.added or one.changed or one.removed for one in self.changes.values())
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "users": len(self.accounts.users),
+            "groups": len(self.accounts.groups),
+            "left_out": self.accounts.left_out,
+            "changes": {path: one.as_dict() for path, one in self.changes.items()},
+            "refusal": self.refusal,
+        }
+
+
+def read_folder(path: Path, shadow: Path | None) -> Source:
+    """passwd and group of a folder, or of a passwd file and the group file beside it.
+
+    Raises:
+        ConfigError: one of them cannot be read, or is too large.
+    """
+    folder, passwd = (path, path / "passwd") if path.is_dir() else (path.parent, path)
+    if shadow and shadow.exists() and shadow.stat().st_mode & 0o007:
+        raise ConfigError(f"{shadow} can be read by everybody", hint=f"chmod o= {shadow}")
+    return Source(_read(passwd), _read(folder / "group"), _read(shadow) if shadow else "")
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_B + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if len(data) > LARGEST_B:
+        raise ConfigError(f"{path} has more than {LARGEST_B >> 20} MiB")
+    return data.decode(errors="surrogateescape")
+
+
+def this_machine() -> Host:
+    """Where SSSD is asked."""
+    return Local(socket.gethostname())
+
+
+def ask_sssd(host: Host, groups: Sequence[str]) -> Source:
+    """Users and groups as SSSD of a host knows them; with groups, theirs alone, else all that it lists.
+
+    Raises:
+        Refused: it lists nobody, as most directories do unless they are told to.
+    """
+    if not groups:
+        passwd, group = (_getent(host, table) for table in ("passwd", "group"))
+        if not passwd.strip():
+            raise Refused(
+                "SSSD lists nobody", hint="name groups with --group, or set `enumerate = true` in its configuration"
+            )
+        return Source(passwd, group)
+    group = _getent(host, "group", *groups)
+    members = [name for line in group.split("\n") for name in line.rpartition(":")[2].split(",") if name]
+    passwd = _in_parts(host, "passwd", members)
+    # Users' own first groups, by number.
+    numbers = {parts[3] for line in passwd.split("\n") if len(parts := line.split(":")) == 7 and parts[3].isdigit()}
+    there = {line.split(":")[2] for line in group.split("\n") if line.count(":") == 3}
+    return Source(passwd, group + _in_parts(host, "group", sorted(numbers - there)))
+
+
+def _in_parts(host: Host, table: str, names: Sequence[str]) -> str:
+    named = [name for name in dict.fromkeys(names) if not name.startswith("-")]
+    return "".join(_getent(host, table, *named[at : at + AT_ONCE]) for at in range(0, len(named), AT_ONCE))
+
+
+def _getent(host: Host, table: str, *names: str) -> str:
+    # 2: some of them are not known; those that are have been printed.
+    done = host.run("getent", "-s", "sss", "--", table, *names, timeout=GETENT_S, ok=(0, 2))
+    return done.stdout.decode(errors="surrogateescape")
+
+
+def sync(
+    api: Api,
+    source: Source,
+    progress: Progress,
+    *,
+    only: Sequence[str] = (),
+    uid_min: int,
+    uid_max: int,
+    most_removed: float = 10,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Synced:
+    """Make the accounts of a source the master copies.
+
+    Raises:
+        ConfigError: lines of the source are wrong; every one is named.
+        Refused: it has no users, or more would be removed than ``most_removed`` percent, without ``force``.
+    """
+    accounts, problems = read_accounts(
+        source.passwd, source.group, source.shadow, only=only, uid_min=uid_min, uid_max=uid_max
+    )
+    if problems:
+        raise ConfigError(problems=problems)
+    if not source.passwd.strip():
+        raise Refused("passwd is empty: there is no user to bring")
+    if not accounts.users:
+        raise Refused("there is no user to bring: all are out of bounds, or in none of the groups")
+    texts = accounts.texts()
+    changes = _compare(api, texts)
+    refusal = "" if force else too_many_removed(changes, most_removed)
+    if refusal and not dry_run:
+        raise Refused(refusal, hint="look at them with --dry-run; --force removes them")
+    done = Synced(accounts, changes, refusal)
+    if not dry_run:
+        with progress.step("accounts") as step:
+            for path, data in texts.items():
+                step.detail(path)
+                put_master(api, account_master(path, data, origin="users"))
+    return done
+
+
+def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str:
+    """Where more than this percentage of those before would go; nothing where none."""
+    return "; ".join(
+        f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)"
+        for path, one in changes.items()
+        if one.removed_percent > most_removed
+    )
+
+
+def _compare(api: Api, texts: Mapping[str, bytes]) -> dict[str, Changes]:
+    now = {each["path"]: each["sha256"] for each in list_masters(api) if each["path"] in ACCOUNTS.values()}
+    found = {}
+    for path, data in texts.items():
+        before = read_content(api, now[path]) if path in now else b""
+        found[path] = compare_lines(*(side.decode(errors="surrogateescape") for side in (before or b"", data)))
+    return found

@@ -1,0 +1,74 @@
+"""``sms overlay create``: the overlay, made and seeded, and nothing started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.hosts.preflight import check_programs, only_one
+from appliance.operations.image.deliver import deliver, trust
+from appliance.operations.migration.lease import check_lease, hold_lease_still
+from appliance.operations.overlay.mirrored import opened
+from appliance.operations.overlay.overlay import (
+    archive_for,
+    check_overlay,
+    overlay_commands,
+    overlay_mark,
+    ready_overlay,
+    seeded_with,
+)
+from appliance.plan.machine import instance_name
+from appliance.progress import Progress
+from appliance.tools import apptainer
+
+
+@dataclass(frozen=True)
+class Created:
+    """The overlay at ``path`` on ``host``; whether it was made now, and whether it was seeded now."""
+
+    host: str
+    path: str
+    created: bool
+    seeded: bool
+
+
+def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
+    """Make the overlay where there is none, and seed it with what the site file says.
+
+    Raises:
+        Refused: another host holds the lease, something has the overlay open, or there is no room; nothing was changed.
+        SmsError: it is damaged, or cannot be seeded.
+    """
+    check_programs(host)
+    path = str(cluster.places.overlay)
+    with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
+        if apptainer.find_instance(host, instance_name(cluster.site)):
+            return Created(host.name, path, False, False)
+        with hold_lease_still(host, cluster), opened(cluster, host, progress):
+            exists = check_overlay(cluster, host)
+            folders = (cluster.places.images, cluster.places.public_keys)
+            host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))
+            image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+            if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
+                return Created(host.name, path, False, False)
+            ready_overlay(cluster, host, image, progress)
+    return Created(host.name, path, not exists, True)
+
+
+def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
+    """Check all that ``create`` checks; give the commands it would run. Sends the image, changes nothing else.
+
+    Raises:
+        Refused: as ``create`` would.
+    """
+    check_programs(host)
+    if apptainer.find_instance(host, instance_name(cluster.site)):
+        return []
+    check_lease(host, cluster)
+    exists = check_overlay(cluster, host)
+    image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+    mark = overlay_mark(archive_for(cluster), image)
+    if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
+        return []
+    return overlay_commands(cluster, image, mark, exists)

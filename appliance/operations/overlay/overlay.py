@@ -1,0 +1,237 @@
+"""The overlay of the appliance: made, checked and seeded before a start."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from appliance.catalog import read_extra_files
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster, read_given
+from appliance.operations.hosts.preflight import only_one
+from appliance.operations.image.deliver import Image
+from appliance.operations.migration.lease import hold_lease_still
+from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
+from appliance.plan.machine import inside_argv, instance_name, seed_argv
+from appliance.plan.migration.lease import Lease
+from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files
+from appliance.progress import Progress
+from appliance.share import share
+from appliance.tools import apptainer, ext3
+
+MARK = "/etc/sms/seed.mark"
+"""Inside the overlay, so that a copy of it that is put back says what it was seeded with."""
+
+
+OF_THE_PAST = 'for f in "$1.moved" "$1".past-*; do [ ! -e "$f" ] || exit 0; done; exit 1'
+"""Shell: whether overlay $1 has gone to another host (agent/leave.py), or was put aside for another host's."""
+
+
+def archive_for(cluster: Cluster) -> bytes:
+    """The seed of this site's overlay. Holds secrets: it goes to a command's standard input only."""
+    site = cluster.site
+    sources = {**dict(site.secrets), **dict(site.accounts)}
+    given = read_given(site, [(name, sources[name]) for name in SECRET_PLACES])
+    overlays = share("overlays")
+    extra = read_extra_files(overlays / "base" / "overlay.yaml").files
+    return seed_archive(seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given))
+
+
+def overlay_mark(archive: bytes, image: Image) -> str:
+    """Tells what an overlay was seeded with. Accounts are merged with the image's: another image, another mark."""
+    return f"{seed_digest(archive)} {image.key}"
+
+
+def running_mark(cluster: Cluster, host: Host) -> str:
+    """The mark of the overlay that the running appliance has."""
+    return host.run(*inside_argv(cluster.site, "cat", MARK), ok=None).text
+
+
+def put_aside(cluster: Cluster, host: Host, generation: int) -> str:
+    """Another host has gone on meanwhile: no start is to take this host's overlay for the newest; give its new name.
+
+    Kept, for it may hold what has been lost elsewhere. Empty where there is none, or all hosts see the same.
+    """
+    path = str(cluster.places.overlay)
+    if is_linked(cluster, host) or not host.works("test", "-f", path) or ext3.users_of(host, path):
+        return ""
+    past = f"{path}.past-{generation}"
+    host.run("sh", "-c", 'mv -nT "$1" "$2" && sync "$(dirname "$2")"', "aside", path, past)
+    return past
+
+
+def check_overlay(cluster: Cluster, host: Host) -> bool:
+    """Whether there is an overlay; it must be free, or there must be room for one.
+
+    Raises:
+        Refused: something on this host has it open, or there is no room.
+    """
+    path = str(cluster.places.overlay)
+    if not host.works("test", "-e", path):
+        if lies_on_closed_mirror(cluster, host):
+            return True
+        if host.works("sh", "-c", OF_THE_PAST, "past", path):
+            raise Refused(
+                f"the overlay of {host.name} has moved to another host; what it left here is of the past",
+                hint=f"`sms host list` shows where it is: start it there, or bring it back: sms migrate {host.name}",
+            )
+        _check_room(cluster, host)
+        return False
+    users = ext3.users_of(host, path)
+    if users:
+        raise _in_use(path, host, users)
+    return True
+
+
+def lies_on_closed_mirror(cluster: Cluster, host: Host) -> bool:
+    """Whether an overlay that cannot be reached is there all the same, on a mirror that is not open now.
+
+    Raises:
+        Refused: it should be on one, and nothing is known of that.
+    """
+    if not is_linked(cluster, host):
+        return False
+    if find_mirror(cluster, host) is None:
+        raise Refused(
+            f"{cluster.places.overlay} on {host.name} lies on a mirror, and {cluster.places.mirror_note} is gone",
+            hint=f"take it up again by a folder that has a member: {ADOPT}",
+        )
+    return True
+
+
+def _in_use(path: str, host: Host, users: list[str]) -> Refused:
+    return Refused(
+        f"{path} is in use on {host.name} ({', '.join(users)})",
+        hint="is an instance or a mount of it left? `losetup -l` shows who has it",
+    )
+
+
+@contextmanager
+def keep_stopped(
+    cluster: Cluster, host: Host, progress: Progress | None = None, *, fenced: Collection[str] = ()
+) -> Iterator[Lease]:
+    """The appliance stays stopped for as long as the context lasts, wherever this overlay is shared; give the lease.
+
+    An overlay that lies on a mirror can be reached meanwhile.
+
+    Args:
+        fenced: admin hosts that are surely off; what they hold does not count.
+
+    Raises:
+        Refused: it runs here, another host has the lease, another run is at work, or something has the overlay open.
+    """
+    with (
+        only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
+        hold_lease_still(host, cluster, fenced=fenced) as lease,
+    ):
+        check_stopped(cluster, host)
+        with opened(cluster, host, progress) as mirror:
+            if mirror:
+                check_stopped(cluster, host)
+            yield lease
+
+
+def check_stopped(cluster: Cluster, host: Host) -> None:
+    """Whether nothing on the host has the overlay open.
+
+    Raises:
+        Refused: the appliance runs there, or something has been left.
+    """
+    if apptainer.find_instance(host, instance_name(cluster.site)):
+        raise Refused(f"the appliance runs on {host.name}", hint=f"sms stop --host {host.name}")
+    users = ext3.users_of(host, str(cluster.places.overlay))
+    if users:
+        raise _in_use(str(cluster.places.overlay), host, users)
+
+
+def seeded_with(host: Host, path: str) -> str:
+    """The mark of an overlay that nobody has open; empty where it was never seeded."""
+    return ext3.read_inside(host, path, f"/upper{MARK}").decode(errors="replace").strip()
+
+
+def overlay_commands(cluster: Cluster, image: Image, mark: str, exists: bool) -> list[str]:
+    """The commands that make an overlay and seed it, for people."""
+    overlay = str(cluster.places.overlay)
+    create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
+    seed = shlex.join(seed_argv(cluster.site, image.path, overlay, mark))
+    return [*([] if exists else [create]), f"{seed} <the site's files>"]
+
+
+def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress) -> None:
+    """An overlay that is whole and holds what the site file says; made where there is none.
+
+    Raises:
+        Refused: something on this host has it open, or there is no room for a new one.
+        SmsError: it is damaged, or cannot be seeded.
+    """
+    path = str(cluster.places.overlay)
+    archive = archive_for(cluster)
+    mark = overlay_mark(archive, image)
+    exists = check_overlay(cluster, host)
+    if exists:
+        with progress.step("check the overlay"):
+            ext3.check(host, path)
+        if seeded_with(host, path) == mark:
+            return
+    with progress.step("seed the overlay" if exists else "create and seed the overlay") as step:
+        if exists:
+            report = _seed(cluster, host, image.path, path, archive, mark)
+        else:
+            report = _create(cluster, host, image.path, path, archive, mark)
+        step.detail(f"{len(report['changed'])} files")
+    if not exists:
+        progress.say(
+            f"note: {host.name} had no overlay {path}: this one is new, with no jobs and no accounting of before"
+        )
+    for kept in report["kept"]:
+        progress.say(f"note: a file was changed inside the container; its old text is kept as {kept}")
+
+
+def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes, mark: str) -> dict[str, list[str]]:
+    """Make it beside its name: an overlay that carries the name has a key and its files."""
+    beside = f"{path}.new"
+    host.remove(beside)
+    try:
+        apptainer.create_overlay(host, beside, cluster.site.overlay.size_mb)
+        report = _seed(cluster, host, image, beside, archive, mark)
+        host.run("sh", "-c", 'sync "$1" && mv -nT "$1" "$2" && sync "$(dirname "$2")"', "place", beside, path)
+    except BaseException:
+        host.remove(beside)
+        raise
+    return report
+
+
+def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
+    said = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
+    report: dict[str, list[str]] = json.loads(said.text.splitlines()[-1])
+    return report
+
+
+def _check_room(cluster: Cluster, host: Host) -> None:
+    """The file system must be able to take the overlay when it is full: it is sparse at first."""
+    folder = str(cluster.places.overlay.parent)
+    # The folder may not be there yet: the nearest one that is has the same file system.
+    script = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1M --output=avail "$d"'
+    free = int(host.run("sh", "-c", script, "room", folder).text.splitlines()[-1])
+    if free < cluster.site.overlay.size_mb:
+        raise Refused(
+            f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",
+            hint="make room, or set a smaller overlay.size_mb",
+        )
+
+
+def prove_writable(host: Host, run_inside: tuple[str, ...]) -> None:
+    """Write a file inside and read it back: a read-only overlay only warns and goes on.
+
+    Raises:
+        SmsError: it cannot be written.
+    """
+    script = 'f=/var/lib/.sms-write; echo "$1" >"$f" && sync "$f" && [ "$(cat "$f")" = "$1" ] && rm "$f"'
+    result = host.run(*run_inside, "sh", "-c", script, "prove", "sms", ok=None)
+    if result.status:
+        raise SmsError(
+            "the overlay cannot be written", hint="is the file system it lies on full, or mounted read-only?"
+        )

@@ -1,0 +1,1 @@
+"""Operations of the subject ``services``: the services container: started, stopped, queried, guarded."""

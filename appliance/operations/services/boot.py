@@ -1,0 +1,93 @@
+"""Brings the appliance back after a reboot, where the host has systemd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import PurePosixPath
+
+import yaml
+
+from appliance.errors import SmsError
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.plan.machine import stop_timeout
+from appliance.plan.services.unit import unit_name, unit_text
+from appliance.progress import Progress
+
+SITE_FILE = "/etc/sms/sms.yaml"
+"""Where a unit looks for the site file: the one place that outlives a session."""
+
+
+def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
+    """Install, enable and start the unit; say whether the host has one now. Says so when it cannot.
+
+    The unit is started although the appliance runs: only a started one stops it when the host goes down.
+    """
+    why = _why_not(cluster, host)
+    try:
+        if not why:
+            _install(cluster, host)
+    except SmsError as error:
+        why = error.message
+    if why:
+        progress.say(f"note: nothing starts the appliance after a reboot of {host.name}: {why}")
+    return not why
+
+
+def _why_not(cluster: Cluster, host: Host) -> str:
+    """Why the host cannot have a unit; empty when it can."""
+    if not has_systemd(host):
+        return "it does not run systemd"
+    if not find_sms(host):
+        return "there is no sms"
+    if not lies_there(cluster, host):
+        return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
+    return ""
+
+
+def has_systemd(host: Host) -> bool:
+    """Whether systemd runs the host."""
+    return host.works("test", "-d", "/run/systemd/system")
+
+
+def lies_there(cluster: Cluster, host: Host) -> bool:
+    """Whether the host has a site file of this cluster where what runs by itself looks for it."""
+    try:
+        site = yaml.safe_load(host.read(SITE_FILE) or b"")
+    except yaml.YAMLError:
+        return False
+    if not isinstance(site, dict) or site.get("cluster") != cluster.site.cluster:
+        return False
+    overlay = site.get("overlay")
+    folder = overlay.get("directory") if isinstance(overlay, dict) else None
+    # What runs by itself must look at the same lease: it lies beside the overlay.
+    overlays = PurePosixPath(SITE_FILE).parent / folder if isinstance(folder, str) else cluster.site.state / "overlays"
+    return str(overlays) == str(cluster.places.overlay.parent)
+
+
+def _install(cluster: Cluster, host: Host) -> None:
+    name = unit_name(cluster.site.cluster)
+    text = unit_text(
+        cluster.site.cluster,
+        sms=find_sms(host),
+        site=SITE_FILE,
+        state=str(cluster.site.state),
+        overlays=str(cluster.places.overlay.parent),
+        stop_timeout=stop_timeout(cluster.services),
+    )
+    if host.write(f"/etc/systemd/system/{name}", text.encode()):
+        host.run("systemctl", "daemon-reload")
+    if not host.works("systemctl", "is-enabled", "--quiet", name):
+        host.run("systemctl", "enable", "--quiet", name)
+    if not host.works("systemctl", "is-active", "--quiet", name) and "SMS_UNIT" not in os.environ:
+        host.run("systemctl", "start", name, timeout=120)
+
+
+def find_sms(host: Host) -> str:
+    """Where sms is on the host."""
+    if isinstance(host, Local):
+        return shutil.which("sms") or shutil.which(sys.argv[0]) or ""
+    return host.run("sh", "-c", "command -v sms", ok=None).text

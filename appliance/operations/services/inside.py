@@ -1,0 +1,64 @@
+"""``sms logs``, ``exec`` and ``shell``: into the running appliance, or what it left."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from appliance.errors import ConfigError, Refused
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.overlay.mirrored import is_linked
+from appliance.operations.overlay.overlay import keep_stopped
+from appliance.plan.machine import inside_argv, instance_name
+from appliance.tools import apptainer, ext3
+
+LOGS = "/var/log/sms"
+OTHER_LOGS = {"messages": "/var/log/messages", "supervisor": f"{LOGS}/supervisord.log"}
+"""Logs besides those of the services: every node's messages, and the supervisor's own."""
+
+
+def need_running(cluster: Cluster, host: Host) -> None:
+    """Refuse when nothing runs on the host.
+
+    Raises:
+        Refused: it does not run there.
+    """
+    if not apptainer.find_instance(host, instance_name(cluster.site)):
+        raise Refused(f"the appliance does not run on {host.name}", hint=f"sms start --host {host.name}")
+
+
+def run_inside(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> int:
+    """Run a command in the appliance on the user's terminal; give its exit status."""
+    need_running(cluster, host)
+    return host.interact(*inside_argv(cluster.site, *argv))
+
+
+def log_path(cluster: Cluster, name: str) -> str:
+    """Where a log lies in the container.
+
+    Raises:
+        ConfigError: there is no such log.
+    """
+    names = [service.name for service in cluster.services]
+    if name in OTHER_LOGS:
+        return OTHER_LOGS[name]
+    if name not in names:
+        raise ConfigError(f"no log {name}", hint=f"there are: {', '.join([*names, *OTHER_LOGS])}")
+    return f"{LOGS}/{name}.log"
+
+
+def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: bool) -> int:
+    """Show the end of a log, also of an appliance that does not run."""
+    path = log_path(cluster, name)
+    if apptainer.find_instance(host, instance_name(cluster.site)):
+        tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
+        return host.interact(*inside_argv(cluster.site, *tail))
+    if follow:
+        raise Refused(f"the appliance does not run on {host.name}", hint="without --follow the old log is shown")
+    overlay = str(cluster.places.overlay)
+    with keep_stopped(cluster, host) if is_linked(cluster, host) else nullcontext():
+        if not host.works("test", "-f", overlay):
+            raise Refused(f"there is no overlay {overlay} on {host.name}", hint="it never ran here")
+        text = ext3.read_inside(host, overlay, f"/upper{path}").decode(errors="replace")
+    print("\n".join(text.splitlines()[-lines:]))  # noqa: T201 - the log itself is the result
+    return 0

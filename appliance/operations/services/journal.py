@@ -1,0 +1,56 @@
+"""``sms journal``: what start, stop, migrate, failover and upgrade did, on every admin host that answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.errors import SmsError
+from appliance.operations.context import Cluster, find_host
+from appliance.operations.history import read_history
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Lines of all hosts, the oldest first; ``silent`` are hosts that cannot be read, each with why."""
+
+    lines: list[dict[str, Any]]
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
+    """The last lines of the journals.
+
+    Args:
+        only: one host's; all hosts' when not given.
+        last: how many lines; 0 for all.
+
+    Raises:
+        ConfigError: no admin host has that name.
+        SmsError: none can be read.
+    """
+    names = [only] if only else [host.name for host in cluster.site.admin_hosts]
+    silent: dict[str, str] = {}
+
+    def read(name: str) -> list[dict[str, Any]]:
+        host = find_host(cluster.site, name)
+        try:
+            return read_history(cluster, host)
+        except SmsError as error:
+            if only:
+                raise
+            silent[name] = error.message
+            return []
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        lines = [line for found in pool.map(read, names) for line in found]
+    lines.sort(key=_moment)
+    if len(silent) == len(names):
+        raise SmsError("; ".join(silent.values()))
+    return Journal(lines[-last:] if last else lines, silent)
+
+
+def _moment(line: dict[str, Any]) -> float:
+    at = line.get("at")
+    return float(at) if isinstance(at, int | float) else 0.0

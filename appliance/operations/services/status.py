@@ -1,0 +1,205 @@
+"""``sms status``: every service asked in its own protocol, and what it all stands on."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from appliance.errors import SmsError
+from appliance.host.base import Host, Unreachable
+from appliance.operations.context import Cluster
+from appliance.operations.migration.lease import look_at_lease
+from appliance.operations.overlay.mirrored import look_at_mirror
+from appliance.operations.services.guarded import is_guarded
+from appliance.operations.services.start import PROBE, read_note
+from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
+from appliance.operations.upgrade.note import read_last
+from appliance.operations.vm.deferred import look_at_vm
+from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.migration.lease import Lease
+from appliance.tools import apptainer
+
+ALONE = "stratum 10,"
+"""What chrony answers while no time server is in reach (`local stratum` of its configuration)."""
+SETTLING_S = 60
+"""Seconds that chrony may take to choose a server."""
+FULL_PERCENT = 80
+"""Use of the overlay from which on it is a warning."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one service answered; ``ms`` milliseconds."""
+
+    name: str
+    ok: bool
+    detail: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """The appliance on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, None without one."""
+
+    cluster: str
+    host: str
+    running: bool
+    healthy: bool
+    lease: dict[str, Any]
+    services: list[Answer] = field(default_factory=list)
+    image: dict[str, str] = field(default_factory=dict)
+    overlay: dict[str, int] = field(default_factory=dict)
+    mirror: dict[str, Any] | None = None
+    uptime_s: int = 0
+    warnings: list[str] = field(default_factory=list)
+    snapshots: dict[str, Any] = field(default_factory=dict)
+    provisioning: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def status(cluster: Cluster, host: Host) -> Status:
+    """Ask everything; changes nothing but the line that the syslog probe sends."""
+    try:
+        lease, trouble, problem = look_at_lease(host, cluster), [], {}
+    except Unreachable:
+        raise
+    except SmsError as error:  # what runs must be seen all the same
+        lease, trouble, problem = Lease(cluster.site.cluster), [error.message], {"problem": error.message}
+    trouble += _cut_off(cluster, host)
+    with ThreadPoolExecutor(1) as pool:  # while services are asked
+        snapshots = pool.submit(snapshot_status, cluster, host, lease)
+        return _with_snapshots(_appliance(cluster, host, lease, trouble, problem), snapshots)
+
+
+def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
+    found = asked.result()
+    return replace(
+        status,
+        healthy=status.healthy and found.judgement.healthy,
+        warnings=[*status.warnings, *found.judgement.warnings],
+        snapshots=found.as_dict(),
+    )
+
+
+def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: dict[str, str]) -> Status:
+    """The appliance itself, ``trouble`` being what is known to be wrong already, ``problem`` with the lease."""
+    running = apptainer.find_instance(host, instance_name(cluster.site))
+    mirror, problems = _mirror(cluster, host)
+    trouble += problems
+    if not running:
+        warnings = trouble
+        if lease.holder == host.name:
+            warnings.append(f"{host.name} holds the lease, but runs nothing")
+        elif lease.holder:
+            warnings.append(f"it is on {lease.holder}, by the lease: `sms status --host {lease.holder}`")
+        said = asdict(lease) | problem
+        return Status(cluster.site.cluster, host.name, False, False, said, mirror=mirror, warnings=warnings)
+    with ThreadPoolExecutor(1) as pool:  # a VM that is off takes a while to say nothing
+        knocking = pool.submit(look_at_vm, cluster, host)
+        answers = ask(cluster, host)
+        vm = knocking.result()
+    note = read_note(cluster, host)
+    overlay = _overlay_use(cluster, host)
+    warnings = trouble
+    if lease.holder != host.name:
+        warnings.append(f"it runs on {host.name}, but {lease.holder or 'nobody'} holds the lease")
+    full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
+    if full:
+        percent = overlay["used"] * 100 // overlay["size"]
+        warnings.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
+    uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
+    alone = any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers)
+    if len(cluster.site.admin_hosts) > 1 and not is_guarded(cluster, host):
+        warnings.append(f"no guard runs on {host.name}: nothing stops it here should another host take over; sms guard")
+    if cluster.site.ntp and alone and uptime > SETTLING_S:
+        warnings.append("chrony follows none of the site's time servers; nodes only agree among themselves")
+    if note.get("image") != running.image:
+        warnings.append("the running image is not the one that was written down at its start")
+        note = {}
+    return Status(
+        cluster.site.cluster,
+        host.name,
+        True,
+        all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
+        asdict(lease) | problem,
+        answers,
+        {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},
+        overlay,
+        mirror,
+        uptime,
+        warnings,
+        provisioning=asdict(vm) if vm else None,
+    )
+
+
+def _cut_off(cluster: Cluster, host: Host) -> list[str]:
+    """What is to be said of an upgrade that has not come to its end."""
+    try:
+        last = read_last(cluster, host)
+    except Unreachable:
+        raise
+    except SmsError as error:
+        return [error.message]
+    if last is None or last.ended:
+        return []
+    return [f"an upgrade to {last.after.key[:12]} is under way or was cut off ({last.phase}); `sms upgrade` goes on"]
+
+
+def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[str]]:
+    """The overlay's mirror, None where there is none, and what is wrong with it."""
+    try:
+        state = look_at_mirror(cluster, host)
+    except Unreachable:
+        raise
+    except SmsError as error:
+        return None, [error.message]
+    return (asdict(state), list(state.problems)) if state else (None, [])
+
+
+def ask(cluster: Cluster, host: Host) -> list[Answer]:
+    """One answer a service, in starting order."""
+    names = [service.name for service in cluster.services]
+    said = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
+    found: dict[str, Answer] = {}
+    for line in said.stdout.decode(errors="replace").splitlines():
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue  # a word of somebody else's on the way
+        found[answer["name"]] = Answer(answer["name"], answer["ok"], answer["detail"], answer["ms"])
+    if not found:
+        raise SmsError(f"the appliance does not answer: {said.stderr.decode(errors='replace').strip()[-300:]}")
+    return [found.get(name) or Answer(name, False, "the image does not know it", 0) for name in names]
+
+
+def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
+    argv = inside_argv(cluster.site, "df", "--block-size=1", "--output=size,used", "/")
+    words = host.run(*argv, ok=None).text.splitlines()[-1:]
+    try:
+        size, used = (int(word) for word in words[0].split())
+    except (IndexError, ValueError):
+        return {}
+    return {"size": size, "used": used}
+
+
+def uptime_text(seconds: int) -> str:
+    """Seconds as a person says them: 3 d 4 h, 12 min."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
+
+
+def when(stamp: float) -> str:
+    """Unix time as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))

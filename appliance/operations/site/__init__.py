@@ -1,0 +1,1 @@
+"""Operations of the subject ``site``: the site file, its keys and its certificate authority."""

@@ -1,0 +1,80 @@
+"""`sms config`: what a site file says, and what is wrong with it or with the files that it names."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from appliance.config.document import Document, Place
+from appliance.config.model import Site
+from appliance.errors import ConfigError, Problem
+from appliance.operations.site.find import Loaded, open_site
+
+
+def check_config(path: Path, state: Path | None = None) -> Loaded:
+    """Read a site file and look at the files that it names.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    loaded = open_site(path, state)
+    if problems := check_files(loaded.site, loaded.document):
+        raise ConfigError(problems=problems)
+    return loaded
+
+
+def check_files(site: Site, document: Document) -> list[Problem]:
+    """What is wrong with the files that the site file names.
+
+    Keys that `sms key create` makes may be absent until then; whether they are there is asked by
+    the verbs that use them, and `sms doctor`.
+    """
+    problems = []
+    for place, path, private in _files(site):
+        # What the file does not name is a default, and need not be there yet.
+        if place in document.lines and (words := _wrong(path, private, needed=place[0] != "signing")):
+            problems.append(document.problem(place, *words))
+    return sorted(problems, key=lambda problem: problem.line)
+
+
+def show_config(site: Site) -> dict[str, Any]:
+    """Every setting with its value, defaults included."""
+    return site.model_dump(mode="json", by_alias=True)
+
+
+def _files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
+    """Place, path, and whether nobody but the owner may read it."""
+    for section, private in (("secrets", True), ("accounts", False)):
+        values: dict[str, Path | None] = dict(getattr(site, section))
+        for name, path in values.items():
+            if path is not None:
+                # Certificates are public by nature.
+                yield (section, name), path, private and name not in ("tls_ca", "tls_cert")
+    for index, host in enumerate(site.admin_hosts):
+        if host.key is not None:
+            yield ("admin_hosts", index, "key"), host.key, True
+    if site.known_hosts is not None:
+        yield ("known_hosts",), site.known_hosts, False
+    yield ("signing", "private_key"), site.signing.private_key, True
+    for index, public in enumerate(site.signing.public_keys):
+        yield ("signing", "public_keys", index), public, False
+
+
+def _wrong(path: Path, private: bool, *, needed: bool) -> tuple[str, str] | None:
+    """What is wrong with a file and what to do about it."""
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return (f"{path} is not there", "check the path, or remove the setting") if needed else None
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be reached: {error}", "check the path and the permissions of its folders"
+    if not stat.S_ISREG(info.st_mode):
+        return f"{path} is not a file", "name the file itself"
+    if private and info.st_mode & 0o077:
+        return f"{path} can be read by others (mode {info.st_mode & 0o777:04o})", f"chmod 600 {path}"
+    if not os.access(path, os.R_OK):
+        return f"{path} cannot be read", "run as root, or change its owner"
+    return None

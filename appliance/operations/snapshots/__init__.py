@@ -1,0 +1,1 @@
+"""Operations of the subject ``snapshots``: snapshots of the overlay."""

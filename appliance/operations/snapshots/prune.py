@@ -1,0 +1,116 @@
+"""``sms overlay prune``: thins snapshots out by the site's rule, or removes those that are named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from appliance.errors import Refused
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.snapshots.list import Listing, Snapshot, list_snapshots, store
+from appliance.plan.snapshots.retention import NEWEST, Candidate, Decision, decide
+from appliance.progress import Progress
+from appliance.tools import agent
+
+NAMED = "named"
+NOT_NAMED = "not named"
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What of a host's snapshots stayed and what went, the oldest first; ``removed`` is empty in a rehearsal.
+
+    ``swept``: chunks that no snapshot needs were looked for. ``stored_bytes`` is what is left on the disk.
+    """
+
+    host: str
+    snapshots: tuple[Snapshot, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    broken: dict[int, str] = field(default_factory=dict)
+    removed: tuple[int, ...] = ()
+    swept: bool = False
+    chunks: int = 0
+    freed_bytes: int = 0
+    stored_bytes: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        facts = {one["number"]: one for one in self.snapshots}
+        return {
+            **asdict(self),
+            "decisions": [
+                {**asdict(one), "taken": facts[one.number]["taken"] if one.number in facts else None}
+                for one in self.decisions
+            ],
+            "snapshots": len(self.snapshots),
+        }
+
+
+def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progress, *, dry_run: bool = False) -> Pruned:
+    """Remove snapshots, then the chunks that none of those left needs.
+
+    Args:
+        numbers: these and no others; none: those that no rule of the site's retention keeps.
+        dry_run: only say which.
+
+    Raises:
+        Busy: another run adds or reads snapshots.
+        Refused: there is no such snapshot, or it is the newest verified one.
+    """
+    listing = list_snapshots(cluster, host)
+    decisions = choose(listing, numbers) if numbers else by_rule(cluster, listing)
+    found = Pruned(host.name, listing.snapshots, tuple(decisions), listing.broken, stored_bytes=listing.stored_bytes)
+    # Without snapshots there may still be chunks, of a run that was killed.
+    if dry_run or not listing.stored_bytes:
+        return found
+    wanted = [one.number for one in decisions if not one.keep]
+    said = agent.ask(host, "remove", {"store": store(cluster), "numbers": wanted, "sweep": True}, progress)
+    return Pruned(
+        host.name,
+        listing.snapshots,
+        tuple(decisions),
+        {number: why for number, why in listing.broken.items() if number not in wanted},
+        tuple(said["removed"]),
+        said["swept"],
+        said["chunks"],
+        said["freed_bytes"],
+        max(0, listing.stored_bytes - said["freed_bytes"]),
+    )
+
+
+def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
+    """What the site's retention says of each; broken ones it leaves alone, for they do not tell what they are."""
+    candidates = [
+        Candidate(one["number"], one["taken"], bool(one["health"].get("ok")), one.get("reason", ""))
+        for one in listing.snapshots
+    ]
+    return decide(candidates, cluster.site.retention, now=time.time())
+
+
+def choose(listing: Listing, numbers: Sequence[int]) -> list[Decision]:
+    """Those that were named go, all others stay.
+
+    Raises:
+        Refused: there is no such snapshot, or it is the newest verified one.
+    """
+    known = [one["number"] for one in listing.snapshots]
+    unknown = sorted(set(numbers) - set(known) - set(listing.broken))
+    if unknown:
+        raise Refused(
+            f"there is no snapshot {unknown[0]} on {listing.host}", hint="`sms overlay list` shows all that there are"
+        )
+    newest = next((one["number"] for one in reversed(listing.snapshots) if one["health"].get("ok")), None)
+    if newest in numbers:
+        raise Refused(
+            f"snapshot {newest} is the newest verified one on {listing.host}, and stays",
+            hint=f"take a newer one first: sms overlay snapshot --host {listing.host}",
+        )
+    return [
+        Decision(
+            number, number not in numbers, (NAMED if number in numbers else NEWEST if number == newest else NOT_NAMED,)
+        )
+        for number in [*known, *sorted(set(numbers) & set(listing.broken))]
+    ]

@@ -1,0 +1,220 @@
+"""``sms overlay push``: verified snapshots go to an off-host Borg repository and to standby hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster, find_host
+from appliance.operations.snapshots.list import LATEST, Listing, Snapshot, find_snapshot, list_snapshots
+from appliance.operations.snapshots.prune import by_rule, prune
+from appliance.operations.snapshots.transfer import BORG, Offsite, Sent, estimate, send
+from appliance.plan.snapshots.offsite import archive_name, missing
+from appliance.progress import Progress
+
+PUSHED, PRESENT, WOULD, FAILED = "pushed", "present", "would push", "failed"
+REMOVED, WOULD_REMOVE = "removed", "would remove"
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What became of one snapshot at one target; ``name`` is its number or archive there.
+
+    ``snapshot`` is 0 where the target itself is the trouble; of one that was removed there, it is its number there.
+    ``status`` is the exit status of its failure, else 0.
+    """
+
+    target: str
+    snapshot: int
+    state: str
+    name: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    hint: str = ""
+    status: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to push: a number, ``latest``, or every one that is missing there.
+
+    ``prune``: then remove there what the site's retention does not keep.
+    """
+
+    snapshot: str = LATEST
+    all_missing: bool = False
+    prune: bool = False
+    dry_run: bool = False
+
+
+def push(cluster: Cluster, source: Host, wanted: Wanted, targets: Sequence[str], progress: Progress) -> list[Pushed]:
+    """Push snapshots of ``source``; a target that fails does not hinder the others.
+
+    Args:
+        targets: ``borg`` or names of admin hosts; none: all that the site names.
+
+    Raises:
+        ConfigError: a target is neither.
+        Refused: there is no such snapshot, it is damaged, or there is nowhere to push to.
+    """
+    names = choose_targets(cluster, source.name, targets)
+    listing = list_snapshots(cluster, source)
+    chosen = None if wanted.all_missing and listing.snapshots else find_snapshot(listing, wanted.snapshot)
+    if chosen and not chosen["health"].get("ok"):
+        damage = (chosen["health"].get("damage") or ["it was never checked"])[0]
+        raise Refused(
+            f"snapshot {chosen['number']} of {source.name} is damaged: {damage}; it is not pushed",
+            hint="`sms overlay list` shows others",
+        )
+    done: list[Pushed] = []
+    for name in names:
+        work = _to_borg if name == BORG else _to_host
+        try:
+            work(Push(cluster, source, listing, chosen, wanted.prune, wanted.dry_run, name, progress, done.append))
+        except SmsError as error:
+            done.append(Pushed(name, 0, FAILED, error=error.message, hint=error.hint, status=error.status))
+    return done
+
+
+def exit_status(done: Sequence[Pushed]) -> int:
+    """The status of the failures, as a pull has it, where all are alike and nothing was changed; else 1, or 0."""
+    failed = {one.status for one in done if one.state == FAILED}
+    if len(failed) == 1 and not any(one.state in (PUSHED, REMOVED) for one in done):
+        return failed.pop()
+    return 1 if failed else 0
+
+
+def choose_targets(cluster: Cluster, source: str, targets: Sequence[str], *, option: str = "--to") -> list[str]:
+    """Where to push to.
+
+    Args:
+        option: what names one on the command line.
+
+    Raises:
+        ConfigError: a target is neither borg nor an admin host.
+        Refused: there is none.
+    """
+    known = [host.name for host in cluster.site.admin_hosts]
+    for name in targets:
+        if name != BORG and name not in known:
+            raise ConfigError(
+                f"no admin host named {name}", hint=f"the site has: {', '.join(known)}; or {option} {BORG}"
+            )
+        if name == source:
+            raise Refused(f"the snapshots are on {name} already", hint=f"name another one with {option}")
+    settings = cluster.site.snapshots
+    site = [*([BORG] if settings.borg else []), *(name for name in settings.standby if name != source)]
+    chosen = list(dict.fromkeys(targets)) or site
+    if not chosen:
+        raise Refused(
+            "the site says nowhere to push to", hint="set snapshots.borg or snapshots.standby, or name one: --to HOST"
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class Push:
+    """One target's part of a push; ``chosen`` is None when all that is missing is wanted."""
+
+    cluster: Cluster
+    source: Host
+    listing: Listing
+    chosen: Snapshot | None
+    prune: bool
+    dry_run: bool
+    target: str
+    progress: Progress
+    tell: Callable[[Pushed], None]
+
+    def wanted(self, there: Sequence[Snapshot]) -> list[Snapshot]:
+        """What is to go, the oldest first; what is there already is told."""
+        if self.chosen is None:
+            retention = self.cluster.site.retention
+            return missing(self.listing.snapshots, there, retention, now=time.time())
+        for one in there:
+            if one["uuid"] == self.chosen["uuid"]:
+                return []
+        return [self.chosen]
+
+    def one(self, snapshot: Snapshot, work: Callable[[], Sent]) -> bool:
+        """Push one and tell what became of it; say whether to go on with the next."""
+        began = time.monotonic()
+        number = snapshot["number"]
+        try:
+            sent = work()
+        except SmsError as error:
+            self.tell(Pushed(self.target, number, FAILED, error=error.message, hint=error.hint, status=error.status))
+            return False
+        state = PRESENT if sent.present else WOULD if self.dry_run else PUSHED
+        seconds = round(time.monotonic() - began, 3)
+        self.tell(Pushed(self.target, number, state, sent.name, sent.bytes, seconds))
+        return True
+
+    def removed(self, number: int, name: str) -> None:
+        """Tell of one that went there, or would."""
+        self.tell(Pushed(self.target, number, WOULD_REMOVE if self.dry_run else REMOVED, name))
+
+
+def _to_host(push: Push) -> None:
+    target = find_host(push.cluster.site, push.target)
+    listing = list_snapshots(push.cluster, target)
+    there = [one for one in listing.snapshots if one["health"].get("ok")]
+    wanted = push.wanted(there)
+    if push.chosen and not wanted:
+        same = next(one for one in there if one["uuid"] == push.chosen["uuid"])
+        push.tell(Pushed(push.target, push.chosen["number"], PRESENT, str(same["number"])))
+
+    def work(number: int) -> Sent:
+        if push.dry_run:
+            return estimate(push.cluster, push.source, number, target)
+        return send(push.cluster, push.source, number, target, push.progress)
+
+    for one in wanted:
+        if not push.one(one, lambda one=one: work(one["number"])):  # type: ignore[misc]
+            return
+    if push.prune and push.dry_run:
+        for number in would_go(push.cluster, listing, wanted):
+            push.removed(number, str(number))
+    elif push.prune:
+        for number in prune(push.cluster, target, (), push.progress).removed:
+            push.removed(number, str(number))
+
+
+def would_go(cluster: Cluster, listing: Listing, coming: Sequence[Snapshot]) -> list[int]:
+    """Numbers of those that a prune would remove from a host when others have come to it."""
+    taken = {one["number"] for one in listing.snapshots} | set(listing.broken)
+    both, used = list(listing.snapshots), set(taken)
+    for one in coming:
+        # As where it comes in: its number where that is free, else the next one.
+        number = one["number"] if one["number"] not in used else max(used) + 1
+        used.add(number)
+        both.append({**one, "number": number})
+    both.sort(key=lambda one: one["number"])
+    decisions = by_rule(cluster, replace(listing, snapshots=tuple(both)))
+    return [one.number for one in decisions if not one.keep and one.number in taken]
+
+
+def _to_borg(push: Push) -> None:
+    offsite = Offsite(push.cluster, push.source)
+    with ExitStack() as stack:
+        if not push.dry_run:
+            offsite.one_at_a_time(stack)
+        known = offsite.open()
+        there = [manifest for manifest, _ in known]
+        wanted = push.wanted(there)
+        if push.chosen and not wanted:
+            same = next(one for one, _ in known if one["uuid"] == push.chosen["uuid"])
+            push.tell(Pushed(push.target, push.chosen["number"], PRESENT, archive_name(same)))
+        for one in wanted:
+            if push.dry_run:
+                push.tell(Pushed(push.target, one["number"], WOULD, bytes=one["used_bytes"]))
+            elif not push.one(one, lambda one=one: offsite.push(one, known, push.progress)):  # type: ignore[misc]
+                return
+        if push.prune:
+            for one in offsite.prune([*there, *wanted], push.progress, dry_run=push.dry_run):
+                push.removed(one["number"], archive_name(one))

@@ -1,0 +1,193 @@
+"""``sms overlay schedule``: has cron or systemd take snapshots on an admin host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from appliance.errors import Refused
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.operations.services.boot import SITE_FILE, find_sms, lies_there
+from appliance.plan.snapshots.runs import Run, read_run
+from appliance.plan.snapshots.schedule import (
+    Kind,
+    Schedule,
+    cron_path,
+    installed,
+    job,
+    plan_schedule,
+    service_path,
+    timer_name,
+    timer_path,
+)
+from appliance.progress import Progress
+
+FIND_KIND = """\
+PATH=$PATH:/usr/sbin:/sbin
+[ -d /run/systemd/system ] && exec echo systemd
+[ -d /etc/cron.d ] && { command -v cron || command -v crond; } >/dev/null 2>&1 && exec echo cron
+exit 1
+"""
+CRON_RUNS = "pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond"
+"""Shell. The appliance has a cron of its own, in a process namespace of its own: that one does not count."""
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The schedule of one host; ``kind`` is empty where there is none, ``every`` minutes.
+
+    ``runs`` says whether what should start it runs; ``changed`` whether this call changed anything.
+    """
+
+    host: str
+    kind: Kind | str = ""
+    every: int = 0
+    runs: bool = False
+    changed: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+    last_run: Run | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def run_record(cluster: Cluster) -> str:
+    """Where a host writes down its last scheduled run."""
+    return str(cluster.places.snapshots / "run.json")
+
+
+def schedule_files(cluster: Cluster) -> list[str]:
+    """Where a schedule's files lie on a host, of either kind."""
+    name = cluster.site.cluster
+    return [cron_path(name), timer_path(name), service_path(name)]
+
+
+def show_schedule(cluster: Cluster, host: Host) -> Scheduled:
+    """The schedule of the host as it is."""
+    texts = _read(cluster, host)
+    found = installed(texts, cluster.site.cluster)
+    if not found:
+        return Scheduled(host.name)
+    kind, every = found
+    last = read_run(host.read(run_record(cluster)))
+    return Scheduled(host.name, kind, every, _runs(cluster, host, kind), False, texts, last)
+
+
+def install_schedule(
+    cluster: Cluster,
+    host: Host,
+    progress: Progress,
+    *,
+    site_file: Path,
+    every: int | None = None,
+    dry_run: bool = False,
+) -> Scheduled:
+    """Have the host take snapshots every so many minutes; what another kind of schedule left goes.
+
+    Args:
+        site_file: the one in use here; another host reads its own.
+        every: minutes; what the site file says when None.
+
+    Raises:
+        ConfigError: nothing can be run evenly every so many minutes.
+        Refused: the host has no sms, no site file of this cluster, or neither systemd nor cron.
+    """
+    wanted = cluster.site.snapshots.every_minutes if every is None else every
+    planned = _plan(cluster, host, site_file, wanted)
+    before = _read(cluster, host)
+    if dry_run:
+        changed = before != dict(planned.files)
+        runs = planned.kind == "systemd" or _runs(cluster, host, planned.kind)
+        return Scheduled(host.name, planned.kind, planned.every, runs, changed, dict(planned.files))
+    left = {path: text for path, text in before.items() if path not in planned.files}
+    with progress.step(f"schedule snapshots on {host.name}") as step:
+        changed = _remove_files(cluster, host, left)
+        written = [host.write(path, text.encode()) for path, text in planned.files.items()]
+        changed = any(written) or changed
+        if planned.unit:
+            changed = _start_timer(host, planned.unit, reload=any(written)) or changed
+        step.detail(f"every {planned.every} min, by {planned.kind}" + ("" if changed else ": as it was"))
+    shown = show_schedule(cluster, host)
+    if not shown.runs:
+        progress.say(f"note: cron does not run on {host.name}: `sms doctor --host {host.name}` tells what starts it")
+    for other in cluster.site.admin_hosts:
+        if changed and other.name != host.name:
+            progress.say(
+                f"note: {other.name} takes none when it carries the appliance without: "
+                f"sms overlay schedule install --host {other.name}"
+            )
+    return Scheduled(host.name, shown.kind, shown.every, shown.runs, changed, shown.files, shown.last_run)
+
+
+def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Scheduled:
+    """Have the host take no more; snapshots that are there stay."""
+    texts = _read(cluster, host)
+    if dry_run or not texts:
+        return Scheduled(host.name, changed=bool(texts), files=texts if dry_run else {})
+    with progress.step(f"remove the schedule from {host.name}"):
+        _remove_files(cluster, host, texts)
+    return Scheduled(host.name, changed=True)
+
+
+def _plan(cluster: Cluster, host: Host, site_file: Path, every: int) -> Schedule:
+    """What the host is to have."""
+    said = host.run("sh", "-c", FIND_KIND, ok=None).text
+    if said not in ("cron", "systemd"):
+        raise Refused(
+            f"{host.name} has neither systemd nor cron",
+            hint=f"`sms doctor --host {host.name}` tells what installs cron",
+        )
+    kind: Kind = "systemd" if said == "systemd" else "cron"
+    sms = find_sms(host)
+    if not sms.startswith("/"):
+        raise Refused(f"there is no sms on {host.name}", hint="install it there: docs/install.md")
+    if not isinstance(host, Local):
+        if not lies_there(cluster, host):
+            raise Refused(
+                f"{SITE_FILE} on {host.name} is not the site file of {cluster.site.cluster}",
+                hint=f"copy it there, with the files that it names: its snapshots are taken by {host.name} itself",
+            )
+        site_file = Path(SITE_FILE)
+    folders = (str(cluster.places.overlay.parent), str(cluster.places.snapshots.parent))
+    argv = job(sms, str(site_file.absolute()), str(cluster.site.state))
+    return plan_schedule(cluster.site, kind, every, argv=argv, folders=folders)
+
+
+def _read(cluster: Cluster, host: Host) -> dict[str, str]:
+    found = {path: host.read(path) for path in schedule_files(cluster)}
+    return {path: data.decode(errors="replace") for path, data in found.items() if data is not None}
+
+
+def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
+    if kind == "cron":
+        return host.works("sh", "-c", CRON_RUNS)
+    return host.works("systemctl", "is-active", "--quiet", timer_name(cluster.site.cluster))
+
+
+def _remove_files(cluster: Cluster, host: Host, texts: Mapping[str, str]) -> bool:
+    name = cluster.site.cluster
+    units = [path for path in (timer_path(name), service_path(name)) if path in texts]
+    if timer_path(name) in units:
+        # A run under way ends by itself.
+        host.run("systemctl", "disable", "--quiet", "--now", timer_name(name), ok=None)
+    for path in texts:
+        host.remove(path)
+    if units:
+        host.run("systemctl", "daemon-reload", ok=None)
+    return bool(texts)
+
+
+def _start_timer(host: Host, unit: str, *, reload: bool) -> bool:
+    if reload:
+        host.run("systemctl", "daemon-reload")
+        # One that runs goes by its old times until it is started again.
+        host.run("systemctl", "try-restart", "--quiet", unit)
+    if host.works("systemctl", "is-enabled", "--quiet", unit) and host.works("systemctl", "is-active", "--quiet", unit):
+        return reload
+    host.run("systemctl", "enable", "--quiet", "--now", unit)
+    return True

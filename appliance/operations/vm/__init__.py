@@ -1,0 +1,1 @@
+"""Operations of the subject ``vm``: the provisioning VM."""

@@ -1,0 +1,360 @@
+"""``sms vm build``: from packages and a playbook to a sealed disk image, or nothing when nothing changed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import appliance
+from appliance.catalog import Base, read_bases
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import CommandError
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, need_root
+from appliance.operations.hosts.preflight import only_one
+from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
+from appliance.plan.vm.vm import need_vm, vm_places
+from appliance.progress import Progress
+from appliance.share import share
+from appliance.tools import apt
+from appliance.tools.ansible import Target, run_playbook
+from appliance.tools.apt import Resolver
+from appliance.tools.sealed import check_seal, read_seal, seal
+
+BASE = "debian-12"
+DISK = "disk.qcow2"
+ESP_MB, ROOT_MB = 64, 2048
+PROGRAMS = {
+    "mmdebstrap": "mmdebstrap",
+    "mke2fs": "e2fsprogs",
+    "mkfs.fat": "dosfstools",
+    "mcopy": "mtools",
+    "sfdisk": "fdisk",
+    "qemu-img": "qemu-utils",
+}
+"""Programs of this machine that a build takes, and the Debian packages they are in."""
+ROLES = ("vm_packages", "vm_system", "vm_code", "vm_services", "vm_boot")
+CODE = ("appliance/__init__.py", "appliance/errors.py", "appliance/provision", "definitions/provision")
+"""What of this program runs inside."""
+
+# Everything that a build starts ends with it, and its mounts with them.
+ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc")
+
+# $1 root, $2 packages by commas, $3 suite; sources on standard input.
+MAKE_ROOT = """
+exec mmdebstrap --mode=root --variant=required --include="$2" \\
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \\
+    --dpkgopt='path-exclude=/usr/share/locale/*' "$3" "$1" - 2>&1
+"""
+
+# $1 root, $2 archive of it: what is installed is kept for the next build, which may differ in nothing but our code.
+KEEP_ROOT = """
+umask 077
+tar -C "$1" --xattrs --numeric-owner -cf "$2.new" . && mv -fT "$2.new" "$2"
+"""
+TAKE_ROOT = """
+mkdir "$1" && exec tar -C "$1" --xattrs --numeric-owner -xpf "$2"
+"""
+
+# $1 root: nothing of this host, nothing secret, nothing that every machine must have for itself.
+CLEAN = """
+set -e
+cd "$1"
+: >etc/machine-id
+rm -f var/lib/dbus/machine-id etc/resolv.conf etc/ssh/ssh_host_* var/lib/systemd/random-seed
+echo sms-provision >etc/hostname
+printf '127.0.0.1 localhost\\n' >etc/hosts
+: >etc/resolv.conf
+rm -rf etc/apt/sources.list etc/apt/sources.list.d/* var/lib/apt/lists/* var/cache/apt/* var/cache/debconf/*-old
+rm -rf root/.ansible tmp/* var/tmp/*
+find var/log -type f -delete
+"""
+
+# $1 root, $2 work folder, $3 ESP in MiB, $4 root in MiB. Nothing is mounted.
+MAKE_DISK = """
+set -e
+raw="$2/disk.raw"
+kernel=$(ls "$1"/boot/vmlinuz-* | sort -V | tail -n 1)
+initrd="$1/boot/initrd.img-${kernel##*/vmlinuz-}"
+truncate -s "$(($3 + $4 + 2))M" "$raw"
+printf 'label: gpt\\nstart=2048, size=%sM, type=uefi, name=ESP\\nsize=%sM, type=linux, name=sms-root\\n' "$3" "$4" |
+    sfdisk --quiet "$raw"
+mkfs.fat -F 16 -n SMS-ESP --offset 2048 "$raw" "$(($3 * 1024))" >/dev/null
+export MTOOLS_SKIP_CHECK=1
+esp="$raw@@1M"
+mmd -i "$esp" ::EFI ::EFI/BOOT ::loader ::loader/entries
+mcopy -i "$esp" "$1/usr/lib/systemd/boot/efi/systemd-bootx64.efi" ::EFI/BOOT/BOOTX64.EFI
+mcopy -i "$esp" "$kernel" ::vmlinuz
+mcopy -i "$esp" "$initrd" ::initrd.img
+printf 'default sms\\ntimeout 0\\neditor no\\n' | mcopy -i "$esp" - ::loader/loader.conf
+printf 'title sms\\nlinux /vmlinuz\\ninitrd /initrd.img\\noptions %s\\n' "$5" |
+    mcopy -i "$esp" - ::loader/entries/sms.conf
+rm -f "$1"/boot/vmlinuz-* "$1"/boot/initrd.img-*
+mke2fs -q -F -t ext4 -L sms-root -E "offset=$((($3 + 1) << 20)),root_owner=0:0" -d "$1" "$raw" "$4M"
+qemu-img convert -f raw -O qcow2 -c -o compression_type=zstd "$raw" "$2/image/disk.qcow2"
+rm -f "$raw"
+"""
+# no_timer_check: on a busy host the kernel takes a late timer for a broken one, and panics.
+KERNEL_LINE = "root=LABEL=sms-root rw console=ttyS0 net.ifnames=0 quiet panic=10 no_timer_check"
+
+
+@dataclass(frozen=True)
+class VmPlan:
+    """All that an image of the VM is made from: same plan, same key, no build; same root key, same packages."""
+
+    key: str
+    root_key: str
+    sources: tuple[str, ...]
+    packages: tuple[str, ...]
+    suite: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class BuiltVm:
+    """What a build left, or found. ``digest`` is that of its manifest, which names every file."""
+
+    key: str
+    folder: str
+    digest: str
+    signer: str
+    bytes: int
+    packages: int
+    fresh: bool
+
+
+def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> BuiltVm:
+    """Build and seal the VM's image, and make it the current one.
+
+    Args:
+        force: build although the same image is there.
+
+    Raises:
+        Refused: a program or a key is missing.
+        SmsError: the build failed; the current image is the one it was.
+    """
+    need_root()
+    need_vm(cluster.site)
+    _check_machine(cluster)
+    plan = plan_vm(cluster, progress)
+    images = Path(vm_places(cluster.site).images)
+    images.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = images / plan.key
+    with only_one(Local(), str(images / ".build.lock"), "another build of the VM is running"):
+        fresh = force or not _is_ours(cluster, folder)
+        if fresh:
+            _build(cluster, plan, folder, progress)
+        with progress.step("check the seal") as step:
+            found = check_seal(folder, cluster.site.signing.public_keys)
+            step.detail(f"{found.signer.name} manifest sha256:{found.digest[:16]}")
+        _make_current(images, plan.key)
+    size = found.files[DISK][1]
+    return BuiltVm(plan.key, str(folder), found.digest, found.signer.name, size, len(found.about["packages"]), fresh)
+
+
+def _check_machine(cluster: Cluster) -> None:
+    local = Local()
+    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
+    missing = local.run("sh", "-c", script, "find", *PROGRAMS).text.split()
+    if missing:
+        packages = " ".join(sorted({PROGRAMS[program] for program in missing}))
+        raise Refused(f"a build of the VM takes {', '.join(missing)}", hint=f"apt-get install {packages}")
+    signing = cluster.site.signing
+    for key in (signing.private_key, *signing.public_keys):
+        if not key.is_file():
+            raise Refused(f"there is no signing key {key}", hint="`sms key create` makes a pair")
+
+
+def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
+    """Resolve versions and name the image. Changes nothing but apt's own lists below the state folder.
+
+    Raises:
+        ConfigError: no mirror of Debian is known here.
+    """
+    base = read_bases(share("definitions", "bases"))[BASE]
+    mirrors = apt.find_mirrors(Local(), {name: each.suites for name, each in base.repositories.items()})
+    if cluster.base.name == BASE:
+        mirrors |= repository_urls(base, cluster.site.base.mirrors)
+    if missing := missing_mirrors(base, mirrors):
+        raise ConfigError(
+            f"no mirror is known for {', '.join(missing)} of Debian 12, which the VM is built from",
+            hint="build on a machine with Debian 12, whose own mirrors are taken",
+        )
+    packages = wanted_packages()
+    sources = apt_sources(base, mirrors)
+    with progress.step("resolve package versions") as step:
+        folder = str(cluster.places.images.parent / "cache" / "apt-vm")
+        versions = Resolver(Local(), folder, sources).resolve(packages)
+        step.detail(f"{len(versions)} packages")
+    inputs = _inputs(base, packages, versions)
+    root = {name: inputs[name] for name in ("base", "packages", "versions")} | {"script": MAKE_ROOT}
+    key, root_key = (hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (inputs, root))
+    return VmPlan(key, root_key, tuple(sources), packages, base.repositories["debian"].suites[0], versions)
+
+
+def wanted_packages() -> tuple[str, ...]:
+    """The Debian packages that the playbook's role names."""
+    path = share("playbooks", "roles", "vm_packages", "vars", "Debian.yml")
+    wanted: list[str] = yaml.safe_load(path.read_text())["vm_packages_wanted"]
+    return tuple(wanted)
+
+
+def _inputs(base: Base, packages: tuple[str, ...], versions: Mapping[str, str]) -> dict[str, Any]:
+    """What another image comes of. Mirrors are not among it: a package of a version is the same from each."""
+    files = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(_sources())}
+    scripts = [MAKE_ROOT, CLEAN, MAKE_DISK, KERNEL_LINE, ESP_MB, ROOT_MB]
+    return {"base": base.name, "packages": packages, "versions": dict(versions), "files": files, "scripts": scripts}
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    """Every file of ours that has a part in the image, by its name."""
+    yield from code_files()
+    folders = [share("playbooks", "roles", role) for role in ROLES] + [share("definitions", "vm")]
+    playbooks = [share("playbooks", "provisioning-vm.yml"), share("playbooks", "connection_plugins", "sms_root.py")]
+    for path in [*playbooks, *(path for folder in folders for path in folder.rglob("*") if path.is_file())]:
+        if "__pycache__" not in path.parts:
+            yield str(path.relative_to(share())), path
+
+
+def code_files() -> Iterator[tuple[str, Path]]:
+    """The files that run inside, by their name there."""
+    package = Path(appliance.__file__).parent
+    for name in CODE:
+        top = package.parent / name if name.startswith("appliance/") else share(*name.split("/"))
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield name if path == top else f"{name}/{path.relative_to(top)}", path
+
+
+def _pack_code(target: Path) -> None:
+    with tarfile.open(target, "w") as archive:
+        for name, path in sorted(code_files()):
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = len(data), 0o644, 1577836800
+            archive.addfile(entry, io.BytesIO(data))
+
+
+def is_built(cluster: Cluster, plan: VmPlan) -> bool:
+    """Whether the image of a plan is there."""
+    return _is_ours(cluster, Path(vm_places(cluster.site).images) / plan.key)
+
+
+def _is_ours(cluster: Cluster, folder: Path) -> bool:
+    """Whether a build that ended well left the image, signed with a key of today's."""
+    if not folder.is_dir():
+        return False
+    try:
+        read_seal(folder, cluster.site.signing.public_keys)
+    except Refused:
+        return False
+    return True
+
+
+def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> None:
+    """Build beside the folder and rename at the end: what carries the name is whole and sealed."""
+    for left in folder.parent.glob("build-*"):  # of a build that was killed; this one holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with ExitStack() as undo:
+        work = Path(tempfile.mkdtemp(prefix="build-", dir=folder.parent))
+        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        image = work / "image"
+        image.mkdir(mode=0o700)
+        _make_root(plan, work, progress)
+        held = _check_versions(plan, work / "root")
+        _configure(work, progress)
+        with progress.step("make the disk") as step:
+            root = str(work / "root")
+            Local().run("sh", "-c", CLEAN, "clean", root)
+            values = (root, str(work), str(ESP_MB), str(ROOT_MB), KERNEL_LINE)
+            Local().run(*ALONE, "sh", "-c", MAKE_DISK, "disk", *values, timeout=1800)
+            (image / DISK).chmod(0o600)
+            step.detail(f"{(image / DISK).stat().st_size >> 20} MiB")
+        about = {"kind": "provisioning-vm", "key": plan.key, "base": BASE, "packages": held}
+        seal(image, cluster.site.signing.private_key, about=about)
+        old = folder.with_name(f"build-old-{plan.key[:16]}")
+        if folder.exists():
+            folder.rename(old)
+            undo.callback(shutil.rmtree, old, ignore_errors=True)
+        with (image / DISK).open("rb") as stream:
+            os.fsync(stream.fileno())
+        image.rename(folder)
+
+
+def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
+    log = work.parent / "build.log"
+    values = (str(work / "root"), ",".join(plan.packages), plan.suite)
+    kept = work.parent / f"root-{plan.root_key[:32]}.tar"
+    for old in work.parent.glob("root-*.tar*"):
+        if old != kept:
+            old.unlink()
+    with progress.step("install packages") as step, log.open("w") as lines:
+        if kept.exists():
+            Local().run("sh", "-c", TAKE_ROOT, "take", values[0], str(kept), timeout=600)
+            step.detail(f"{len(plan.versions)} packages, as the last build installed them")
+            return
+
+        def on_line(line: str) -> None:
+            lines.write(line + "\n")
+            step.detail(line.removeprefix("I: "))
+
+        sources = "\n".join(plan.sources).encode() + b"\n"
+        try:
+            Local().run(*ALONE, "sh", "-c", MAKE_ROOT, "root", *values, input=sources, timeout=3600, on_line=on_line)
+        except CommandError as error:
+            raise SmsError(error.message, hint=f"all of it is in {log}") from error
+        Local().run("sh", "-c", KEEP_ROOT, "keep", values[0], str(kept), timeout=600)
+        step.detail(f"{len(plan.versions)} packages")
+
+
+def _check_versions(plan: VmPlan, root: Path) -> dict[str, str]:
+    """Package and version of all that the root holds; SmsError where that is not what was resolved."""
+    shown = Local().run("dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", "${Package}\\t${Version}\\n").text
+    held = dict(line.split("\t") for line in shown.splitlines())
+    wrong = [
+        f"{name} {held.get(name, 'missing')} instead of {want}"
+        for name, want in plan.versions.items()
+        if held.get(name) != want
+    ]
+    if wrong:
+        raise SmsError(
+            f"the image does not hold what was resolved: {', '.join(wrong[:5])}",
+            hint="did the mirror change during the build? Run it again",
+        )
+    return held
+
+
+def _configure(work: Path, progress: Progress) -> None:
+    """Run the playbook in the root folder."""
+    code = work / "code.tar"
+    _pack_code(code)
+    variables = {"sms_definitions": str(share("definitions", "vm")), "sms_code": str(code), "sms_vm_install": False}
+    target = Target("provisioning-vm", "/usr/bin/python3", root=work / "root")
+    with progress.step("configure it") as step:
+        play = run_playbook(share("playbooks", "provisioning-vm.yml"), target, variables, on_task=step.detail)
+        step.detail(f"{len(play.changed)} steps")
+    if play.failed:
+        words = "\n  ".join(f"{failed.task}: {failed.message}" for failed in play.failed)
+        raise SmsError(f"the VM's root could not be configured\n  {words}", hint="run it again with --force")
+
+
+def _make_current(images: Path, key: str) -> None:
+    current = images / "current"
+    if current.is_symlink() and current.readlink() == Path(key):
+        return
+    beside = images / "current.new"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(key)
+    beside.rename(current)

@@ -1,0 +1,231 @@
+"""``sms vm migrate``: to another admin host; live where both see the disks, else stopped, copied, compared.
+
+At every moment one host alone has the record with the highest generation, and only that one may start the VM. The copy
+is whole and compared before the record goes over; the source's disks become a snapshot there after that.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, cast
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, find_target
+from appliance.operations.history import note
+from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
+from appliance.operations.vm.live import check_same_image, move_live
+from appliance.operations.vm.snapshots import NOTE, VmSnapshot
+from appliance.operations.vm.start import How, check_target, read_note, shares_disks, start_vm
+from appliance.operations.vm.stop import stop_held
+from appliance.operations.vm.vm import DISKS, at_work_everywhere, check_programs, find_running, find_vm, look_everywhere
+from appliance.plan.vm.holder import Holder, newest_holder
+from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.progress import Progress
+from appliance.tools.qemu import image_info
+from appliance.tools.sealed import MANIFEST
+from appliance.tools.sha256 import find_digest
+
+SIZES = """
+cd "$1" && stat -c %s root.qcow2 state.qcow2 | awk '{ sum += $1 } END { print int(sum) }'
+"""
+FREE = """
+folder=$1
+until [ -d "$folder" ]; do folder=$(dirname "$folder"); done
+df -mP "$folder" | awk 'NR == 2 { print $4 }'
+"""
+# $1 disks' folder, $2 the snapshot that they become.
+PUT_ASIDE = """
+set -e
+cd "$1"
+mkdir -p "snapshots/$2"
+for disk in root state; do
+    [ ! -e "$disk.qcow2" ] || mv "$disk.qcow2" "snapshots/$2/"
+done
+[ ! -e root.image ] || mv root.image "snapshots/$2/"
+sync -f .
+"""
+
+
+@dataclass(frozen=True)
+class MovePlan:
+    """How the VM would go to another host. ``image``: key of the one that it goes with; empty for the current one."""
+
+    source: str
+    target: str
+    running: bool
+    live: bool
+    shared: bool
+    copy_bytes: int
+    free_mb: int
+    image: str = ""
+    image_host: str = ""
+
+
+@dataclass(frozen=True)
+class MovedVm:
+    """How it went. ``paused_ms``: how long nothing in it ran, of a live move."""
+
+    source: str
+    target: str
+    running: bool
+    live: bool
+    copied_bytes: int
+    paused_ms: float
+    generation: int
+    seconds: float
+
+
+def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: bool = False) -> MovePlan:
+    """Check both hosts; say how it would go.
+
+    Raises:
+        Refused: it cannot.
+    """
+    source, target = find_vm(cluster, None), find_target(cluster.site, to)
+    if source.name == target.name:
+        raise Refused(f"the VM is on {to} already", hint="`sms vm status`")
+    for host in (source, target):
+        check_programs(host)
+    where = vm_places(cluster.site)
+    for there in look_everywhere(cluster, target):
+        if there.running and there.name != source.name:
+            raise Refused(
+                f"the VM runs on {there.name}, too", hint=f"two must never run: `sms vm stop --host {there.name}`"
+            )
+    check_target(cluster, target, progress)
+    running = find_running(cluster, source) is not None
+    shared = shares_disks(cluster, target, source.name)
+    size = 0 if shared else int(source.run("sh", "-c", SIZES, "sizes", str(where.disks), ok=None).text or 0)
+    free = int(target.run("sh", "-c", FREE, "free", str(where.disks)).text)
+    if free < (size >> 20) + 64:
+        raise Refused(
+            f"{free} MiB are free on {to}, {(size >> 20) + 64} are needed", hint="make room there, then run it again"
+        )
+    live = running and shared and not stopped
+    written = read_note(cluster, source)
+    key = _image_key(cluster, source, written, live=live)
+    has, digest = find_vm_image(cluster, source, target, key)
+    if live:
+        check_same_image(written, digest)
+    return MovePlan(source.name, to, running, live, shared, size, free, key, has.name)
+
+
+def _image_key(cluster: Cluster, source: Host, written: dict[str, Any], *, live: bool) -> str:
+    """The image to move with: a live one keeps its own. Else this machine's current one, which is the empty key;
+    where it has none, the one that the source runs, or has last run.
+    """
+    where = vm_places(cluster.site)
+    if not live and (Path(where.current) / MANIFEST).is_file():
+        return ""
+    if live or written.get("key"):
+        return str(written.get("key", ""))
+    root = image_info(source, str(where.root)) or {}
+    return PurePosixPath(str(root.get("full-backing-filename") or "")).parent.name
+
+
+def migrate_vm(
+    cluster: Cluster, to: str, progress: Progress, *, stopped: bool = False, timeout_s: float = 60
+) -> MovedVm:
+    """Move the VM to another admin host; started there, if it ran.
+
+    Raises:
+        Refused: it cannot; nothing was changed.
+        SmsError: it failed; the disks are whole where `sms vm status` says, and a second run goes on.
+    """
+    began = time.monotonic()
+    target = find_target(cluster.site, to)
+    paused = 0.0
+    with at_work_everywhere(cluster, target):
+        with progress.step("look at both hosts") as step:
+            plan = plan_migrate_vm(cluster, to, progress, stopped=stopped)
+            step.detail(f"{plan.source} to {plan.target}, " + ("live" if plan.live else "stopped"))
+        source = find_target(cluster.site, plan.source)
+        newest = newest_holder(look_everywhere(cluster, target))
+        generation = (newest.generation if newest else 0) + 1
+        if plan.image and plan.image_host == source.name:
+            fetch_vm(cluster, source, plan.image, progress)
+        if plan.live:
+            paused = move_live(cluster, source, target, progress, Holder(to, generation))
+        else:
+            stop_held(cluster, source, progress, timeout_s=timeout_s)
+            _hand_over(cluster, source, target, progress, plan, Holder(to, generation))
+        note(cluster, target, "vm migrate", "moved", source=source.name, live=plan.live, generation=generation)
+    if plan.running and not plan.live:
+        start_vm(cluster, target, progress, How(image=plan.image))
+    took = round(time.monotonic() - began, 1)
+    return MovedVm(source.name, to, plan.running, plan.live, plan.copy_bytes, paused, generation, took)
+
+
+def _hand_over(
+    cluster: Cluster, source: Host, target: Host, progress: Progress, plan: MovePlan, holder: Holder
+) -> None:
+    """Bring the disks over, then the record, then put the source's disks aside."""
+    where = vm_places(cluster.site)
+    deliver_vm(cluster, target, progress, chosen=plan.image)
+    target.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
+    if not plan.shared:
+        with ExitStack() as undo:
+            for disk in DISKS:
+                undo.callback(target.remove, f"{where.disks}/{disk}.arrived")
+                _copy(source, target, where, disk, progress)
+            _put_aside(target, where, "moved over", prefix="before-arrival")
+            for disk in DISKS:
+                target.run("mv", "-T", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
+            if front := source.read(str(where.root_image)):
+                target.write(str(where.root_image), front, mode=0o600)
+            target.run("sync", "-f", str(where.disks), timeout=300)
+            undo.pop_all()
+    # From here on the target's disks are the ones.
+    target.write(str(where.holder), holder.text(), mode=0o600)
+    if plan.shared:
+        return
+    source.write(str(where.holder), holder.text(), mode=0o600)
+    with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
+        step.detail(_put_aside(source, where, f"moved to {target.name}", prefix="before-move"))
+
+
+def _put_aside(host: Host, where: VmPlaces, reason: str, *, prefix: str) -> str:
+    """Make a snapshot of the disks of a host, which has none after that; gives its name, or nothing without disks."""
+    if not host.works("sh", "-c", 'cd "$1" && ls root.qcow2 state.qcow2 | grep -q .', "any", str(where.disks)):
+        return ""
+    kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
+    host.run("sh", "-c", PUT_ASIDE, "aside", str(where.disks), kept, timeout=4 * 3600)
+    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key)
+    host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
+    return kept
+
+
+def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Progress) -> None:
+    """Copy a disk by way of this machine, and compare digests."""
+    path, beside = f"{where.disks}/{disk}.qcow2", f"{where.disks}/{disk}.arrived"
+    with progress.step(f"copy the disk {disk}") as step:
+        size = int(source.run("stat", "-c", "%s", "--", path).text)
+        with ExitStack() as stack:
+            # Local files are read where they lie; those of another host are fetched first.
+            stream: IO[bytes]
+            if type(source) is Local:
+                stream = stack.enter_context(open(path, "rb"))  # noqa: PTH123
+            else:
+                stream = stack.enter_context(tempfile.TemporaryFile(dir=_scratch()))
+                source.fetch(path, cast(BinaryIO, stream), progress=lambda done: step.moved(done // 2, size))
+                stream.seek(0)
+            target.send(
+                cast(BinaryIO, stream), beside, mode=0o600, progress=lambda done: step.moved((size + done) // 2, size)
+            )
+        digests = [find_digest(host, name, timeout=3600) for host, name in ((source, path), (target, beside))]
+        if digests[0] != digests[1]:
+            with suppress(SmsError):
+                target.remove(beside)
+            raise SmsError(f"the disk {disk} did not arrive as it was sent", hint="run it again; it has not moved")
+        step.detail(f"{size >> 20} MiB, sha256:{digests[0][:16]}")
+
+
+def _scratch() -> str:
+    return "/var/tmp"  # on a disk, unlike /tmp on many systems

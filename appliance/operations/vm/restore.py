@@ -1,0 +1,105 @@
+"""``sms vm restore``: a snapshot in the place of the VM's disks, which become a snapshot themselves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import note
+from appliance.operations.vm.snapshots import NOTE, VmSnapshot, find_snapshot, verify_folder
+from appliance.operations.vm.vm import (
+    FINISH_RESTORE,
+    at_work_everywhere,
+    check_programs,
+    find_running,
+    look_everywhere,
+    tidy,
+)
+from appliance.plan.vm.holder import check_disks_here
+from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.progress import Progress
+
+ROOM = """
+echo "$(df -kP "$1" | awk 'NR == 2 { print $4 }') $(du -sk "$2" | cut -f 1)"
+"""
+COPY = """
+set -e
+umask 077
+for disk in root state; do
+    cp --reflink=auto --sparse=always -- "$2/$disk.qcow2" "$1/$disk.restored"
+    sync "$1/$disk.restored"
+done
+[ ! -e "$2/root.image" ] || cp -- "$2/root.image" "$1/root.image.restored"
+sync -f "$1"
+"""
+
+
+@dataclass(frozen=True)
+class RestoredVm:
+    """What a restore did; ``kept``: the snapshot that the disks before it are now."""
+
+    host: str
+    name: str
+    kept: str
+    taken: float
+
+
+def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> RestoredVm:
+    """Put a snapshot in the disks' place. What was there is kept as a snapshot.
+
+    Cut off before the disks are exchanged, nothing has changed; later, the next run that starts, stops or restores
+    goes on with it.
+
+    Raises:
+        Refused: the VM runs, there is no such snapshot, or no room.
+        SmsError: the snapshot is not whole; nothing was changed.
+    """
+    check_programs(host)
+    where = vm_places(cluster.site)
+    with at_work_everywhere(cluster, host):
+        snapshot = check_restore(cluster, host, name)
+        tidy(cluster, host)
+        with progress.step(f"verify {snapshot.name}"):
+            verify_folder(host, f"{where.snapshots}/{snapshot.name}")
+        with progress.step("copy it"):
+            folder = f"{where.snapshots}/{snapshot.name}"
+            try:
+                host.run("sh", "-c", COPY, "copy", str(where.disks), folder, timeout=4 * 3600)
+            except SmsError:
+                tidy(cluster, host)
+                raise
+        kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        with progress.step("exchange the disks") as step:
+            _exchange(host, where, kept)
+            step.detail(f"those before it are the snapshot {kept}")
+        note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)
+    return RestoredVm(host.name, snapshot.name, kept, snapshot.taken)
+
+
+def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
+    """The snapshot, if it may be restored now; Refused otherwise."""
+    where = vm_places(cluster.site)
+    if find_running(cluster, host):
+        raise Refused(f"the VM runs on {host.name}", hint=f"`sms vm stop --host {host.name}` first")
+    check_disks_here(host.name, look_everywhere(cluster, host))
+    snapshot = find_snapshot(cluster, host, name)
+    folder = f"{where.snapshots}/{snapshot.name}"
+    have, need = map(int, host.run("sh", "-c", ROOM, "room", str(where.disks), folder).text.split())
+    if have < need + (64 << 10):
+        raise Refused(
+            f"{have >> 10} MiB are free, {need >> 10} are needed for a copy of the snapshot",
+            hint="`sms vm snapshot --prune 3` removes old ones",
+        )
+    return snapshot
+
+
+def _exchange(host: Host, where: VmPlaces, kept: str) -> None:
+    """Written down before it is begun: whoever comes after a crash goes on."""
+    now = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore", verified=False)
+    host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
+    host.write(f"{where.snapshots}/{kept}/{NOTE}", now.note(), mode=0o600)
+    host.write(str(where.restore), kept.encode(), mode=0o600)
+    host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=4 * 3600)

@@ -1,0 +1,208 @@
+"""``sms vm snapshot``: both disks at one moment, while the VM runs.
+
+The guest agent holds the file systems still; QEMU begins the copy of both disks in one transaction, which takes
+milliseconds, and they are let go. From then on QEMU copies what is about to be overwritten before it is.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandError, Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import note
+from appliance.operations.vm.snapshots import NOTE, VmSnapshot, check_name, remove, verify_folder
+from appliance.operations.vm.vm import DISKS, at_work_everywhere, check_programs, find_running, look_everywhere, tidy
+from appliance.plan.vm.holder import check_disks_here
+from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.progress import Progress
+from appliance.tools.guest import Guest, open_guest
+from appliance.tools.qemu import image_info
+from appliance.tools.qmp import NotThere, Qmp, open_qmp
+
+COPY_S = 4 * 3600
+LET_GO_S = 10
+"""Seconds after which the guest lets its file systems go by itself, whatever became of us."""
+WATCH = f"sleep {LET_GO_S}; fsfreeze -u /var/lib/sms-provision; fsfreeze -u /"
+ROOM = """
+have=$(df -kP "$1" | awk 'NR == 2 { print $4 }')
+need=$(du -sk "$2" "$3" 2>/dev/null | awk '{ sum += $1 } END { print int(sum) }')
+echo "$have $need"
+"""
+# $1 folder, $2 root disk, $3 state disk. By reflink where the file system can; holes stay holes.
+COPY = """
+set -e
+umask 077
+cp --reflink=auto --sparse=always -- "$2" "$1/root.qcow2"
+cp --reflink=auto --sparse=always -- "$3" "$1/state.qcow2"
+sync -f "$1"
+"""
+
+
+def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = "", *, reason: str = "") -> VmSnapshot:
+    """Take a snapshot of both disks; the VM runs on, if it runs. Only one that was found whole counts.
+
+    Raises:
+        Refused: there is one of that name, no disk, or no room.
+        SmsError: it could not be taken; nothing is left of it.
+    """
+    check_programs(host)
+    where = vm_places(cluster.site)
+    name = check_name(name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+    with at_work_everywhere(cluster, host):
+        check_disks_here(host.name, look_everywhere(cluster, host))
+        running = find_running(cluster, host) is not None
+        if not running:
+            tidy(cluster, host)
+        _check(host, where, name)
+        return take_held(cluster, host, progress, name, reason=reason, running=running)
+
+
+def _check(host: Host, where: VmPlaces, name: str) -> None:
+    if host.works("test", "-e", f"{where.snapshots}/{name}"):
+        raise Refused(f"there is a snapshot {name} already", hint="`sms vm snapshot --list`; give another name")
+    if not host.works("test", "-e", str(where.state)):
+        raise Refused(f"the VM has no disks on {host.name}", hint="`sms vm status` tells where they are")
+    have, need = host.run("sh", "-c", ROOM, "room", str(where.disks), str(where.root), str(where.state)).text.split()
+    if int(have) < int(need) + (64 << 10):
+        raise Refused(
+            f"{int(have) >> 10} MiB are free, a snapshot may take {int(need) >> 10}",
+            hint="`sms vm snapshot --prune 3` removes old ones",
+        )
+
+
+def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, reason: str, running: bool) -> VmSnapshot:
+    """As ``snapshot_vm``, for who is at work on the VM and has checked that there is room."""
+    where = vm_places(cluster.site)
+    part = f"{where.snapshots}/{name}.part"
+    key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
+    with ExitStack() as undo:
+        undo.callback(remove, host, f"{where.snapshots}/{name}")
+        # Others were left by runs that were killed.
+        script = 'umask 077; rm -rf -- "$2"/*.part; mkdir -p "$1"'
+        host.run("sh", "-c", script, "part", part, str(where.snapshots))
+        taken, frozen_ms = time.time(), 0.0
+        with progress.step("copy both disks") as step:
+            if running:
+                taken, frozen_ms = _copy_running(host, where, part, step)
+                step.detail(f"held still for {frozen_ms:.0f} ms")
+            else:
+                host.run("sh", "-c", COPY, "copy", part, str(where.root), str(where.state), timeout=COPY_S)
+        snapshot = VmSnapshot(name, round(taken, 3), round(frozen_ms, 1), running, reason, key)
+        with progress.step("verify it"):
+            verify_folder(host, part)
+        snapshot = replace(snapshot, verified=True)
+        host.write(f"{part}/{NOTE}", snapshot.note(), mode=0o600)
+        if key:
+            host.write(f"{part}/{where.root_image.name}", key.encode(), mode=0o600)
+        host.run("sync", "-f", part, timeout=300)
+        host.run("mv", "-T", "--", part, f"{where.snapshots}/{name}")
+        undo.pop_all()
+    size = int(host.run("du", "-sk", f"{where.snapshots}/{name}").text.split()[0]) << 10
+    note(cluster, host, "vm snapshot", "taken", name=name, frozen_ms=snapshot.frozen_ms, running=running)
+    return replace(snapshot, size_bytes=size)
+
+
+def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[float, float]:
+    """Copy the disks of a running VM; give when that was, and how long its file systems were held, in ms."""
+    with ExitStack() as stack:
+        qmp = stack.enter_context(open_qmp(host, str(where.qmp), silence_s=300))
+        clear_jobs(qmp)
+        for disk in DISKS:
+            _make_target(host, where, part, disk)
+            qmp.ask("blockdev-add", **_target(part, disk))
+            stack.callback(_forget, qmp, disk)
+        guest = _guest(host, where, stack)
+        if guest and guest.ask("guest-fsfreeze-status") != "thawed":
+            guest.ask("guest-fsfreeze-thaw")  # whoever held them was killed
+        try:
+            taken, frozen_ms = _begin(qmp, guest)
+        except SmsError:
+            clear_jobs(qmp)
+            raise
+        try:
+            names = [f"snap-{disk}" for disk in DISKS]
+            qmp.wait_for_jobs(names, timeout_s=COPY_S, on_progress=step.moved)
+        except SmsError as error:
+            raise SmsError(f"{error.message}", hint="is the disk full? `sms vm snapshot --prune 3`") from error
+    return taken, frozen_ms
+
+
+def _guest(host: Host, where: VmPlaces, stack: ExitStack) -> Guest | None:
+    """The guest agent; None where it does not answer: then the copy is as after a power failure, and the journal
+    of the file system mends it."""
+    with suppress(NotThere, CommandError):
+        return stack.enter_context(open_guest(host, str(where.guest), silence_s=20))
+    return None
+
+
+def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
+    """Hold the file systems, begin both copies at one moment, let them go."""
+    watch = guest.begin({"path": "/bin/sh", "arg": ["-c", WATCH]}) if guest else 0
+    began = time.monotonic()
+    held = guest.count("guest-fsfreeze-freeze") if guest else 0
+    try:
+        taken = time.time()
+        qmp.ask("transaction", actions=[_action(disk) for disk in DISKS])
+    finally:
+        thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
+        frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
+    if guest:
+        guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watch)])
+    if thawed < held:
+        raise SmsError("the VM let its file systems go too early: the host is too slow", hint="try again")
+    return taken, frozen_ms
+
+
+def _action(disk: str) -> dict[str, Any]:
+    # Of the root only what was written since the image: that is sealed, and stays where it is.
+    data = {
+        "job-id": f"snap-{disk}",
+        "device": disk,
+        "target": f"snap-{disk}",
+        "sync": "top" if disk == "root" else "full",
+        "auto-dismiss": False,
+    }
+    return {"type": "blockdev-backup", "data": data}
+
+
+def _make_target(host: Host, where: VmPlaces, part: str, disk: str) -> None:
+    info = image_info(host, str(where.root if disk == "root" else where.state))
+    if info is None:
+        raise SmsError(f"the VM's disk {disk} is gone")
+    backing = ["-u", "-b", info["backing-filename"], "-F", "qcow2"] if disk == "root" else []
+    path = f"{part}/{disk}.qcow2"
+    script = 'umask 077; exec qemu-img create -q -f qcow2 "$@"'
+    host.run("sh", "-c", script, "create", *backing, path, str(info["virtual-size"]))
+
+
+def _target(part: str, disk: str) -> dict[str, Any]:
+    file = {"driver": "file", "filename": f"{part}/{disk}.qcow2", "node-name": f"snap-{disk}-file"}
+    return {"driver": "qcow2", "node-name": f"snap-{disk}", "file": file, "backing": None}
+
+
+def _forget(qmp: Qmp, disk: str) -> None:
+    with suppress(SmsError):
+        qmp.ask("blockdev-del", **{"node-name": f"snap-{disk}"})
+
+
+def clear_jobs(qmp: Qmp) -> None:
+    """End what a run that was killed has left in QEMU."""
+    ours = [job for job in qmp.ask("query-jobs") if str(job["id"]).startswith("snap-")]
+    for job in ours:
+        with suppress(SmsError):
+            qmp.ask("job-cancel", id=job["id"])
+    deadline = time.monotonic() + 30
+    while ours and time.monotonic() < deadline:
+        there = {job["id"]: job["status"] for job in qmp.ask("query-jobs")}
+        for job in ours:
+            if there.get(job["id"]) == "concluded":
+                qmp.ask("job-dismiss", id=job["id"])
+        ours = [job for job in ours if there.get(job["id"]) not in (None, "concluded")]
+        time.sleep(0.1 if ours else 0)
+    for disk in DISKS:
+        _forget(qmp, disk)

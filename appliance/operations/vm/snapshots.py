@@ -1,0 +1,172 @@
+"""Snapshots of the VM's disks: what there are, whether they are whole, and which may go."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.host.base import CommandError, Host
+from appliance.operations.context import Cluster
+from appliance.operations.vm.vm import all_hosts, at_work_everywhere
+from appliance.plan.vm.vm import vm_places
+from appliance.progress import Progress
+
+NOTE = "snapshot.json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+LIST = """
+cd "$1" 2>/dev/null || exit 0
+for note in */snapshot.json; do
+    [ -e "$note" ] || continue
+    name=${note%/*}
+    case $name in *.part) continue ;; esac
+    printf '%s\\t%s\\t' "$name" "$(du -sk "$name" | cut -f 1)"
+    tr -d '\\n\\t' <"$note"
+    echo
+done
+"""
+
+# $1 a snapshot's folder. The state's file system is looked at through FUSE where QEMU can, else in a copy.
+VERIFY = """
+cd "$1" || exit 1
+for disk in root state; do
+    [ -e "$disk.qcow2" ] || { echo "$disk.qcow2 is missing"; exit 1; }
+    said=$(qemu-img check -q -U "$disk.qcow2" 2>&1) || { echo "$disk.qcow2: $said"; exit 1; }
+done
+work=$(mktemp -d) || exit 1
+trap 'kill "$daemon" 2>/dev/null; wait 2>/dev/null; umount "$work/state" 2>/dev/null; rm -rf "$work"' EXIT
+: >"$work/state"
+daemon=
+if [ -c /dev/fuse ] && qemu-storage-daemon --help 2>/dev/null | grep -q type=.fuse; then
+    qemu-storage-daemon --blockdev driver=file,node-name=file,filename="$1/state.qcow2",read-only=on \\
+        --blockdev driver=qcow2,node-name=disk,file=file,read-only=on \\
+        --export type=fuse,id=state,node-name=disk,mountpoint="$work/state",writable=off >/dev/null 2>&1 &
+    daemon=$!
+    tries=0
+    until [ -s "$work/state" ] || [ "$tries" -ge 50 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+fi
+[ -s "$work/state" ] || qemu-img convert -U -f qcow2 -O raw "$1/state.qcow2" "$work/state" || exit 1
+said=$(e2fsck -fn "$work/state" 2>&1) || { echo "state: $said" | tail -n 8; exit 1; }
+"""
+ALONE = ("unshare", "--mount", "--propagation", "private")
+
+
+@dataclass(frozen=True)
+class VmSnapshot:
+    """A snapshot of both disks.
+
+    Attributes:
+        taken: when, in seconds since 1970.
+        frozen_ms: how long the file systems inside were held still; 0 where the VM did not run.
+        running: whether it ran.
+        reason: why, where that is known.
+        key: digest of the image's manifest that its root lies in front of; empty where that is not known.
+        verified: whether both disks and the state's file system were found whole.
+    """
+
+    name: str
+    taken: float
+    frozen_ms: float = 0
+    running: bool = False
+    reason: str = ""
+    key: str = ""
+    verified: bool = False
+    size_bytes: int = field(default=0, compare=False)
+
+    def note(self) -> bytes:
+        """As it is written down beside the disks."""
+        said = asdict(self)
+        del said["size_bytes"], said["name"]
+        return json.dumps(said).encode() + b"\n"
+
+
+def check_name(name: str) -> str:
+    """The name, if one may be called so; ConfigError otherwise."""
+    if not NAME.fullmatch(name) or name.endswith(".part"):
+        raise ConfigError(f"{name!r} is no name of a snapshot", hint="use letters, digits, dots and dashes")
+    return name
+
+
+def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
+    """All there are on the host, the oldest first."""
+    found = []
+    listed = host.run("sh", "-c", LIST, "list", str(vm_places(cluster.site).snapshots), ok=None, timeout=120)
+    for line in listed.stdout.decode(errors="replace").splitlines():
+        name, kib, text = line.split("\t", 2)
+        try:
+            said = json.loads(text)
+            found.append(VmSnapshot(**{**said, "name": name, "size_bytes": int(kib) << 10}))
+        except (ValueError, TypeError):
+            found.append(VmSnapshot(name, 0, reason="its note cannot be read", size_bytes=int(kib) << 10))
+    return sorted(found, key=lambda one: (one.taken, one.name))
+
+
+def count_elsewhere(cluster: Cluster, host: Host) -> dict[str, int]:
+    """How many there are on each other admin host that answers and sees another folder: those of before a move."""
+    here = {one.name for one in list_snapshots(cluster, host)}
+    found = {}
+    for other in all_hosts(cluster, host)[1:]:
+        with suppress(SmsError):
+            names = {one.name for one in list_snapshots(cluster, other)}
+            if names and names != here:
+                found[other.name] = len(names)
+    return found
+
+
+def find_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
+    """The snapshot of a name, or the ``latest``.
+
+    Raises:
+        Refused: there is none.
+    """
+    there = list_snapshots(cluster, host)
+    if name == "latest" and there:
+        return there[-1]
+    for snapshot in there:
+        if snapshot.name == name:
+            return snapshot
+    names = ", ".join(snapshot.name for snapshot in there[-5:]) or "none"
+    raise Refused(f"{host.name} has no snapshot {name} of the VM", hint=f"there are: {names}")
+
+
+def verify_folder(host: Host, folder: str) -> None:
+    """Whether both disks of a snapshot and the state's file system are whole; SmsError with what is wrong."""
+    try:
+        host.run(*ALONE, "sh", "-c", VERIFY, "verify", folder, timeout=1800)
+    except CommandError as error:
+        said = (error.result.stdout or error.result.stderr).decode(errors="replace").strip()
+        raise SmsError(f"the snapshot is not whole: {said}", hint="take another one: `sms vm snapshot`") from error
+
+
+def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress) -> VmSnapshot:
+    """Read a snapshot again, and check it."""
+    snapshot = find_snapshot(cluster, host, name)
+    with progress.step(f"verify {snapshot.name}"):
+        verify_folder(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
+    return snapshot
+
+
+def prune_snapshots(
+    cluster: Cluster, host: Host, progress: Progress, *, keep: int, dry_run: bool = False
+) -> list[VmSnapshot]:
+    """Remove all but the newest ``keep``, of which there is at least one; give those that go."""
+    if keep < 1:
+        raise ConfigError("at least one snapshot is kept", hint="`sms vm snapshot --prune 1`")
+    with at_work_everywhere(cluster, host):
+        gone = list_snapshots(cluster, host)[:-keep]
+        for snapshot in [] if dry_run else gone:
+            with progress.step(f"remove {snapshot.name}"):
+                remove(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
+    return gone
+
+
+def remove(host: Host, folder: str) -> None:
+    """Remove a snapshot's folder; its name goes first, so that half of one is never taken for a whole."""
+    script = 'mv -T "$1" "$1.part" 2>/dev/null; rm -rf --one-file-system -- "$1.part"'
+    host.run("sh", "-c", script, "remove", folder, timeout=300)

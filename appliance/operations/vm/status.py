@@ -1,0 +1,149 @@
+"""``sms vm status``: where the VM runs, how healthy everything in it is, and what its disks take."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.errors import SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster, find_host
+from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
+from appliance.operations.vm.start import issuer_days, read_note
+from appliance.operations.vm.vm import Health, all_hosts, ask_health, find_running, look_everywhere
+from appliance.plan.vm.vm import need_vm, vm_places
+from appliance.tools.qemu import image_info
+
+MEMORY = """
+awk '/^VmRSS:/ { print int($2 / 1024) }' "/proc/$1/status"
+"""
+BUSY = """
+[ ! -e "$1" ] || flock -n -s -E 9 "$1" true
+"""
+
+
+@dataclass(frozen=True)
+class VmStatus:
+    """The VM as it stands.
+
+    Attributes:
+        host: the admin host that runs it, else the one that has its disks, else empty.
+        guest_agent: whether it answers.
+        services: each with ``ok`` or what is wrong; none where the VM does not run or cannot be asked.
+        silent: admin hosts that cannot be asked.
+        issuer_days: while it runs, how long it may still vouch for nodes.
+        snapshots_elsewhere: how many other admin hosts have.
+        busy: another sms starts, stops or moves it at this moment.
+    """
+
+    cluster: str
+    address: str
+    host: str
+    running: bool
+    healthy: bool
+    since: float = 0
+    accel: str = ""
+    why_no_kvm: str = ""
+    memory_mb: int = 0
+    used_memory_mb: int = 0
+    cpus: int = 0
+    guest_agent: bool = False
+    services: dict[str, str] = field(default_factory=dict)
+    state_used_mb: int = 0
+    state_mb: int = 0
+    disk_bytes: dict[str, int] = field(default_factory=dict)
+    image: str = ""
+    digest: str = ""
+    snapshots: int = 0
+    newest_snapshot: float = 0
+    api: dict[str, Any] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    issuer_days: int = 0
+    snapshots_elsewhere: dict[str, int] = field(default_factory=dict)
+    busy: bool = False
+
+
+def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
+    """How the VM stands. Changes nothing.
+
+    Args:
+        first: the host that is asked first.
+        only: look at no other.
+    """
+    views = [view for view in look_everywhere(cluster, first) if not only or view.name == first.name]
+    silent = tuple(view.name for view in views if not view.reachable)
+    running = next((view.name for view in views if view.running), "")
+    known = [view.holder for view in views if view.holder]
+    newest = max(known, key=lambda holder: holder.generation).host if known else ""
+    name = running or newest
+    site, wanted = cluster.site, need_vm(cluster.site)
+    if not name or name in silent:
+        asked = [
+            host for host in all_hosts(cluster, first) if host.name in {view.name for view in views if view.reachable}
+        ]
+        busy = any(_busy(cluster, host) for host in asked)
+        return VmStatus(site.cluster, str(wanted.address.ip), name, False, False, silent=silent, busy=busy)
+    host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or find_host(site, name)
+    return _status(cluster, host, silent)
+
+
+def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
+    site, wanted, where = cluster.site, need_vm(cluster.site), vm_places(cluster.site)
+    process = find_running(cluster, host)
+    health, agent = Health(), False
+    used = 0
+    if process:
+        with suppress(SmsError):
+            health = ask_health(cluster, host)
+            agent = True
+        used = int(host.run("sh", "-c", MEMORY, "memory", str(process.pid), ok=None).text or 0)
+    written = read_note(cluster, host)
+    disks = {}
+    for name, path in (("root", where.root), ("state", where.state)):
+        with suppress(SmsError):
+            if info := image_info(host, str(path)):
+                disks[name] = int(info["actual-size"])
+    snapshots = list_snapshots(cluster, host)
+    return VmStatus(
+        site.cluster,
+        str(wanted.address.ip),
+        host.name,
+        process is not None,
+        process is not None and health.ok,
+        round(process.since) if process else 0,
+        str(written.get("accel", "")),
+        str(written.get("why", "")),
+        wanted.memory_mb,
+        used,
+        wanted.cpus,
+        agent,
+        health.services if agent else {},
+        health.state_used_kib >> 10,
+        health.state_kib >> 10,
+        disks,
+        str(written.get("image", "")),
+        str(written.get("digest", "")),
+        len(snapshots),
+        max((snapshot.taken for snapshot in snapshots), default=0),
+        health.api,
+        silent,
+        issuer_days(written) if process else 0,
+        count_elsewhere(cluster, host),
+        _busy(cluster, host),
+    )
+
+
+def _busy(cluster: Cluster, host: Host) -> bool:
+    """Whether another sms is at work on it; the lock is looked at, and not waited for."""
+    lock = str(vm_places(cluster.site).lock)
+    return host.run("sh", "-c", BUSY, "busy", lock, ok=None).status == 9
+
+
+def how_long(since: float) -> str:
+    """How long something has been up, in words."""
+    minutes = max(0, int((time.time() - since) / 60))
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"

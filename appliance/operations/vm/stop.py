@@ -1,0 +1,92 @@
+"""``sms vm stop``: asked through the guest agent, then by its power button, then not asked any more."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from appliance.errors import SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import note
+from appliance.operations.vm.vm import at_work_everywhere, check_programs, find_running, tidy
+from appliance.plan.vm.vm import vm_places
+from appliance.progress import Progress, Step
+from appliance.tools.guest import open_guest
+from appliance.tools.qemu import Process, end_machine, has_ended
+from appliance.tools.qmp import open_qmp
+
+
+@dataclass(frozen=True)
+class StoppedVm:
+    """How the VM ended: ``not running``, ``guest agent``, ``power button`` or ``killed``; and how long that took."""
+
+    host: str
+    how: str
+    seconds: float
+
+
+def stop_vm(
+    cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float = 60, boot: bool = False
+) -> StoppedVm:
+    """Stop the VM on ``host``; what it leaves is removed, its disks stay.
+
+    Args:
+        timeout_s: seconds that it gets to end by itself.
+
+    Raises:
+        SmsError: it cannot be ended.
+    """
+    check_programs(host, ("ip", "flock"))
+    with at_work_everywhere(cluster, host):
+        return stop_held(cluster, host, progress, timeout_s=timeout_s)
+
+
+def stop_held(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> StoppedVm:
+    """As ``stop_vm``, for who is at work on the VM already."""
+    began = time.monotonic()
+    how = "not running"
+    if process := find_running(cluster, host):
+        with progress.step("stop the VM") as step:
+            how = _end(cluster, host, process, timeout_s, step)
+            step.detail(how)
+    tidy(cluster, host)
+    took = round(time.monotonic() - began, 1)
+    if how != "not running":
+        host.run("sync", "-f", str(vm_places(cluster.site).disks), timeout=300)
+        note(cluster, host, "vm stop", "stopped", how=how, seconds=took)
+    return StoppedVm(host.name, how, took)
+
+
+def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step: Step) -> str:
+    where = vm_places(cluster.site)
+    began = time.monotonic()
+    step.detail("ask the guest agent")
+    # Whatever the machine answers, or does not: its end is reached.
+    with suppress(SmsError), open_guest(host, str(where.guest), silence_s=5) as guest:
+        guest.ask("guest-exec", path="/bin/systemctl", arg=["poweroff"])
+        if _ended(cluster, host, process, began + timeout_s * 0.75):
+            return "guest agent"
+    step.detail("press the power button")
+    with suppress(SmsError), open_qmp(host, str(where.qmp), silence_s=5) as qmp:
+        qmp.ask("system_powerdown")
+        if _ended(cluster, host, process, began + timeout_s):
+            return "power button"
+    step.detail("end it")
+    with suppress(SmsError), open_qmp(host, str(where.qmp), silence_s=5) as qmp:
+        qmp.ask("quit")
+        if _ended(cluster, host, process, time.monotonic() + 5):
+            return "killed"
+    end_machine(host, process)
+    return "killed"
+
+
+def _ended(cluster: Cluster, host: Host, process: Process, deadline: float) -> bool:
+    while True:
+        found = find_running(cluster, host)
+        if (found is None or found.pid != process.pid) and has_ended(host, process):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.3)

@@ -1,0 +1,1 @@
+"""Plans of the subject ``hosts``: admin hosts: prepared, inspected."""

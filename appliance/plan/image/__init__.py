@@ -1,0 +1,1 @@
+"""Plans of the subject ``image``: images of the services container: built, verified, listed."""

@@ -1,0 +1,1 @@
+"""Plans of the subject ``migration``: to another admin host: migration, failover, lease, fencing."""

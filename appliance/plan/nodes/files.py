@@ -1,0 +1,173 @@
+"""The files that the provisioning VM is master of, as the site file names them, and what differs from those it has."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from appliance.catalog import Service
+from appliance.config.model import Site
+from appliance.plan.overlay.seed import Seed
+
+CONF = "/etc/slurm/slurm.conf"
+ACCOUNTS = {"passwd": "/etc/passwd", "group": "/etc/group", "shadow": "/etc/shadow"}
+MUNGE_KEY = "/etc/munge/munge.key"
+FORBIDDEN = (
+    *("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/sms", "/opt/sms"),
+    *("/var/lib/sms/filesync", "/var/lib/sms/filesync.json"),
+)
+"""What no node takes, as ``smskept.py`` on it has them."""
+
+What = Literal["add", "change", "remove", "same", "held"]
+
+
+@dataclass(frozen=True)
+class Master:
+    """A file as the VM is to have it; ``data`` may be secret and is left out of its repr."""
+
+    path: str
+    data: bytes = field(repr=False)
+    mode: str = "0644"
+    owner: str = "root"
+    group: str = "root"
+    template: bool = False
+    nodes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    services: bool = False
+    origin: str = "site"
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def secret(self) -> bool:
+        """Whether others than its owner and group may not read it."""
+        return not int(self.mode, 8) & 0o004
+
+    def as_body(self) -> dict[str, Any]:
+        """What the VM is told of it; its content goes separately."""
+        return {
+            "sha256": self.sha256,
+            "mode": self.mode,
+            "owner": self.owner,
+            "group": self.group,
+            "template": self.template,
+            "nodes": sorted(set(self.nodes)),
+            "groups": sorted(set(self.groups)),
+            "services": self.services,
+            "origin": self.origin,
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is to happen to one path, and why."""
+
+    what: What
+    path: str
+    why: str = ""
+    master: Master | None = None
+
+    def as_dict(self) -> dict[str, str]:
+        return {"what": self.what, "path": self.path, "why": self.why}
+
+
+def account_master(path: str, data: bytes, *, origin: str = "site") -> Master:
+    """One of the account files; clients merge it with the accounts of their image."""
+    if path == ACCOUNTS["shadow"]:
+        return Master(path, data, "0640", "root", "shadow", services=True, origin=origin)
+    return Master(path, data, services=True, origin=origin)
+
+
+def wanted_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed]) -> tuple[Master, ...]:
+    """All that the site names, by path.
+
+    Args:
+        given: bytes of passwd, group, shadow and munge_key, where the site names them, and of ``provisioning.files``
+            by their paths.
+        seeds: the container's files, of which slurm.conf is taken.
+    """
+    assert site.provisioning
+    masters = {path: account_master(path, given[name]) for name, path in ACCOUNTS.items() if name in given}
+    if "munge_key" in given:
+        masters[MUNGE_KEY] = Master(MUNGE_KEY, given["munge_key"], "0400", "munge", "munge")
+    for seed in seeds:
+        if seed.path == CONF:
+            masters[CONF] = Master(CONF, seed.data, services=True)
+    for file in site.provisioning.files:  # what is named stands before what is taken by itself
+        masters[file.path] = Master(
+            file.path,
+            given[file.path],
+            f"0{file.mode[-3:]}",
+            file.owner,
+            file.group,
+            template=file.template,
+            nodes=file.nodes,
+            groups=file.groups,
+            services=file.services,
+        )
+    return tuple(masters[path] for path in sorted(masters))
+
+
+def forbidding(path: str) -> str:
+    """The path at or below which no node takes a file, where this one lies there; else nothing."""
+    clean = posixpath.normpath(path)
+    return next((each for each in FORBIDDEN if clean == each or clean.startswith(f"{each}/")), "")
+
+
+def named_paths(site: Site, services: Sequence[Service]) -> frozenset[str]:
+    """The paths that ``sms files push`` brings."""
+    accounts = {"passwd": site.accounts.passwd, "group": site.accounts.group, "shadow": site.secrets.shadow}
+    paths = {ACCOUNTS[name] for name, source in accounts.items() if source}
+    paths |= {MUNGE_KEY} if site.secrets.munge_key else set()
+    paths |= {CONF for service in services for file in service.files if file.path == CONF}
+    paths |= {file.path for file in site.provisioning.files} if site.provisioning else set()
+    return frozenset(paths)
+
+
+def unknown_names(master: Master, inventory: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Nodes and groups (``@name``) that a file is for and that the inventory has not."""
+    nodes = {str(node.get("name")) for node in inventory}
+    groups = {str(group) for node in inventory for group in node.get("groups") or ()}
+    missing = [name for name in master.nodes if name not in nodes]
+    return (*missing, *(f"@{group}" for group in master.groups if group not in groups))
+
+
+def compare_masters(
+    wanted: Sequence[Master], there: Sequence[Mapping[str, Any]], *, accounts: bool = False
+) -> tuple[Difference, ...]:
+    """What is to be done so that the VM has what is wanted; what others than the site file brought stays.
+
+    ``accounts``: account files that `sms user sync` wrote are replaced, too.
+    """
+    now = {each["path"]: each for each in there}
+    found = []
+    for master in wanted:
+        old = now.get(master.path)
+        if old is None:
+            found.append(Difference("add", master.path, f"{len(master.data)} bytes", master))
+        elif old.get("origin") == "users" and not accounts:
+            found.append(Difference("held", master.path, "comes from `sms user sync`; --accounts replaces it"))
+        elif why := _differs(master, old):
+            found.append(Difference("change", master.path, why, master))
+        else:
+            found.append(Difference("same", master.path))
+    names = {master.path for master in wanted}
+    found += [
+        Difference("remove", path, "the site file does not name it any more")
+        for path, old in now.items()
+        if path not in names and old.get("origin") == "site"
+    ]
+    return tuple(sorted(found, key=lambda one: one.path))
+
+
+def _differs(master: Master, old: Mapping[str, Any]) -> str:
+    body = master.as_body()
+    keys = ("mode", "owner", "group", "template", "nodes", "groups", "services", "origin")
+    words = ["content"] if body["sha256"] != old.get("sha256") else []
+    words += [key for key in keys if body[key] != old.get(key)]
+    return ", ".join(words)

@@ -1,0 +1,1 @@
+"""Plans of the subject ``overlay``: the overlay of the services container, and its mirror."""

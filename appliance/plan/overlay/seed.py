@@ -1,0 +1,112 @@
+"""The seed of an overlay: every file that differs per site, as bytes with owner and mode."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import ipaddress
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.catalog import Service
+from appliance.catalog.model import SeedFile
+from appliance.config.hostlist import expand
+from appliance.config.model import Site
+from appliance.plan.render import Templates
+from appliance.plan.services.supervisor import services_json, supervisor_conf
+
+SECRET_PLACES = {
+    "munge_key": ("/etc/munge/munge.key", "munge", 0o600),
+    "shadow": ("/etc/shadow", "root", 0o600),
+    "tls_ca": ("/etc/sms/tls/ca.pem", "root", 0o600),
+    "tls_cert": ("/etc/sms/tls/cert.pem", "root", 0o600),
+    "tls_key": ("/etc/sms/tls/key.pem", "root", 0o600),
+    "passwd": ("/etc/passwd", "root", 0o644),
+    "group": ("/etc/group", "root", 0o644),
+}
+"""Where the files that a site names lie in the container, who owns them, and their mode."""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One file of a fresh overlay; ``data`` may be secret and is left out of its repr."""
+
+    path: str
+    data: bytes
+    owner: str = "root"
+    group: str = "root"
+    mode: int = 0o644
+
+    def __repr__(self) -> str:
+        return f"Seed({self.path}, {len(self.data)} bytes, {self.owner}:{self.group} {self.mode:o})"
+
+
+def seed_files(
+    site: Site,
+    services: Sequence[Service],
+    *,
+    overlays: Path,
+    extra: Sequence[SeedFile],
+    given: Mapping[str, bytes],
+) -> tuple[Seed, ...]:
+    """All files of the overlay, by path.
+
+    Args:
+        overlays: the folder that templates are found in.
+        extra: files besides those of the services.
+        given: bytes of the files that the site names, by the keys of ``SECRET_PLACES``.
+    """
+    templates = Templates(
+        overlays,
+        site=site,
+        services=[service.name for service in services],
+        node_addresses=node_addresses(site),
+    )
+    seeds = [
+        Seed("/etc/sms/supervisord.conf", supervisor_conf(services).encode()),
+        Seed("/etc/sms/services.json", (json.dumps(services_json(services, templates), indent=1) + "\n").encode()),
+    ]
+    wanted = [file for service in services for file in service.files]
+    for file in (*extra, *wanted):
+        text = templates.file(file.template) if file.template else templates.text(file.content or "")
+        seeds.append(Seed(file.path, text.encode(), file.owner, file.group, int(file.mode, 8)))
+    for name, data in given.items():
+        path, owner, mode = SECRET_PLACES[name]
+        seeds.append(Seed(path, data, owner, owner, mode))
+    # passwd before shadow: which names are the image's own is read from there.
+    return tuple(sorted(seeds, key=lambda seed: seed.path))
+
+
+def node_addresses(site: Site) -> list[tuple[str, str]]:
+    """(address, name) of every node whose address is known, for /etc/hosts."""
+    pairs: list[tuple[str, str]] = []
+    for node in site.slurm.nodes:
+        if not node.address:
+            continue
+        for name, address in zip(expand(node.name), expand(node.address), strict=False):
+            try:
+                pairs.append((str(ipaddress.IPv4Address(address)), name))
+            except ValueError:  # a name: it resolves elsewhere
+                continue
+    return pairs
+
+
+def seed_archive(seeds: Sequence[Seed]) -> bytes:
+    """The seed as a tar archive, owners by name: the container knows their ids."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for seed in seeds:
+            member = tarfile.TarInfo(seed.path.lstrip("/"))
+            member.size = len(seed.data)
+            member.mode = seed.mode
+            member.uname, member.gname = seed.owner, seed.group
+            archive.addfile(member, io.BytesIO(seed.data))
+    return buffer.getvalue()
+
+
+def seed_digest(archive: bytes) -> str:
+    """Tells whether an overlay was seeded with just this archive."""
+    return hashlib.sha256(archive).hexdigest()

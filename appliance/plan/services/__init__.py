@@ -1,0 +1,1 @@
+"""Plans of the subject ``services``: the services container: started, stopped, queried, guarded."""

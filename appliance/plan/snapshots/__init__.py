@@ -1,0 +1,1 @@
+"""Plans of the subject ``snapshots``: snapshots of the overlay."""

@@ -1,0 +1,1 @@
+"""Plans of the subject ``upgrade``: upgrades and rehearsals."""

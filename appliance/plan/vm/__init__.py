@@ -1,0 +1,1 @@
+"""Plans of the subject ``vm``: the provisioning VM."""

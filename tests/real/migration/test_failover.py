@@ -1,0 +1,232 @@
+"""A host that is gone: it is fenced, another takes over from its snapshot or overlay, and it gives way once it is back.
+
+A lab host is cut off by its cables in the switch: it goes on running, as the worst kind of dead host does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from appliance.operations.image.build import Built
+from tests.real.conftest import Playground, give_image
+from tests.real.snapshots.test_interrupted import begin, sms_pids, wait_for_step
+from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
+
+pytestmark = pytest.mark.real
+
+DEAD, HERE = "host-a", "host-b"
+MARK = "/var/lib/this-was-there"
+
+
+def small(document: dict[str, Any]) -> None:
+    document["services"] = ["munge", "chrony"]
+    document["overlay"] = {"size_mb": 64}
+
+
+def cables(playground: Playground, state: str) -> None:
+    """Pull the dead host's cables, or plug them in."""
+    switch = f"sms-{playground.lab.name}-switch"
+    for port in (f"p-{DEAD}", f"u-{DEAD}"):
+        subprocess.run(["ip", "-n", switch, "link", "set", port, state], check=True)
+
+
+@contextmanager
+def cut(playground: Playground) -> Iterator[None]:
+    """The host is gone for as long as the context lasts."""
+    cables(playground, "down")
+    try:
+        yield
+    finally:
+        cables(playground, "up")
+
+
+@contextmanager
+def controller(playground: Playground, folder: str) -> Iterator[Emulator]:
+    """The dead host's management controller, which the other host reaches."""
+    outer = playground.lab.etc / folder
+    shutil.rmtree(outer, ignore_errors=True)  # it keeps what was switched off
+    outer.mkdir()
+    host = playground.lab.host(HERE)
+    with emulator(outer, prefix=host.prefix, seen=f"/etc/sms/{folder}") as bmc:
+        wait("the controller", lambda: host.works("curl", "-sk", "--max-time", "2", f"{bmc.url}/redfish/v1"))
+        yield bmc
+
+
+def power(playground: Playground, bmc: Emulator) -> str:
+    """What the controller says."""
+    words = ("curl", "-sk", "--user", f"{USER}:{PASSWORD}", f"{bmc.url}/redfish/v1/Systems/{UUID}")
+    return str(json.loads(playground.host(HERE).run(*words).stdout)["PowerState"])
+
+
+def wait(what: str, ask: Callable[[], bool], timeout_s: float = 150) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ask():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.2)
+
+
+def history(playground: Playground, on: str) -> list[tuple[str, str]]:
+    lines = (playground.host(on).read("/var/lib/sms/journal/lab.history") or b"").splitlines()
+    return [(line["verb"], line["event"]) for line in map(json.loads, lines)]  # every line is whole
+
+
+def begin_on_the_host_that_dies(playground: Playground, site: str) -> None:
+    """It runs there, and has written something that only a snapshot knows."""
+    playground.sms("--site", site, "-q", "start", on=DEAD)
+    playground.sms("--site", site, "exec", "--", "touch", MARK, on=DEAD)
+
+
+@pytest.fixture
+def both(stopped: Playground, built: Built) -> Iterator[Playground]:
+    """Nothing of earlier tests on either host, and the image on both."""
+    give_image(stopped, built, HERE)
+    hosts = [stopped.host(name) for name in (DEAD, HERE)]
+    forget = "rm -rf /var/lib/sms/overlays /var/lib/sms/snapshots /srv/shared/overlays /var/lib/sms/journal/lab.*"
+    for host in hosts:
+        host.run("sh", "-c", forget)
+    yield stopped
+    cables(stopped, "up")
+    for name in (DEAD, HERE):
+        wait(f"ssh to {name}", lambda name=name: stopped.host("admin").works("ssh", name, "true"))  # type: ignore[misc]
+        stopped.sms("-q", "stop", on=name)
+    for host in hosts:  # a guard writes to the other host's folder, too
+        host.run("sh", "-c", forget)
+
+
+def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: Playground) -> None:
+    with controller(both, "bmc") as bmc:
+
+        def fenced(document: dict[str, Any]) -> None:
+            small(document)
+            settings = {"url": bmc.url, "user": USER, "password_file": "bmc/password", "ca": "bmc/ca.pem"}
+            document["admin_hosts"][0]["fence"] = {"redfish": settings}
+
+        site = both.variant("fenced.yaml", fenced)
+        begin_on_the_host_that_dies(both, site)
+        told = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
+        assert f"{DEAD} is alive" in told and f"sms migrate {HERE}" in told
+        both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+        both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+        both.sms("--site", site, "exec", "--", "touch", f"{MARK}-too-late", on=DEAD)
+        before = both.lease(HERE)
+        assert before["holder"] == DEAD and before["file"] == HERE, "it knows who holds"
+        with cut(both):
+            told = both.sms("--site", site, "start", on=HERE, ok=(3,)).stderr.decode()
+            assert "cannot be reached" in told and f"sms failover {HERE}" in told
+            (both.lab.etc / "bmc" / "password").write_text("wrong\n")
+            told = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
+            assert "not known to be off" in told and "--i-have-fenced" in told
+            assert both.lease(HERE) == before and power(both, bmc) == "On"
+            assert both.instances(HERE) == []
+            (both.lab.etc / "bmc" / "password").write_text(f"{PASSWORD}\n")
+            steps = json.loads(both.sms("--site", site, "failover", HERE, "-n", "--json", on=HERE).stdout)["steps"]
+            assert "Redfish" in steps[0] and "restore snapshot" in steps[1] and power(both, bmc) == "On"
+            done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--json", on=HERE).stdout)
+            assert power(both, bmc) == "Off"
+            assert (done["old"], done["taken_on"], done["shared"]) == ([DEAD], DEAD, False)
+            assert done["lost_s"] > 0 and done["generation"] >= before["generation"] + 1000
+            both.sms("--site", site, "exec", "--", "test", "-e", MARK, on=HERE)
+            both.sms("--site", site, "exec", "--", "test", "!", "-e", f"{MARK}-too-late", on=HERE)
+            assert both.instances(DEAD) == ["sms-lab"], "its own controller lied: it still runs"
+            both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,))
+        wait("the old host gave way", lambda: not both.instances(DEAD))
+        wait("it was written down", lambda: both.lease(DEAD)["holder"] == HERE)
+        wait("it was told", lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")])
+        said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
+        assert f"{HERE} has taken over" in said and both.instances(DEAD) == []
+        both.sms("--site", site, "start", on=DEAD, ok=(3,))
+        assert both.instances(HERE) == ["sms-lab"]
+
+
+def unguarded(playground: Playground, site: str) -> bool:
+    """Whether `sms status` warns of it."""
+    status = json.loads(playground.sms("--site", site, "status", "--json", on=DEAD, ok=(0, 4)).stdout)
+    return any("no guard runs" in words for words in status["warnings"])
+
+
+def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> None:
+    """Its own lease still says that it holds."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    assert not unguarded(both, site)
+    both.host(DEAD).run("sh", "-c", 'kill "$(cat /run/sms/lab.guard.lock)"')
+    wait("the guard's end", lambda: unguarded(both, site))
+    assert json.loads(both.sms("--site", site, "guard", "--once", "--json", on=DEAD).stdout) is None
+    both.sms("--site", site, "-q", "start", on=DEAD)
+    assert not unguarded(both, site), "a start of what runs already starts a guard"
+    both.sms("--site", site, "-q", "stop", "--keep-lease", on=DEAD)
+    with cut(both):
+        both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
+        # Its guard would write the lease to the host that returns, which is to find out without it.
+        here, lock = both.host(HERE), "/run/sms/lab.guard.lock"
+        wait("its guard", lambda: not here.works("flock", "-n", "-s", lock, "true"))
+        wait("its end", lambda: here.works("sh", "-c", f'kill "$(cat {lock})"; flock -w 1 {lock} true'))
+    assert both.lease(DEAD)["holder"] == DEAD
+    said = both.sms("--site", site, "--quiet", "start", "--boot", on=DEAD).stderr.decode()
+    assert f"{HERE} has taken over" in said and both.instances(DEAD) == []
+    lease = both.lease(DEAD)
+    assert lease["holder"] == HERE and lease["generation"] == both.lease(HERE)["generation"]
+    assert history(both, DEAD)[-1] == ("start", "gave way")
+
+
+STEPS = ("restore snapshot", "take the lease", "start the instance")
+
+
+def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> None:
+    site = both.variant("small.yaml", small)
+    # It has run there before: that overlay is not the one to start from, and is kept.
+    both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "exec", "--", "touch", "/var/lib/only-here", on=HERE)
+    both.sms("--site", site, "-q", "stop", on=HERE)
+    begin_on_the_host_that_dies(both, site)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    with cut(both):
+        for step in STEPS:
+            process = begin(both, "--site", site, "failover", HERE, "--i-have-fenced", on=HERE)
+            wait_for_step(process, step)
+            for pid in [*sms_pids(process.pid), process.pid]:
+                os.kill(pid, signal.SIGKILL)
+            process.communicate()
+        done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
+        assert len(done["services"]) == 2 and both.lease(HERE)["holder"] == HERE
+        both.sms("--site", site, "exec", "--", "test", "-e", MARK, on=HERE)
+        both.sms("--site", site, "exec", "--", "test", "!", "-e", "/var/lib/only-here", on=HERE)
+        told = history(both, HERE)
+        assert told.count(("failover", "restored")) >= 1 and told[-1] == ("failover", "done")
+        kept = json.loads(both.sms("--site", site, "overlay", "list", "--json", on=HERE).stdout)["snapshots"]
+        # One that was killed before it put the snapshot in place has kept the same overlay as well.
+        assert sum(one["reason"].startswith("before restore") for one in kept) >= 1
+    wait("the old host gave way", lambda: not both.instances(DEAD))
+
+
+def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
+    def shared(document: dict[str, Any]) -> None:
+        small(document)
+        document["overlay"]["directory"] = "/srv/shared/overlays"
+
+    site = both.variant("shared.yaml", shared)
+    begin_on_the_host_that_dies(both, site)
+    host = both.host(DEAD)
+    pid = json.loads(host.run("apptainer", "instance", "list", "--json", "sms-lab").stdout)["instances"][0]["pid"]
+    with cut(both):
+        host.run("kill", "-KILL", str(pid))  # as a power switch does
+        wait("its end", lambda: "/srv/shared" not in host.run("losetup", "-l", "-n", "-O", "BACK-FILE").text)
+        done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
+        assert done["shared"] and done["lost_s"] is None and done["snapshot"] is None
+        both.sms("--site", site, "exec", "--", "test", "-e", MARK, on=HERE)
+    said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
+    assert "has taken over" in said and both.instances(DEAD) == []
+    both.sms("--site", site, "-q", "stop", on=HERE)

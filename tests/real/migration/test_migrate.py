@@ -1,0 +1,671 @@
+"""`sms migrate` as it should be: nobody notices; and where it cannot be, nothing is changed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.lab import Lab
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import Built, build
+from appliance.operations.lab.demo import as_alice, wait_for, wait_idle
+from appliance.plan.machine import inside_argv
+from appliance.progress import Silent
+from tests.images import with_accounting
+from tests.real.conftest import NODES, Playground
+from tests.real.moves import CARRIERS, CONTROLLER, OVERLAY, Hosts, Prober, Stepping, Watch, other, ssh_cut
+from tests.real.snapshots.test_snapshot_soak import job_states
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+MB = 1 << 20
+BIG = 50 * MB
+"""Bytes of the file that the lab's outside gives."""
+BIG_URL = "http://10.78.0.254/big"
+
+SYSLOG = """\
+import socket, sys, time
+one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+n, next_one = 0, time.time()
+while True:
+    n += 1
+    one.sendto(b"<13>Nov 21 00:00:00 node2 moving: line %d of them" % n, ("10.77.0.1", 514))
+    print(n, time.time(), flush=True)
+    next_one += 0.01
+    time.sleep(max(0, next_one - time.time()))
+"""
+NTP = """\
+import socket, time
+while True:
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    one.settimeout(0.1)
+    began = time.time()
+    try:
+        one.sendto(b"\\x23" + bytes(47), ("10.77.0.1", 123))
+        one.recv(99)
+        print("%.3f %.3f" % (began, time.time()), flush=True)
+    except OSError:
+        pass
+    one.close()
+    time.sleep(max(0, began + 0.05 - time.time()))
+"""
+WRITER = """\
+mkdir -p /var/lib/moving; cd /var/lib/moving; i=$(cat lines 2>/dev/null | wc -l)
+while :; do i=$((i+1)); echo $i >>lines; sync lines; sleep 0.01; done
+"""
+TREE = """\
+set -e
+rm -rf /var/lib/tree; mkdir -p /var/lib/tree/deep/er; cd /var/lib/tree
+for i in 1 2 3 4 5 6 7 8 9; do head -c $((i * 30001)) /dev/urandom >"file $i"; done
+ln "file 1" deep/hard; ln -s ../"file 2" deep/soft; mkfifo deep/fifo; : >deep/er/empty
+truncate -s 3M sparse; printf x >>sparse; chmod 4711 "file 3"; chown 2000:33 "file 4"
+touch -d @1000000000 "file 5"; rm "file 9"; sync
+"""
+LOOK = """\
+cd /var/lib/tree
+find . -printf '%p %y %m %U %G %n %s %l\\n' | grep -v ' d ' | sort
+find . -type f -print0 | sort -z | xargs -0 sha256sum
+stat -c %Y "file 5"
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(playground: Playground, built: Built) -> Iterator[Hosts]:
+    """The appliance runs on one of the hosts; afterwards it is where other tests expect it."""
+    found = Hosts(playground.lab)
+    for host in CARRIERS:
+        found.sms("-q", "stop", on=host)
+        found.host(host).remove(f"/var/lib/sms/overlays/lab.img{'' if host == 'host-b' else '.moved'}")
+    found.sms("-q", "start", "--host", "host-a", on="admin")
+    wait_idle(found.host("node1"), NODES)
+    yield found
+    for host in CARRIERS:
+        found.sms("-q", "stop", on=host)
+        script = "rm -rf /var/lib/sms/overlays/lab.img.* /var/lib/sms/snapshots /var/lib/sms/full"
+        found.host(host).run("sh", "-c", script)
+    found.host("host-b").remove(OVERLAY)
+    found.sms("-q", "start", "--host", "host-a", on="admin")
+
+
+def where(hosts: Hosts) -> tuple[str, str]:
+    """Where it runs, and the other host."""
+    (source,) = [host for host in CARRIERS if hosts.instances(host)]
+    return source, other(source)
+
+
+def move(hosts: Hosts, *words: str) -> dict[str, Any]:
+    """To the other host, from the admin's machine; what `--json` tells."""
+    _, target = where(hosts)
+    told: dict[str, Any] = json.loads(hosts.sms("-q", *words, "migrate", "--json", target, on="admin").stdout)
+    assert told["target"] == target and hosts.instances(target) == ["sms-lab"]
+    return told
+
+
+def inside(hosts: Hosts, host: str, script: str) -> str:
+    """What a shell in the container prints."""
+    return hosts.sms("exec", "--", "sh", "-c", script, on=host).text
+
+
+def forget_copies(hosts: Hosts, host: str) -> None:
+    """Nothing lies on a host that a copy could be made of."""
+    hosts.host(host).run("sh", "-c", 'rm -rf "$1" "$1".* /var/lib/sms/snapshots', "forget", OVERLAY)
+
+
+@contextmanager
+def in_network(lab: Lab, node: str, program: str) -> Iterator[list[str]]:
+    """A program in a node's network; the lines that it prints."""
+    argv = ["nsenter", f"--net=/proc/{lab.host(node).pid}/ns/net", sys.executable, "-c", program]
+    lines: list[str] = []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))
+        reader.start()
+        try:
+            yield lines
+        finally:
+            process.kill()
+            reader.join()
+
+
+class Spy:
+    """Looks at the command lines of all processes, again and again, for a secret."""
+
+    def __init__(self, key: bytes) -> None:
+        self.shapes = (key[:33], key[:33].hex().encode(), base64.b64encode(key[:33]))
+        self.found: list[bytes] = []
+        self.looked = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def has(self, data: bytes) -> bool:
+        """Whether the secret is in there, in any shape."""
+        return any(shape in data for shape in self.shapes)
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.2):
+            for process in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    words = process.read_bytes()
+                except OSError:
+                    continue
+                self.looked += 1
+                if self.has(words):
+                    self.found.append(words)
+
+    def __enter__(self) -> Spy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@dataclass
+class Seen:
+    """One move, and what was seen of it."""
+
+    hosts: Hosts
+    source: str
+    target: str
+    told: dict[str, Any]
+    jobs: dict[str, str]
+    download: str
+    sent: dict[int, float]
+    ntp: list[tuple[float, float]]
+    tree: tuple[str, str]
+    lines_before: int
+    watch: Watch
+    spy: Spy
+    asked: float
+    controller_away_s: float
+    histories: dict[str, list[dict[str, Any]]]
+
+    def at(self, host: str, event: str) -> float:
+        """When something happened."""
+        return next(float(line["at"]) for line in reversed(self.histories[host]) if line["event"] == event)
+
+
+@pytest.fixture(scope="module")
+def seen(hosts: Hosts) -> Seen:
+    """A move with jobs, a download, syslog, NTP and a writer going on."""
+    source, target = where(hosts)
+    node = hosts.host("node1")
+    jobs = {
+        "running": as_alice(node, "sbatch", "--parsable", "--nodelist=node1", "--wrap=sleep 20; echo done"),
+        "array": as_alice(node, "sbatch", "--parsable", "--array=1-6", "--exclude=node1", "--wrap=sleep 2"),
+        "queued": as_alice(node, "sbatch", "--parsable", f"--nodes={NODES}", "--wrap=srun hostname"),
+    }
+    as_alice(node, "sbatch", "--hold", "--parsable", "--wrap=true")
+    wait_for("the job", lambda: "yes" if hosts_state(hosts, jobs["running"]) == "RUNNING" else "")
+    inside(hosts, source, TREE)
+    before = inside(hosts, source, LOOK)
+    curl = ["curl", "-s", "-o", "/dev/null", "--limit-rate", "3M", "--retry", "0"]
+    curl += ["-w", "%{http_code} %{size_download} %{num_connects} %{time_total}", BIG_URL]
+    key = (hosts.lab.etc / "keys" / "munge.key").read_bytes()
+    began = time.time()
+    cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
+    writer = [*hosts.lab.host(source).prefix, *inside_argv(cluster.site, "sh", "-c", WRITER)]
+    prober = Prober(hosts.lab, "node4", CONTROLLER)
+    with (
+        ExitStack() as stack,
+        in_network(hosts.lab, "node2", SYSLOG) as sent,
+        in_network(hosts.lab, "node4", NTP) as ntp,
+        Watch(hosts.lab) as watch,
+        Spy(key) as spy,
+    ):
+        writing = subprocess.Popen(writer, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(writing.wait)
+        stack.callback(writing.kill)
+        time.sleep(0.5)
+        lines = int(inside(hosts, source, "wc -l </var/lib/moving/lines"))
+        run = Stepping(hosts.lab, "-q", "migrate", "--json", target)
+        stack.callback(run.kill)
+        assert run.to("<stop"), run.end(60)
+        download = subprocess.Popen([*hosts.lab.host("node3").prefix, *curl], stdout=subprocess.PIPE, text=True)
+        asked = time.time()
+        time.sleep(0.5)
+        run.free()
+        moved = run.end(300)
+        assert moved.status == 0, moved.stderr
+        told = json.loads(moved.stdout)
+        downloaded = download.communicate()[0]
+        writing.wait(30)
+    ended = time.time()
+    prober.end()
+    return Seen(
+        hosts,
+        source,
+        target,
+        told,
+        jobs,
+        downloaded,
+        {int(number): float(at) for number, at in whole(sent)},
+        [(float(one), float(two)) for one, two in whole(ntp)],
+        (before, inside(hosts, target, LOOK)),
+        lines,
+        watch,
+        spy,
+        asked,
+        prober.away_s(began, ended),
+        {host: hosts.history(host) for host in CARRIERS},
+    )
+
+
+def whole(lines: list[str]) -> list[list[str]]:
+    """The words of lines that were not cut when their writer ended."""
+    return [line.split() for line in lines if line.endswith("\n")]
+
+
+def hosts_state(hosts: Hosts, job: str) -> str:
+    """A job's state, as a node is told."""
+    return job_states(hosts.host("node1").run("scontrol", "-o", "show", "job", job).text).get(job, "")
+
+
+def test_the_same_jobs_run_and_end_as_they_should(seen: Seen) -> None:
+    node = seen.hosts.host("node1")
+
+    def ended() -> str:
+        states = job_states(node.run("scontrol", "-o", "show", "jobs").text)
+        return "yes" if all(states.get(job) == "COMPLETED" for job in seen.jobs.values()) else ""
+
+    wait_for("the end of the jobs", ended, 300)
+    assert node.run("cat", f"/home/alice/slurm-{seen.jobs['running']}.out").text == "done"
+    names = node.run("cat", f"/home/alice/slurm-{seen.jobs['queued']}.out").text.split()
+    assert sorted(names) == sorted(seen.hosts.lab.nodes)
+    outputs = node.run("sh", "-c", f"ls /home/alice/slurm-{seen.jobs['array']}_*.out").text.split()
+    assert len(outputs) == 6
+    assert seen.told["jobs"] >= 8, "each task of an array is one"
+    following = as_alice(node, "sbatch", "--parsable", "--wrap=true")
+    assert int(following) > max(int(job) for job in seen.jobs.values()), "numbers go on"
+
+
+def test_a_download_goes_on_over_the_same_connection(seen: Seen) -> None:
+    code, size, connects, seconds = seen.download.split()
+    assert (code, int(size), connects) == ("200", BIG, "1")
+    assert seen.asked + float(seconds) > seen.at(seen.target, "up"), "it was under way then"
+    assert seen.told["connections"] >= 1
+
+
+def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
+    count = "grep -o 'line [0-9]* of them' /var/log/messages | cut -d' ' -f2"
+    arrived = {int(word) for word in inside(seen.hosts, seen.target, count).split()}
+    missing = sorted(set(seen.sent) - arrived)
+    released, up = seen.at(seen.source, "released"), seen.at(seen.target, "up")
+    print(f"{len(missing)} of {len(seen.sent)} lines missing, {seen.told['lost_datagrams']} told; {missing}")
+    assert len(seen.sent) > 500
+    # The switch is told within a moment after the ports are up; clocks of one machine need no slack for more.
+    assert [n for n in missing if not released - 0.5 < seen.sent[n] < up + 0.5] == []
+    # Other nodes send a line now and then, which is counted as well.
+    assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 20
+
+
+def test_time_is_told_while_the_controller_is_away(seen: Seen) -> None:
+    stopping, released, up = (
+        seen.at(seen.source, "stopping"),
+        seen.at(seen.source, "released"),
+        seen.at(seen.target, "up"),
+    )
+    while_away = [one for one in seen.ntp if stopping < one[0] and one[1] < released]
+    after = [one for one in seen.ntp if one[0] > up]
+    assert len(while_away) >= 3 and len(after) >= 3
+    print(f"slurmctld was away for {seen.controller_away_s:.2f} s, as a node saw it; told {seen.told['outage']}")
+    assert set(seen.told["outage"]) == set(seen.told["services"])
+    assert seen.told["outage"]["nat"] < seen.told["outage"]["slurmctld"]
+
+
+def test_what_was_written_arrives(seen: Seen) -> None:
+    assert seen.tree[0] == seen.tree[1]
+    lines = inside(seen.hosts, seen.target, "cat /var/lib/moving/lines").split()
+    assert lines == [str(number) for number in range(1, len(lines) + 1)], "none is missing in the middle"
+    assert len(lines) >= seen.lines_before
+    more = inside(seen.hosts, seen.target, f"timeout 1 sh -c '{WRITER}'; cat /var/lib/moving/lines").split()
+    assert len(more) > len(lines) and more == [str(number) for number in range(1, len(more) + 1)]
+    left = seen.hosts.host(seen.source).run("e2fsck", "-fn", OVERLAY + ".moved", ok=None)
+    assert left.status == 0, left.text
+
+
+def test_one_host_serves_at_each_moment_and_nothing_is_left_on_the_other(seen: Seen) -> None:
+    assert seen.watch.twice == [] and seen.watch.looked > 1000
+    assert seen.watch.serving() == {seen.target: ["br-prov", "br-pub"]}
+    assert seen.hosts.instances(seen.source) == [] and seen.hosts.loops(seen.source) == []
+    status = seen.hosts.status(seen.target)
+    assert status["healthy"] and status["lease"]["holder"] == seen.target
+    assert status["lease"]["generation"] == seen.told["generation"]
+    leases = [seen.hosts.lease(host) for host in CARRIERS]
+    assert [lease["holder"] for lease in leases] == [seen.target] * 2
+    links = seen.hosts.host(seen.target).run("ip", "-br", "link").text
+    assert "h0" not in [line.split()[0][-2:] for line in links.splitlines()], "the bridges that lead nowhere are gone"
+    for host in CARRIERS:
+        names = {line["event"] for line in seen.hosts.history(host)}
+        assert {"begun", "moved"} <= names
+        assert not (seen.hosts.disk(host) / "journal" / "lab.move").exists()
+
+
+def test_no_secret_is_seen_while_it_moves(seen: Seen) -> None:
+    assert seen.spy.found == [] and seen.spy.looked > 100
+    for host in CARRIERS:
+        for path in (seen.hosts.disk(host) / "journal").rglob("*"):
+            assert path.is_dir() or not seen.spy.has(path.read_bytes()), path
+        readable = seen.hosts.host(host).run(
+            "find", "/var/lib/sms/overlays", "/run/sms", "-type", "f", "-perm", "/o=r", "-name", "*.img*", ok=None
+        )
+        assert readable.text == ""
+
+
+@pytest.mark.parametrize("changed_mb", [pytest.param(1, marks=pytest.mark.full), 12])
+def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: int) -> None:
+    """And on the way back: what lies there is used."""
+    hosts = seen.hosts
+    source, target = where(hosts)
+    run = Stepping(hosts.lab, "-q", "migrate", "--json", target)
+    try:
+        assert run.to("<stop")
+        inside(hosts, source, f"head -c {changed_mb}M /dev/urandom >/root/late; sync /root/late")
+        run.free()
+        ended = run.end(300)
+    finally:
+        run.kill()
+    assert ended.status == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    print(f"{changed_mb} MB changed: {told['last_bytes']} bytes sent in the outage, {told['copied_bytes']} before")
+    assert changed_mb * MB <= told["last_bytes"] < (changed_mb + 2) * MB
+    assert inside(hosts, target, "stat -c %s /root/late") == str(changed_mb * MB)
+    assert told["copied_bytes"] < told["overlay_bytes"] / 2, "most of it was there"
+
+
+def test_nodes_that_did_not_hear_the_new_controller_are_asked_at_once(hosts: Hosts) -> None:
+    """By itself it asks them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
+    _, target = where(hosts)
+    site = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent()).site
+    silent = ("sinfo", "--noheader", "--dead", "--format=%D")
+    run = Stepping(hosts.lab, "-q", "migrate", target)
+    try:
+        assert run.to("<arm"), run.end(60)
+        there = hosts.host(target)
+        wait_for("nodes that count as silent", lambda: there.run(*inside_argv(site, *silent), ok=None).text)
+        run.free()
+        ended = run.end(300)
+    finally:
+        run.kill()
+    assert ended.status == 0, ended.stderr
+    wait_for("their answers", lambda: "" if hosts.host("node1").run(*silent).text else "yes", 60)
+
+
+def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
+    hosts = seen.hosts
+    source, target = where(hosts)
+    inside(hosts, source, "head -c 20M /dev/urandom >/root/much; sync /root/much")
+    forget_copies(hosts, target)
+    site = ("--site", hosts.variant("standby.yaml", lambda it: it.update(snapshots={"standby": list(CARRIERS)})))
+    hosts.sms(*site, "-q", "overlay", "snapshot", on=source)
+    hosts.sms(*site, "-q", "overlay", "push", "--to", target, on=source)
+    told = move(hosts)
+    print(f"{told['overlay_bytes']} bytes in use, {told['copied_bytes']} sent")
+    assert told["overlay_bytes"] > 20 * MB and told["copied_bytes"] < 5 * MB
+    assert inside(hosts, target, "stat -c %s /root/much") == str(20 * MB)
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("cut", marks=pytest.mark.full)])
+def test_a_copy_that_was_cut_short_goes_on(seen: Seen, how: str) -> None:
+    hosts = seen.hosts
+    source, target = where(hosts)
+    inside(hosts, source, "head -c 60M /dev/urandom >/root/much; sync /root/much")
+    forget_copies(hosts, target)
+    shape = ("tc", "qdisc", "{}", "dev", "eth0", "root", "tbf", "rate", "100mbit", "burst", "256k", "latency", "50ms")
+    admin = hosts.host("admin")
+    admin.run(*(word.format("add") for word in shape))
+    run = Stepping(hosts.lab, "-q", "migrate", target)
+    try:
+        assert run.to(">send")
+        run.let_go()
+        incoming = hosts.disk(target) / "overlays" / "lab.img.incoming"
+        wait_for("half of it", lambda: "yes" if incoming.stat().st_blocks * 512 > 25 * MB else "", 150)
+        if how == "killed":
+            run.kill()
+            run.end(60)
+        else:
+            with ssh_cut(hosts.lab, target):
+                wait_for("the end of the target's part", lambda: "yes" if not incoming.exists() else "", 150)
+            assert run.end(200).status == 5, "it serves where it did"
+    finally:
+        run.kill()
+        admin.run("tc", "qdisc", "del", "dev", "eth0", "root", ok=None)
+    wait_for("the end of the source's part", lambda: "" if marked(hosts, source) else "yes", 150)
+    assert hosts.status(source)["healthy"]
+    told = move(hosts)
+    print(f"{told['overlay_bytes']} bytes in use, {told['copied_bytes']} sent by the second run")
+    assert told["overlay_bytes"] > 60 * MB
+    assert told["copied_bytes"] < told["overlay_bytes"] - 20 * MB
+    inside(hosts, target, "rm /root/much")
+
+
+def marked(hosts: Hosts, host: str) -> bool:
+    """Whether a move is under way there."""
+    return (hosts.disk(host) / "journal" / "lab.move").exists()
+
+
+# What is refused
+
+
+def picture(hosts: Hosts) -> dict[str, Any]:
+    """All that a refused move might have changed."""
+    found: dict[str, Any] = {}
+    for host in CARRIERS:
+        files = hosts.files(host)
+        # It runs on, and writes.
+        found[host] = {name: state for name, state in files.items() if name != "overlays/lab.img"}
+        found[f"{host} lease"] = hosts.lease(host)
+        found[f"{host} instances"] = hosts.instances(host)
+        found[f"{host} loops"] = hosts.loops(host)
+        found[f"{host} links"] = sorted(
+            line.split()[0] for line in hosts.host(host).run("ip", "-br", "link").text.splitlines()
+        )
+        found[f"{host} networks"] = sorted(
+            hosts.host(host).run("sh", "-c", "ls /etc/apptainer/network", ok=None).text.split()
+        )
+    return found
+
+
+Break = Callable[[Hosts, str, str], AbstractContextManager[tuple[str, tuple[str, ...]]]]
+"""Of hosts, source and target: breaks something for a while; gives what is said of it, and words for `sms`."""
+
+
+def on_host(do: str, undo: str, words: str) -> Break:
+    """Something done on the target, in a shell."""
+
+    @contextmanager
+    def broken(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        host = hosts.host(target)
+        host.run("sh", "-c", f"set -e; {do}")
+        try:
+            yield words.format(source=source, target=target), ()
+        finally:
+            host.run("sh", "-c", undo, ok=None)
+
+    return broken
+
+
+@contextmanager
+def unreachable(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    with ssh_cut(hosts.lab, target, reset=True):
+        yield target, ()
+
+
+@contextmanager
+def unknown_key(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    known = (hosts.lab.etc / "known_hosts").read_text().splitlines()
+    (hosts.lab.etc / "some_hosts").write_text("".join(f"{line}\n" for line in known if target not in line))
+    yield "key", ("--site", hosts.variant("some.yaml", lambda it: it.update(known_hosts="some_hosts")))
+
+
+@contextmanager
+def over_budget(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    path = hosts.disk(source) / "journal" / "lab.history"
+    before = path.read_bytes()
+    parts = {"stop": 1, "last changes": 1, "start": 9000, "switch": 1}
+    slow = [
+        {"at": time.time() + n, "event": "moved", "host": source, "to": source, "shared": False, "parts": parts}
+        for n in range(9)
+    ]
+    path.write_bytes(before + "".join(json.dumps(line) + "\n" for line in slow).encode())
+    try:
+        yield "would be away for too long", ()
+    finally:
+        path.write_bytes(before)
+
+
+NAMESPACE = """\
+ip link set prov0 nomaster
+ip netns add stranger
+ip link add st0 type veth peer name st1 netns stranger
+ip link set st0 master br-prov up
+ip -n stranger addr add 10.77.0.1/24 dev st1
+ip -n stranger link set st1 up
+"""
+BREAKS: dict[str, Break] = {
+    "unreachable": unreachable,
+    "unknown host key": unknown_key,
+    "no bridge": on_host(
+        "ip link set br-prov down; ip link set br-prov name br-away",
+        "ip link set br-away name br-prov; ip link set br-prov up",
+        "there is no bridge br-prov",
+    ),
+    "no port": on_host(
+        "ip link set prov0 nomaster", "ip link set prov0 master br-prov", "bridge br-prov has no port that is up"
+    ),
+    "wrong network": on_host(
+        "ip link set prov0 nomaster; ip link add dum0 type veth peer name dum1; ip link set dum1 up; "
+        "ip link set dum0 master br-prov up",
+        "ip link del dum0; ip link set prov0 master br-prov",
+        "{target} does not see 10.77.0.1 by br-prov",
+    ),
+    "stranger": on_host(
+        NAMESPACE, "ip netns del stranger; ip link set prov0 master br-prov", "10.77.0.1 is taken by a stranger"
+    ),
+    "clock": on_host(
+        'printf \'#!/bin/sh\\nexec /bin/date -d "+10 minutes" "$@"\\n\' >/usr/local/bin/date; '
+        "chmod 755 /usr/local/bin/date",
+        "rm /usr/local/bin/date",
+        "the clock of {target} is 600 s ahead of that of {source}",
+    ),
+    "no room": on_host(
+        "mkdir /run/few; mount -t tmpfs -o size=4m tmpfs /run/few; cp /var/lib/sms/overlays/lab.lease* /run/few; "
+        "mount --bind /run/few /var/lib/sms/overlays",
+        "umount /var/lib/sms/overlays /run/few; rmdir /run/few",
+        "MiB free, ",
+    ),
+    "no conntrack": on_host(
+        "mv /usr/sbin/conntrack /usr/sbin/conntrack.away",
+        "mv /usr/sbin/conntrack.away /usr/sbin/conntrack",
+        "{target} lacks conntrack",
+    ),
+    "over its budget": over_budget,
+}
+
+
+COVERED = ("no bridge", "no conntrack")
+"""What test_refusals.py breaks in every run, on the host of a start: the same checks refuse it."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in COVERED else []) for name in BREAKS]
+)
+def test_what_cannot_be_is_refused_and_nothing_changed(hosts: Hosts, name: str) -> None:
+    source, target = where(hosts)
+    with BREAKS[name](hosts, source, target) as (said, words):
+        before = picture(hosts)
+        told = hosts.sms("-q", *words, "migrate", target, on="admin", ok=None)
+        text = told.stderr.decode()
+        assert told.status == 3, text
+        assert said in text and "hint:" in text, text
+        assert picture(hosts) == before
+    assert hosts.status(source)["healthy"]
+
+
+def test_a_budget_gives_way_to_force(hosts: Hosts) -> None:
+    source, target = where(hosts)
+    with over_budget(hosts, source, target):
+        planned = json.loads(hosts.sms("-q", "migrate", "-n", "--json", target, on="admin", ok=(3,)).stdout)
+        assert "slurmctld" in planned["over"]
+        assert hosts.sms("-q", "migrate", "-n", "--force", target, on="admin").status == 0
+
+
+def test_a_rehearsal_changes_nothing(hosts: Hosts) -> None:
+    source, target = where(hosts)
+    before = picture(hosts)
+    told = hosts.sms("migrate", "--dry-run", target, on="admin")
+    assert f"{source} to {target}" in told.text and "may be" in told.text
+    plan = json.loads(hosts.sms("-q", "migrate", "-n", "--json", target, on="admin").stdout)
+    assert (plan["source"], plan["target"], plan["over"]) == (source, target, [])
+    assert {one["name"] for one in plan["away"]} == {one["name"] for one in hosts.status(source)["services"]}
+    assert picture(hosts) == before
+
+
+def test_where_it_runs_already_and_where_nobody_lives(hosts: Hosts) -> None:
+    source, _ = where(hosts)
+    before = picture(hosts)
+    assert f"runs on {source} already" in hosts.sms("migrate", source, on="admin", ok=(3,)).stderr.decode()
+    assert "no admin host named host-z" in hosts.sms("migrate", "host-z", on="admin", ok=(2,)).stderr.decode()
+    assert picture(hosts) == before
+
+
+def test_what_runs_nowhere(hosts: Hosts) -> None:
+    source, target = where(hosts)
+    hosts.sms("-q", "stop", on=source)
+    before = picture(hosts)
+    told = hosts.sms("migrate", target, on="admin", ok=(3,)).stderr.decode()
+    assert "runs nowhere" in told and "sms start" in told
+    assert picture(hosts) == before
+    hosts.sms("-q", "start", "--host", source, on="admin")
+
+
+# Accounting
+
+
+def test_accounting_is_whole(hosts: Hosts) -> None:
+    """slurmdbd and MariaDB move as well; what they knew they know there, and what comes is added."""
+    site = ("--site", hosts.variant("full.yaml", with_accounting))
+    cluster = open_cluster(hosts.lab.etc / "full.yaml", None, Silent())
+    build(cluster, Silent(), lock=hosts.lab.etc / "full.lock")
+    source, target = where(hosts)
+    node = hosts.host("node1")
+    account = ("sacct", "-X", "-n", "-P", "-a", "-S", "now-1hour", "-o", "jobid,user,state")
+
+    def known(host: str) -> set[str]:
+        return set(hosts.sms(*site, "exec", "--", *account, on=host, ok=None).text.splitlines())
+
+    def run_job(host: str) -> str:
+        job = as_alice(node, "sbatch", "--parsable", "--wrap=true")
+        line = f"{job}|alice|COMPLETED"
+        wait_for("the job's record", lambda: "yes" if line in known(host) else "", 300)
+        return line
+
+    hosts.sms("-q", "stop", on=source)
+    try:
+        hosts.sms(*site, "-q", "start", "--host", source, "--wait", "120", on="admin")
+        wait_idle(node, NODES)
+        before = {run_job(source), run_job(source)}
+        running = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 15")
+        wait_for("the job", lambda: "yes" if hosts_state(hosts, running) == "RUNNING" else "")
+        before |= {line for line in known(source) if line.endswith("COMPLETED")}
+        told = json.loads(hosts.sms(*site, "-q", "migrate", "--json", target, on="admin").stdout)
+        print({name: told[name] for name in ("parts", "outage", "overlay_bytes", "last_bytes", "seconds")})
+        new = run_job(target)
+        wait_for("the end", lambda: "yes" if f"{running}|alice|COMPLETED" in known(target) else "", 300)
+        assert known(target) == {*before, new, f"{running}|alice|COMPLETED"}
+    finally:
+        for host in CARRIERS:
+            hosts.sms(*site, "-q", "stop", on=host, ok=None)
+        hosts.sms("-q", "start", "--host", source, on="admin")

@@ -1,0 +1,89 @@
+"""slurmdbd with MariaDB, and slurmrestd: built and started once, in a snapshot, used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from appliance.host.base import Result
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import build
+from appliance.operations.lab import demo
+from appliance.progress import Silent
+from tests.images import with_accounting
+from tests.real.conftest import NODES, Playground
+
+pytestmark = pytest.mark.real
+
+
+@dataclass(frozen=True)
+class Full:
+    """The appliance with all optional services on host-a."""
+
+    playground: Playground
+    site: str
+
+    def sms(self, *words: str, **more: Any) -> Result:
+        return self.playground.sms("--site", self.site, *words, **more)
+
+    def within(self, script: str) -> str:
+        """What a shell in the container prints."""
+        return self.sms("exec", "--", "sh", "-c", script).text
+
+
+@pytest.fixture(scope="module")
+def full(playground: Playground) -> Iterator[Full]:
+    made = Full(playground, playground.variant("full.yaml", with_accounting))
+    etc = playground.lab.etc
+    build(open_cluster(etc / "full.yaml", None, Silent()), Silent(), lock=etc / "full.lock")
+    for host in ("host-a", "host-b"):
+        playground.sms("-q", "stop", on=host)
+    made.sms("-q", "start", "--host", "host-a", "--wait", "120", on="admin")
+    demo.wait_idle(playground.host("node1"), NODES)
+    try:
+        yield made
+    finally:
+        made.sms("-q", "stop")
+        playground.host("host-a").run("rm", "-rf", "/var/lib/sms/full", "/var/lib/sms/snapshots/full")
+
+
+def test_a_database_is_dumped(full: Full) -> None:
+    """MariaDB's dump is in the snapshot, for nobody's eyes; one that fails is said and does not stop it."""
+    told = full.sms("overlay", "snapshot")
+    assert b"dump mariadb" in told.stderr
+    dump = "/var/lib/mysql-dump/all.sql"
+    assert full.within(f"stat -c %a:%U {dump} /var/lib/mysql-dump").split() == ["600:root", "700:root"]
+    assert "slurm_acct_db" in full.within(f"grep -m1 -o slurm_acct_db {dump}")
+    assert full.within("ls /var/lib/mysql-dump").split() == ["all.sql"]
+    inode = full.within(f"stat -c %i {dump}")
+    full.sms("-q", "overlay", "snapshot")
+    assert full.within(f"stat -c %i {dump}") == inode, "one that says the same is left alone"
+    full.within("mv /usr/bin/mariadb-dump /usr/bin/mariadb-dump.away")
+    told = full.sms("overlay", "snapshot", ok=(4,))
+    assert b"snapshot 3 of full" in told.stdout and b"warning: mariadb was not dumped: " in told.stderr
+    shown = json.loads(full.sms("overlay", "show", "3", "--json").stdout)
+    assert "mariadb was not dumped" in shown["notes"][0] and shown["health"]["ok"]
+    assert full.within(f"stat -c %i {dump}") == inode, "the last good one stays"
+    full.sms("-q", "overlay", "snapshot", "--no-dump")
+    full.within("mv /usr/bin/mariadb-dump.away /usr/bin/mariadb-dump")
+
+
+def test_all_optional_services_are_real_when_turned_on(full: Full) -> None:
+    status = json.loads(full.sms("status", "--json").stdout)
+    assert status["healthy"] and len(status["services"]) == 11
+    job = demo.run_job(full.playground.host("node1")).split()[1]
+    account = ("sacct", "-X", "-n", "-P", "-j", job, "-o", "jobid,user,state")
+    demo.wait_for(
+        "the job's record",
+        lambda: "yes" if f"{job}|alice|COMPLETED" in full.sms("exec", "--", *account, ok=None).text else "",
+    )
+    unix = "/run/slurmrestd/slurmrestd.sock"
+    ask = f"import socket; s=socket.socket(socket.AF_UNIX); s.connect({unix!r}); "
+    ask += "s.sendall(b'GET /slurm/v0.0.38/nodes HTTP/1.0\\r\\nHost: x\\r\\n\\r\\n'); "
+    ask += "print(b''.join(iter(lambda: s.recv(65536), b'')).decode())"
+    answer = full.sms("exec", "--", "python3", "-c", ask).text
+    assert "200 OK" in answer and '"node4"' in answer

@@ -1,0 +1,725 @@
+"""Snapshots into a Borg repository and back, with borg itself: in a folder, over SSH; killed, locked, full, damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+
+from appliance.agent.store import CHUNK, Snapshot, Store, chunk_path
+from appliance.config.model import BorgRepository
+from appliance.errors import Busy, Refused, SmsError
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.snapshots.list import list_snapshots
+from appliance.operations.snapshots.pull import list_elsewhere, pull
+from appliance.operations.snapshots.push import (
+    FAILED,
+    PRESENT,
+    PUSHED,
+    REMOVED,
+    WOULD,
+    WOULD_REMOVE,
+    Pushed,
+    Wanted,
+    exit_status,
+    push,
+    would_go,
+)
+from appliance.progress import Silent
+from tests import stores
+from tests.conftest import find_tool
+from tests.places import DEBIAN_SITE
+from tests.real.hosts.test_ssh import Server, server  # noqa: F401
+from tests.real.overlays import file_system
+from tests.unit.snapshots.test_transfer import keep_image, make_image, read_all
+
+pytestmark = pytest.mark.real
+
+CLUSTER = f"t-push-{token_hex(4)}"
+"""Its lock is the machine's: other runs have other names."""
+
+
+@dataclass
+class Place:
+    """A site whose state lies in a folder of the test's, with a Borg repository."""
+
+    folder: Path
+    cluster: Cluster
+    host: Host
+
+    @property
+    def store(self) -> Store:
+        return Store(str(self.cluster.places.snapshots))
+
+    @property
+    def passphrase(self) -> Path:
+        return self.folder / "borg.pass"
+
+    def settings(self) -> BorgRepository:
+        found = self.cluster.site.snapshots.borg
+        assert found
+        return found
+
+    def with_borg(self, **changes: Any) -> Place:
+        """The same with other settings of the repository."""
+        return self.changed("snapshots", borg=self.settings().model_copy(update=changes))
+
+    def changed(self, section: str, **changes: Any) -> Place:
+        site = self.cluster.site
+        part = getattr(site, section).model_copy(update=changes)
+        return replace(self, cluster=replace(self.cluster, site=site.model_copy(update={section: part})))
+
+    def elsewhere(self) -> Place:
+        """Another host of the site: the same repository, a state of its own."""
+        site = self.cluster.site.model_copy(update={"state": self.folder / "other"})
+        return replace(self, cluster=replace(self.cluster, site=site))
+
+    def add(self, seed: int = 1, **facts: Any) -> Snapshot:
+        image = make_image(self.folder / "ov.img", seed=seed)
+        return keep_image(self.store, image, **{"cluster": self.cluster.site.cluster, **facts})
+
+    def push(self, wanted: str = "latest", **more: Any) -> list[Pushed]:
+        return push(self.cluster, self.host, Wanted(wanted, **more), ["borg"], Silent())
+
+    def pushed(self, wanted: str = "latest", **more: Any) -> Pushed:
+        (one,) = self.push(wanted, **more)
+        assert one.state == PUSHED, one
+        return one
+
+    def failed(self, wanted: str = "latest") -> Pushed:
+        (one,) = self.push(wanted)
+        assert one.state == FAILED, one
+        return one
+
+    def numbers(self) -> list[int]:
+        """What the repository has; nothing where there is none yet."""
+        try:
+            found = list_elsewhere(self.cluster, self.host, "borg")
+        except Refused as error:
+            assert "there is no repository" in error.message, error
+            return []
+        return [one["number"] for one in found]
+
+    def borg(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "BORG_PASSCOMMAND": f"cat {self.passphrase}",
+            "BORG_BASE_DIR": str(self.folder / "base"),
+            "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
+            "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
+        }
+        return subprocess.run(["borg", *words], env=environment, text=True, capture_output=True, check=True, **more)
+
+    def assert_comes_back(self, number: int) -> None:
+        """To another host, whole."""
+        other = self.elsewhere()
+        done = pull(other.cluster, other.host, "borg", str(number), Silent())
+        assert done.present is False
+        stores.assert_whole(other.store)
+        assert read_all(other.store, done.number) == read_all(self.store, number)
+
+
+def make_place(folder: Path) -> Place:
+    find_tool("borg")
+    cluster = open_cluster(DEBIAN_SITE, folder / "state", Silent())
+    (folder / "borg.pass").write_text("a passphrase of the test\n")
+    (folder / "borg.pass").chmod(0o600)
+    borg = BorgRepository(repository=str(folder / "repo"), passphrase=folder / "borg.pass")
+    site = cluster.site
+    site = site.model_copy(update={"cluster": CLUSTER, "snapshots": site.snapshots.model_copy(update={"borg": borg})})
+    return Place(folder, replace(cluster, site=site), Local("host-a"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return make_place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with snapshot 1, and a repository that has it."""
+    made = make_place(tmp_path_factory.mktemp("template"))
+    made.add()
+    made.pushed()
+    return made.folder
+
+
+@pytest.fixture
+def with_one(tmp_path: Path, template: Path) -> Place:
+    """A place whose repository has its snapshot 1: a copy, which takes borg no time."""
+    shutil.copytree(template, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return make_place(tmp_path)
+
+
+def behind_ssh(place: Place, server: Server) -> Place:  # noqa: F811
+    url = f"ssh://root@127.0.0.1:{server.port}{place.folder}/repo"
+    return place.with_borg(repository=url, ssh_key=server.folder / "user", known_hosts=server.folder / "known_hosts")
+
+
+@pytest.fixture
+def far(place: Place, server: Server) -> Place:  # noqa: F811
+    """The repository behind SSH."""
+    return behind_ssh(place, server)
+
+
+@pytest.fixture(params=["folder", "SSH"])
+def either(request: pytest.FixtureRequest, place: Place, far: Place) -> Place:
+    return place if request.param == "folder" else far
+
+
+def test_there_and_back(either: Place) -> None:
+    one = either.add()
+    assert [found.state for found in either.push(dry_run=True)] == [WOULD]
+    assert not (either.folder / "repo").exists()
+    done = either.pushed()
+    assert done.name == f"sms-{either.cluster.site.cluster}-000001-{one.manifest['uuid']}"
+    assert done.bytes > 100_000
+    assert [found.state for found in either.push()] == [PRESENT]
+    config = (either.folder / "repo" / "config").read_text()
+    assert "key = " in config
+    assert json.loads(either.borg("info", "--json", str(either.folder / "repo")).stdout)["encryption"]["mode"] == (
+        "repokey-blake2"
+    )
+    (there,) = list_elsewhere(either.cluster, either.host, "borg")
+    assert there == one.manifest
+    either.assert_comes_back(1)
+    other = either.elsewhere()
+    assert pull(other.cluster, other.host, "borg", "latest", Silent()).present is True
+
+
+def test_what_is_the_same_is_stored_once(with_one: Place) -> None:
+    place = with_one
+    first = repository_bytes(place)
+    image = place.folder / "ov.img"
+    with image.open("r+b") as stream:
+        stream.seek(image.read_bytes().index(b"the same again") + 1000)
+        stream.write(b"changed")
+    keep_image(place.store, image, cluster=place.cluster.site.cluster)
+    second = place.pushed()
+    assert second.bytes < CHUNK < first
+    place.assert_comes_back(2)
+
+
+def test_nothing_secret_is_seen(place: Place) -> None:
+    """Not in an argument, not in an environment, not in what is said."""
+    place.passphrase.write_text("Rumpelstilzchen\n")
+    place.add()
+    seen: list[bytes] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            for path in Path("/proc").glob("[0-9]*"):
+                try:
+                    seen.append((path / "cmdline").read_bytes() + (path / "environ").read_bytes())
+                except OSError:
+                    continue
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        place.pushed()
+    finally:
+        stop.set()
+        thread.join()
+    assert any(b"BORG_PASSCOMMAND" in one and b"borg.pass" in one for one in seen)
+    assert not any(b"Rumpelstilzchen" in one for one in seen)
+    assert b"Rumpelstilzchen" not in b"".join(
+        path.read_bytes() for path in (place.folder / "state" / "borg").rglob("*") if path.is_file()
+    )
+
+
+def break_passphrase(place: Place) -> Place:
+    place.passphrase.write_text("another one\n")
+    return place
+
+
+def open_passphrase(place: Place) -> Place:
+    place.passphrase.chmod(0o640)
+    return place
+
+
+def lose_passphrase(place: Place) -> Place:
+    place.passphrase.unlink()
+    return place
+
+
+def empty_passphrase(place: Place) -> Place:
+    place.passphrase.write_text("")
+    return place
+
+
+def other_files(place: Place) -> Place:
+    (place.folder / "files").mkdir()
+    (place.folder / "files" / "x").touch()
+    return place.with_borg(repository=f"{place.folder}/files")
+
+
+def no_disk(place: Place) -> Place:
+    return place.with_borg(repository=f"{place.folder}/not/mounted")
+
+
+def keyfile(place: Place) -> Place:
+    place.borg("init", "--encryption=keyfile-blake2", f"{place.folder}/theirs")
+    return place.with_borg(repository=f"{place.folder}/theirs")
+
+
+def unencrypted(place: Place) -> Place:
+    place.borg("init", "--encryption=none", f"{place.folder}/theirs")
+    return place.with_borg(repository=f"{place.folder}/theirs")
+
+
+def emptied(place: Place) -> Place:
+    """Not one that we were making: nothing is deleted."""
+    subprocess.run(
+        ["sh", "-c", 'rm -r "$1"/data/* "$1"/index* "$1"/hints* "$1"/integrity*', "x", place.folder / "repo"]
+    )
+    return place
+
+
+REFUSED: dict[str, tuple[Callable[[Place], Place], str, str]] = {
+    "wrong passphrase": (break_passphrase, "does not open", "copy"),
+    "passphrase for all to read": (open_passphrase, "can be read by others", "chmod 600"),
+    "no passphrase": (lose_passphrase, "no passphrase file", "umask 077"),
+    "empty passphrase": (empty_passphrase, "is empty", "put the passphrase"),
+    "a folder of other files": (other_files, "is no Borg repository", "another path"),
+    "a disk that is not mounted": (no_disk, "is not there", "mounted"),
+    "somebody's with a key file": (keyfile, "is not one that this site made", "a path of its own"),
+    "somebody's without encryption": (unencrypted, "is not one that this site made", "a path of its own"),
+    "an emptied one": (emptied, "is not one that this site made", "a path of its own"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(with_one: Place, name: str) -> None:
+    with_one.add(seed=2)
+    spoil, words, hint = REFUSED[name]
+    spoilt = spoil(with_one)
+    before = sorted(str(path) for path in with_one.folder.rglob("*") if "/borg/" not in str(path))
+    failed = spoilt.failed()
+    assert words in failed.error
+    assert hint in failed.hint
+    assert exit_status([failed]) == 3, "as a pull has it"
+    with pytest.raises(Refused, match=f"{words}|there is no repository"):
+        list_elsewhere(spoilt.cluster, spoilt.host, "borg")
+    after = sorted(str(path) for path in with_one.folder.rglob("*") if "/borg/" not in str(path))
+    assert before == after
+
+
+SSH: dict[str, tuple[dict[str, str], str, str]] = {
+    "unknown host key": ({"known_hosts": "no_hosts"}, "has no known host key", "ssh-keyscan -p"),
+    "other host key": ({"known_hosts": "wrong_hosts"}, "shows another host key", "fingerprint"),
+    "refused": ({"ssh_key": "other_user"}, "refuses the login", "authorized_keys"),
+}
+
+
+@pytest.mark.parametrize("name", SSH)
+def test_what_ssh_refuses(with_one: Place, server: Server, name: str) -> None:  # noqa: F811
+    far = behind_ssh(with_one, server)
+    far.add(seed=2)
+    changes, words, hint = SSH[name]
+    spoilt = far.with_borg(**{key: server.folder / value for key, value in changes.items()})
+    failed = spoilt.failed()
+    assert words in failed.error, failed
+    assert hint in failed.hint
+
+
+def test_a_closed_port(with_one: Place, server: Server) -> None:  # noqa: F811
+    far = behind_ssh(with_one, server)
+    far.add(seed=2)
+    closed = far.with_borg(repository=f"ssh://root@127.0.0.1:1{far.folder}/repo").failed()
+    # borg does not always wait for ssh's own words.
+    assert "Connection refused" in closed.error or "Connection closed" in closed.error
+    assert "run it again" in closed.hint
+    assert far.pushed()
+
+
+def test_borg_is_not_there(place: Place, tmp_path: Path) -> None:
+    place.add()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "env", "python3", "stat", "cat", "flock", "mkdir", "dirname"):
+        (programs / name).symlink_to(find_tool(name))
+
+    class Poor(Local):
+        def run(self, *argv: str, **more: Any) -> Any:
+            return super().run("env", f"PATH={programs}", *argv, **more)
+
+    failed = replace(place, host=Poor("host-a")).failed()
+    assert "borg is not installed on host-a" in failed.error
+    assert "apt-get install borgbackup" in failed.hint
+
+
+def test_somebody_else_is_at_work_on_it(with_one: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.tools.borg.LOCK_WAIT_S", 1)
+    place = with_one
+    place.add(seed=2)
+    environment = {**os.environ, "BORG_PASSCOMMAND": f"cat {place.passphrase}"}
+    with subprocess.Popen(
+        ["borg", "with-lock", str(place.folder / "repo"), "sh", "-c", "echo on; read x"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdin and other.stdout
+        assert other.stdout.readline() == b"on\n"
+        failed = place.failed()
+        assert "is locked: another borg is at work" in failed.error
+        assert "borg break-lock" in failed.hint
+        other.stdin.write(b"\n")
+        other.stdin.close()
+    place.pushed()
+
+
+def test_a_second_run_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.operations.hosts.preflight.LOCK_WAIT_S", 0.1)
+    place.add()
+    with place.host.lock(str(place.cluster.places.borg_lock)):
+        assert "another push or pull is at work" in place.failed().error
+        with pytest.raises(Busy):
+            pull(place.cluster, place.host, "borg", "latest", Silent())
+        assert [one.state for one in place.push(dry_run=True)] == [WOULD]
+    place.pushed()
+
+
+def test_no_room_in_the_repository(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    with file_system(tmp_path / "disk", "ext4", 8) as disk:
+        small = place.with_borg(repository=f"{disk}/repo")
+        small.add()
+        small.pushed()
+        big = make_image(tmp_path / "big.img", seed=3, size_mb=32, files=60)
+        keep_image(small.store, big, cluster=small.cluster.site.cluster)
+        failed = small.failed()
+        assert "no room left" in failed.error, failed
+        assert "those before it are whole" in failed.error
+        assert small.numbers() == [1]
+        small.assert_comes_back(1)
+
+
+def test_no_room_where_it_comes_back_to(place: Place, tmp_path: Path) -> None:
+    keep_image(
+        place.store, make_image(tmp_path / "big.img", seed=3, size_mb=32, files=60), cluster=place.cluster.site.cluster
+    )
+    place.pushed()
+    (tmp_path / "disk").mkdir()
+    with file_system(tmp_path / "disk", "ext4", 6) as disk:
+        other = place.elsewhere().changed("snapshots", directory=disk)
+        with pytest.raises(SmsError, match="is full"):
+            pull(other.cluster, other.host, "borg", "latest", Silent())
+        assert stores.numbers(other.store) == []
+
+
+def test_a_snapshot_that_is_damaged_is_never_archived(place: Place) -> None:
+    one = place.add()
+    data = one.digests()
+    digest = next(data[at : at + 32] for at in range(len(data) - 32, 0, -32) if any(data[at : at + 32]))
+    path = Path(chunk_path(place.store.root, digest))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    failed = place.failed()
+    assert "snapshot 1 is damaged: chunk" in failed.error
+    assert place.numbers() == []
+    with pytest.raises(Refused, match="is damaged"):
+        place.push("1")
+
+
+def test_damage_in_the_repository_does_not_come_back(with_one: Place) -> None:
+    place = with_one
+    segments = [path for path in (place.folder / "repo" / "data").rglob("*") if path.is_file()]
+    largest = max(segments, key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as stream:
+        stream.seek(largest.stat().st_size // 2)
+        data = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([data[0] ^ 1]))
+    other = place.elsewhere()
+    with pytest.raises(SmsError) as caught:
+        pull(other.cluster, other.host, "borg", "latest", Silent())
+    assert re.search(r"is damaged: .*(integrity|checksum|mismatch)", caught.value.message), caught.value.message
+    assert "SSH_ORIGINAL_COMMAND" not in caught.value.message
+    repository = place.folder / "repo"
+    assert f"borg check --repair {repository}; then: sms overlay push --all-missing" in caught.value.hint
+    command = caught.value.hint.partition(";")[0].replace("check --repair", "list --short")
+    listed = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert listed.stdout.startswith("sms-"), listed.stderr
+    assert stores.numbers(other.store) == []
+
+
+class Watched(Local):
+    """This machine; its borg is killed so many seconds after it has begun a command, with or without its group."""
+
+    def __init__(self, word: str, delay_s: float) -> None:
+        super().__init__("host-a")
+        self.word = word
+        self.delay_s = delay_s
+        self.killed = 0
+
+    def _spawn(self, argv: tuple[str, ...], *rest: Any, **more: Any) -> subprocess.Popen[bytes]:
+        process = super()._spawn(argv, *rest, **more)
+        if "borg" in argv and self.word in argv and not self.killed:
+            threading.Timer(self.delay_s, self._kill, (process,)).start()
+        return process
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            self.killed += 1
+
+
+FIRST_S, STEP_S, MOMENTS = 0.15, 0.07, 8
+"""When borg is killed in a command: after these seconds, so much later each time, and so often."""
+KILLED = [
+    pytest.param("folder", "create", 2, id="folder-create"),
+    pytest.param("SSH", "create", 1, id="SSH-create"),
+    pytest.param("folder", "delete", 1, id="folder-delete"),
+    *(
+        pytest.param(where, word, MOMENTS, id=f"{where}-{word}-{MOMENTS}", marks=pytest.mark.full)
+        for where in ("folder", "SSH")
+        for word in ("list", "init", "create", "delete", "compact")
+    ),
+]
+
+
+@pytest.mark.parametrize("where, word, moments", KILLED)
+def test_borg_is_killed_and_the_next_run_goes_on(
+    place: Place,
+    server: Server,  # noqa: F811
+    where: str,
+    word: str,
+    moments: int,
+) -> None:
+    """At many moments of each of its commands; what counts can be read, and no lock is in the way."""
+    either = place if where == "folder" else behind_ssh(place, server)
+    either = either.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    either.add()
+    if word in ("delete", "compact"):
+        either.pushed()
+        either.add(seed=2)
+    seen = 0
+    delay_s, step_s = FIRST_S, STEP_S * MOMENTS / moments
+    while seen < moments:
+        watched = Watched(word, delay_s)
+        for one in replace(either, host=watched).push(prune=True):
+            assert one.state in (PUSHED, PRESENT, REMOVED, FAILED)
+        if not watched.killed:
+            break
+        seen += 1
+        delay_s += step_s
+        assert set(either.numbers()) <= {1, 2}
+        if seen % 2 and (either.folder / "repo" / "data" / "0").exists():
+            either.borg("check", str(either.folder / "repo"))
+        if word in ("delete", "compact"):
+            either.add(seed=seen + 2)
+            break
+    assert seen, "it was killed at least once"
+    done = either.push(prune=True)
+    assert done[0].state in (PUSHED, PRESENT), done
+    assert len(either.numbers()) == 1
+    assert either.numbers()[-1] == stores.numbers(either.store)[-1]
+    either.assert_comes_back(either.numbers()[-1])
+    either.borg("check", "--verify-data", str(either.folder / "repo"))
+
+
+def test_what_feeds_borg_is_killed(with_one: Place) -> None:
+    """Its end looks like the end of an image: borg must not take it for one."""
+    place = with_one
+    keep_image(
+        place.store,
+        make_image(place.folder / "big.img", seed=7, size_mb=64, files=200),
+        cluster=place.cluster.site.cluster,
+    )
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.is_set():
+            found = subprocess.run(
+                ["pgrep", "-f", f"agent-.*pyz image .*{place.folder}"], capture_output=True, text=True
+            )
+            # borg's own command line has these words as well: the agent's begins with python3.
+            for pid in map(int, found.stdout.split()):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if words[0] == b"python3":
+                    os.kill(pid, signal.SIGKILL)
+                    stop.set()
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        (done,) = place.push("2")
+    finally:
+        stop.set()
+        thread.join()
+    assert done.state == FAILED
+    assert place.numbers() == [1]
+    place.pushed("2")
+    assert place.numbers() == [1, 2]
+
+
+def test_a_half_made_repository_is_made_anew_only_where_we_were_making_it(place: Place) -> None:
+    place.add()
+    repository = place.folder / "repo"
+    mark = Path(str(place.cluster.places.borg)) / "making"
+    mark.parent.mkdir(parents=True)
+    for state in ("", "README", "data"):
+        mark.write_text(str(repository))
+        repository.mkdir()
+        if state:
+            (repository / "README").touch()
+        if state == "data":
+            (repository / "data").mkdir()
+        place.pushed()
+        assert not mark.exists()
+        subprocess.run(["rm", "-r", str(repository)], check=True)
+    mark.write_text(str(repository))
+    repository.mkdir()
+    (repository / "mine").touch()
+    assert "is no Borg repository" in place.failed().error
+    assert (repository / "mine").exists()
+
+
+def test_the_repository_is_thinned_out_by_the_retention(with_one: Place) -> None:
+    place = with_one.changed("retention", last=2, hourly=0, daily=0, weekly=0, monthly=0)
+    for seed in (2, 3):
+        place.add(seed=seed)
+        place.pushed()
+    assert place.numbers() == [1, 2, 3], "who pushes one by hand removes none"
+    named = [(1, f"sms-{place.cluster.site.cluster}-000001-{place.store.find('1').manifest['uuid']}")]
+    for dry_run, state in ((True, WOULD_REMOVE), (False, REMOVED)):
+        done = place.push(all_missing=True, prune=True, dry_run=dry_run)
+        assert [one.state for one in done] == [state]
+        assert [(one.snapshot, one.name) for one in done] == named
+        assert place.numbers() == ([1, 2, 3] if dry_run else [2, 3])
+    assert place.push(all_missing=True, prune=True) == []
+    assert place.push(all_missing=True) == [], "what it would remove again is not sent again"
+    before = sum(path.stat().st_size for path in (place.folder / "repo" / "data").rglob("*") if path.is_file())
+    assert before < 3 * 1_000_000, "the room was given back"
+
+
+def test_a_clock_that_was_set_back_prunes_nothing_new(with_one: Place) -> None:
+    place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    place.add(seed=2, taken=1_000_000_000.0)
+    assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
+    assert place.numbers() == [2]
+
+
+def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
+    """It was sent and removed by turns, for ever."""
+    place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    day, now = 86400, time.time()
+    place.add(seed=1, taken=now - 40 * day, reason="before restore of 8")
+    place.add(seed=2, taken=now - 2 * day, reason="before restore of 9")
+    place.add(seed=3, taken=now - day)
+    place.add(seed=4, taken=now)
+    assert [(one.snapshot, one.state) for one in place.push(all_missing=True, prune=True)] == [(2, PUSHED), (4, PUSHED)]
+    for _ in range(2):
+        assert place.push(all_missing=True, prune=True) == []
+        assert place.numbers() == [2, 4]
+
+
+def test_a_standby_is_thinned_out_when_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    standby = replace(place.elsewhere(), host=Local("host-b"))
+    monkeypatch.setattr("appliance.operations.snapshots.push.find_host", lambda *_: standby.host)
+    monkeypatch.setattr("appliance.operations.snapshots.push.choose_targets", lambda *_: ["host-b"])
+    for seed in (1, 2):
+        place.add(seed=seed)
+    listed = list_snapshots(place.cluster, place.host)
+    assert would_go(place.cluster, listed, [{**listed.snapshots[-1], "number": 2}]) == [1, 2]
+    # Both "hosts" are this one, and share its store here: all of it is there, and one is thinned out.
+    done = push(place.cluster, place.host, Wanted(prune=True, dry_run=True), [], Silent())
+    assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, WOULD_REMOVE)]
+    assert stores.numbers(place.store) == [1, 2]
+    done = push(place.cluster, place.host, Wanted(prune=True), [], Silent())
+    assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, REMOVED)]
+    assert stores.numbers(place.store) == [2]
+    assert [one.state for one in push(place.cluster, place.host, Wanted(prune=True), [], Silent())] == [PRESENT]
+
+
+def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
+    for seed in (1, 2, 3, 4):
+        place.add(seed=seed)
+    place.pushed("2")
+    stores.damage(place.store, 3)
+    assert [(one.snapshot, one.state) for one in place.push(all_missing=True, dry_run=True)] == [(1, WOULD), (4, WOULD)]
+    assert [(one.snapshot, one.state) for one in place.push(all_missing=True)] == [(1, PUSHED), (4, PUSHED)]
+    assert place.numbers() == [1, 2, 4]
+    assert place.push(all_missing=True) == []
+
+
+def test_archives_of_others_are_left_alone(with_one: Place) -> None:
+    """A cluster whose name begins like ours, a checkpoint, a file of somebody's."""
+    place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
+    one = place.store.find("1")
+    name, uuid = place.cluster.site.cluster, one.manifest["uuid"]
+    others = [f"sms-{name}-000001-000002-{uuid}", f"sms-{name}-2-000001-{uuid}", "mine"]
+    for other in others:
+        place.borg("create", f"{place.folder}/repo::{other}", str(place.passphrase))
+    place.borg("create", f"{place.folder}/repo::sms-{name}-000009-{uuid}.checkpoint", str(place.passphrase))
+    assert place.numbers() == [1]
+    place.add(seed=2)
+    assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
+    listed = place.borg("list", "--short", f"{place.folder}/repo").stdout.split()
+    assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest['uuid']}"])
+
+
+def test_what_is_pulled_is_named(with_one: Place) -> None:
+    place = with_one
+    one = place.store.find("1")
+    other = place.elsewhere()
+    with pytest.raises(Refused, match="borg has no snapshot 7") as caught:
+        pull(other.cluster, other.host, "borg", "7", Silent())
+    assert "the newest there: 1" in caught.value.hint
+    assert pull(other.cluster, other.host, "borg", one.manifest["uuid"][:8], Silent(), dry_run=True).number == 0
+    stores.add_snapshot(other.store, [b"x" * CHUNK], cluster=other.cluster.site.cluster, uuid="f" * 36)
+    done = pull(other.cluster, other.host, "borg", "latest", Silent())
+    assert (done.snapshot, done.number) == (1, 2)
+    assert done.bytes == one.manifest["used_bytes"] < one.manifest["size"]
+
+
+def repository_bytes(place: Place) -> int:
+    """What its segments take; borg may remove one meanwhile."""
+    total = 0
+    for path in (place.folder / "repo" / "data").rglob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
+
+
+def test_over_ssh_the_connection_is_cut(with_one: Place, server: Server) -> None:  # noqa: F811
+    far = behind_ssh(with_one, server)
+    keep_image(
+        far.store, make_image(far.folder / "big.img", seed=7, size_mb=64, files=200), cluster=far.cluster.site.cluster
+    )
+    before = repository_bytes(far)
+
+    def cut() -> None:
+        while repository_bytes(far) < before + 4_000_000:
+            time.sleep(0.02)
+        server.signal(signal.SIGKILL)
+
+    thread = threading.Thread(target=cut, daemon=True)
+    thread.start()
+    failed = far.failed()
+    thread.join()
+    assert "broke" in failed.error, failed
+    assert far.numbers() == [1]
+    far.pushed()
+    far.assert_comes_back(2)

@@ -1,0 +1,207 @@
+"""`sms upgrade`: another image, the same jobs; and back by itself when the image does not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from appliance.lab import Lab
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import Built, build
+from appliance.operations.lab import demo
+from appliance.operations.lab.lab import lab_down, lab_up
+from appliance.progress import Silent
+from tests.real.conftest import Playground, give_image
+from tests.real.images import BROKEN, make_variant
+from tests.real.snapshots.test_interrupted import begin, sms_pids, wait_for_step
+
+pytestmark = pytest.mark.real
+
+NAME = "t-upgrade"
+QUICK = ("--no-rehearsal",)
+GIVES_UP = (*QUICK, "--wait", "12")
+"""For an image that does not do: what was has as much time to come back."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A lab, the image that it was built with, and its variants' paths."""
+
+    play: Playground
+    built: Built
+    good: str = "/etc/sms/good.sif"
+    broken: str = "/etc/sms/broken.sif"
+
+    def upgrade(self, *words: str, ok: tuple[int, ...] = (0,)) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.play.sms("-q", "upgrade", *words, "--json", ok=ok).stdout)
+        return found
+
+    def key(self) -> str:
+        """The key of what runs."""
+        return str(self.play.status()["image"].get("key"))
+
+    def jobs(self) -> dict[str, str]:
+        """State by id."""
+        told = self.play.host("node1").run("squeue", "--states=all", "--noheader", "--format=%i %T").text
+        return dict(line.split() for line in told.splitlines())
+
+    def submit(self, *words: str) -> str:
+        return demo.as_alice(self.play.host("node1"), "sbatch", "--parsable", *words)
+
+    def phase(self) -> str:
+        return str(json.loads(self.play.host("host-a").read("/var/lib/sms/journal/lab.upgrade.json") or b"{}")["phase"])
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """A lab whose variants of the image are made."""
+    lab_down(NAME, False, Silent())
+    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
+    lab_up(NAME, 2, Silent())
+    try:
+        lab = Lab.open(NAME)
+        built = build(open_cluster(lab.etc / "sms.yaml", None, Silent()), Silent(), lock=lab.etc / "sms.lock")
+        for name in ("good", "broken"):
+            make_variant(built, lab, name)
+        make_variant(built, lab, "good", signed=False)
+        give_image(Playground(lab), built)
+        yield Stage(Playground(lab), built)
+    finally:
+        lab_down(NAME, False, Silent())
+        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
+
+
+@pytest.fixture
+def old(stage: Stage) -> Stage:
+    """The image of the build runs, and a job on one node."""
+    path = f"/var/lib/sms/images/{stage.built.key}.sif"
+    if stage.play.instances() and stage.key() != stage.built.key:
+        stage.play.sms("-q", "stop")
+    stage.play.sms("-q", "start", "--image", path)
+    demo.wait_for("nodes", lambda: "yes" if stage.play.host("node1").works("scontrol", "ping") else "")
+    if "RUNNING" not in stage.jobs().values():
+        stage.submit("--wrap=sleep 3000")
+        demo.wait_for("the job", lambda: "yes" if "RUNNING" in stage.jobs().values() else "")
+    return stage
+
+
+def running(jobs: dict[str, str]) -> dict[str, str]:
+    return {job: state for job, state in jobs.items() if state == "RUNNING"}
+
+
+def test_jobs_run_across_an_upgrade_and_its_undoing(old: Stage) -> None:
+    node = old.play.host("node1")
+    held = old.submit("--hold", "--wrap=hostname")
+    across = old.submit("--wrap=sleep 25; echo across")
+    demo.wait_for("the job", lambda: "yes" if old.jobs().get(across) == "RUNNING" else "")
+    before = old.jobs()
+    done = old.upgrade("--image", old.good)
+    assert done["rehearsed"] and not done["same"] and done["outage_s"] > sum(done["parts"].values()) * 0.5
+    assert old.key() == done["after"]["key"] != old.built.key
+    assert old.play.sms("exec", "--", "cat", "/opt/sms/variant").text == "good"
+    after = old.jobs()
+    assert {job: after[job] for job in before if before[job] != "COMPLETED"}.keys() <= after.keys()
+    assert after[held] == "PENDING" and after[across] in ("RUNNING", "COMPLETED")
+    assert done["kept"] > done["snapshot"] and done["jobs"].endswith("all there")
+    assert old.phase() == "done"
+    history = old.play.host("host-a").read("/var/lib/sms/journal/lab.history") or b""
+    events = [json.loads(line) for line in history.splitlines()]
+    assert [line["event"] for line in events if line["verb"] == "upgrade"][-3:] == ["stopping", "starting", "done"]
+    assert old.play.host("host-a").run("readlink", "-f", "/var/lib/sms/images/lab.sif").text == done["after"]["path"]
+
+    same = old.upgrade("--image", old.good)
+    assert same["same"] and old.phase() == "done"
+
+    undone = old.upgrade("--undo", *QUICK)
+    assert old.key() == undone["after"]["key"] == old.built.key
+    demo.wait_for("its end", lambda: "yes" if old.jobs().get(across) == "COMPLETED" else "")
+    assert "across" in node.run("cat", f"/home/alice/slurm-{across}.out").text
+    assert old.jobs()[held] == "PENDING"
+
+
+def test_a_broken_image_is_stopped_by_the_rehearsal(old: Stage) -> None:
+    generation, jobs = old.play.lease()["generation"], running(old.jobs())
+    told = old.play.sms("upgrade", "--image", old.broken, "--wait", "6", ok=None)
+    assert told.status == 3 and "production was not touched" in told.stderr.decode() and BROKEN in told.stderr.decode()
+    assert old.play.lease()["generation"] == generation and running(old.jobs()) == jobs
+    assert old.key() == old.built.key
+
+
+def test_a_broken_image_goes_by_itself_and_what_was_is_back(old: Stage) -> None:
+    jobs = running(old.jobs())
+    told = old.play.sms("upgrade", "--image", old.broken, *GIVES_UP, ok=None)
+    words = told.stderr.decode()
+    assert told.status == 5, words
+    assert BROKEN in words and "runs again, every service answers" in words and "WARNING" in words
+    assert old.key() == old.built.key and old.play.status()["healthy"]
+    assert running(old.jobs()) == jobs and old.phase() == "returned"
+    listed = json.loads(old.play.sms("overlay", "list", "--json").stdout)
+    assert any(one["reason"].endswith(", stopped") for one in listed["snapshots"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "status"),
+    [
+        (("--image", "/etc/sms/good-unsigned.sif"), "it is not signed", 3),
+        (("--image", "/nowhere.sif"), "there is no image /nowhere.sif", 3),
+        (("--with-snapshot",), "goes with --undo", 2),
+    ],
+)
+def test_what_is_refused(old: Stage, words: tuple[str, ...], said: str, status: int) -> None:
+    told = old.play.sms("upgrade", *words, *QUICK, ok=None)
+    assert told.status == status and said in told.stderr.decode()
+    assert old.play.status()["healthy"] and old.key() == old.built.key
+
+
+def test_the_plan_is_told(old: Stage) -> None:
+    steps = "\n".join(json.loads(old.play.sms("-q", "upgrade", "-n", "--json").stdout))
+    assert "predicted outage" in steps and "1 running" in steps
+
+
+KILLED = (
+    pytest.param("stop the services", "good", "upgrade", marks=pytest.mark.full),
+    # Of the stopped overlay: it is the second one that is waited for.
+    pytest.param("let it count", "good", "upgrade", marks=pytest.mark.full),
+    pytest.param("seed the overlay", "good", "upgrade", marks=pytest.mark.full),
+    ("start the instance", "good", "upgrade"),
+    pytest.param("start the instance", "good", "start", marks=pytest.mark.full),
+    ("write the overlay", "broken", "upgrade"),  # on the way back
+)
+
+
+@pytest.mark.parametrize(("step", "image", "verb"), KILLED)
+def test_one_that_is_killed_goes_on(old: Stage, step: str, image: str, verb: str) -> None:
+    jobs = running(old.jobs())
+    process = begin(old.play, "upgrade", "--image", f"/etc/sms/{image}.sif", *(QUICK if image == "good" else GIVES_UP))
+    if step != "write the overlay":
+        wait_for_step(process, "stop the services")
+    if step != "stop the services":
+        wait_for_step(process, step)
+    for pid in [*sms_pids(process.pid), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    if verb == "start":
+        # Whichever image goes with the overlay as it is.
+        old.play.sms("-q", "start")
+        assert old.play.status()["healthy"] and running(old.jobs()) == jobs
+    old.play.sms("-q", "upgrade", "--image", old.good, *QUICK)
+    assert old.play.instances() == ["sms-lab"] and len(old.play.loops()) == 1
+    assert old.play.status()["healthy"] and old.key() != old.built.key and old.phase() == "done"
+    assert running(old.jobs()) == jobs
+
+
+def test_back_to_the_state_of_before(old: Stage) -> None:
+    old.upgrade("--image", old.good, *QUICK)
+    came = old.submit("--hold", "--wrap=hostname")
+    told = old.play.sms("upgrade", "--undo", "--with-snapshot", *QUICK, ok=None)
+    assert told.status == 3 and came in told.stderr.decode()
+    done = old.upgrade("--undo", "--with-snapshot", "--force", *QUICK)
+    assert old.key() == old.built.key and "as snapshot" in done["jobs"]
+    assert came not in old.jobs() and "RUNNING" in old.jobs().values()

@@ -1,0 +1,596 @@
+"""`sms classify` from the command line to the screen and the file, over captures of a simulated cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from analysis.model import Classification
+from appliance import __version__
+from appliance.catalog import read_catalog
+from appliance.catalog.own import read_own
+from appliance.cli import main
+from appliance.cli.classify.classify import FORMS
+from appliance.cli.common import duration
+from appliance.errors import ConfigError, SmsError
+from appliance.operations.classify import classify as flow
+from appliance.operations.classify import signatures
+from appliance.operations.context import open_cluster
+from appliance.operations.site.find import open_site
+from appliance.progress import Silent
+from appliance.share import share
+from tests.captures import files
+from tests.captures.cluster import Plan, simulate
+from tests.places import ROOT
+from tests.unit import classification_example as example
+
+SCHEMA = json.loads((ROOT / "docs" / "classification.schema.json").read_text())
+SHIPPED = read_catalog(share("definitions", "services"))
+HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
+
+
+# The published shape
+
+
+@pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
+def test_the_schema_takes_what_is_written(made: Classification) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    as_json, as_yaml = json.loads(flow.render(made, "json")), yaml.safe_load(flow.render(made, "yaml"))
+    assert as_json == as_yaml
+    jsonschema.validate(as_json, SCHEMA)
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("verdict", "maybe"),
+    ("confidence", 1.1),
+    ("initiator", "nodes"),
+    ("name", "\x1b[31m"),
+    ("packets_each", [1]),
+    ("budget_from", "hearsay"),
+    ("contacts", -1),
+    ("budget_s", None),
+    ("surprise", 1),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_the_schema_refuses(key: str, value: Any) -> None:
+    data = example.paper().as_dict()
+    data["services"][0][key] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, SCHEMA)
+
+
+def test_hostile_text_is_written_and_read_back() -> None:
+    made = example.with_text(example.paper(), lambda: HOSTILE)
+    for form in ("json", "yaml"):
+        text = flow.render(made, form)
+        assert {letter for letter in text if not letter.isprintable()} == {"\n"}
+        assert text.isascii()
+    assert json.loads(flow.render(made, "json"))["sms"]["found"] == HOSTILE
+
+
+# What the command line may say
+
+SPANS = {"90": 90, "90s": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d1h1m1s": 90061, "1.5h": 5400}
+NO_SPANS = ("", "m", "10x", "-5", "1h30", "0", "0s", "400d", "99999999999", "10 m", "1٣m")
+
+
+@pytest.mark.parametrize(("text", "seconds"), SPANS.items())
+def test_spans(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", NO_SPANS)
+def test_no_spans(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is no span of time|is not more than nothing"):
+        duration(text)
+
+
+NETWORKS = {
+    "10.2.0.0/16": "10.2.0.0/16",
+    "10.2.3.4/16": "10.2.0.0/16",
+    "10.2.3.4": "10.2.3.4/32",
+    "fd00:2::7/64": "fd00:2::/64",
+    "10.2": None,
+    "10.2.0.0/33": None,
+    "0.0.0.0/0": None,
+    "::/0": None,
+    "node1": None,
+}
+
+
+@pytest.mark.parametrize(("text", "network"), NETWORKS.items())
+def test_networks(text: str, network: str | None) -> None:
+    if network:
+        assert flow.check_network(text) == network
+        return
+    with pytest.raises(ConfigError, match=r"--nodes: .* (is not a network|is every address there is)"):
+        flow.check_network(text)
+
+
+ADDRESSES = {
+    "10.0.0.1": "10.0.0.1",
+    "FD00::1": "fd00::1",
+    "02-00-0A-4D-00-01": "02:00:0a:4d:00:01",
+    "02:00:0a:4d:00:01": "02:00:0a:4d:00:01",
+    "": "",
+    "10.0.0.300": None,
+    "10.0.0.1/16": None,
+    "node1": None,
+    "02:00:0a:4d:00": None,
+    "\x1b[31m": None,
+}
+
+
+@pytest.mark.parametrize(("text", "address"), ADDRESSES.items())
+def test_addresses(text: str, address: str | None) -> None:
+    if address is not None:
+        assert flow.check_address(text, "--sms") == address
+        return
+    with pytest.raises(ConfigError, match=r"--sms: .* is neither an IP address nor a MAC") as caught:
+        flow.check_address(text, "--sms")
+    assert str(caught.value).isprintable()
+
+
+OVERRIDES: list[tuple[list[str], dict[str, str] | str]] = [
+    ([], {}),
+    (["nfs=deferrable", "tcp/4444=time-critical"], {"nfs": "deferrable", "tcp/4444": "time-critical"}),
+    (["nfs=deferrable", "nfs=deferrable"], {"nfs": "deferrable"}),
+    (["nfs=deferrable", "nfs=time-critical"], "is said to be both"),
+    (["nfs"], "is not NAME=VERDICT"),
+    (["=deferrable"], "is not NAME=VERDICT"),
+    (["nfs=maybe"], "is not NAME=VERDICT"),
+    (["tcp/99999=deferrable"], "tcp/99999 is not a port"),
+    (["UDP/0=deferrable"], "UDP/0 is not a port"),
+    (["tcp/=deferrable"], "tcp/ is not a port"),
+    (["tcp/dynamic=deferrable", "icmp=deferrable"], {"tcp/dynamic": "deferrable", "icmp": "deferrable"}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), OVERRIDES, ids=[str(case[0]) for case in OVERRIDES])
+def test_overrides(words: list[str], expected: dict[str, str] | str) -> None:
+    if isinstance(expected, dict):
+        assert flow.parse_overrides(words) == expected
+        return
+    with pytest.raises(ConfigError, match=expected):
+        flow.parse_overrides(words)
+
+
+CATALOGUE = signatures.open_catalogue(None)
+NAMES = {"ntp": "chrony", "tcp/2049": "nfs", "NFSD": "nfs", "NFS": "nfs", "tcp/4444": "tcp/4444", "foo": "foo"}
+
+
+@pytest.mark.parametrize(("said", "name"), NAMES.items())
+def test_a_service_goes_by_any_of_its_names(said: str, name: str) -> None:
+    assert CATALOGUE.find(said) == name
+
+
+UNUSED: dict[str, str] = {
+    "nfs": "",
+    "ntp": "",
+    "tcp/2049": "",
+    "tcp/4444": "tcp/4444 is not in the captures; seen here: chrony, ganglia",
+    "slrumctld": "did you mean slurmctld?",
+    "gmondd": "did you mean gmond?",
+    "LDAP": "LDAP is not in the captures; ldap was not seen",
+    "foo": "foo is not in the captures; seen here: ",
+    "\x1b[31m": "\\x1b[31m is not in the captures",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), UNUSED.items())
+def test_an_override_that_changes_nothing_is_told(name: str, words: str) -> None:
+    told = flow.unused_overrides(flow.Question(overrides={name: "deferrable"}), CATALOGUE, example.paper())
+    assert len(told) == bool(words)
+    assert words in "".join(told)
+
+
+# The catalogue, and the site's own folder
+
+
+def test_signatures_of_the_catalogue() -> None:
+    made = {each.name: each for each in signatures.make_signatures(CATALOGUE)}
+    assert made.keys() == SHIPPED.keys()
+    slurm, nat, ssh, munge = (made[name] for name in ("slurmctld", "nat", "ssh", "munge"))
+    assert slurm.ports == ((6, 6817), (6, 6818))
+    assert [(first.protocol, first.port) for first in slurm.first] == [(6, 0)]
+    assert (slurm.budget_s, slurm.carried, slurm.critical) == (300, True, True)
+    assert (nat.ports, nat.routed) == ((), True)
+    assert not ssh.carried
+    assert munge.silent
+    assert made["warewulf"].poll
+    assert made["provisioning"].boot
+    assert not any(each.verdict for each in made.values())
+
+
+@pytest.mark.parametrize("version", [0x1A00, 0x2600, 0x2E00])
+@pytest.mark.parametrize("length", [60, 1500, 70000])
+def test_slurm_is_told_on_any_port(version: int, length: int) -> None:
+    """2.6, 22.05 and 26.11; and neither HTTP, SSH nor TLS is taken for it."""
+    (first,) = (first for first in signatures.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
+
+    def fits(data: bytes) -> bool:
+        part = data[first.offset : first.offset + len(first.low)]
+        return all(low <= byte <= high for low, byte, high in zip(first.low, part, first.high, strict=True))
+
+    assert fits(length.to_bytes(4, "big") + version.to_bytes(2, "big") + bytes(20))
+    for other in (
+        b"GET / HTTP/1.1\r\n",
+        b"SSH-2.0-OpenSSH",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        bytes(20),
+        b"\x00\x00\x00\x10\x26\x01",
+    ):
+        assert not fits(other)
+
+
+OWN = """\
+name: licences
+summary: gives out licences of our solver
+ports: [tcp/1947]
+outage: {seconds: 600, why: the solver asks every ten minutes}
+"""
+
+
+def own(folder: Path, **texts: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def test_services_of_the_site(tmp_path: Path) -> None:
+    """One that is new, one that changes a verdict and nothing else, one that takes a port from another."""
+    folder = own(
+        tmp_path / "own",
+        licences=OWN,
+        nfs="name: nfs\nverdict: deferrable\nwhy: read while booting only\n",
+        portal=OWN.replace("licences", "portal").replace("1947", "443"),
+    )
+    made = {each.name: each for each in signatures.make_signatures(signatures.open_catalogue(folder))}
+    new = made["licences"]
+    assert (new.ports, new.budget_s, new.critical, new.carried, new.verdict) == (((6, 1947),), 600, True, False, "")
+    nfs, before = made["nfs"], signatures.make_signature(SHIPPED["nfs"], False)
+    assert nfs == replace(before, verdict="deferrable", verdict_why="read while booting only")
+    assert (6, 443) in made["portal"].ports
+    assert (6, 443) not in made["http"].ports
+    assert made["http"].silent, "that it is not seen means nothing now"
+    assert not made["dns"].silent
+    assert list(made)[:3] == ["licences", "nfs", "portal"], "the site's own are asked first"
+
+
+def test_a_service_that_the_container_carries_stays_carried(tmp_path: Path) -> None:
+    folder = own(tmp_path / "own", chrony="name: chrony\noutage: {seconds: 60, why: we are strict}\n")
+    made = {each.name: each for each in signatures.make_signatures(signatures.open_catalogue(folder))}
+    assert (made["chrony"].budget_s, made["chrony"].carried, made["chrony"].every_s) == (60, True, 1024)
+
+
+MANY = ", ".join(f"{{port: tcp/9, starts: a{number}}}" for number in range(250))
+BAD_OWN: list[tuple[dict[str, str], str]] = [
+    ({}, "has no file that ends in .yaml"),
+    ({"licences": OWN + "surprise: 1\n"}, "licences.yaml:5: surprise: this key is not known"),
+    ({"licences": OWN.replace("tcp/1947", "tcp/any")}, "would be every service"),
+    ({"other": OWN}, "licences does not match the file's name"),
+    ({"licences": "name: licences\n"}, "summary: is missing"),
+    ({"licences": OWN + "verdict: maybe\n"}, "verdict"),
+    ({"licences": "[" * 1000}, "licences.yaml:1"),
+    ({"licences": "- a\n"}, "is not a mapping"),
+    ({"licences": OWN + "verdict: maybe\n"}, "known here: deferrable, time-critical"),
+    (
+        {"licences": OWN, "portal": OWN.replace("licences", "portal")},
+        "portal.yaml: ports: tcp/1947 is licences's already",
+    ),
+    (
+        {
+            "nfs": "name: nfs\nverdict: deferrable\n",
+            "portal": OWN.replace("licences", "portal").replace("1947", "2049"),
+        },
+        "portal.yaml: ports: tcp/2049 is nfs's already",
+    ),
+    (
+        {"licences": OWN + f"traffic: {{first: [{MANY}]}}\n"},
+        "licences.yaml: traffic.first: 250 patterns",
+    ),
+]
+
+
+@pytest.mark.parametrize(("texts", "words"), BAD_OWN, ids=range(len(BAD_OWN)))
+def test_mistakes_in_services_of_the_site(texts: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_own(own(tmp_path / "own", **texts), SHIPPED)
+    assert words in str(caught.value)
+
+
+def test_folders_in_the_folder_of_services_are_passed_over(tmp_path: Path) -> None:
+    folder = own(tmp_path / "own", licences=OWN)
+    (folder / "old.yaml").mkdir()
+    assert set(read_own(folder, SHIPPED)) == {"licences"}
+
+
+def test_no_folder_of_services(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        read_own(tmp_path / "none", SHIPPED)
+
+
+# Files
+
+
+def test_an_output_is_never_a_capture(tmp_path: Path) -> None:
+    capture = tmp_path / "a.pcap"
+    capture.write_bytes(b"x")
+    (tmp_path / "same").symlink_to(capture)
+    os.link(capture, tmp_path / "hard")
+    for name in ("a.pcap", "same", "hard"):
+        with pytest.raises(ConfigError, match="is one of the captures"):
+            flow.check_output(tmp_path / name, ["-", str(capture)])
+    with pytest.raises(ConfigError, match="is a folder"):
+        flow.check_output(tmp_path, [])
+    with pytest.raises(ConfigError, match="is not a folder"):
+        flow.check_output(tmp_path / "none" / "x.json", [])
+    flow.check_output(tmp_path / "new.json", [str(capture)])
+
+
+def test_an_output_is_whole_or_not_there(tmp_path: Path) -> None:
+    target = tmp_path / "real.json"
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    flow.write_output("one", link)
+    flow.write_output("two", link)
+    assert link.is_symlink()
+    assert target.read_text() == "two"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
+    with pytest.raises(SmsError, match="cannot be written: "):
+        flow.write_output("x", tmp_path / ("n" * 300))
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    """A pipe, /dev/stdout, /dev/null: nothing is put in its place."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    flow.write_output("text", pipe)
+    reader.join(5)
+    assert read == ["text"]
+    assert pipe.is_fifo()
+
+
+# The whole command
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An hour of eight nodes, one of them booting."""
+    path = tmp_path_factory.mktemp("captures") / "sms.pcap"
+    path.write_bytes(files.pcap(simulate(Plan()).packets()))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SMS_SITE", raising=False)
+    yield
+
+
+TIME_CRITICAL = {"slurmctld", "rsyslog", "chrony", "postfix", "nat", "nfs", "ganglia"}
+DEFERRABLE = {"provisioning", "warewulf", "ssh"}
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+        status = main([str(word) for word in words])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_the_table(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "classify", capture)
+    assert status == 0, err
+    above, below = out.split("SMS-mgmt: deferrable")
+    for name in TIME_CRITICAL:
+        assert re.search(rf"^{name} ", above, re.MULTILINE), out
+    for name in DEFERRABLE:
+        assert re.search(rf"^{name} ", below, re.MULTILINE), out
+    assert "\x1b" not in out + err
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+    assert re.search(r"^not seen .*\biscsi\b", out, re.MULTILINE)
+    assert "read the captures" in err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard output and by -o the same."""
+    status, out, err = run(capsys, "-q", "classify", capture, "--format", form)
+    assert (status, err) == (0, "")
+    file = Path(f"out.{form}")
+    assert run(capsys, "-q", "classify", capture, "--format", form, "-o", file)[0] == 0
+    written = file.read_text()
+    assert written == out
+    if form == "table":
+        assert "SMS-services: time-critical" in written
+        return
+    if form == "html":
+        assert out.startswith("<!DOCTYPE html>") or out.lower().startswith("<!doctype html>")
+        return
+    data = json.loads(out) if form == "json" else yaml.safe_load(out)
+    jsonschema.validate(data, SCHEMA)
+    assert data["made"] == {"version": __version__, "shape": 1, "options": {}}
+    assert {each["name"] for each in data["services"] if each["verdict"] == "time-critical"} == TIME_CRITICAL
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_standard_output_by_name(output: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "-q", "classify", capture, "--json", "-o", output)
+    assert (status, err) == (0, "")
+    assert json.loads(out)["nodes"]["count"] == 8
+    assert list(Path().iterdir()) == []
+
+
+def test_an_encoding_that_lacks_a_letter(capture: Path) -> None:
+    """The page is UTF-8 whatever the locale; the table says what it can."""
+    for words in (["--why", "chrony"], ["--format", "html"]):
+        command = [sys.executable, "-c", "from appliance.cli import main; main()", "-q", "classify", capture, *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+        assert (done.stderr, done.returncode) == (b"", 0)
+        text = done.stdout.decode("utf-8" if "html" in words else "ascii")
+        assert ("\\xb5s" in text) == ("html" not in words)
+
+
+OPTIONS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "none": ([], {}),
+    "sms": (["--sms", "52-54-00-00-00-01"], {"sms": "52:54:00:00:00:01"}),
+    "nodes": (["--nodes", "10.1.7.7/16"], {"nodes": "10.1.0.0/16"}),
+    "override": (["--override", "ntp=deferrable"], {"override": "ntp=deferrable"}),
+    "services": (["--services", "own"], {"services": "own"}),
+    "how it is shown": (["-v", "-q"], {}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_change_what_is_found_are_in_it(
+    name: str, capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, options = OPTIONS[name]
+    own(Path("own"), licences=OWN)
+    status, out, err = run(capsys, "classify", capture, "--json", *words)
+    assert status == 0, err
+    assert json.loads(out)["made"]["options"] == options
+
+
+WHY: dict[str, tuple[list[str], int, str, str]] = {
+    "by another name": (["ntp"], 0, "chrony: time-critical", ""),
+    "by its port": (["tcp/2049"], 0, "nfs: time-critical", ""),
+    "not seen": (["ldap"], 0, "ldap: not seen\n  why  where a node uses it", ""),
+    "silent": (["munge"], 0, "munge: not seen\n  why  it has no traffic of its own", ""),
+    "several": (["ssh", "ntp"], 0, "ssh: deferrable", ""),
+    "nearly right": (["slrumctld"], 2, "", "did you mean slurmctld?"),
+    "what is not there": (["foo"], 2, "", "seen here: chrony, "),
+    "empty": ([""], 2, "", "is neither in the captures nor in the catalogue"),
+    "no port": (["tcp/99999"], 2, "", "tcp/99999 is not a port"),
+}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_why(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names, wanted, shown, words = WHY[name]
+    status, out, err = run(capsys, "classify", "-q", capture, *(f"--why={each}" for each in names))
+    assert status == wanted
+    assert shown in out
+    assert words in err
+    assert "SMS-mgmt: deferrable" not in out
+    assert bool(out) == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.json", "{"), ("a.yml", "capture:"), ("a.html", "<"), ("a.txt", "capture ")]
+)
+def test_a_files_name_tells_its_form(name: str, begins: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "classify", capture, "-o", name)
+    assert (status, out) == (0, "")
+    assert Path(name).read_text().startswith(begins)
+    assert f"wrote {name}" in err
+    assert re.search(r"deferrable: +.*provisioning", err)
+
+
+def test_the_verdict_of_the_site(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--override", "nfsd=deferrable", "--override", "slrumctld=deferrable", "--json")
+    status, out, err = run(capsys, "-q", "classify", capture, *words)
+    assert status == 0
+    services = {each["name"]: each for each in json.loads(out)["services"]}
+    assert (services["nfs"]["verdict"], services["nfs"]["overridden"]) == ("deferrable", True)
+    assert not services["chrony"]["overridden"]
+    assert err == "--override: slrumctld is not in the captures; did you mean slurmctld?\n"
+
+
+MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
+    "nothing": ([], 2, "no capture is named", "--live"),
+    "both": (["a.pcap", "--live", "lo"], 2, "exclude each other", ""),
+    "no such file": (["none.pcap"], 2, "none.pcap: cannot be read: no such file", "check the path"),
+    "a folder": (["."], 2, ". is a folder", "*.pcap"),
+    "standard input twice": (["-", "-"], 2, "standard input (-) can be read only once", ""),
+    "no address": (["CAPTURE", "--sms", "head"], 2, "--sms: head is neither an IP address nor a MAC", "10.0.0.1"),
+    "no node": (["CAPTURE", "--node", "n1"], 2, "--node: n1 is neither", ""),
+    "another sms": (["CAPTURE", "--sms", "10.99.99.99"], 1, "10.99.99.99", "10.1.0.1"),
+    "no verdict": (["CAPTURE", "--override", "nfs=deferable"], 2, "is not NAME=VERDICT", "did you mean deferrable?"),
+    "no services": (["CAPTURE", "--services", "none"], 2, "none is not a folder", ""),
+    "a duration alone": (["CAPTURE", "--duration", "5m"], 2, "--duration goes with --live", "--live br-prov"),
+    "no duration": (["--live", "lo", "--duration", "long"], 2, "'long' is no span of time", "1h30m"),
+    "a duration cut short": (["--live", "lo", "--duration", "1h30"], 2, "'1h30' is no span of time", ""),
+    "another node": (["CAPTURE", "--node", "10.9.9.9"], 1, "10.9.9.9 is not in the capture", "without --node"),
+    "a network of no nodes": (["CAPTURE", "--nodes", "10.99.0.0/16"], 1, "10.99.0.0/16", ""),
+    "twice": (["CAPTURE", "CAPTURE"], 2, "is given twice", "name every file once"),
+    "an empty sms": (["CAPTURE", "--sms", ""], 2, "argument --sms: is empty", ""),
+    "an empty node": (["CAPTURE", "--node", ""], 2, "argument --node: is empty", ""),
+    "empty nodes": (["CAPTURE", "--nodes", " "], 2, "argument --nodes: is empty", ""),
+    "an empty output": (["CAPTURE", "-o", ""], 2, "argument -o/--output: is empty", ""),
+    "no network": (["CAPTURE", "--nodes", "10.1"], 2, "--nodes: 10.1 is not a network", "10.2.0.0/16"),
+    "why in a form for programs": (["CAPTURE", "--why", "nfs", "--json"], 2, "--why goes with the table", "reasons"),
+    "a zero in a name": (["a\0b"], 2, "cannot be read", ""),
+    "no form": (["CAPTURE", "--format", "xml"], 2, "invalid choice: 'xml'", ""),
+    "over the capture": (["CAPTURE", "-o", "CAPTURE"], 2, "is one of the captures", "another file"),
+    "into no folder": (["CAPTURE", "-o", "no/x.json"], 2, "no is not a folder", ""),
+    "no capture": (["text.pcap"], 1, "text.pcap", "tcpdump"),
+    "nothing in it": (["nothing.pcap"], 1, "nothing.pcap", ""),
+    "no packets": (["empty.pcap"], 1, "no packet", ""),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, status, message, hint = MISTAKES[name]
+    Path("text.pcap").write_text("this is a text, and no capture at all\n" * 9)
+    Path("nothing.pcap").write_bytes(b"")
+    Path("empty.pcap").write_bytes(files.pcap([]))
+    before = capture.read_bytes()
+    found, out, err = run(capsys, "-q", "classify", *(capture if word == "CAPTURE" else word for word in words))
+    assert (found, out) == (status, ""), err
+    assert message in err
+    assert hint in err
+    assert "Traceback" not in err
+    assert capture.read_bytes() == before
+
+
+# Into a build
+
+SITE = ROOT / "tests" / "golden" / "sites" / "debian-12.yaml"
+
+
+def test_what_classify_writes_is_what_build_takes(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`sms classify -o FILE`, then `sms build --from FILE`: what the container carries, and words on what it cannot."""
+    assert run(capsys, "classify", capture, "-o", "found.yaml")[0] == 0
+    cluster = open_cluster(SITE, None, Silent(), classification=Path("found.yaml"))
+    carried = {name for name in TIME_CRITICAL if SHIPPED[name].container}
+    assert {service.name for service in cluster.services} == carried | {"munge"}
+    notices = open_site(SITE, None, Path("found.yaml")).notices
+    assert sorted(notice.split()[0] for notice in notices) == ["ganglia", "nfs"]
+    assert all(SHIPPED[notice.split()[0]].advice in notice for notice in notices)
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_a_classification_made_by_hand_is_taken_too(form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"c.{form}"
+    path.write_text(flow.render(example.paper(), form))
+    loaded = open_site(SITE, None, path)
+    assert set(loaded.site.service_names) == {"slurmctld", "rsyslog", "nat", "postfix", "chrony"}
+    assert [notice.split()[0] for notice in loaded.notices] == ["nfs", "ganglia", "the"]
+    assert loaded.notices[-1] == f"the capture: {example.paper().capture.remarks[0]}"

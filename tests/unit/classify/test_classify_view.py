@@ -1,0 +1,161 @@
+"""The screen of `sms classify`: the table on terminals of every width, in files and in pipes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from analysis.model import Classification, Interval, Nodes, Service
+from appliance.cli.classify.view import NARROWEST, console_for, view, view_text
+from tests.unit import classification_example as example
+from tests.unit.classify.test_classify_cmd import HOSTILE
+
+
+def screen(found: Classification, width: int = 80, **options: Any) -> str:
+    console = Console(file=StringIO(), width=width, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(view(found, console, **options))
+    return captured.get()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 150, 250])
+@pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
+def test_no_line_is_wider_than_the_screen(made: Classification, width: int) -> None:
+    console = console_for(width)
+    assert console.width == max(width, NARROWEST)
+    text = screen(made, console.width, verbose=True)
+    assert [line for line in text.splitlines() if len(line) > console.width] == []
+
+
+def test_the_two_groups_as_in_table_1() -> None:
+    """One after the other where the screen is narrow, side by side where it is wide; every service in its group."""
+    narrow = screen(example.paper())
+    above, below = narrow.split("SMS-mgmt: deferrable")
+    for each in example.SERVICES:
+        assert re.search(rf"^{each.name} ", above if each.verdict == "time-critical" else below, re.MULTILINE)
+    wide = screen(example.paper(), 180)
+    assert re.search(
+        r"^SMS-services: time-critical, must never stop \(7\) +SMS-mgmt: deferrable, can wait \(3\)", wide, re.M
+    )
+    assert "…" not in narrow + wide
+
+
+def test_a_narrow_screen_drops_columns_not_digits() -> None:
+    text = screen(example.paper(), 60)
+    assert re.search(r"^slurmctld +both +98\.4 s +5 min +98 %", text, re.MULTILINE)
+    assert not re.search(r"service .* contacts", text)
+    assert "too narrow for: contacts, nodes" in text
+    assert "too narrow" not in screen(example.paper())
+
+
+def test_a_file_or_pipe_has_a_fact_a_line() -> None:
+    """So that grep finds it; no blanks at the ends, no groups side by side, remarks before all else."""
+    lines = view_text(example.paper(), verbose=True).splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert lines[0] == f"note  {example.paper().capture.remarks[0]}"
+    assert sum(example.WAREWULF.reasons[1] in line for line in lines) == 1
+    assert [line for line in lines if "SMS-services" in line and "SMS-mgmt" in line] == []
+    assert sum("too narrow" in line for line in lines) == 0
+
+
+def test_what_time_critical_means_is_said() -> None:
+    """Not that nothing is noticed at once: the last column says when."""
+    text = " ".join(screen(example.paper()).split())
+    assert 'how long they bear it without an answer is under "can be away"' in text
+
+
+BOOTS: list[tuple[Nodes, str]] = [
+    (Nodes(8, (), 2), "8, 2 boots seen"),
+    (Nodes(8, ()), "8, no boot seen"),
+    (Nodes(8, (), 0, True), "8, boots not to be counted in these packets"),
+    (Nodes(0, ()), "none was seen"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "words"), BOOTS)
+def test_nodes_and_their_boots(nodes: Nodes, words: str) -> None:
+    assert f"nodes    {words}\n" in view_text(replace(example.paper(), nodes=nodes))
+
+
+ROWS: list[tuple[Service, str]] = [
+    (replace(example.SLURM, contacts=819_990), "slurmctld both 819,990 450 98.4 s 5 min 98 %"),
+    (replace(example.RSYSLOG, contacts=529_000), "rsyslog nodes 529,000 450 61.2 s not at all 99 %"),
+    (replace(example.PROVISIONING, contacts=64), "provisioning nodes 64 64 boot only 30 days 88 %"),
+    (example.SSH, "ssh SMS 1,840 450 - 7 days by site"),
+    (replace(example.SSH, interval_s=Interval(100, 51), overridden=False), "ssh SMS 1,840 450 ~100 s 7 days 90 %"),
+    (replace(example.SSH, interval_s=Interval(100, 49)), "ssh SMS 1,840 450 100 s 7 days by site"),
+    (example.CHRONY, "chrony nodes 38,020 450 17.1 min 17.1 min 97 %"),
+]
+
+
+@pytest.mark.parametrize(("service", "row"), ROWS, ids=range(len(ROWS)))
+def test_a_row(service: Service, row: str) -> None:
+    text = screen(replace(example.paper(), services=(service,)))
+    assert row in [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_what_cannot_be_carried_is_named_with_advice() -> None:
+    text = " ".join(screen(example.paper()).split())
+    assert "the container cannot carry it nfs the paper moved the files" in text
+    assert "ganglia send monitoring through syslog" in text
+    bare = replace(example.NFS, name="tcp/4444", advice="")
+    text = " ".join(screen(replace(example.paper(), services=(bare,))).split())
+    assert "tcp/4444 keep it on a machine that stays up" in text
+
+
+def test_reasons_on_demand() -> None:
+    found = example.paper()
+    reason = example.WAREWULF.reasons[1]
+    flat = [" ".join(screen(found, **options).split()) for options in ({}, {"why": ["warewulf"]}, {"verbose": True})]
+    assert [reason in text for text in flat] == [False, True, True]
+    assert [example.NFS.budget_why in text for text in flat] == [False, False, True]
+    alone = view_text(found, why=["nfs", "slurmrestd", "munge"])
+    assert "capture  " not in alone
+    assert "SMS-mgmt" not in alone
+    assert "slurmrestd: not seen\n  why  once a month, by hand" in alone
+    assert "munge: not seen\n  why  it has no traffic of its own" in alone
+    assert "the middle half of all intervals spans" in alone
+    assert "known from" in alone
+
+
+def test_all_that_was_read_and_not_read_is_shown() -> None:
+    text = " ".join(screen(example.paper(), 250).split())
+    words = [
+        "8 files: 78,868,179 packets, 63.4 GB, 24 h from 2024-03-05",
+        "52:54:00:0a:01:01",
+        "450 nodes ask it for DHCP",
+    ]
+    words += [
+        "450, 64 boots seen",
+        "198.51.100.10 tcp/443",
+        "hardly used here (95 % sure): mariadb",
+        "95 % sure to show it: slurmrestd 30 days",
+        "no capture can show it",
+    ]
+    words += [
+        "ARP (190,400)",
+        "tcp/7860 (804,119)",
+        "118 x IPv4 header cut off",
+        "ends in the middle",
+        "byte 812,004,112",
+    ]
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_capture_is_hostile() -> None:
+    """What it holds is neither markup nor control to the terminal, and does not push the rest out of sight."""
+    made = example.with_text(example.paper(), lambda: HOSTILE)
+    text = screen(made, 80, verbose=True)
+    assert {letter for letter in text if not letter.isprintable()} == {"\n"}
+    assert "[red]" in text
+    console = Console(file=StringIO(), width=80, force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        console.print(view(made, console, verbose=True))
+    assert set(re.findall(r"\x1b[^m]*m", captured.get())) <= {
+        f"\x1b[{code}m" for code in ("0", "1", "2", "1;31", "1;32", "1;33")
+    }

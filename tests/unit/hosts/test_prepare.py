@@ -1,0 +1,137 @@
+"""The playbook that prepares an admin host, and what Ansible's events become; nothing is run on any host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+
+from appliance.operations.hosts.host import failure
+from appliance.share import share
+from appliance.tools.ansible import Failure, Play, Target, _connection, _note
+
+PLAYBOOK = share("playbooks", "prepare-host.yml")
+TASKS = sorted(share("playbooks", "roles").glob("*/tasks/*.yml"))
+
+
+@pytest.mark.slow
+def test_ansible_takes_the_syntax(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ansible", "playbook", "--syntax-check", "-i", "host,", str(PLAYBOOK)]
+    environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for task in tasks:
+        found += flat(task["block"] + task.get("rescue", [])) if "block" in task else [task]
+    return found
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: f"{path.parents[1].name}/{path.name}")
+def test_tasks_use_what_ansible_core_brings_and_have_names(path: Path) -> None:
+    for task in flat(yaml.safe_load(path.read_text())):
+        assert task["name"]
+        modules = [key for key in task if "." in key]
+        assert len(modules) == 1 and modules[0].startswith("ansible.builtin."), task
+        assert modules[0] not in ("ansible.builtin.shell", "ansible.builtin.raw")
+
+
+def test_every_task_file_is_used_and_every_family_has_packages() -> None:
+    families = {path.stem for path in share("playbooks", "roles", "packages", "vars").iterdir()}
+    assert families == {"Debian", "RedHat", "Suse"}
+    for family in families:
+        read = yaml.safe_load(share("playbooks", "roles", "packages", "vars", f"{family}.yml").read_text())
+        assert len(read["packages_wanted"]) == len(set(read["packages_wanted"])) > 10
+
+
+def link(name: str, *addresses: str, kind: str = "", master: str = "") -> dict[str, Any]:
+    shown: dict[str, Any] = {"ifname": name, "addr_info": [{"local": one, "scope": "global"} for one in addresses]}
+    return shown | ({"linkinfo": {"info_kind": kind}} if kind else {}) | ({"master": master} if master else {})
+
+
+HOST = [link("lo"), link("eth0", "192.0.2.5"), link("eth1"), link("eth2", "10.0.0.2"), link("eth3", "198.51.100.9")]
+HOST += [link("br0", kind="bridge"), link("eth4", master="br0"), link("bond0", kind="bond")]
+
+
+@pytest.mark.parametrize(
+    ("bridge", "port", "words"),
+    [
+        ("br0", "", ""),
+        ("br0", "eth0", ""),
+        ("br1", "eth1", ""),
+        ("br1", "", "there is no bridge br1, and networks.public.port in the site file names no interface for it"),
+        ("br1", "eth9", "there is no interface eth9 for bridge br1 (networks.public.port)"),
+        ("br1", "eth4", "eth4 is a port of br0 already, it cannot go into br1"),
+        ("br1", "eth0", "this SSH connection comes in over eth0: making it a port of br1 would cut the host off"),
+        ("br1", "eth3", "eth3 carries the default route: making it a port of br1 would cut the host off"),
+        ("br1", "eth2", "eth2 carries 10.0.0.2: as a port of br1 it would no longer answer there"),
+        ("bond0", "eth1", "bond0 is there, but it is not a bridge"),
+    ],
+)
+def test_what_would_cut_the_host_off_is_refused(bridge: str, port: str, words: str) -> None:
+    environment = jinja2.Environment(trim_blocks=True)
+    environment.filters["from_json"] = json.loads
+    environment.filters["flatten"] = lambda lists: [item for one in lists for item in one]
+    template = share("playbooks", "roles", "bridges", "templates", "refused.j2").read_text()
+    said = environment.from_string(template).render(
+        sms_bridges=[{"name": bridge, "port": port, "key": "networks.public"}],
+        bridges_links={"stdout": json.dumps(HOST)},
+        bridges_routes={"results": [{"stdout": json.dumps([{"dst": "default", "dev": "eth3"}])}, {"stdout": ""}]},
+        bridges_ssh={"stdout": "192.0.2.77 40000 192.0.2.5 22"},
+    )
+    assert said.strip() == words
+
+
+def test_the_way_to_a_host() -> None:
+    here = _connection(Target("a", "/usr/bin/python3"), Path("/private"))
+    assert here == {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+    far = _connection(
+        Target("a", "/usr/bin/python3", "192.0.2.1", "ops", 2222, Path("/k"), Path("/my hosts")), Path("/private")
+    )
+    assert far["ansible_become"] is True
+    assert (far["ansible_port"], far["ansible_user"], far["ansible_ssh_private_key_file"]) == (2222, "ops", "/k")
+    options = far["ansible_ssh_common_args"]
+    assert "-o StrictHostKeyChecking=yes" in options
+    assert """-o 'UserKnownHostsFile="/my hosts"'""" in options
+
+
+def event(kind: str, task: str = "a task", **data: Any) -> dict[str, Any]:
+    return {"event": kind, "event_data": {"task": task, "role": "bridges", **data}}
+
+
+def test_events_become_a_play() -> None:
+    play, began = Play(), list[str]()
+    for one in [
+        event("playbook_on_start"),
+        event("playbook_on_task_start", "first"),
+        event("runner_on_ok", "first", res={"changed": False}),
+        event("runner_on_ok", "second", res={"changed": True}),
+        event("runner_on_ok", "say", task_action="ansible.builtin.debug", res={"msg": "note: well"}),
+        event("runner_on_failed", "ignored", ignore_errors=True, res={"msg": "no"}),
+        event("runner_on_failed", "third", res={"msg": "non-zero return code", "stderr": "no mirror\n"}),
+        event("runner_on_unreachable", "fourth", res={"msg": "timed out"}),
+    ]:
+        _note(play, one, began.append)
+    assert began == ["first"]
+    assert play.changed == ["second"]
+    assert play.notes == ["note: well"]
+    assert play.failed == [Failure("bridges", "third", "no mirror"), Failure("bridges", "fourth", "timed out")]
+
+
+def test_a_failure_names_the_task_its_words_and_what_to_do() -> None:
+    assert failure(Play(changed=["one"]), "host-a") is None
+    error = failure(Play(failed=[Failure("bridges", "Refuse it", "eth0 is needed")]), "host-a")
+    assert error and error.status == 1
+    assert "Refuse it: eth0 is needed" in error.message
+    assert "another interface" in error.hint
+    unknown = failure(Play(failed=[Failure("", "Gathering Facts", "no")]), "host-a")
+    assert unknown and "sms doctor --host host-a" in unknown.hint

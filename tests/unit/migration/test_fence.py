@@ -1,0 +1,228 @@
+"""Fencing: a real Redfish emulator, ipmitool from a table, a command; what is not known to be off is not off."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.config.model import AdminHost
+from appliance.errors import Refused, SmsError
+from appliance.host import local
+from appliance.host.fake import Fake
+from appliance.operations.migration.fence import check_fence, fence, fence_way
+from appliance.tools import ipmi, redfish
+from tests.ownnet import own_network
+from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
+
+
+@pytest.fixture
+def bmc(tmp_path: Path) -> Iterator[Emulator]:
+    with emulator(tmp_path) as made:
+        yield made
+
+
+def admin(**settings: Any) -> AdminHost:
+    return AdminHost(name="host-a", address="192.0.2.1", fence=settings)
+
+
+def by_redfish(bmc: Emulator, **more: Any) -> AdminHost:
+    return admin(redfish={"url": bmc.url, "user": USER, "password_file": bmc.password_file, "ca": bmc.ca, **more})
+
+
+@pytest.mark.slow
+def test_a_machine_is_off_when_its_controller_says_so(bmc: Emulator) -> None:
+    assert bmc.power() == "On"
+    fence(by_redfish(bmc))
+    assert bmc.power() == "Off"
+    fence(by_redfish(bmc))  # it is off already
+
+
+@pytest.mark.slow
+def test_the_systems_own_path_is_taken(bmc: Emulator) -> None:
+    redfish.power_off(bmc.controller(path=f"/redfish/v1/Systems/{UUID}/"), timeout_s=30)
+    assert bmc.power() == "Off"
+
+
+@pytest.mark.slow
+def test_of_several_systems_one_must_be_named(tmp_path: Path) -> None:
+    with emulator(tmp_path, systems=2) as bmc:
+        with pytest.raises(SmsError, match="has 2 systems") as caught:
+            redfish.power_off(bmc.controller(), timeout_s=30)
+        assert "/redfish/v1/Systems/1" in caught.value.hint
+        redfish.power_off(bmc.controller(path=f"/redfish/v1/Systems/{UUID}"), timeout_s=30)
+        assert (bmc.power(), bmc.power(UUID[:-1] + "5")) == ("Off", "On")
+
+
+@pytest.mark.slow
+def test_a_wrong_password_and_an_unknown_certificate_leave_it_on(bmc: Emulator, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("wrong\n")
+    wrong.chmod(0o600)
+    with pytest.raises(Refused, match=r"not known to be off.*401") as caught:
+        fence(by_redfish(bmc, password_file=wrong))
+    assert "--i-have-fenced" in caught.value.hint
+    with pytest.raises(Refused, match="certificate is not to be trusted"):
+        fence(by_redfish(bmc, ca=None))
+    assert bmc.power() == "On"
+    fence(by_redfish(bmc, ca=None, insecure=True))
+    assert bmc.power() == "Off"
+
+
+def test_what_does_not_answer_is_not_off() -> None:
+    controller = redfish.Controller("https://127.0.0.1:9", USER, PASSWORD, insecure=True)
+    with pytest.raises(SmsError, match="does not answer") as caught:
+        redfish.power_off(controller, timeout_s=1)
+    assert PASSWORD not in caught.value.message
+
+
+def test_a_password_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    host = admin(ipmi={"address": "bmc", "user": "ADMIN", "password_file": file})
+    with pytest.raises(Refused, match="cannot read"):
+        check_fence(host)
+    file.write_text("secret\n")
+    file.chmod(0o644)
+    with pytest.raises(Refused, match="others may read"):
+        check_fence(host)
+    file.chmod(0o600)
+    check_fence(host)
+    file.write_text("\n")
+    with pytest.raises(Refused, match="one line"):
+        check_fence(host)
+
+
+def test_a_host_without_a_way_is_refused() -> None:
+    with pytest.raises(Refused, match="nothing says how") as caught:
+        check_fence(AdminHost(name="host-a", address="192.0.2.1"))
+    assert "--i-have-fenced" in caught.value.hint
+
+
+def test_a_command_says_by_its_status(tmp_path: Path) -> None:
+    mark = tmp_path / "off"
+    fence(admin(command=["touch", str(mark)]))
+    assert mark.exists()
+    with pytest.raises(Refused, match="not known to be off"):
+        fence(admin(command=["false"]))
+    with pytest.raises(Refused, match="not known to be off"):
+        fence(admin(command=["sleep", "60"], timeout_s=1))
+    with pytest.raises(Refused, match="not known to be off"):
+        fence(admin(command=["/nowhere/fence"]))
+
+
+ASK = ("ipmitool", "-I", "lanplus", "-H", "bmc", "-U", "ADMIN", "-f", "/etc/sms/bmc", "chassis", "power")
+
+
+def ipmi_host(*said: str) -> Fake:
+    """Answers its power with one text after the other."""
+    left = list(said)
+
+    def status(_: tuple[str, ...], __: bytes | None) -> tuple[int, str]:
+        return 0, f"Chassis Power is {left.pop(0) if len(left) > 1 else left[0]}\n"
+
+    found: dict[tuple[str, ...], Any] = {("sh", "-c"): (0, "/usr/bin/ipmitool")}
+    return Fake({**found, (*ASK, "status"): status, (*ASK, "off"): (0, "Chassis Power Control: Down/Off")})
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (("off",), ["status", "status"]),
+        (("on", "off"), ["status", "off", "status"]),
+        (("on", "on", "off"), ["status", "off", "status", "status"]),
+    ],
+)
+def test_ipmitool_is_asked_until_it_is_off(said: tuple[str, ...], words: list[str]) -> None:
+    host = ipmi_host(*said)
+    ipmi.power_off(host, "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=30)
+    asked = [argv for argv in host.asked if argv[0] == "ipmitool"]
+    assert asked == [(*ASK, word) for word in words]
+
+
+LAN = """\
+name "bmc"
+set_working_mc 0x20
+startlan 1
+  addr {address} 623
+  priv_limit admin
+  allowed_auths_callback md5
+  allowed_auths_user md5
+  allowed_auths_operator md5
+  allowed_auths_admin md5
+  guid a123456789abcdefa123456789abcdef
+endlan
+chassis_control "{folder}/chassis"
+user 2 true "ADMIN" "{password}" admin 10 md5
+"""
+CHASSIS = """\
+#!/bin/sh
+# get power, set power VALUE
+if [ "$1" = set ]; then echo "$3" >"$(dirname "$0")/power"; else echo "power:$(cat "$(dirname "$0")/power")"; fi
+"""
+MC = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 persist_sdr\nmc_enable 0x20\n"
+
+
+@pytest.mark.slow
+def test_a_machine_is_off_when_its_ipmi_controller_says_so(
+    tmp_path: Path, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenIPMI's simulator. It does not say which ciphers it has; ipmitool, given one, does not wait 10 s to hear."""
+    program = tmp_path / "bin" / "ipmitool"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {need("ipmitool")} -C 3 "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setitem(local.ENVIRONMENT, "PATH", f"{program.parent}:{local.ENVIRONMENT['PATH']}")
+    address = "192.0.2.62"
+    files = {
+        "lan.conf": LAN.format(address=address, folder=tmp_path, password="a-secret"),
+        "commands": MC,
+        "chassis": CHASSIS,
+        "power": "1\n",
+        "password": "a-secret\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700 if name == "chassis" else 0o600)
+    words = ["-c", str(tmp_path / "lan.conf"), "-f", str(tmp_path / "commands"), "-n", "-s", str(tmp_path / "state")]
+    (tmp_path / "state").mkdir()
+    quiet = subprocess.DEVNULL
+    # Its port is fixed.
+    with own_network([f"{address}/32"]):
+        simulator = subprocess.Popen([need("ipmi_sim"), *words], stdin=quiet, stdout=quiet, stderr=quiet)
+        try:
+            settings = {"address": address, "user": "ADMIN", "password_file": tmp_path / "password"}
+            fence(admin(ipmi=settings))
+        finally:
+            simulator.terminate()
+            simulator.wait(10)
+    assert (tmp_path / "power").read_text().strip() == "0"
+
+
+def test_a_machine_that_stays_on_is_not_off() -> None:
+    with pytest.raises(SmsError, match="Chassis Power is on"):
+        ipmi.power_off(ipmi_host("on"), "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
+
+
+def test_a_controller_that_ipmitool_cannot_ask() -> None:
+    host = ipmi_host("on")
+    host.answers[(*ASK, "status")] = (1, "Error: Unable to establish IPMI v2 / RMCP+ session")
+    with pytest.raises(SmsError, match="Unable to establish"):
+        ipmi.power_off(host, "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
+    with pytest.raises(SmsError, match="ipmitool is not installed"):
+        ipmi.power_off(Fake({("sh", "-c"): (127, "")}), "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
+
+
+def test_what_would_be_done_is_told() -> None:
+    ways = [
+        fence_way(one)
+        for one in (
+            admin(redfish={"url": "https://bmc-a", "user": "sms", "password_file": "/x"}),
+            admin(command=["/usr/local/sbin/fence", "host-a"]),
+            admin(ipmi={"address": "bmc-a", "user": "ADMIN", "password_file": "/x"}),
+        )
+    ]
+    assert "Redfish" in ways[0] and "/usr/local/sbin/fence" in ways[1] and "bmc-a" in ways[2]
+    assert fence_way(AdminHost(name="host-a", address="192.0.2.1")) == ""

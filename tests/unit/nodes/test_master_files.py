@@ -1,0 +1,330 @@
+"""Master files in the VM's service: versions, templates, tokens; and what the site file names against what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.cli.nodes.files_list import rows
+from appliance.config.read import read_site_text
+from appliance.errors import ConfigError, SmsError
+from appliance.operations.nodes.files import Pushed, find_silence, make_master
+from appliance.operations.site.init import read_profile
+from appliance.plan.nodes.files import (
+    FORBIDDEN,
+    Master,
+    compare_masters,
+    forbidding,
+    named_paths,
+    unknown_names,
+    wanted_masters,
+)
+from appliance.plan.overlay.seed import Seed
+from appliance.provision.blobs import Blobs
+from appliance.provision.config import Config
+from appliance.provision.files import VERSIONS_KEPT, Client, Files
+from appliance.provision.problem import HttpProblem
+from appliance.provision.store import Store
+from appliance.provision.sync_tables import Node
+from appliance.provision.tokens import Bound, Tokens
+from tests.places import ROOT
+from tests.provisioning import Vm
+
+NODE = Client(Node("node1", "10.77.0.101", ("gpu",)))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Files]:
+    store = Store(f"sqlite:///{tmp_path}/inventory.db")
+    Vm.add_node(SimpleNamespace(database=f"sqlite:///{tmp_path}/inventory.db"), "node1", "10.77.0.101", ("gpu",))  # type: ignore[arg-type]
+    config = Config(address="10.77.0.2", cluster="test", services_address="10.77.0.1", services_hostname="sms-services")
+    yield Files(store, config, Blobs(tmp_path / "files", spare_b=0))
+    store.close()
+
+
+async def blocks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def put(files: Files, path: str, data: bytes, **details: Any) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    asyncio.run(files.blobs.take(digest, len(data), blocks(data)))
+    return files.put(path, {"sha256": digest, **details})
+
+
+def seen(files: Files, client: Client = NODE) -> dict[str, str]:
+    with files.store.read() as connection:
+        view = files.view(connection, client)
+        found = {entry["path"]: files.content(connection, client, entry["sha256"]).decode() for entry in view.entries}
+        return {**found, **dict.fromkeys(view.held, "held")}
+
+
+def test_versions_are_kept_and_come_back(files: Files) -> None:
+    for number in range(8):
+        put(files, "/etc/motd", b"%d" % number)
+    assert put(files, "/etc/motd", b"7")["changed"] is False
+    shown = files.show("/etc/motd")
+    assert shown["current"] == 8
+    assert [each["version"] for each in shown["versions"]] == [8, 7, 6, 5, 4][:VERSIONS_KEPT]
+    assert files.roll_back("/etc/motd")["version"] == 7
+    assert files.roll_back("/etc/motd")["version"] == 6
+    assert seen(files) == {"/etc/motd": "5"}
+    files.remove("/etc/motd")
+    assert seen(files) == {}
+    assert files.roll_back("/etc/motd")["version"] == 8
+    assert put(files, "/etc/motd", b"new")["version"] == 9
+    assert files.roll_back("/etc/motd", 6)["version"] == 6
+    for version in (1, 99):
+        with pytest.raises(HttpProblem, match="no such older version"):
+            files.roll_back("/etc/motd", version)
+    with pytest.raises(HttpProblem, match="there is no master file"):
+        files.roll_back("/etc/nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{ node.nmae }}", "nmae"),
+        ("{% for %}", "line 1"),
+        ("{{ node.__class__.__mro__ }}", "unsafe"),
+        ("{% for x in range(999999999) %}x{% endfor %}", "Range too big"),
+        ("{{ 'x' * 9999999 }}", "too large"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{% include '/etc/shadow' %}", "no loader"),
+    ],
+)
+def test_a_template_that_fails_never_counts(files: Files, text: str, words: str) -> None:
+    put(files, "/etc/motd", b"good")
+    with pytest.raises(HttpProblem, match=words):
+        put(files, "/etc/motd", text.encode(), template=True)
+    assert seen(files) == {"/etc/motd": "good"}
+
+
+def test_a_template_that_fails_for_a_later_node_is_held(files: Files) -> None:
+    put(
+        files,
+        "/etc/motd",
+        b"{{ [1][node.groups.index('gpu')] }}{{ node.name }}",
+        template=True,
+        nodes=["node1", "node2"],
+    )
+    assert seen(files) == {"/etc/motd": "1node1"}
+    assert seen(files, Client(Node("node2", "10.77.0.102", ()))) == {"/etc/motd": "held"}
+
+
+def test_who_has_what(files: Files) -> None:
+    put(files, "/a", b"all")
+    put(files, "/b", b"gpu", groups=["gpu"])
+    put(files, "/c", b"named", nodes=["node2"])
+    put(files, "/d", b"both", nodes=["node2"], groups=["gpu"], services=True)
+    assert set(seen(files)) == {"/a", "/b", "/d"}
+    assert set(seen(files, Client(Node("node2", "", ())))) == {"/a", "/c", "/d"}
+    assert set(seen(files, Client(Node("sms-services", "", ()), services=True))) == {"/d"}
+    with pytest.raises(HttpProblem, match="cannot both be files"):
+        put(files, "/a/below", b"x")
+
+
+def test_what_is_cut_off_or_false_is_not_kept(files: Files) -> None:
+    digest = hashlib.sha256(b"whole").hexdigest()
+    for parts in ([b"who"], [b"whole", b"more"], [b"other"]):
+        with pytest.raises(HttpProblem):
+            asyncio.run(files.blobs.take(digest, 5, blocks(*parts)))
+    assert files.blobs.read(digest) is None
+    assert [path for path in files.blobs.folder.rglob("*") if path.is_file()] == []
+    with pytest.raises(HttpProblem, match="its content is not there"):
+        files.put("/etc/motd", {"sha256": digest})
+    put(files, "/etc/motd", b"whole")
+    files.blobs.path(digest).write_bytes(b"damaged")
+    with pytest.raises(HttpProblem, match="lost or damaged"):
+        seen(files)
+
+
+def test_a_rollback_makes_no_file_a_folder(files: Files) -> None:
+    put(files, "/etc/a", b"file")
+    files.remove("/etc/a")
+    put(files, "/etc/a/b", b"below")
+    with pytest.raises(HttpProblem, match="cannot both be files"):
+        files.roll_back("/etc/a")
+    assert seen(files) == {"/etc/a/b": "below"}
+
+
+def test_what_another_thread_reads_meanwhile_is_not_what_one_has(files: Files) -> None:
+    """A view of an older state is never kept as that of a newer one."""
+    changed: list[int] = []
+
+    def change() -> None:
+        put(files, "/etc/motd", b"new")
+        with files.store.read() as connection:
+            changed.append(len(files.masters(connection)))
+
+    class Slow(Files):
+        def _current(self, connection: Any) -> Any:
+            found = super()._current(connection)
+            if not changed:
+                files._masters, files._views = self._masters, self._views
+                thread = Thread(target=change)
+                thread.start()
+                thread.join()
+                self._masters = files._masters
+            return found
+
+    put(files, "/etc/motd", b"old")
+    slow = Slow(files.store, files.config, files.blobs)
+    with files.store.read() as connection:
+        slow.view(connection, NODE)
+    assert changed and seen(slow) == {"/etc/motd": "new"}
+
+
+def test_tokens_are_good_once_at_one_address(files: Files) -> None:
+    now = [1000.0]
+    tokens = Tokens(files.store, token_s=600, clock=lambda: now[0])
+    first, second = tokens.make("node1"), tokens.make("node1")
+    assert tokens.use(first, "10.77.0.101") == "", "a newer one has made it void"
+    assert tokens.use(second, "10.77.0.102") == ""
+    assert tokens.use(second + "\n", "10.77.0.101") == ""
+    assert tokens.use(second, "10.77.0.101") == "node1"
+    assert tokens.use(second, "10.77.0.101") == ""
+    late = tokens.make("node1")
+    now[0] += 601
+    assert tokens.use(late, "10.77.0.101") == ""
+    with pytest.raises(SmsError, match="no node"):
+        tokens.make("node9")
+
+
+def test_an_address_tries_so_often_only() -> None:
+    now = [0.0]
+    bound = Bound(tries=3, per_s=60, clock=lambda: now[0])
+    assert [bound.wait_s("a") for _ in range(4)] == [0, 0, 0, 61]
+    assert bound.wait_s("b") == 0
+    now[0] += 61
+    assert bound.wait_s("a") == 0
+    for number in range(10000):
+        bound.wait_s(str(number))
+    assert len(bound.seen) <= 4096
+
+
+def test_what_a_site_names(tmp_path: Path) -> None:
+    text = read_profile("lab") + (
+        'provisioning:\n  address: 10.77.0.2/24\n  mac: "02:00:0a:4d:00:02"\n'
+        '  files:\n    - {path: /etc/x, source: x, mode: "600", groups: [gpu]}\n'
+        "    - {path: /etc/munge/munge.key, source: y}\n"
+    )
+    site, _ = read_site_text(text, "sms.yaml", folder=tmp_path)
+    given = {"passwd": b"p", "shadow": b"s", "munge_key": b"m", "/etc/x": b"x", "/etc/munge/munge.key": b"own"}
+    seeds = [Seed("/etc/slurm/slurm.conf", b"conf"), Seed("/etc/other", b"other")]
+    found = {each.path: each for each in wanted_masters(site, given, seeds)}
+    assert list(found) == [
+        "/etc/munge/munge.key",
+        "/etc/passwd",
+        "/etc/shadow",
+        "/etc/slurm/slurm.conf",
+        "/etc/x",
+    ]
+    assert found["/etc/munge/munge.key"].data == b"own", "what is named stands before what is taken by itself"
+    assert (found["/etc/x"].mode, found["/etc/x"].groups, found["/etc/x"].secret) == ("0600", ("gpu",), True)
+    assert (found["/etc/shadow"].mode, found["/etc/shadow"].services) == ("0640", True)
+    assert named_paths(site, ()) == {"/etc/munge/munge.key", "/etc/x"}
+    assert "conf" not in repr(found["/etc/slurm/slurm.conf"]).replace("slurm.conf", "")
+
+
+def test_what_a_push_would_do() -> None:
+    same, changed, new = Master("/a", b"a"), Master("/b", b"b", services=True), Master("/c", b"c")
+    users = Master("/etc/passwd", b"site's")
+
+    def there(master: Master, **other: Any) -> dict[str, Any]:
+        return {"path": master.path, "version": 1, "size": 1, "made": 0, **master.as_body(), **other}
+
+    now = [
+        there(same),
+        there(changed, services=False),
+        there(users, origin="users", sha256="0" * 64),
+        there(Master("/gone", b"")),
+        there(Master("/by-hand", b"", origin="admin")),
+    ]
+    wanted = [same, changed, new, users]
+    assert {one.path: (one.what, one.why) for one in compare_masters(wanted, now)} == {
+        "/a": ("same", ""),
+        "/b": ("change", "services"),
+        "/c": ("add", "1 bytes"),
+        "/etc/passwd": ("held", "comes from `sms user sync`; --accounts replaces it"),
+        "/gone": ("remove", "the site file does not name it any more"),
+    }
+    replaced = {one.path: one.what for one in compare_masters(wanted, now, accounts=True)}
+    assert replaced["/etc/passwd"] == "change"
+    assert Pushed(compare_masters(wanted, now)).summary() == (
+        "5 files: 2 brought, 1 removed, 1 left alone, 1 the same as before"
+    )
+    assert Pushed(compare_masters([same], now[:1])).summary() == "all 1 files are as they should be, nothing changed"
+
+
+def test_what_is_not_named_of_a_file_stays() -> None:
+    before = {"version": 3, "mode": "0600", "owner": "munge", "group": "munge", "nodes": ["a"], "groups": [], "x": 1}
+    wishes = {"template": None, "services": True}
+    master = make_master("/etc/x", b"new", wishes, {**before, "template": True, "services": False})
+    assert (master.mode, master.owner, master.nodes, master.template, master.services) == (
+        *("0600", "munge", ("a",)),
+        *(True, True),
+    )
+    new = make_master("/etc/x", b"new", wishes, None)
+    assert (new.mode, new.owner, new.nodes, new.template) == ("0644", "root", (), False)
+    everywhere = make_master("/etc/x", b"new", {"nodes": [], "groups": []}, before)
+    assert (everywhere.nodes, everywhere.mode) == ((), "0600")
+
+
+@pytest.mark.parametrize("path", ["/proc/x", "/etc/sms/tls/ca.pem", "/run", "/etc//sms/x", "/etc/x/../sms/y", "etc/x"])
+def test_paths_that_nodes_do_not_take(path: str) -> None:
+    with pytest.raises(ConfigError):
+        make_master(path, b"", {}, None)
+
+
+def test_nodes_refuse_the_same_paths() -> None:
+    text = (ROOT / "definitions" / "runtime" / "smskept.py").read_text()
+    there: dict[str, Any] = {}
+    exec("\n".join(line for line in text.splitlines() if line.startswith(("GOOD", "RECORD", "FORBIDDEN"))), there)
+    assert set(there["FORBIDDEN"]) == set(FORBIDDEN)
+    assert forbidding("/etc/smsx") == ""
+
+
+def test_nodes_and_groups_that_nobody_knows() -> None:
+    master = Master("/x", b"", nodes=("a", "b"), groups=("gpu", "cpu"))
+    assert unknown_names(master, [{"name": "a", "groups": ["gpu"]}]) == ("b", "@cpu")
+
+
+def test_a_list_of_files_has_a_line_each() -> None:
+    path = "/etc/" + "x" * 200
+    body = {**Master(path, b"", nodes=("a1", "a2")).as_body(), "path": path, "version": 1, "size": 2, "made": 0.0}
+    head, line = rows([body])
+    assert line.startswith(f"{path}  1  2 B   0644 root:root  19")
+    assert line.endswith("  a[1-2]")
+    assert head.endswith("for")
+
+
+@pytest.mark.parametrize(
+    ("answer", "old"),
+    [
+        ({"began": 0, "heard": None}, 900),  # it runs for long
+        ({"began": 990, "heard": 700}, 600),  # it was off for nearly 300 s, in which nobody could be heard
+        ({"began": 990, "heard": None}, 890),  # nobody was heard before
+        ({}, 900),  # the server of an older image
+    ],
+)
+def test_from_when_on_a_client_counts_as_there(answer: dict[str, Any], old: float) -> None:
+    assert find_silence({"now": 1000, **answer}, 100) == old
+
+
+def test_a_service_tells_when_it_heard_a_client_last_before_it_began(files: Files) -> None:
+    with files.store.write() as connection:
+        files.report(connection, NODE, {"push": 1, "files": [], "failed": {}})
+    after = Files(files.store, files.config, files.blobs)
+    with files.store.read() as connection:
+        assert files.reports(connection)["heard"] is None
+        answer = after.reports(connection)
+        assert answer["heard"] == next(each["at"] for each in answer["clients"] if each["client"] == "node1")

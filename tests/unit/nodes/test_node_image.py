@@ -1,0 +1,256 @@
+"""Node profiles, plans and the initramfs: tables, real files, real cpio and busybox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.catalog.node import NodeProfile, read_node_profile
+from appliance.config.provisioning import Profile
+from appliance.config.read import read_model
+from appliance.errors import ConfigError
+from appliance.plan.nodes.image import cpio, find_secrets, mmdebstrap_argv, packages_of, plan_node, wanted_modules
+from appliance.share import share
+
+Need = Callable[[str], str]
+NODES = share("definitions", "nodes")
+INIT = NODES / "init"
+
+
+def planned(site: Profile | None = None, **what: Any) -> Any:
+    profile = read_node_profile(NODES, "compute")
+    given: dict[str, Any] = {"sources": ["deb x"], "versions": {"slurmd": "22.05"}, "files": {}, "initramfs": {}}
+    return plan_node("compute", profile, site or Profile(), **{**given, "tools": {"finish": b"x"}, **what})
+
+
+def test_the_shipped_profile() -> None:
+    profile = read_node_profile(NODES, "compute")
+    assert {"slurmd", "munge", "rsyslog", "chrony", "systemd-sysv", "busybox-static"} <= set(profile.packages)
+    assert read_node_profile(NODES, "gpu") == profile, "one without a file of its own begins with the usual one"
+    assert "linux-image-amd64" in packages_of(profile, Profile(packages=("nvtop",)))
+    assert {"linux-image-cloud-amd64", "nvtop"} <= set(
+        packages_of(profile, Profile(packages=("nvtop",), kernel="cloud"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("mask: ['../x']", "mask"),
+        ("drivers: [/etc]", "drivers"),
+        ("modules: ['a b']", "modules"),
+        ('arguments: "a\\nb"', "arguments"),
+        ("colour: red", "colour"),
+    ],
+)
+def test_a_profile_that_is_wrong(line: str, words: str) -> None:
+    text = "summary: x\nbase: debian-12\npackages: [a]\nkernels: {}\n"
+    text += "" if line.startswith("drivers") else "drivers: []\n"
+    with pytest.raises(ConfigError, match=words):
+        read_model(f"{text}{line}\n", "x.yaml", NodeProfile)
+
+
+@pytest.mark.parametrize(
+    ("what", "changes", "root"),
+    [
+        ({}, False, False),
+        ({"sources": ["deb y"]}, False, False),
+        ({"versions": {"slurmd": "22.06"}}, True, True),
+        ({"files": {"etc/sms/tls/ca.pem": (b"ca", 0o644)}}, True, False),
+        ({"initramfs": {"init": (b"x", 0o755)}}, True, False),
+        ({"tools": {"finish": b"y"}}, True, False),
+        ({"site": Profile(arguments="debug")}, True, False),
+        ({"site": Profile(groups=("gpu",))}, True, False),
+        ({"site": Profile(packages=("nvtop",))}, True, True),
+    ],
+)
+def test_what_makes_another_image(what: dict[str, Any], changes: bool, root: bool) -> None:
+    before, after = planned(), planned(**what)
+    assert (before.key != after.key, before.root_key != after.root_key) == (changes, root)
+
+
+def test_arguments_of_the_site_come_last() -> None:
+    assert planned(Profile(arguments="mitigations=off")).arguments.endswith("console=ttyS0,115200 mitigations=off")
+
+
+def test_mounts_of_a_build_end_with_it() -> None:
+    argv = mmdebstrap_argv(planned(), "/x/root.tar.zst", "/x")
+    assert argv[:4] == ("setpriv", "--pdeathsig", "KILL", "unshare")
+    assert {"--mount", "--kill-child", "private"} <= set(argv)
+    assert argv[-2:] == ("/x/root.tar.zst", "-")
+
+
+DEPENDENCIES = """\
+kernel/drivers/net/virtio_net.ko: kernel/net/core/failover.ko kernel/drivers/virtio/virtio.ko
+kernel/drivers/net/ethernet/intel/e1000/e1000.ko:
+kernel/drivers/net/ethernetish.ko:
+kernel/drivers/virtio/virtio.ko:
+kernel/net/core/failover.ko:
+kernel/fs/squashfs/squashfs.ko:
+kernel/net/packet/af_packet.ko:
+"""
+
+
+@pytest.mark.parametrize(
+    ("drivers", "names", "paths"),
+    [
+        (["drivers/net/ethernet"], [], ["drivers/net/ethernet/intel/e1000/e1000.ko"]),
+        (
+            ["drivers/net/virtio_net.ko"],
+            [],
+            ["drivers/net/virtio_net.ko", "drivers/virtio/virtio.ko", "net/core/failover.ko"],
+        ),
+        ([], ["squashfs", "af_packet", "loop"], ["fs/squashfs/squashfs.ko", "net/packet/af_packet.ko"]),
+        (["drivers/gpu"], [], []),
+    ],
+)
+def test_modules_come_with_what_they_need(drivers: list[str], names: list[str], paths: list[str]) -> None:
+    assert wanted_modules(DEPENDENCIES, drivers, names) == [f"kernel/{path}" for path in paths]
+
+
+def test_the_archive_is_one_that_cpio_reads(need: Need, tmp_path: Path) -> None:
+    archive = cpio({"init": (b"#!/bin/sh\n", 0o755), "etc/x/y": (b"abc", 0o644)}, {"bin/sh": "busybox"})
+    subprocess.run([need("cpio"), "-idm", "--quiet"], input=archive, cwd=tmp_path, check=True)
+    assert (tmp_path / "init").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "etc/x/y").read_bytes() == b"abc"
+    assert (tmp_path / "bin/sh").readlink() == Path("busybox")
+
+
+@pytest.mark.parametrize(
+    ("names", "shadow", "found"),
+    [
+        ([], "root:*:1::\nmunge:!:1::\nx:!*:1::", []),
+        (["etc/munge/munge.key"], "", ["etc/munge/munge.key"]),
+        (["etc/ssh/ssh_host_ed25519_key", "etc/ssh/ssh_host_ed25519_key.pub"], "", ["etc/ssh/ssh_host_ed25519_key"]),
+        (["opt/sms/tls/ca.key", "etc/sms/tls/ca.pem"], "", ["opt/sms/tls/ca.key"]),
+        (["etc/shadow-"], "root:$y$j9T$x:1::", ["etc/shadow-", "/etc/shadow: a password of root"]),
+    ],
+)
+def test_what_is_secret(names: list[str], shadow: str, found: list[str]) -> None:
+    assert find_secrets(names, shadow) == found
+
+
+# The first program, function by function, by busybox's own shell where it is there.
+
+
+def shell() -> list[str]:
+    return ["busybox", "sh"] if shutil.which("busybox") else ["sh"]
+
+
+def run_init(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Functions of init without what it does at its end; paths of the machine's are those of a folder."""
+    text = INIT.read_text().partition("\nmount_kernel\n")[0]
+    for path in ("/proc/cmdline", "/proc/uptime", "/dev/console", "/run/", "/root/etc", "/sys/class/net"):
+        text = text.replace(path, f"{tmp_path}{path}")
+    text = text.replace("PATH=/bin\n", "").replace(">" + str(tmp_path / "dev/console"), f">>{tmp_path}/dev/console")
+    for folder in ("proc", "dev", "run", "root/etc/chrony/sources.d", "root/etc/rsyslog.d", "sys/class/net"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/uptime").write_text("5.00 1.00\n")
+    # What would wait or start the machine again.
+    quiet = "sleep() { :; }\nreboot() { echo rebooted; exit 9; }\n"
+    return subprocess.run([*shell(), "-c", f"{text}\n{quiet}{script}"], capture_output=True, text=True, timeout=60)
+
+
+def give(tmp_path: Path, cmdline: str) -> None:
+    (tmp_path / "proc").mkdir(exist_ok=True)
+    (tmp_path / "proc/cmdline").write_text(f"{cmdline}\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("sms.node", "n1"), ("sms.image", "http://x/?a=b"), ("sms", ""), ("node", ""), ("quiet", "")]
+)
+def test_words_of_the_command_line(word: str, value: str, tmp_path: Path) -> None:
+    give(tmp_path, "quiet sms.node=n1 sms.image=http://x/?a=b")
+    assert run_init(tmp_path, f"word {word}").stdout.strip() == value
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "ports"),
+    [("", "eth0 eth1"), ("BOOTIF=01-02-00-0A-4d-00-66", "eth1"), ("BOOTIF=01-02-00-0a-4d-00-99", "")],
+)
+def test_the_port_that_the_firmware_took(cmdline: str, ports: str, tmp_path: Path) -> None:
+    give(tmp_path, cmdline)
+    for name, mac in (("eth0", "02:00:0a:4d:00:65"), ("eth1", "02:00:0a:4d:00:66"), ("lo", "00:00:00:00:00:00")):
+        (tmp_path / "sys/class/net" / name).mkdir(parents=True)
+        (tmp_path / "sys/class/net" / name / "address").write_text(f"{mac}\n")
+        if name != "lo":
+            (tmp_path / "sys/class/net" / name / "device").mkdir()
+    assert run_init(tmp_path, "ports").stdout.split() == ports.split()
+
+
+@pytest.mark.parametrize("name", ["x;reboot", "a/b", "$(id)"])
+def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
+    give(tmp_path, f"sms.node={name}")
+    done = run_init(tmp_path, "ip=10.77.0.101 dns= ntpsrv= logsrv= write_lease")
+    assert done.returncode == 9 and "is no name of a node" in (tmp_path / "dev/console").read_text()
+
+
+def test_what_dhcp_told_comes_into_the_system(tmp_path: Path) -> None:
+    give(tmp_path, "sms.node=n1 sms.server=https://10.77.0.2:8443")
+    done = run_init(tmp_path, "ip=10.77.0.101 dns='10.0.0.1 10.0.0.2' ntpsrv=10.77.0.1 logsrv=10.77.0.1 write_lease")
+    assert done.returncode == 0, done.stderr
+    etc = tmp_path / "root/etc"
+    assert (etc / "hostname").read_text() == "n1\n"
+    assert (etc / "hosts").read_text() == "127.0.0.1 localhost\n10.77.0.101 n1\n"
+    assert (etc / "resolv.conf").read_text() == "nameserver 10.0.0.1\nnameserver 10.0.0.2\n"
+    assert (etc / "chrony/sources.d/sms.sources").read_text() == "server 10.77.0.1 iburst\n"
+    assert 'target="10.77.0.1"' in (etc / "rsyslog.d/sms.conf").read_text()
+    assert "SMS_NODE=n1\n" in (tmp_path / "run/sms/node.env").read_text()
+
+
+@pytest.mark.parametrize("cmdline", ["quiet", "sms.image=http://x/y", "sms.image=http://x/y sms.sha256=abc"])
+def test_an_image_without_a_digest_is_never_fetched(cmdline: str, tmp_path: Path) -> None:
+    give(tmp_path, cmdline)
+    done = run_init(tmp_path, "wget() { echo fetched; }\nget_image")
+    assert done.stdout == "rebooted\n"
+    assert "names no image" in (tmp_path / "dev/console").read_text()
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends", "words"),
+    [
+        # what each call of wget says, and whether it worked
+        (["ok"], 0, ""),
+        (["wget: connection refused", "wget: timed out", "ok"], 0, "connection refused"),
+        (["wget: server returned error: HTTP/1.1 416 Requested Range Not Satisfiable"], 0, ""),
+        (["wget: server returned error: HTTP/1.1 404 Not Found"], 9, "404"),
+        (["wget: connection refused"] * 9, 9, "connection refused"),
+    ],
+)
+def test_fetching_goes_on(steps: list[str], ends: int, words: str, tmp_path: Path) -> None:
+    give(tmp_path, "sms.patience=3")
+    (tmp_path / "steps").write_text("".join(f"{step}\n" for step in steps))
+    script = f"""
+    cd {tmp_path}
+    timeout() {{ shift; "$@"; }}
+    cut() {{ count=$(cat clock 2>/dev/null || echo 0); echo $((count + 1)) | tee clock; }}
+    wget() {{ step=$(head -n 1 steps); sed -i 1d steps; [ "$step" != ok ] || return 0; echo "$step" >&2; return 1; }}
+    fetch http://10.77.0.2/x file"""
+    done = run_init(tmp_path, script)
+    assert done.returncode == ends, done.stderr
+    said = (tmp_path / "dev/console").read_text() if (tmp_path / "dev/console").exists() else ""
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("given", "lease"),
+    [
+        ({"opt7": "0a4d0001"}, "logsrv='10.77.0.1 '"),
+        ({"opt7": "0a4d00010a4d0002"}, "logsrv='10.77.0.1 10.77.0.2 '"),
+        ({"opt7": "", "hostname": "n1'; reboot; '"}, "hostname='n1 reboot '"),
+    ],
+)
+def test_what_a_dhcp_server_says_is_held_to_letters(given: dict[str, str], lease: str, tmp_path: Path) -> None:
+    text = (NODES / "udhcpc").read_text().replace("/run/lease", f"{tmp_path}/lease")
+    values = {"interface": "eth9", "ip": "10.77.0.101", "mask": "24", "dns": "", "ntpsrv": "", "router": "", "mtu": ""}
+    environment = {**os.environ, **values, "hostname": "n1", **given}
+    script = f"ip() {{ :; }}\n{text}"
+    subprocess.run([*shell(), "-c", script, "udhcpc", "bound"], env=environment, check=False, capture_output=True)
+    # `-c` takes the name first, as udhcpc's own call does its path.
+    assert lease in (tmp_path / "lease").read_text().splitlines()

@@ -1,0 +1,188 @@
+"""Effects with their outside answered from tables: what is asked, and what the answers mean."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandError
+from appliance.host.fake import Fake
+from appliance.operations.context import open_cluster
+from appliance.operations.hosts.preflight import check_bridges, check_programs, refuse_taken
+from appliance.operations.image.list import prune_images
+from appliance.operations.migration.lease import look_at_lease
+from appliance.operations.overlay.overlay import prove_writable
+from appliance.progress import Silent
+from appliance.tools import apptainer, bridge, ext3
+from tests.places import DEBIAN_SITE
+
+
+@pytest.mark.parametrize(
+    "status, said, words",
+    [
+        (0, "", None),
+        (1, "", None),  # errors were corrected
+        (4, "UNEXPECTED INCONSISTENCY", "is damaged"),
+        (8, "Bad magic number in super-block while trying to open x.img", "is damaged"),
+        (8, "Operation not permitted while trying to open x.img", "cannot be checked"),
+        (32, "cancelled", "cannot be checked"),
+    ],
+)
+def test_what_e2fsck_says_of_an_overlay(status: int, said: str, words: str | None) -> None:
+    host = Fake({("e2fsck",): (status, said)})
+    if words is None:
+        ext3.check(host, "x.img")
+    else:
+        with pytest.raises(SmsError, match=words):
+            ext3.check(host, "x.img")
+    assert host.asked == [("e2fsck", "-p", "x.img")]
+
+
+def test_an_overlay_that_cannot_be_written_is_said() -> None:
+    """Apptainer only warns of a read-only overlay and goes on."""
+    inside = ("apptainer", "exec", "instance://sms-x")
+    prove_writable(Fake({inside: (0, "")}), inside)
+    with pytest.raises(SmsError, match="the overlay cannot be written"):
+        prove_writable(Fake({inside: (1, "Read-only file system")}), inside)
+
+
+@pytest.mark.parametrize(
+    "said, taken",
+    [
+        ("", {}),
+        ("taken 10.0.0.1 02:00:00:00:00:01", {"10.0.0.1": "02:00:00:00:00:01"}),
+        (
+            "taken 10.0.0.1 unknown\ntaken 192.0.2.1 aa:bb:cc:dd:ee:ff",
+            {"10.0.0.1": "unknown", "192.0.2.1": "aa:bb:cc:dd:ee:ff"},
+        ),
+    ],
+)
+def test_addresses_that_somebody_has(said: str, taken: dict[str, str]) -> None:
+    assert bridge.taken(Fake({("sh",): (0, said)}), {"br-prov": "10.0.0.1"}) == taken
+
+
+def test_an_address_that_could_not_be_asked_for_is_not_free() -> None:
+    host = Fake({("sh",): (0, "failed br-prov arping: Interface br-prov is down")})
+    with pytest.raises(SmsError, match="is down"):
+        bridge.taken(host, {"br-prov": "10.0.0.1"})
+
+
+def test_the_appliances_own_mac_says_that_it_runs_elsewhere() -> None:
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    network = cluster.site.networks.provisioning
+    said = f"taken {network.address.ip} {network.mac.upper()}"
+    with pytest.raises(Refused, match="runs already, on another host"):
+        refuse_taken(cluster, Fake({("sh",): (0, said)}))
+    with pytest.raises(Refused, match="is taken, by"):
+        refuse_taken(cluster, Fake({("sh",): (0, f"taken {network.address.ip} 52:54:00:00:00:09")}))
+
+
+def test_all_missing_programs_are_named_at_once() -> None:
+    with pytest.raises(Refused) as caught:
+        check_programs(Fake({("sh",): (0, "apptainer\nflock\n")}))
+    assert "apptainer is not installed; flock is not installed" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "flags, kind, words",
+    [
+        (["UP"], "bridge", "no port that is up"),
+        ([], "bridge", "no bridge .* that is up"),
+        (["UP"], "veth", "no bridge .* that is up"),
+    ],
+)
+def test_bridges_that_lead_nowhere(flags: list[str], kind: str, words: str) -> None:
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    shown = json.dumps([{"ifname": "br", "flags": flags, "linkinfo": {"info_kind": kind}}])
+    host = Fake({("ip", "-json", "-details"): (0, shown), ("ip", "-json", "link"): (0, "[]")})
+    with pytest.raises(Refused, match=words):
+        check_bridges(cluster, host)
+
+
+def test_a_lease_that_cannot_be_read_is_named_with_its_path() -> None:
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+    host = Fake({})
+    host.files[str(cluster.places.lease)] = b"{"
+    with pytest.raises(SmsError, match=str(cluster.places.lease)):
+        look_at_lease(host, cluster)
+
+
+@pytest.mark.parametrize(
+    "said, meaning",
+    [
+        ("FATAL: Failed to verify container: integrity: signature not found for object group 1", "it is not signed"),
+        ("data object integrity compromised: 3", "it was changed after it was signed"),
+        ("dsse: verify envelope failed: accepted signatures do not match threshold", "it was signed with another key"),
+        ("something new", "something new"),
+    ],
+)
+def test_why_an_image_is_not_to_be_trusted(said: str, meaning: str) -> None:
+    with pytest.raises(Refused, match=meaning):
+        apptainer.verify_pem(Fake({("apptainer", "verify"): (255, said)}), "x.sif", ["k.pub"])
+
+
+def test_the_key_that_fits_is_given() -> None:
+    answers = {
+        ("apptainer", "verify", "--all", "--key", "a"): (255, "x"),
+        ("apptainer", "verify", "--all", "--key", "b"): (0, ""),
+    }
+    assert apptainer.verify_pem(Fake(answers), "x.sif", ["a", "b"]) == "b"
+
+
+def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> None:
+    cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
+    images = tmp_path / "images"
+    images.mkdir()
+    for number, key in enumerate("abcd"):
+        (images / f"{key}.sif").write_bytes(b"x")
+        (images / f"{key}.json").write_text(json.dumps({"services": [], "base": {"name": "debian-12"}}))
+        os.utime(images / f"{key}.sif", (number, number))
+    (images / "other.sif").symlink_to("a.sif")
+    (images / f"{cluster.site.cluster}.sif").symlink_to("b.sif")
+    assert [one.key for one in prune_images(cluster, 1, dry_run=True)] == ["c"]
+    assert (images / "c.sif").exists()
+    prune_images(cluster, 1, dry_run=False)
+    assert sorted(path.name for path in images.glob("?.sif")) == ["a.sif", "b.sif", "d.sif"]
+    assert not (images / "c.json").exists()
+
+
+def test_a_classification_stands_before_the_services_of_the_site_file(tmp_path: Path) -> None:
+    """What `sms build --from FILE` builds from."""
+    file = tmp_path / "classification.yaml"
+    seen = [("munge", "time-critical"), ("slurmctld", "time-critical"), ("cron", "deferrable")]
+    services = [{"name": name, "verdict": verdict} for name, verdict in seen]
+    file.write_text(json.dumps({"services": services}))
+    cluster = open_cluster(DEBIAN_SITE, None, Silent(), classification=file)
+    assert [service.name for service in cluster.services] == ["munge", "slurmctld"]
+
+
+TAKEN = "FATAL: mount /proc/self/fd/6: error: while mounting image /proc/self/fd/6: device or resource busy"
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries", "works"),
+    [
+        ([(0, "")], 1, True),
+        ([(255, TAKEN), (0, "")], 2, True),
+        ([(255, TAKEN), (255, TAKEN), (0, "")], 3, True),
+        ([(255, TAKEN), (255, TAKEN), (255, TAKEN)], 3, False),
+        ([(255, "FATAL: image is not signed")], 1, False),
+        ([(255, TAKEN), (1, "device or resource busy, says a service")], 2, False),
+    ],
+)
+def test_a_container_is_tried_again_where_its_loop_device_was_taken(
+    monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], tries: int, works: bool
+) -> None:
+    monkeypatch.setattr(apptainer, "LOOP_AGAIN_S", 0)
+    left = iter(answers)
+    host = Fake({("apptainer",): lambda *_: next(left)})
+    if works:
+        assert apptainer.run_container(host, "apptainer", "exec", timeout=5).status == 0
+    else:
+        with pytest.raises(CommandError):
+            apptainer.run_container(host, "apptainer", "exec", timeout=5)
+    assert len(host.asked) == tries

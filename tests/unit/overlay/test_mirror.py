@@ -1,0 +1,289 @@
+"""The mirror: what counts, what is wrong with it, and what is asked of btrfs and mdadm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from appliance.errors import Refused, SmsError
+from appliance.host.fake import Fake
+from appliance.operations.overlay.mirrored import TOOLS
+from appliance.plan.overlay.mirror import (
+    GIB,
+    Device,
+    Member,
+    Mirror,
+    Seen,
+    choose,
+    member_bytes,
+    read_mirror,
+    refuse_same,
+    scrub_is_due,
+    trouble,
+    warnings,
+)
+from appliance.progress import Silent
+from appliance.tools.btrfs import Btrfs, read_scrub
+from appliance.tools.mdadm import EVENTS, LOOK, SYNC, Md, device_of
+
+TWO = Mirror("c", "btrfs", 5 * GIB, (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2")), "whole")
+WHOLE = {1: Seen(True, "whole", "u1", 7), 2: Seen(True, "whole", "u2", 7)}
+
+
+def test_a_note_is_read_as_it_was_written() -> None:
+    full = replace(TWO, pending=Member(3, "/c", 2), due="x", mounted_on="host-a", scrubbed=1.5, mended=3)
+    for mirror in (TWO, full):
+        assert read_mirror(mirror.text(), "c") == mirror
+    assert read_mirror(None, "c") is None
+    assert full.files == ["/a/c.member-1.img", "/b/c.member-2.img", "/c/c.member-3.img"]
+    assert full.next_number == 4
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"members": []}', TWO.text()[:-9], b'{"members": [1], "pending": 0}']
+)
+def test_a_note_that_cannot_be_read(data: bytes) -> None:
+    with pytest.raises(SmsError, match="cannot be read"):
+        read_mirror(data, "c")
+
+
+def test_a_note_of_another_cluster() -> None:
+    with pytest.raises(SmsError, match="is of cluster c"):
+        read_mirror(TWO.text(), "d")
+
+
+def test_all_is_well() -> None:
+    assert choose(TWO, WHOLE) == TWO
+    assert warnings(TWO, {}) == []
+
+
+@pytest.mark.parametrize(
+    "seen, why",
+    [
+        (Seen(False), "its file is not there"),
+        (Seen(True), "its file holds something else now"),
+        (Seen(True, "other", "u2", 9), "its file holds something else now"),
+        (Seen(True, "whole", "u9", 9), "its file holds something else now"),
+    ],
+)
+def test_a_member_that_is_lost(seen: Seen, why: str) -> None:
+    judged = choose(TWO, {**WHOLE, 2: seen})
+    assert [member.lost for member in judged.members] == ["", why]
+    (said,) = warnings(judged, {})
+    assert "/b/c.member-2.img" in said and "one disk only" in said and "sms overlay mirror rebuild" in said
+
+
+def test_a_member_once_lost_never_counts_again() -> None:
+    """It is back, and whole, and newer by its own account: the other was written meanwhile."""
+    away = choose(TWO, {**WHOLE, 2: Seen(False)})
+    assert choose(away, {1: WHOLE[1], 2: Seen(True, "whole", "u2", 99)}) == away
+    with pytest.raises(Refused, match="no member of the mirror is whole"):
+        choose(away, {1: Seen(False), 2: WHOLE[2]})
+
+
+@pytest.mark.parametrize("marks, due", [((7, 7), False), ((7, 6), False), ((9, 7), True), ((7, 9), True)])
+def test_a_member_that_is_behind(marks: tuple[int, int], due: bool) -> None:
+    seen = {number: replace(WHOLE[number], mark=mark) for number, mark in zip((1, 2), marks, strict=True)}
+    judged = choose(TWO, seen)
+    assert bool(judged.due) is due and not any(member.lost for member in judged.members)
+    assert any("scrub" in said for said in warnings(judged, {})) is due
+
+
+@pytest.mark.parametrize(
+    "folders, systems, same, words",
+    [
+        (["/a"], ["x"], False, "two members"),
+        (["/a", "/a"], ["x", "x"], True, "one folder"),
+        (["/a", "/b"], ["x", "x"], False, "one file system"),
+        (["/a", "/b"], ["x", "x"], True, ""),
+        (["/a", "/b"], ["x", "y"], False, ""),
+    ],
+)
+def test_folders_that_are_lost_together(folders: list[str], systems: list[str], same: bool, words: str) -> None:
+    if words:
+        with pytest.raises(Refused, match=words):
+            refuse_same(folders, systems, same_fs=same)
+    else:
+        refuse_same(folders, systems, same_fs=same)
+
+
+def test_what_is_wrong_with_a_member_in_use() -> None:
+    errors = {"write_io_errs": 0, "corruption_errs": 12}
+    assert trouble(Device(1, "/dev/loop1", {"corruption_errs": 0}), behind=True) == ""
+    assert "12 corruption" in trouble(Device(1, "/dev/loop1", errors), behind=True)
+    assert "removed while in use" in trouble(Device(1, "/dev/loop1", errors), behind=False)
+    assert "missing" in trouble(Device(1, "", missing=True), behind=False)
+    assert "missing" in trouble(None, behind=False)
+
+
+def test_warnings_name_what_mends_it() -> None:
+    said = warnings(replace(TWO, pending=Member(3, "/c")), {1: "sick"}, size=GIB, free=GIB // 20)
+    assert len(said) == 3 and "/a/c.member-1.img: sick" in said[0]
+    assert "cut off" in said[1] and "grow" in said[2]
+
+
+def test_a_member_has_room_for_what_is_written_anew() -> None:
+    assert member_bytes(2 * GIB) == 5 * GIB
+
+
+SCRUB = """\
+scrub done for 0a26
+Status:           finished
+Duration:         0:00:01
+\tcsum_errors: 75978
+\tsuper_errors: {super}
+\tuncorrectable_errors: {lost}
+\tunverified_errors: 0
+\tcorrected_errors: {mended}
+\tlast_physical: 1908604928
+"""
+
+
+def test_what_a_scrub_says() -> None:
+    assert read_scrub(SCRUB.format(super=1, lost=0, mended=5)).mended == 6
+    assert read_scrub(SCRUB.format(super=0, lost=2, mended=5)).lost == 2
+    for said in ("", SCRUB.format(super=0, lost=0, mended=0).replace("finished", "aborted")):
+        with pytest.raises(SmsError, match="ended before"):
+            read_scrub(said)
+
+
+def test_a_scrub_is_repeated_until_nothing_is_found() -> None:
+    left = [5, 2, 0]
+
+    def answer(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        return 0, SCRUB.format(super=0, lost=0, mended=left.pop(0))
+
+    host = Fake({("btrfs",): (0, ""), ("btrfs", "scrub", "start"): answer, ("fstrim",): (0, "")})
+    assert Btrfs().scrub(host, "u", "/m", Silent()).mended == 7 and left == []
+    host = Fake({("btrfs",): (0, ""), ("btrfs", "scrub", "start"): (0, SCRUB.format(super=0, lost=0, mended=1))})
+    with pytest.raises(SmsError, match="new errors whenever it is read"):
+        Btrfs().scrub(host, "u", "/m", Silent())
+
+
+def test_devices_of_btrfs() -> None:
+    stats = [
+        {"device": "/dev/loop0", "devid": "1", "corruption_errs": "3"},
+        {"device": "<missing disk>", "devid": "2", "corruption_errs": "0"},
+        {"device": "/dev/loop9", "devid": "0", "corruption_errs": "0"},
+    ]
+    host = Fake({("btrfs",): (0, json.dumps({"device-stats": stats}))})
+    one, two = Btrfs().devices(host, "u", "/m")
+    assert one == Device(1, "/dev/loop0", {"corruption_errs": 3}) and two.missing
+
+
+@pytest.mark.parametrize(
+    "kind, status, words", [("btrfs", 44, "btrfs-progs"), ("btrfs", 45, "kernel"), ("md", 45, "raid1")]
+)
+def test_what_a_host_lacks(kind: str, status: int, words: str) -> None:
+    assert words in TOOLS[kind].lacks(Fake({("sh",): (status, "")}))
+    assert TOOLS[kind].lacks(Fake({("sh",): (0, "")})) == ""
+
+
+UUID = "3f1a2b4c:00000000:11111111:22222222"
+MD = f"MD_LEVEL=raid1\nMD_UUID={UUID}\nMD_DEV_UUID=aa:bb:cc:dd"
+DETAIL = """\
+/dev/md127:
+           Version : 1.2
+        Raid Level : raid1
+             State : clean, degraded
+
+    Number   Major   Minor   RaidDevice State
+       0       7        0        0      active sync   /dev/loop0
+       -       0        0        1      removed
+
+       1       7        1        -      faulty   /dev/loop1
+"""
+
+
+def md_host(**more: str) -> Fake:
+    answers = {
+        ("sh", "-c", LOOK): (0, MD),
+        ("sh", "-c", EVENTS): (0, "17"),
+        ("sh", "-c", SYNC): (0, more.get("differ", "0")),
+        ("sh",): (0, ""),
+        ("mdadm",): (0, ""),
+        ("mdadm", "--detail"): (0, more.get("detail", DETAIL)),
+        ("mkfs.xfs",): (0, ""),
+        ("mount",): (0, ""),
+        ("umount",): (0, ""),
+        ("readlink",): (0, "/dev/md127"),
+        ("findmnt",): (0, "xfs"),
+        ("xfs_growfs",): (0, ""),
+    }
+    return Fake(answers)  # type: ignore[arg-type]
+
+
+def test_md_is_made_and_taken_apart_again() -> None:
+    host = md_host()
+    made = Md().make(host, ["/dev/loop0", "/dev/loop1"], "sms-c")
+    assert made.uuid == UUID and made.devices == ((0, "aa:bb:cc:dd"), (1, "aa:bb:cc:dd"))
+    argvs = [argv for argv in host.asked if argv[0] != "sh"]
+    assert argvs[0] == (
+        *("mdadm", "--create", "/dev/md/sms-c", "--run", "--level", "1", "--raid-devices", "2", "--metadata", "1.2"),
+        *("--bitmap", "internal", "--assume-clean", "--homehost", "any", "/dev/loop0", "/dev/loop1"),
+    )
+    assert argvs[1:] == [
+        ("mkfs.xfs", "-q", "-f", "-m", "reflink=1", "/dev/md/sms-c"),
+        ("mdadm", "--stop", "/dev/md/sms-c"),
+    ]
+
+
+def test_md_is_opened_with_one_half_only_when_told_to() -> None:
+    host, device = md_host(), device_of(UUID)
+    assert device == "/dev/md/sms-3f1a2b4c00000000"
+    Md().mount(host, UUID, ["/dev/loop0", "/dev/loop1"], "/m", degraded=False)
+    Md().mount(host, UUID, ["/dev/loop0"], "/m", degraded=True)
+    Md().unmount(host, UUID, "/m")
+    assert host.asked == [
+        ("mdadm", "--assemble", device, "--uuid", UUID, "/dev/loop0", "/dev/loop1"),
+        ("mount", "-o", "noatime,discard", device, "/m"),
+        ("mdadm", "--assemble", device, "--uuid", UUID, "--run", "/dev/loop0"),
+        ("mount", "-o", "noatime,discard", device, "/m"),
+        ("umount", "/m"),
+        ("mdadm", "--stop", device),
+    ]
+
+
+def test_what_md_says_of_its_halves() -> None:
+    devices = Md().devices(md_host(), UUID, "/m")
+    assert devices[0] == Device(0, "/dev/loop0")
+    assert {(one.devid, one.missing) for one in devices[1:]} == {(1, True), (-1, True)}
+    assert Md().look(md_host(), "/a/x.img") == Seen(True, UUID, "aa:bb:cc:dd", 17)
+
+
+def test_md_cannot_tell_which_half_is_right() -> None:
+    assert Md().scrub(md_host(), UUID, "/m", Silent()).lost == 0
+    found = Md().scrub(md_host(differ="128"), UUID, "/m", Silent())
+    assert (found.mended, found.lost) == (0, 128)
+
+
+def test_a_half_of_md_is_replaced() -> None:
+    host, device = md_host(), device_of(UUID)
+    Md().replace(host, UUID, "/m", 0, "/dev/loop7")
+    assert host.asked[1:] == [
+        ("mdadm", device, "--fail", "/dev/loop0", "--remove", "/dev/loop0"),
+        ("mdadm", device, "--add", "/dev/loop7"),
+    ]
+    with pytest.raises(SmsError, match="has not taken"):
+        Md().settle(md_host(), UUID, "/m")
+    Md().settle(md_host(detail=DETAIL.partition("       -  ")[0]), UUID, "/m")
+
+
+def test_md_grows() -> None:
+    host, device = md_host(), device_of(UUID)
+    Md().enlarge(host, UUID, "/m")
+    assert host.asked[0] == ("mdadm", "--grow", device, "--bitmap", "none")
+    assert host.asked[1] == ("mdadm", "--grow", device, "--size", "max", "--assume-clean")
+    assert host.asked[-1] == ("xfs_growfs", "/m")
+
+
+@pytest.mark.parametrize(
+    ("scrubbed", "lost", "due"),
+    [(0.0, "", True), (990_000.0, "", False), (300_000.0, "", True), (2_000_000.0, "", True), (0.0, "gone", False)],
+    ids=["never", "not long ago", "a week ago", "the clock has jumped back", "nothing to mend from"],
+)
+def test_a_scheduled_scrub(scrubbed: float, lost: str, due: bool) -> None:
+    members = (TWO.members[0], replace(TWO.members[1], lost=lost))
+    assert scrub_is_due(replace(TWO, members=members, scrubbed=scrubbed), now=1_000_000) == due

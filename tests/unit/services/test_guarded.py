@@ -1,0 +1,114 @@
+"""Where a guard is started: with sms and a site file that leads to the same lease; not where there is one host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.config.model import Overlay
+from appliance.host.fake import Fake
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.services.boot import SITE_FILE, lies_there
+from appliance.operations.services.guarded import BEGIN, END, RUNS, start_guard
+from appliance.progress import Silent
+from tests.places import DEBIAN_SITE
+
+HERE = ("sh", "-c", RUNS)
+STARTS = ("sh", "-c", BEGIN)
+
+
+def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
+    opened = open_cluster(DEBIAN_SITE, None, Silent())
+    admins = tuple(opened.site.admin_hosts[0].model_copy(update={"name": f"host-{n}"}) for n in range(hosts))
+    changes: dict[str, Any] = {"admin_hosts": admins}
+    if overlays:
+        changes["overlay"] = Overlay(directory=Path(overlays))
+    return Cluster(opened.site.model_copy(update=changes), opened.services, opened.base)
+
+
+@pytest.mark.parametrize(
+    ("text", "overlays", "same"),
+    [
+        ("", "", False),
+        ("[", "", False),
+        ("- a list", "", False),
+        ("cluster: other", "", False),
+        ("cluster: sample", "", True),
+        ("cluster: sample\noverlay: {size_mb: 64}", "", True),
+        ("cluster: sample", "/srv/shared", False),
+        ("cluster: sample\noverlay: {directory: /srv/shared}", "", False),
+        ("cluster: sample\noverlay: {directory: /srv/shared}", "/srv/shared", True),
+        ("cluster: sample\noverlay: {directory: shared}", "/etc/sms/shared", True),
+        ("cluster: sample\noverlay: {directory: [x]}", "/srv/shared", False),
+    ],
+)
+def test_a_site_file_that_leads_to_the_same_lease(text: str, overlays: str, same: bool) -> None:
+    host = Fake({})
+    host.files[SITE_FILE] = text.encode()
+    assert lies_there(cluster(overlays=overlays), host) is same
+
+
+class Told(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def remote(*, sms: str = "/usr/bin/sms", guarded: bool = False, site: bytes = b"cluster: sample") -> Fake:
+    host = Fake(
+        {
+            HERE: (0 if guarded else 1, ""),
+            ("sh", "-c", "command -v sms"): (0, sms),
+            ("test", "-d", "/run/systemd/system"): (1, ""),
+            STARTS: (0, ""),
+        },
+        name="host-1",
+    )
+    host.files[SITE_FILE] = site
+    return host
+
+
+def started(host: Fake) -> list[tuple[str, ...]]:
+    return [argv for argv in host.asked if argv[:3] == STARTS]
+
+
+def test_a_guard_is_started_with_the_site_file_that_lies_there() -> None:
+    host, told = remote(), Told()
+    assert start_guard(cluster(), host, told) and told.said == []
+    (argv,) = started(host)
+    assert argv[5:] == ("/usr/bin/sms", "--quiet", "--site", SITE_FILE, "--state", "/var/lib/sms", "guard")
+
+
+def test_one_is_enough() -> None:
+    host = remote(guarded=True)
+    assert start_guard(cluster(), host, Told()) and not started(host)
+
+
+@pytest.mark.parametrize("host", [remote(sms=""), remote(site=b""), remote(site=b"cluster: other")])
+def test_it_is_said_where_there_can_be_none(host: Fake) -> None:
+    told = Told()
+    assert not start_guard(cluster(), host, told) and not started(host)
+    assert len(told.said) == 1 and "no guard on host-1" in told.said[0]
+
+
+def test_one_host_needs_none() -> None:
+    told = Told()
+    assert not start_guard(cluster(hosts=1), Fake({}), told) and told.said == []
+
+
+def test_a_guard_is_ended_by_its_lock(tmp_path: Path) -> None:
+    here, lock = Local("here"), str(tmp_path / "lock")
+    assert not here.works("sh", "-c", RUNS, "runs", lock)
+    here.run("sh", "-c", END, "end", lock)  # there is none
+    holder = 'exec 9>"$1"; flock 9; echo $$ >"$1"; echo held; exec sleep 100'
+    with here.hold("sh", "-c", holder, "holder", lock):
+        assert here.works("sh", "-c", RUNS, "runs", lock)
+        here.run("sh", "-c", END, "end", lock)
+        assert not here.works("sh", "-c", RUNS, "runs", lock)

@@ -1,0 +1,61 @@
+"""Lines of the history: whole, in order, of two writers at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.operations.history import APPEND, note, read_history
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return cast(Cluster, SimpleNamespace(places=SimpleNamespace(history=tmp_path / "journal" / "lab.history")))
+
+
+def test_what_is_noted_is_read_back(cluster: Cluster, tmp_path: Path) -> None:
+    host = Local("host-a")
+    assert read_history(cluster, host) == []
+    facts: dict[str, Any] = {"generation": 3, "said": 'two\nlines, "quoted", ä', "none": None}
+    note(cluster, host, "guard", "stale", **facts)
+    note(cluster, host, "guard", "stopped")
+    first, second = read_history(cluster, host)
+    assert {key: first[key] for key in facts} == facts
+    assert (first["host"], first["verb"], first["event"]) == ("host-a", "guard", "stale")
+    assert second["event"] == "stopped" and second["at"] >= first["at"]
+    assert (tmp_path / "journal" / "lab.history").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_line_that_was_cut_short_hides_no_other(cluster: Cluster) -> None:
+    host = Local("host-a")
+    note(cluster, host, "start", "started")
+    path = Path(cluster.places.history)
+    path.write_bytes(path.read_bytes() + b'{"at": 1, "ev')
+    note(cluster, host, "start", "again")
+    assert [line["event"] for line in read_history(cluster, host)] == ["started", "again"]
+
+
+def test_a_writer_that_was_killed_half_way_writes_nothing(cluster: Cluster) -> None:
+    for text in (b"", b'{"at": 1'):
+        words = ("sh", "-c", APPEND, "note", str(cluster.places.history), "20")
+        assert Local("host-a").run(*words, input=text, ok=None).status == 1
+    assert not Path(cluster.places.history).exists()
+
+
+def test_two_writers_never_mix_their_lines(cluster: Cluster) -> None:
+    def write(name: str) -> None:
+        for number in range(10):
+            note(cluster, Local(name), "test", f"event {number}", filler=name * 2000)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in ("a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_history(cluster, Local("a"))) == 30

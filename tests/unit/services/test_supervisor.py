@@ -1,0 +1,91 @@
+"""How services are started and stopped: supervisord's own reading of the file, and the order."""
+
+from __future__ import annotations
+
+import configparser
+
+import pytest
+
+from appliance.catalog import read_catalog, select
+from appliance.errors import ConfigError
+from appliance.operations.site.find import open_site
+from appliance.plan.machine import stop_timeout
+from appliance.plan.render import Templates
+from appliance.plan.services.supervisor import services_json, supervisor_conf
+from appliance.share import share
+from tests.places import DEBIAN_SITE
+
+SITE = open_site(DEBIAN_SITE).site
+CATALOG = read_catalog(share("definitions", "services"))
+SERVICES = select(CATALOG, SITE.service_names)
+
+
+@pytest.fixture
+def conf() -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(" ;", "\t;"))
+    parser.read_string(supervisor_conf(SERVICES))
+    return parser
+
+
+def test_one_program_a_service(conf: configparser.RawConfigParser) -> None:
+    programs = [section for section in conf.sections() if section.startswith("program:")]
+    assert programs == [f"program:{service.name}" for service in SERVICES]
+    for service in SERVICES:
+        program = conf[f"program:{service.name}"]
+        assert program["command"] == f"/opt/sms/bin/sms-run {service.name}"
+        assert program["stopsignal"] == service.stop_signal
+        assert int(program["stopwaitsecs"]) == service.stop_wait_s
+        assert program["autorestart"] == "true"
+
+
+def test_what_is_needed_starts_first_and_stops_last(conf: configparser.RawConfigParser) -> None:
+    priority = {service.name: int(conf[f"program:{service.name}"]["priority"]) for service in SERVICES}
+    for service in SERVICES:
+        for need in service.needs:
+            assert priority[need] < priority[service.name]
+
+
+def test_supervisor_stays_and_is_reached_by_root_alone(conf: configparser.RawConfigParser) -> None:
+    assert conf["supervisord"]["nodaemon"] == "true"
+    assert conf["unix_http_server"]["chmod"] == "0700"
+    assert "inet_http_server" not in conf
+
+
+def test_stops_within_the_time_that_the_host_gives() -> None:
+    """The supervisor ends services one after the other: their times add up."""
+    assert stop_timeout(SERVICES) > sum(service.stop_wait_s for service in SERVICES)
+
+
+def test_only_what_the_site_has_is_waited_for() -> None:
+    few = select(CATALOG, ["slurmctld"])
+    made = services_json(few, Templates(share("overlays"), site=SITE))["services"]
+    assert made["slurmctld"]["needs"] == ["munge"], "no slurmdbd, no postfix"
+    made = services_json(SERVICES, Templates(share("overlays"), site=SITE))["services"]
+    assert made["slurmctld"]["needs"] == ["munge", "slurmdbd", "postfix"]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in CATALOG.items() if each.container))
+def test_every_probe_renders(name: str) -> None:
+    made = services_json([CATALOG[name]], Templates(share("overlays"), site=SITE))["services"][name]
+    probe = made["probe"]
+    assert probe[probe["kind"]]
+    assert probe["timeout_s"] > 0
+    assert all(isinstance(word, str) and "{{" not in word for word in made["run"])
+
+
+def test_the_nat_probe_asks_the_gateway_or_what_the_site_says() -> None:
+    def asked(probe: str | None) -> str:
+        public = SITE.networks.public.model_copy(update={"probe": probe})
+        site = SITE.model_copy(update={"networks": SITE.networks.model_copy(update={"public": public})})
+        made = services_json([CATALOG["nat"]], Templates(share("overlays"), site=site))["services"]["nat"]
+        word: str = made["probe"]["exec"][0][-1]
+        return word
+
+    assert asked(None) == "192.0.2.1"
+    assert asked("192.0.2.200") == "192.0.2.200"
+
+
+@pytest.mark.parametrize("text", ["{{ nothing }}", "{{ site.nothing }}", "{{ 1 +", "{{ site.__class__.__mro__ }}"])
+def test_templates_are_strict_and_locked_up(text: str) -> None:
+    with pytest.raises(ConfigError, match="template"):
+        Templates(share("overlays"), site=SITE).text(text)

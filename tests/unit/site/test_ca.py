@@ -1,0 +1,158 @@
+"""The site's certificate authority, held against openssl's own judgement."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from appliance.cli import main
+from appliance.config.filled import fill_provisioning
+from appliance.config.read import read_site_text
+from appliance.errors import ConfigError, Refused
+from appliance.operations.site.ca import (
+    ISSUER_DAYS,
+    ISSUER_SOON_DAYS,
+    issue_client,
+    issue_issuer,
+    issue_server,
+    make_ca,
+    renew_clients,
+    show_ca,
+)
+from appliance.operations.site.init import read_profile
+from appliance.provision.enrol import DAYS, issue_node
+
+NAMES = {"ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services.key"}
+
+
+def verified(root: Path, certificate: bytes, purpose: str, tmp_path: Path, *options: str) -> bool:
+    """What `openssl verify` thinks of a certificate."""
+    path = tmp_path / "asked.pem"
+    path.write_bytes(certificate)
+    argv = ["openssl", "verify", "-CAfile", str(root), "-purpose", purpose, *options, str(path)]
+    return subprocess.run(argv, capture_output=True, timeout=30, check=False).returncode == 0
+
+
+def test_an_authority_and_what_it_vouches_for(tmp_path: Path, need: Callable[[str], str]) -> None:
+    need("openssl")
+    folder = tmp_path / "tls"
+    assert make_ca(folder)[0] == folder / "ca.pem"
+    assert {path.name for path in folder.iterdir()} == NAMES
+    assert {path.name for path in folder.iterdir() if stat.S_IMODE(path.stat().st_mode) == 0o600} == {
+        name for name in NAMES if name.endswith(".key")
+    }
+    root = folder / "ca.pem"
+    server = issue_server(folder, hostname="sms-provision", addresses=["10.77.0.2"])
+    assert verified(root, server.certificate, "sslserver", tmp_path, "-verify_ip", "10.77.0.2")
+    assert verified(root, server.certificate, "sslserver", tmp_path, "-verify_hostname", "sms-provision")
+    assert not verified(root, server.certificate, "sslserver", tmp_path, "-verify_ip", "10.77.0.3")
+    assert not verified(root, server.certificate, "sslclient", tmp_path)
+    client = issue_client(folder, "admin", "admin")
+    assert verified(root, client.certificate, "sslclient", tmp_path)
+    assert not verified(root, client.certificate, "sslserver", tmp_path)
+    assert issue_issuer(folder).certificate.startswith(b"-----BEGIN CERTIFICATE-----")
+    assert DAYS < ISSUER_SOON_DAYS < ISSUER_DAYS <= 90
+    assert x509.load_pem_x509_certificate(issue_issuer(folder).certificate).not_valid_after_utc < (
+        datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=ISSUER_DAYS + 1)
+    )
+    assert b"PRIVATE" not in repr(client).encode()
+    said = subprocess.run(
+        ["openssl", "x509", "-noout", "-subject", "-nameopt", "RFC2253", "-in", str(folder / "services.pem")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert said.strip() == "subject=CN=services,OU=services"
+
+
+def test_nodes_stay_trusted_when_the_vm_gets_another_issuer(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """Each start makes one; a node shows the one that has vouched for it along with its own certificate."""
+    need("openssl")
+    folder, vm = tmp_path / "ca", tmp_path / "vm"
+    make_ca(folder)
+    vm.mkdir()
+    chains = []
+    for _ in range(2):
+        pair = issue_issuer(folder)
+        (vm / "issuer.pem").write_bytes(pair.certificate)
+        (vm / "issuer.key").write_bytes(pair.key)
+        chains.append(issue_node(vm, "n1", ec.generate_private_key(ec.SECP256R1()).public_key()))
+    for chain in chains:
+        own, _, issuer = chain.partition("-----END CERTIFICATE-----\n")
+        (tmp_path / "between.pem").write_text(issuer)
+        behind = ("-untrusted", str(tmp_path / "between.pem"))
+        whole = (own + "-----END CERTIFICATE-----\n").encode()
+        assert verified(folder / "ca.pem", whole, "sslclient", tmp_path, *behind)
+    assert chains[0].partition("-----END")[2] != chains[1].partition("-----END")[2]
+
+
+def test_an_authority_is_never_replaced(tmp_path: Path) -> None:
+    make_ca(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(Refused):
+        make_ca(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    renew_clients(tmp_path)
+    changed = {path.name for path, data in before.items() if path.read_bytes() != data}
+    assert changed == NAMES - {"ca.pem", "ca.key"}
+    assert {path.name for path in tmp_path.iterdir()} == NAMES
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda folder: (folder / "ca.key").unlink(), "cannot read"),
+        (lambda folder: (folder / "ca.key").chmod(0o644), "can be read by others"),
+        (lambda folder: (folder / "ca.pem").write_text("x"), "no certificate authority"),
+        (lambda folder: (folder / "ca.key").write_bytes((folder / "admin.key").read_bytes()), "is not the key of"),
+    ],
+)
+def test_an_authority_that_is_none(tmp_path: Path, harm: Callable[[Path], None], words: str) -> None:
+    make_ca(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(ConfigError, match=words) as caught:
+        issue_client(tmp_path, "x", "admin")
+    assert caught.value.hint
+
+
+def test_init_makes_one_and_key_ca_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "sms.yaml"
+    assert main(["init", "--profile", "lab", "-o", str(site)]) == 0
+    assert str(tmp_path / "tls") in capsys.readouterr().out
+    assert main(["--site", str(site), "key", "ca", "show", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [Path(each["file"]).name for each in shown] == ["ca.pem", "admin.pem", "services.pem"]
+    assert all(each["days_left"] > 1000 for each in shown)
+    assert [path.name for path, _ in zip((each.file for each in show_ca(tmp_path / "tls")), shown, strict=True)]
+    root = (tmp_path / "tls/ca.pem").read_bytes()
+    assert main(["init", "--profile", "lab", "-o", str(site), "--force"]) == 0
+    assert "stays as it is" in capsys.readouterr().out
+    assert (tmp_path / "tls/ca.pem").read_bytes() == root
+    assert main(["--site", str(site), "key", "ca", "create"]) == 3
+    assert main(["--site", str(site), "key", "ca", "renew"]) == 0
+
+
+def test_a_site_with_a_vm_takes_its_files_from_there(tmp_path: Path) -> None:
+    text = read_profile("lab")
+    plain, _ = read_site_text(text, "sms.yaml", folder=tmp_path)
+    assert fill_provisioning(plain, tmp_path) == plain
+    text += '\nprovisioning: {address: 10.77.0.2/24, mac: "02:00:0a:4d:00:02"}\n'
+    site, _ = read_site_text(text, "sms.yaml", folder=tmp_path)
+    filled = fill_provisioning(site, tmp_path)
+    assert filled.filesync.server == "https://10.77.0.2:8443/sms/v1/sync"
+    assert filled.secrets.tls_cert == tmp_path / "tls/services.pem"
+    own, _ = read_site_text(
+        text + "filesync: {server: https://x.test}\nsecrets: {tls_ca: ca.pem}\n", "s", folder=tmp_path
+    )
+    filled = fill_provisioning(own, tmp_path)
+    assert filled.filesync.server == "https://x.test"
+    assert filled.secrets.tls_ca == tmp_path / "ca.pem"
+    assert filled.secrets.tls_key == tmp_path / "tls/services.key"

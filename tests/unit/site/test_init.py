@@ -1,0 +1,375 @@
+"""`sms init`, `sms config` and the way from a file to a Site."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from analysis.classification import ClassificationError, read_classification
+from appliance.cli import Parser
+from appliance.cli.site import config as config_cmd
+from appliance.cli.site import init as init_cmd
+from appliance.config.check import check_site
+from appliance.config.model import DEFAULT_SERVICES, ServicesFrom
+from appliance.config.read import read_site_text
+from appliance.errors import ConfigError, Refused
+from appliance.operations.site.config import check_config
+from appliance.operations.site.find import find_site, load_site, open_site, resolve
+from appliance.operations.site.init import list_profiles, read_profile, write_site
+
+# `# key: value` and `#   - item`; what would take the place of `services` stays a comment.
+_COMMENTED_OUT = re.compile(r"^( *)# ( *(?:- .*|(?!services|from|also|without)[a-z_]+:(?: .*)?))$", re.MULTILINE)
+
+PROFILES = {"cray-ex": "sles-15", "lab": "debian-12", "openhpc": "openhpc-rocky9"}
+
+
+def _sms(*argv: str) -> int:
+    parser = Parser(prog="sms")
+    parser.add_argument("--site", type=Path)
+    parser.add_argument("--state", type=Path)
+    verbs = parser.add_subparsers()
+    init_cmd.add(verbs)
+    config_cmd.add(verbs)
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    status: int = arguments.run(arguments)
+    return status
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, and no site file named elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SMS_SITE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "base"), PROFILES.items())
+def test_profiles_are_complete_and_without_mistakes(name: str, base: str) -> None:
+    site, document = read_site_text(read_profile(name), name)
+    assert check_site(site, document, services=DEFAULT_SERVICES, bases=PROFILES.values()) == []
+    assert site.base.os == base
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_settings_that_are_commented_out_are_right_too(name: str) -> None:
+    """Taking the comment sign from each of them gives a file that can still be read."""
+    text = _COMMENTED_OUT.sub(r"\1\2", read_profile(name))
+    site, _ = read_site_text(text, name)
+    if name != "lab":
+        assert site.secrets.munge_key
+        assert site.mail.relay == "mail.example.org"
+        assert site.retention.last == 3
+
+
+def test_profiles_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(list_profiles()) == set(PROFILES)
+    assert _sms("init", "--list") == 0
+    assert "HPE Cray EX" in capsys.readouterr().out
+
+
+def test_init_writes_the_profile_and_says_what_is_next(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _sms("init", "--profile", "lab") == 0
+    assert (folder / "sms.yaml").read_text() == read_profile("lab")
+    assert sorted(path.name for path in folder.iterdir()) == ["sms.yaml", "tls"]
+    said = capsys.readouterr().out
+    assert "sms config check" in said
+    assert "sms key create" in said
+    assert "sms build" in said
+    assert _sms("config", "check") == 0
+    assert "fine" in capsys.readouterr().out
+
+
+def test_init_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _sms("init", "--profile", "openhpc", "-o", "-") == 0
+    assert capsys.readouterr().out == read_profile("openhpc")
+    assert list(folder.iterdir()) == []
+
+
+def test_init_never_replaces_unasked(folder: Path) -> None:
+    file = folder / "sms.yaml"
+    file.write_text("mine")
+    with pytest.raises(Refused) as caught:
+        _sms("init", "--profile", "lab")
+    assert caught.value.status == 3
+    assert "--force" in caught.value.hint
+    assert file.read_text() == "mine"
+    assert _sms("init", "--profile", "lab", "--force") == 0
+    assert file.read_text() == read_profile("lab")
+
+
+def test_init_does_not_follow_a_dangling_link(folder: Path) -> None:
+    (folder / "sms.yaml").symlink_to(folder / "elsewhere")
+    with pytest.raises(Refused):
+        write_site("text", folder / "sms.yaml")
+    assert not (folder / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--profile", "la"], "there is no profile la"),
+        (["--profile", "../lab"], "there is no profile ../lab"),
+        ([], "which profile?"),
+        (["--profile", "lab", "-o", "."], ". is a folder"),
+    ],
+)
+def test_init_with_wrong_words(folder: Path, argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _sms("init", *argv)
+    assert caught.value.message == message
+    assert caught.value.hint
+    assert list(folder.iterdir()) == []
+
+
+def test_where_the_site_file_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/etc/sms/sms.yaml").exists():
+        with pytest.raises(ConfigError) as caught:
+            find_site(None)
+        for place in ("--site", "$SMS_SITE", "sms.yaml", "/etc/sms/sms.yaml"):
+            assert place in caught.value.message
+        assert "sms init" in caught.value.hint
+    (folder / "sms.yaml").touch()
+    assert find_site(None) == Path("sms.yaml")
+    monkeypatch.setenv("SMS_SITE", "/x/y.yaml")
+    assert find_site(None) == Path("/x/y.yaml")
+    assert find_site(Path("z")) == Path("z")
+
+
+def test_check_reports_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sms.yaml").write_text(read_profile("lab").replace("br-pub", "br-prov"))
+    assert _sms("config", "check", "--json") == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["path"] == "networks.public.bridge"
+    assert problem["line"] > 0
+    with pytest.raises(ConfigError):
+        _sms("config", "check")
+
+
+def test_show_has_every_setting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sms.yaml").write_text(read_profile("lab"))
+    assert _sms("--state", "st", "config", "show", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["admin_hosts"][0]["port"] == 22
+    assert shown["state"] == str(folder / "st")
+
+
+def _site(folder: Path, more: str, services: str = "") -> Path:
+    text = read_profile("lab")
+    if services:
+        text = "\n".join(services if line.startswith("services:") else line for line in text.splitlines())
+    (folder / "sms.yaml").write_text(f"{text}\n{more}\n")
+    return folder / "sms.yaml"
+
+
+def test_files_that_the_site_names(folder: Path) -> None:
+    for name, mode in {"munge.key": 0o640, "shadow": 0o600, "ca.pem": 0o644, "known_hosts": 0o644}.items():
+        (folder / name).touch()
+        (folder / name).chmod(mode)
+    (folder / "folder").mkdir()
+    more = """\
+known_hosts: known_hosts
+secrets: {munge_key: munge.key, shadow: shadow, tls_ca: ca.pem, tls_key: none.key}
+accounts:
+  passwd: folder
+"""
+    with pytest.raises(ConfigError) as caught:
+        check_config(_site(folder, more))
+    assert [(problem.path, problem.message, problem.hint) for problem in caught.value.problems] == [
+        (
+            "secrets.munge_key",
+            f"{folder}/munge.key can be read by others (mode 0640)",
+            f"chmod 600 {folder}/munge.key",
+        ),
+        ("secrets.tls_key", f"{folder}/none.key is not there", "check the path, or remove the setting"),
+        ("accounts.passwd", f"{folder}/folder is not a file", "name the file itself"),
+    ]
+
+
+def test_a_signing_key_may_come_later_but_not_be_open(folder: Path) -> None:
+    path = _site(folder, "")
+    check_config(path)
+    (folder / "keys").mkdir()
+    (folder / "keys/sign.pem").touch(mode=0o644)
+    with pytest.raises(ConfigError, match=r"signing\.private_key: .* can be read by others"):
+        check_config(path)
+
+
+CLASSIFICATION = """\
+services:
+  - {name: slurmctld, verdict: time-critical, group: SMS-services}
+  - {name: nfs, verdict: time-critical, group: SMS-services}
+  - {name: gmond, verdict: time-critical, group: SMS-services}
+  - {name: odd, verdict: time-critical, group: SMS-services}
+  - {name: munge, verdict: time-critical, group: SMS-services}
+  - {name: ssh, verdict: deferrable, group: SMS-mgmt}
+"""
+
+
+def test_services_of_a_classification(folder: Path) -> None:
+    (folder / "c.yaml").write_text(CLASSIFICATION)
+    path = _site(folder, "", services="services: {from: c.yaml, also: [chrony], without: [munge, odd, nsf]}")
+    loaded = open_site(path)
+    assert loaded.site.services == ("slurmctld", "chrony")
+    assert loaded.site.service_names == ("slurmctld", "chrony")
+    nfs, ganglia, without = loaded.notices
+    assert "node image" in nfs
+    assert "syslog" in ganglia
+    assert without == "services.without: nsf is not in the classification; did you mean nfs?"
+
+
+def test_notices_are_said(folder: Path) -> None:
+    said: list[str] = []
+
+    class _Listener:
+        say = staticmethod(said.append)
+
+    (folder / "c.yaml").write_text(CLASSIFICATION)
+    load_site(_site(folder, "", services="services: {from: c.yaml}"), progress=_Listener())  # type: ignore[arg-type]
+    assert [notice.split()[0] for notice in said] == ["nfs", "gmond", "odd"]
+
+
+def test_a_service_of_nobodys_is_named_and_can_be_left_out(folder: Path) -> None:
+    """What `sms classify` found and the catalogue does not know, with the site's own advice, which may be hostile."""
+    advice = '"ask\\e[31m Maria"'
+    text = "services:\n  - {name: slurmctld, verdict: time-critical}\n"
+    (folder / "c.yaml").write_text(f"{text}  - {{name: tcp/4444, verdict: time-critical, advice: {advice}}}\n")
+    (notice,) = open_site(_site(folder, "", services="services: {from: c.yaml}")).notices
+    assert "tcp/4444 is time-critical, but the container cannot carry it: ask\\x1b[31m Maria; then name" in notice
+    loaded = open_site(_site(folder, "", services="services: {from: c.yaml, without: [tcp/4444]}"))
+    assert loaded.notices == ()
+
+
+BAD_CLASSIFICATIONS = {
+    "": "it has no list `services`",
+    "services: 5": "it has no list `services`",
+    "services: [5]": "services[0] is not a mapping",
+    "services: [{name: 5}]": "services[0].name is not the name of a service",
+    'services: [{name: "a\\e[1m", verdict: deferrable}]': "services[0].name is not the name of a service",
+    "services: [{name: a, verdict: maybe}]": "services[0].verdict is neither time-critical nor deferrable",
+    "services: [{name: a, verdict: deferrable}, {name: a, verdict: deferrable}]": "services: a is there twice",
+    "capture: {}\nservices: []": "it was cut off: sms, nodes, routed, unseen, elsewhere, unclassified, bin_s should "
+    "come after the services",
+    "{": "it is not JSON, line 1: Expecting property name enclosed in double quotes",
+    "a: b: c": "it is not YAML, line 1: mapping values are not allowed here",
+    "a: !!python/none x": "it is not YAML, line 1: could not determine a constructor for the tag "
+    "'tag:yaml.org,2002:python/none'",
+    "[" * 100_000: "it is neither YAML nor JSON",
+    '{"a":' + "[" * 100_000: "it is neither YAML nor JSON",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_CLASSIFICATIONS.items(), ids=range(len(BAD_CLASSIFICATIONS)))
+def test_bad_classification(text: str, message: str) -> None:
+    with pytest.raises(ClassificationError) as caught:
+        read_classification(text)
+    assert str(caught.value) == message
+
+
+def test_classification_in_json() -> None:
+    (service,) = read_classification('{"services": [{"name": "ssh", "verdict": "deferrable"}]}').services
+    assert (service.name, service.group, service.time_critical) == ("ssh", "SMS-mgmt", False)
+
+
+def test_no_classification_is_a_problem_of_the_site_file(folder: Path) -> None:
+    path = _site(folder, "", services="services: {from: none.yaml}")
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    (problem,) = caught.value.problems
+    assert problem.path == "services.from"
+    assert problem.message == f"{folder}/none.yaml: no such file or directory"
+    assert "verdict" in problem.hint
+
+
+@pytest.mark.parametrize(("name", "words"), [("none.yaml", "no such file"), ("bad.yaml", "it has no list `services`")])
+def test_from_on_the_command_line_is_not_the_site_files_fault(name: str, words: str, folder: Path) -> None:
+    (folder / "bad.yaml").write_text("a: b")
+    with pytest.raises(ConfigError) as caught:
+        open_site(_site(folder, ""), None, folder / name)
+    assert caught.value.message.startswith(f"--from: {folder / name}: {words}")
+    assert "sms classify" in caught.value.hint
+    assert not caught.value.problems
+
+
+WHOLE = """\
+capture: {duration_s: 3600, truncated: false, skipped: {}, problems: []}
+sms: {}
+nodes: {}
+services:
+- {name: slurmctld, verdict: time-critical, confidence: 0.9}
+- {name: rsyslog, verdict: deferrable, confidence: 0.9}
+routed: {}
+unseen: []
+elsewhere: {}
+unclassified: {}
+bin_s: 1.0
+"""
+DOUBTS: dict[str, tuple[str, str, list[str]]] = {
+    "none": ("", "", []),
+    "a verdict hardly sure": ("0.9}\nr", "0.49}\nr", ["hardly sure: rsyslog (deferrable, 49 %)"]),
+    "the site's own verdict": ("0.9}\nr", "0.49, overridden: true}\nr", []),
+    "cut off": ("truncated: false", "truncated: true", ["the capture was cut off"]),
+    "damaged": ("skipped: {}", "skipped: {odd: 3}", ["the capture was cut off"]),
+    "remarks": (
+        "problems: []",
+        "problems: [a], remarks: [a hole, a twin]",
+        ["the capture: a hole", "the capture: a tw"],
+    ),
+    "too short for chrony": (
+        "unseen: []",
+        "unseen: [{name: chrony, needed_capture_s: 3601}, {name: postfix, needed_capture_s: 3599}]",
+        ["left out, but the capture is too short to tell whether nodes use it: chrony"],
+    ),
+    "covered less": ("3600,", "3600, covered_s: 10,", ["left out, but the capture is too short to tell"]),
+    "not usual": ("unseen: []", "unseen: [{name: slurmrestd, needed_capture_s: 9e9}]", []),
+    "odd": ("unseen: []", "unseen: [5, {name: [], needed_capture_s: a}, {name: chrony, needed_capture_s: .nan}]", []),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_doubts_are_told(name: str, folder: Path) -> None:
+    """What stands in a classification against building on it."""
+    before, after, expected = DOUBTS[name]
+    text = WHOLE if name != "covered less" else WHOLE.replace("[]\nels", "[{name: nat, needed_capture_s: 60}]\nels")
+    assert not before or before in text
+    (folder / "c.yaml").write_text(text.replace(before, after, 1) if before else text)
+    notices = open_site(_site(folder, ""), None, folder / "c.yaml").notices
+    assert [notice.startswith(words) for notice, words in zip(notices, expected, strict=True)] == [True] * len(expected)
+
+
+def test_a_classification_cut_anywhere_is_refused() -> None:
+    """YAML without its last lines is YAML still: services may be among what is lost."""
+    lines = WHOLE.splitlines(keepends=True)
+    assert len(read_classification(WHOLE).services) == 2
+    for count in range(len(lines)):
+        with pytest.raises(ClassificationError):
+            read_classification("".join(lines[:count]))
+
+
+def test_a_classification_of_nothing_we_carry(folder: Path) -> None:
+    (folder / "c.yaml").write_text("services: [{name: nfs, verdict: time-critical}]")
+    with pytest.raises(ClassificationError, match="no time-critical service that the container can carry"):
+        resolve(ServicesFrom.model_validate({"from": folder / "c.yaml"}), {"munge"})
+
+
+MODES = [(0o022, None, 0o644), (0o077, None, 0o600), (0o022, 0o600, 0o600), (0o077, 0o664, 0o664)]
+
+
+@pytest.mark.parametrize(("umask", "before", "after"), MODES)
+def test_a_file_has_the_permissions_that_it_should(umask: int, before: int | None, after: int, tmp_path: Path) -> None:
+    """The umask's for a new one; those of the file that it replaces."""
+    path = tmp_path / "a.yaml"
+    if before is not None:
+        path.write_text("before")
+        path.chmod(before)
+    old = os.umask(umask)
+    try:
+        write_site("after", path, force=True)
+    finally:
+        os.umask(old)
+    assert (path.read_text(), path.stat().st_mode & 0o7777) == ("after", after)
+    assert list(tmp_path.iterdir()) == [path]

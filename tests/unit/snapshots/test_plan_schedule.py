@@ -1,0 +1,135 @@
+"""What cron and systemd are given: held against files, and against systemd's own reading."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from appliance.config.model import Site
+from appliance.errors import ConfigError
+from appliance.operations.site.find import open_site
+from appliance.plan.snapshots.schedule import (
+    EVEN_MINUTES,
+    calendar,
+    check_every,
+    cron_command,
+    cron_fields,
+    installed,
+    job,
+    plan_schedule,
+    read_every,
+    systemd_command,
+)
+from tests.places import GOLDEN
+
+ARGV = job("/usr/bin/sms", "/etc/sms/sms.yaml", "/var/lib/sms")
+FOLDERS = ("/var/lib/sms/overlays", "/var/lib/sms/snapshots")
+ODD = job("/opt/sms 2/bin/sms", "/etc/sms/100%.yaml", "/var/lib/$sms")
+
+
+@pytest.fixture
+def site() -> Site:
+    return open_site(GOLDEN / "sites" / "debian-12.yaml").site
+
+
+def test_what_is_rendered(site: Site, golden: Callable[[Path, dict[str, str]], None]) -> None:
+    texts = {}
+    for kind, every, argv, folder in (
+        ("cron", 15, ARGV, "usual"),
+        ("systemd", 15, ARGV, "usual"),
+        ("cron", 360, ODD, "odd"),
+        ("systemd", 360, ODD, "odd"),
+    ):
+        planned = plan_schedule(site, kind, every, argv=argv, folders=FOLDERS)  # type: ignore[arg-type]
+        texts |= {f"{folder}{path}": text for path, text in planned.files.items()}
+        assert installed(planned.files, site.cluster) == (kind, every)
+        assert {read_every(text) for text in planned.files.values()} - {None} == {every}
+    golden(GOLDEN / "schedule", texts)
+
+
+@pytest.mark.parametrize(
+    ("every", "cron", "systemd"),
+    [
+        (1, "* * * * *", "*-*-* *:0/1:00"),
+        (15, "*/15 * * * *", "*-*-* *:0/15:00"),
+        (30, "*/30 * * * *", "*-*-* *:0/30:00"),
+        (60, "0 * * * *", "*-*-* *:00:00"),
+        (120, "0 */2 * * *", "*-*-* 0/2:00:00"),
+        (720, "0 */12 * * *", "*-*-* 0/12:00:00"),
+        (1440, "0 0 * * *", "*-*-* 00:00:00"),
+    ],
+)
+def test_minutes(every: int, cron: str, systemd: str) -> None:
+    assert (cron_fields(every), calendar(every)) == (cron, systemd)
+    check_every(every)
+
+
+def due(fields: str, at: datetime) -> bool:
+    """Whether crontab(5) has something run then: numbers, * and steps only."""
+
+    def fits(field: str, value: int) -> bool:
+        return value % int(field[2:]) == 0 if field.startswith("*/") else field == "*" or int(field) == value
+
+    minute, hour, *rest = fields.split()
+    return fits(minute, at.minute) and fits(hour, at.hour) and rest == ["*"] * 3
+
+
+@pytest.mark.parametrize("every", EVEN_MINUTES)
+def test_cron_runs_it_so_many_times_a_day_and_evenly(every: int) -> None:
+    day = [datetime(2026, 11, 21) + timedelta(minutes=minute) for minute in range(2881)]
+    times = [at for at in day if due(cron_fields(every), at)]
+    assert {later - earlier for earlier, later in pairwise(times)} == {timedelta(minutes=every)}
+
+
+@pytest.mark.parametrize("every", EVEN_MINUTES)
+def test_systemd_runs_it_at_the_same_times(every: int, need: Callable[[str], str]) -> None:
+    argv = [need("systemd-analyze"), "calendar", "--iterations=3", "--base-time=2026-11-21 09:59:00", calendar(every)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"TZ": "UTC", "LC_ALL": "C"})
+    lines = [line.partition(": ")[2].strip() for line in done.stdout.splitlines() if "elapse" in line or "Iter" in line]
+    times = [datetime.strptime(line, "%a %Y-%m-%d %H:%M:%S %Z") for line in lines]
+    assert len(times) == 3
+    assert all(due(cron_fields(every), at) for at in times)
+    assert {later - earlier for earlier, later in pairwise(times)} == {timedelta(minutes=every)}
+
+
+@pytest.mark.parametrize(
+    ("every", "near"),
+    [(7, "take 6 or 10"), (45, "take 30 or 60"), (90, "take 60 or 120"), (0, "take 1"), (2000, "take 1440")],
+)
+def test_what_would_be_uneven_is_refused_with_the_nearest(every: int, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"evenly every {every} minutes") as caught:
+        check_every(every)
+    assert caught.value.hint.startswith(f"{near}: sms overlay schedule install --every ")
+
+
+def test_commands_survive_their_files() -> None:
+    assert shlex.split(cron_command(ODD).replace(r"\%", "%")) == list(ODD)
+    assert systemd_command(("/bin/a b", 'say "x"', "100%", "$HOME", "c\\d")) == (
+        '"/bin/a b" "say \\"x\\"" 100%% $$HOME "c\\\\d"'
+    )
+
+
+def test_what_systemd_says_of_the_units(site: Site, tmp_path: Path, need: Callable[[str], str]) -> None:
+    """Its own judge of units. The program must be there, so it is one that is."""
+    argv = ("/bin/true", *ODD[1:])
+    planned = plan_schedule(site, "systemd", 15, argv=argv, folders=("/tmp", "/var/lib/a b"))
+    for path, text in planned.files.items():
+        (tmp_path / Path(path).name).write_text(text)
+    units = [str(tmp_path / Path(path).name) for path in planned.files]
+    verify = [need("systemd-analyze"), "verify", "--man=no", "--recursive-errors=no", *units]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    ours = [line for line in done.stderr.splitlines() if "snapshot" in line]
+    assert ours == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_installed_where_no_file_says_so() -> None:
+    assert installed({}, "lab") is None
+    assert installed({"/etc/cron.d/sms-lab": "# something else\n"}, "lab") is None
+    assert installed({"/etc/cron.d/sms-other": "# Every 5 minutes: x\n"}, "lab") is None

@@ -1,0 +1,150 @@
+"""`sms overlay prune` on this machine, with the real agent: by the rule, by number, and twice."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.cli import main
+from appliance.config.model import Retention
+from appliance.errors import Busy, Refused
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.snapshots.prune import Pruned, prune
+from appliance.progress import Silent
+from appliance.tools import agent
+from tests import stores
+from tests.places import DEBIAN_SITE
+
+HOST = Local("admin-1")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Keeps the last two and one a day."""
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+    opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+    rule = Retention(last=2, hourly=0, daily=1, weekly=0, monthly=0)
+    return Cluster(opened.site.model_copy(update={"retention": rule}), opened.services, opened.base)
+
+
+def root(cluster: Cluster) -> Path:
+    return Path(cluster.places.snapshots)
+
+
+def run(cluster: Cluster, *numbers: int, dry_run: bool = False) -> Pruned:
+    return prune(cluster, HOST, numbers, Silent(), dry_run=dry_run)
+
+
+def test_by_the_rule(cluster: Cluster) -> None:
+    # A day apart, the newest now: 5 and 4 are the last, 3 is the newest of a day of its own.
+    store = stores.fill(root(cluster), 5, every_s=86400)
+    said = run(cluster, dry_run=True)
+    assert [(one.number, one.keep) for one in said.decisions] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, True),
+        (5, True),
+    ]
+    assert (said.removed, stores.numbers(store)) == ((), [1, 2, 3, 4, 5])
+    done = run(cluster)
+    assert (done.removed, done.chunks, done.swept) == ((1, 2), 6, True)
+    assert done.freed_bytes >= 6 << 16
+    assert stores.numbers(store) == [3, 4, 5]
+    stores.assert_whole(store)
+    assert abs(done.stored_bytes - store.stored_bytes()) < 1 << 16
+    again = run(cluster)
+    assert (again.removed, again.freed_bytes) == ((), 0)
+
+
+def test_by_number(cluster: Cluster) -> None:
+    store = stores.fill(root(cluster), 4)
+    stores.add_snapshot(store, [b"y" * 65536], reason="before restore of 2")
+    stores.add_snapshot(store, [b"z" * 65536])
+    said = run(cluster, 2, 5)
+    assert said.removed == (2, 5), "also what a restore kept, when it is named"
+    assert {one.number: one.why for one in said.decisions} == {
+        1: ("not named",),
+        2: ("named",),
+        3: ("not named",),
+        4: ("not named",),
+        5: ("named",),
+        6: ("newest verified",),
+    }
+    assert stores.numbers(store) == [1, 3, 4, 6]
+    with pytest.raises(Refused, match="there is no snapshot 2 on admin-1"):
+        run(cluster, 2)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_the_newest_verified_one_is_never_removed(cluster: Cluster, dry_run: bool) -> None:
+    store = stores.fill(root(cluster), 3)
+    stores.damage(store, 3)
+    with pytest.raises(Refused, match="snapshot 2 is the newest verified one on admin-1, and stays") as caught:
+        run(cluster, 1, 2, dry_run=dry_run)
+    assert "sms overlay snapshot --host admin-1" in caught.value.hint
+    assert run(cluster, 3).removed == (3,), "a damaged one that is newer may go"
+
+
+def test_broken_ones_go_by_number_only_and_keep_chunks_from_going(cluster: Cluster) -> None:
+    store = stores.fill(root(cluster), 5, every_s=86400)
+    stores.tear_manifest(store, 3)
+    before = stores.stored_chunks(root(cluster))
+    done = run(cluster)
+    assert (done.removed, done.swept, list(done.broken)) == ((1,), False, [3])
+    assert stores.stored_chunks(root(cluster)) == before
+    done = run(cluster, 3)
+    assert (done.removed, done.swept, done.broken) == ((3,), True, {})
+    assert stores.stored_chunks(root(cluster)) == stores.named_chunks(store)
+    stores.assert_whole(store)
+
+
+def test_what_a_killed_run_left_goes_although_nothing_else_does(cluster: Cluster) -> None:
+    store = stores.fill(root(cluster), 2)
+    with store.writing():
+        store.put(b"of a snapshot that never was" * 9)
+    assert run(cluster).chunks == 1
+
+
+def test_without_a_store_nothing_is_made(cluster: Cluster) -> None:
+    assert run(cluster).decisions == ()
+    assert not root(cluster).exists()
+
+
+def test_who_reads_is_not_disturbed(cluster: Cluster) -> None:
+    store = stores.fill(root(cluster), 3)
+    with store.reading(), pytest.raises(Busy, match="are being read"):
+        run(cluster, 1)
+    assert stores.numbers(store) == [1, 2, 3]
+
+
+def test_as_a_person_and_a_program_see_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "admin-1")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    store = stores.fill(root(cluster), 5, start=time.time() - 60)
+    stores.tear_manifest(store, 1)
+
+    def sms(*words: str) -> str:
+        capsys.readouterr()
+        status = main(
+            ["-q", "--site", str(DEBIAN_SITE), "--state", str(tmp_path / "state"), "overlay", "prune", *words]
+        )
+        assert status == 0
+        return capsys.readouterr().out
+
+    shown = sms("2", "-n").splitlines()
+    assert shown[0].split()[0] == "2" and shown[0].endswith("would remove  named")
+    assert shown[-2].endswith("its manifest has changed: `sms overlay prune 1` removes it")
+    assert shown[-1] == "3 would stay on admin-1, 1 would go"
+    told: dict[str, Any] = json.loads(sms("2", "1", "--json"))
+    assert (told["removed"], told["swept"], told["broken"]) == ([1, 2], True, {})
+    assert {one["number"]: one["keep"] for one in told["decisions"]} == {1: False, 2: False, 3: True, 4: True, 5: True}
+    assert sms().splitlines()[-1].startswith("3 stay on admin-1, 0 removed; 0 B freed, ")

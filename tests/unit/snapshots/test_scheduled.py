@@ -1,0 +1,462 @@
+"""Schedules on a host of files, scheduled runs whose snapshot goes well or not, and what status says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Container
+from dataclasses import replace
+from email import message_from_string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.config.model import BorgRepository, Site
+from appliance.errors import Busy, ConfigError, Refused, SmsError
+from appliance.host.base import Host, OnLine, Result
+from appliance.host.fake import Fake
+from appliance.host.local import Local
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.snapshots import push as push_flow
+from appliance.operations.snapshots import scheduled
+from appliance.operations.snapshots.prune import Pruned
+from appliance.operations.snapshots.schedule import install_schedule, remove_schedule, run_record, show_schedule
+from appliance.operations.snapshots.scheduled import run_scheduled
+from appliance.operations.snapshots.snapshot import Taken, Wanted
+from appliance.operations.snapshots.status import snapshot_status
+from appliance.plan.migration.lease import Lease
+from appliance.plan.snapshots.runs import Run, read_run
+from appliance.plan.snapshots.schedule import job, plan_schedule
+from appliance.progress import Silent
+from appliance.tools import agent
+from tests import stores
+from tests.places import DEBIAN_SITE
+
+CRON = "/etc/cron.d/sms-sample"
+TIMER = "/etc/systemd/system/sms-sample.snapshot.timer"
+SERVICE = "/etc/systemd/system/sms-sample.snapshot.service"
+NAME = "admin-1"
+
+
+class Files(Fake):
+    """A host whose files are in a table; what was changed is in ``changed``."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            {
+                ("sh", "-c"): self.shell,
+                ("systemctl",): (0, ""),
+                ("systemctl", "is-enabled"): lambda *_: (0 if TIMER in self.files else 1, ""),
+                ("systemctl", "is-active"): lambda *_: (0 if TIMER in self.files else 1, ""),
+            },
+            name=NAME,
+        )
+        self.kind = kind
+        self.changed: list[str] = []
+        self.files["/etc/sms/sms.yaml"] = b"cluster: sample\n"
+
+    def shell(self, argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        if "systemd/system" in argv[2]:
+            return (0, self.kind) if self.kind else (1, "")
+        return (0, "/usr/bin/sms") if "command -v sms" in argv[2] else (0, "")
+
+    def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
+        changed = super().write(path, data, mode=mode)
+        self.changed += [path] if changed else []
+        return changed
+
+    def remove(self, path: str) -> None:
+        self.changed.append(f"-{path}")
+        del self.files[path]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+    return open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
+
+
+def changing(host: Files) -> list[tuple[str, ...]]:
+    return [argv for argv in host.asked if argv[0] == "systemctl" and not argv[1].startswith("is-")]
+
+
+@pytest.mark.parametrize(("kind", "paths"), [("cron", [CRON]), ("systemd", [SERVICE, TIMER])], ids=["cron", "systemd"])
+def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str]) -> None:
+    host = Files(kind)
+
+    def install(**more: Any) -> bool:
+        host.changed.clear(), host.asked.clear()
+        return install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more).changed
+
+    assert install(dry_run=True) and not host.changed and not changing(host)
+    assert install() and sorted(host.changed) == paths
+    assert bool(changing(host)) is (kind == "systemd")
+    assert not install() and not host.changed and not changing(host), "the second time changes nothing"
+    shown = show_schedule(cluster, host)
+    assert (shown.kind, shown.every, shown.runs) == (kind, 15, True)
+    assert "/usr/bin/sms -q --site /etc/sms/sms.yaml --state " in shown.files[paths[0]], (
+        "a host reads its own site file"
+    )
+    assert install(every=5) and show_schedule(cluster, host).every == 5
+    host.changed.clear()
+    assert remove_schedule(cluster, host, Silent(), dry_run=True).changed and not host.changed
+    assert remove_schedule(cluster, host, Silent()).changed
+    assert sorted(host.changed) == [f"-{path}" for path in paths]
+    assert not remove_schedule(cluster, host, Silent()).changed
+    assert show_schedule(cluster, host).kind == ""
+
+
+def test_what_another_kind_left_goes(cluster: Cluster) -> None:
+    host = Files("cron")
+    install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
+    host.kind = "systemd"
+    install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
+    assert {CRON, TIMER, SERVICE} & set(host.files) == {TIMER, SERVICE}
+    host.kind = "cron"
+    install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
+    assert {CRON, TIMER, SERVICE} & set(host.files) == {CRON}
+
+
+def test_what_cannot_be_scheduled_is_refused(cluster: Cluster) -> None:
+    host = Files("cron")
+
+    def install(**more: Any) -> None:
+        install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE, **more)
+
+    for every in (0, 7, 90):
+        with pytest.raises(ConfigError, match=f"evenly every {every} minutes"):
+            install(every=every)
+    host.files["/etc/sms/sms.yaml"] = b"cluster: other\n"
+    with pytest.raises(Refused, match=r"/etc/sms/sms.yaml on admin-1 is not the site file of sample"):
+        install()
+    host.kind = ""
+    with pytest.raises(Refused, match="neither systemd nor cron"):
+        install()
+    assert host.changed == []
+
+
+class Here(Local):
+    """This machine; what would go to people is kept, and ``postfix`` of the appliance takes mail or not."""
+
+    def __init__(self, mail_status: int = 0) -> None:
+        super().__init__(NAME)
+        self.log: list[str] = []
+        self.mails: list[str] = []
+        self.mail_status = mail_status
+
+    def run(
+        self,
+        *argv: str,
+        input: bytes | None = None,
+        ok: Container[int] | None = (0,),
+        timeout: float | None = 60,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        if argv[0] == "logger":
+            self.log.append(f"{argv[4]} {argv[-1]}")
+        elif argv[0] == "apptainer":
+            if not self.mail_status:
+                self.mails.append((input or b"").decode())
+            return Result(self.name, argv, self.mail_status, b"", b"")
+        elif "sendmail" in " ".join(argv):
+            return Result(self.name, argv, 44, b"", b"")
+        else:
+            return super().run(*argv, input=input, ok=ok, timeout=timeout, on_line=on_line)
+        return Result(self.name, argv, 0, b"", b"")
+
+
+Take = Callable[[], Taken]
+
+
+@pytest.fixture
+def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | BaseException | None], None]:
+    """``take(error)``: from now on snapshots fail so; ``take(None)``: a small one is made by the store itself."""
+    hold_lease(cluster, NAME)
+    store = stores.Store(str(cluster.places.snapshots))
+
+    def chosen(error: BaseException | None) -> None:
+        def snapshot(*_: object) -> Taken:
+            if error:
+                raise error
+            return Taken(stores.add_snapshot(store, [os.urandom(100)]).told())
+
+        monkeypatch.setattr(scheduled, "snapshot", snapshot)
+
+    return chosen
+
+
+def hold_lease(cluster: Cluster, holder: str | None, *, since: float | None = None) -> None:
+    path = Path(cluster.places.lease)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    since = time.time() - 86400 if since is None else since
+    path.write_bytes(Lease(cluster.site.cluster, 3, holder, since).text())
+
+
+def run(cluster: Cluster, host: Host) -> Run | None:
+    return run_scheduled(cluster, host, Silent(), Wanted(reason="scheduled"))
+
+
+def record(cluster: Cluster) -> Run | None:
+    path = Path(run_record(cluster))
+    return read_run(path.read_bytes()) if path.exists() else None
+
+
+@pytest.mark.slow
+def test_a_run_is_written_down_and_prunes(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(None)
+    count = 6  # in less than a second: three by `last`, and the oldest
+    numbers = [done.number for _ in range(count) if (done := run(cluster, host))]
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    found = record(cluster)
+    assert found and (found.ok, found.number, found.notes) == (True, 6, ())
+    assert stores.numbers(stores.Store(str(cluster.places.snapshots))) == [1, 4, 5, 6]
+    assert found.stored_bytes and found.stored_bytes > 0
+    assert Path(run_record(cluster)).stat().st_mode & 0o777 == 0o600
+    assert host.log == host.mails == []
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_once_a_day_and_its_end_as_well(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(SmsError("the file system is full", hint="sms overlay prune"))
+    for _ in range(3):
+        assert run(cluster, host)
+    assert host.log == ["cron.err overlay snapshots of sample: the file system is full; hint: sms overlay prune"] * 3
+    (mail,) = host.mails
+    assert message_from_string(mail)["To"] == "operators@example.org"
+    assert "overlay snapshots on admin-1 failed" in mail
+    found = record(cluster)
+    assert found and not found.ok and found.mailed
+    a_day_ago = replace(found, mailed=found.mailed - 86401, failing_since=found.mailed - 86401)
+    Path(run_record(cluster)).write_bytes(a_day_ago.text())
+    run(cluster, host)
+    assert len(host.mails) == 2 and "are still failing" in host.mails[1]
+    take(None)
+    run(cluster, host)
+    run(cluster, host)
+    assert len(host.mails) == 3 and "are well again" in host.mails[2]
+    assert host.log[4:] == ["cron.notice overlay snapshots of sample: well again, with snapshot 1"]
+
+
+def test_without_mail_syslog_says_so(cluster: Cluster, take: Any) -> None:
+    host = Here(mail_status=255)
+    take(SmsError("no"))
+    run(cluster, host)
+    assert host.log == [
+        "cron.err overlay snapshots of sample: no; no mail could be sent: neither the appliance nor the host takes it"
+    ]
+
+
+def test_a_mistake_of_ours_is_a_failure_as_any_other(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(KeyError("number"))
+    done = run(cluster, host)
+    assert done and done.error == "KeyError: 'number'"
+    assert len(host.mails) == 1
+
+
+def test_a_host_that_does_not_carry_it_does_nothing(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(SmsError("must not be asked"))
+    for holder in ("admin-2", None):
+        hold_lease(cluster, holder)
+        assert run(cluster, host) is None
+    assert record(cluster) is None and host.log == []
+    assert not Path(cluster.places.snapshots).exists()
+
+
+def test_a_lease_that_cannot_be_read_is_a_failure(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    Path(cluster.places.lease).write_text("{")
+    done = run(cluster, host)
+    assert done and "lease file cannot be read" in done.error
+
+
+def test_a_run_that_meets_another_is_noted_only(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(None)
+    first = run(cluster, host)
+    take(Busy("another run is at work on the snapshots"))
+    assert run(cluster, host) is None
+    found = record(cluster)
+    assert first and found and (found.number, found.ok) == (1, True)
+    assert found.met == "another run is at work on the snapshots" and found.met_at
+    assert host.log == host.mails == []
+
+
+def test_a_prune_that_meets_a_reader_is_noted_only(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(None)
+    run(cluster, host)
+    store = stores.Store(str(cluster.places.snapshots))
+
+    def while_read(*_: object) -> Taken:
+        return Taken({"number": 1})
+
+    scheduled.snapshot = while_read  # type: ignore[assignment] # the fixture puts it back
+    with store.reading():
+        done = run(cluster, host)
+    assert done and done.ok
+    assert "are being read" in done.notes[0] and done.notes[0].startswith("prune: ")
+
+
+@pytest.mark.slow
+def test_prunes_that_meet_readers_again_and_again_are_told(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push that takes hours reads all the while: nothing is removed, and in the end the disk is full."""
+    host = Here()
+    take(None)
+    run(cluster, host)
+    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 1}))
+    store = stores.Store(str(cluster.places.snapshots))
+    with store.reading():
+        done = [run(cluster, host) for _ in range(4)]
+    assert [one and one.ok for one in done] == [True, True, True, False]
+    assert done[-1] and "4 runs in a row" in done[-1].error and "are being read" in done[-1].error
+    assert len(host.mails) == 1 and "hint: `sms overlay prune`" in host.mails[0]
+    last = run(cluster, host)
+    assert last and last.ok and last.put_off == 0
+    assert "well again" in host.mails[1]
+
+
+@pytest.mark.slow
+def test_the_first_run_after_a_gap_tells_of_it(cluster: Cluster, take: Any, with_schedule: Any) -> None:
+    host = Here()
+    with_schedule(cluster.site)
+    take(None)
+    hold_lease(cluster, NAME, since=time.time() - 20 * 3600)
+    run(cluster, host)
+    assert len(host.mails) == 1 and "ran for 20 h before this one" in host.mails[0], "none ever ran"
+    found = record(cluster)
+    assert found and found.ok and found.number == 1
+    for hours in (5, 7):
+        at = time.time() - hours * 3600
+        Path(run_record(cluster)).write_bytes(replace(found, started=at, ended=at + 9, missed_mailed=None).text())
+        run(cluster, host)
+        run(cluster, host)
+    assert len(host.mails) == len(host.log) == 3, "once each"
+    assert "were missed" in host.mails[2] and "No scheduled snapshot ran for 7 h before this one" in host.mails[2]
+    assert host.log[2].startswith("cron.err overlay snapshots of sample: no scheduled snapshot ran for 7 h")
+    assert snapshot_status(cluster, host, HELD).judgement.healthy
+
+
+def test_an_interrupted_run_is_written_down_without_mail(cluster: Cluster, take: Any) -> None:
+    host = Here()
+    take(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run(cluster, host)
+    found = record(cluster)
+    assert found and found.error == "it was interrupted" and not host.mails
+    assert len(host.log) == 1
+    take(SmsError("no room"))
+    run(cluster, host)
+    assert len(host.mails) == 1 and "failed" in host.mails[0], "the first real one is told"
+
+
+def test_a_dump_that_failed_is_told_although_the_snapshot_counts(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Here()
+    monkeypatch.setattr(scheduled, "snapshot", lambda *_: Taken({"number": 7}, ("mariadb was not dumped: no",)))
+    done = run(cluster, host)
+    assert done and (done.ok, done.number, done.error) == (False, 7, "mariadb was not dumped: no")
+
+
+def test_pushes_follow_and_each_is_told_of_by_itself(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standby = ("admin-2", NAME, "admin-3")
+    borg = BorgRepository(repository="/srv/borg", passphrase=Path("/etc/sms/borg"))
+    settings = cluster.site.snapshots.model_copy(update={"standby": standby, "borg": borg})
+    cluster = Cluster(cluster.site.model_copy(update={"snapshots": settings}), cluster.services, cluster.base)
+    asked, pruned = [], []
+
+    def push(_: Cluster, host: Host, wanted: push_flow.Wanted, targets: list[str], *__: object) -> list[Any]:
+        asked.append((host.name, wanted.all_missing, wanted.prune, *targets))
+        state = push_flow.FAILED if targets == ["admin-2"] else push_flow.PUSHED
+        return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
+
+    monkeypatch.setattr(push_flow, "push", push)
+    monkeypatch.setattr(scheduled, "find_host", lambda _, name: Local(name))
+    monkeypatch.setattr(scheduled, "prune", lambda _, host, *__: pruned.append(host.name) or Pruned(host.name))
+    monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
+    take(None)
+    done = run(cluster, Here())
+    assert asked == [(NAME, True, True, "borg"), (NAME, True, False, "admin-2"), (NAME, True, False, "admin-3")]
+    assert pruned == [NAME, "admin-3"]
+    assert done and (done.ok, done.number, done.error) == (False, 1, "push to admin-2: snapshot 1: no way there")
+
+
+HELD = Lease("sample", 3, NAME, 0.0)
+
+
+@pytest.fixture
+def with_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Site], None]:
+    """A schedule of 15 minutes, installed a day ago, in a folder of its own."""
+    path = tmp_path / "cron.d"
+    monkeypatch.setattr("appliance.plan.snapshots.schedule.cron_path", lambda _: str(path))
+    monkeypatch.setattr("appliance.operations.snapshots.schedule.cron_path", lambda _: str(path))
+
+    def install(site: Site) -> None:
+        argv = job("/usr/bin/sms", str(DEBIAN_SITE), "/s")
+        path.write_text(plan_schedule(site, "cron", 15, argv=argv, folders=()).files[str(path)])
+        os.utime(path, (time.time() - 86400,) * 2)
+
+    return install
+
+
+def test_status_of_a_site_without_a_schedule(cluster: Cluster) -> None:
+    found = snapshot_status(cluster, Local(NAME), HELD)
+    assert (found.count, found.newest, found.schedule, found.judgement.healthy) == (0, None, "", True)
+    assert not Path(cluster.places.snapshots).exists()
+    stores.fill(Path(cluster.places.snapshots), 2, start=time.time() - 7 * 86400)
+    found = snapshot_status(cluster, Local(NAME), HELD)
+    assert found.judgement.healthy and not found.judgement.warnings, "who never wanted one is not blamed for its age"
+    assert found.newest and found.newest["number"] == 2 and 604000 < found.newest["age_s"] < 605000
+
+
+@pytest.mark.slow
+def test_status_with_a_schedule(cluster: Cluster, with_schedule: Any, take: Any) -> None:
+    host = Here()
+    with_schedule(cluster.site)
+    assert not snapshot_status(cluster, host, HELD).judgement.healthy, "a day without a run"
+    take(None)
+    run(cluster, host)
+    found = snapshot_status(cluster, host, HELD)
+    assert (found.count, found.schedule, found.every_minutes, found.limit_minutes) == (1, "cron", 15, 35)
+    assert found.judgement.healthy and found.last_run and found.bytes == found.last_run.stored_bytes
+    told = json.loads(json.dumps(found.as_dict()))
+    assert told["newest"]["method"] == "delta" and told["last_run"]["ok"] is True and "judgement" not in told
+    take(SmsError("no room"))
+    run(cluster, host)
+    failed = snapshot_status(cluster, host, HELD).judgement
+    assert (failed.healthy, failed.warnings) == (False, ("the last scheduled snapshot failed: no room",))
+    elsewhere = snapshot_status(cluster, host, Lease("sample", 4, "admin-2", 0.0)).judgement
+    assert elsewhere.healthy, "a host that stands by is not to blame"
+
+
+def test_status_sees_an_old_one_and_a_damaged_one(cluster: Cluster, with_schedule: Any) -> None:
+    with_schedule(cluster.site)
+    store = stores.fill(Path(cluster.places.snapshots), 3, start=time.time() - 3600)
+    stores.damage(store, 3)
+    Path(run_record(cluster)).write_bytes(Run(time.time() - 60, time.time() - 50, True, 3).text())
+    found = snapshot_status(cluster, Local(NAME), HELD)
+    assert found.damaged == [3]
+    assert found.judgement.warnings == (
+        "the newest verified snapshot is 75 min old, more than 35 min",
+        "a snapshot is damaged: `sms overlay list` shows which",
+    )
+    longer = cluster.site.snapshots.model_copy(update={"oldest_minutes": 90})
+    site = cluster.site.model_copy(update={"snapshots": longer})
+    assert snapshot_status(Cluster(site, cluster.services, cluster.base), Local(NAME), HELD).judgement.healthy
+
+
+def test_a_host_that_cannot_be_asked_is_no_reason_for_no_status(cluster: Cluster) -> None:
+    host = Fake({("sh", "-c"): (44, ""), ("python3",): (1, "")}, name=NAME)
+    found = snapshot_status(cluster, host, HELD)
+    assert found.problem == "admin-1 has no python3" and found.judgement.healthy

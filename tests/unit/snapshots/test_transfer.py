@@ -1,0 +1,495 @@
+"""Snapshots between stores: what travels, what counts at the other side, what is left when either is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.agent import transfer
+from appliance.agent.source import Source
+from appliance.agent.store import CHUNK, Reader, Snapshot, Store, chunk_path
+from appliance.agent.words import Problem
+from appliance.errors import Busy, Refused, SmsError
+from appliance.host.base import OnLine
+from appliance.host.local import Local
+from appliance.host.stream import Stream
+from appliance.operations.snapshots.transfer import connect
+from appliance.tools import agent
+from tests import stores
+from tests.conftest import find_tool
+
+pytestmark = pytest.mark.slow  # each starts agents, and kills them
+
+HOOKED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from appliance.agent import transfer
+left = [int(sys.argv[2])]
+def step():
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+def hook(event, arguments):
+    if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir"):
+        step()
+sys.addaudithook(hook)
+send = transfer._send
+def counted(data):
+    step()
+    send(data)
+transfer._send = counted
+{extra}
+from appliance.agent.main import main
+sys.exit(main(sys.argv[3:]))
+"""
+"""Ends the agent, as kill -9 does, at its N-th change of the file system or block of data."""
+
+
+class Altered(Local):
+    """This machine; its agent ends at a moment, or does something else that it should not."""
+
+    def __init__(self, moment: int = 1 << 30, extra: str = "") -> None:
+        super().__init__("altered")
+        self.moment = moment
+        self.extra = extra
+
+    def stream(self, *argv: str, on_line: OnLine | None = None) -> AbstractContextManager[Stream]:
+        program = HOOKED.replace("{extra}", self.extra)
+        return super().stream(sys.executable, "-c", program, argv[2], str(self.moment), *argv[3:], on_line=on_line)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent lies in a folder of the test's."""
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+
+
+def make_image(path: Path, *, seed: int = 1, size_mb: int = 8, files: int = 4) -> Path:
+    """An ext3 file system with some files, as an overlay has them."""
+    tree = path.with_suffix(".tree")
+    chance = random.Random(seed)
+    (tree / "upper").mkdir(parents=True)
+    for number in range(files):
+        (tree / "upper" / f"f{number}").write_bytes(chance.randbytes(200_000))
+    (tree / "upper" / "text").write_text("the same again and again\n" * 20_000)
+    path.unlink(missing_ok=True)
+    argv = [find_tool("mke2fs"), "-q", "-t", "ext3", "-d", str(tree), str(path), f"{size_mb}M"]
+    subprocess.run(argv, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1"})
+    shutil.rmtree(tree)
+    return path
+
+
+def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "delta", **facts: Any) -> Snapshot:
+    """A snapshot of an image file that counts."""
+    with store.writing():
+        number, folder = store.begin()
+        source = Source(str(path))
+        if method == "delta":
+            source.take(source.data_chunks(), lambda _, data: store.put(data))
+        else:
+            shutil.copy(path, Path(folder, "image"))
+            source.take(source.data_chunks(), store.count_only)
+        manifest = {
+            "uuid": str(uuid.uuid4()),
+            "cluster": "lab",
+            "host": "host-a",
+            "generation": generation,
+            "image": {"key": "k", "sha256": "s"},
+            "slurm_cluster": "lab",
+            "taken": 1_800_000_000.0 + number,
+            "running": True,
+            "frozen_ms": 21.5,
+            "method": method,
+            "found_by": "trace",
+            "size": source.size,
+            "used_bytes": source.used_bytes(),
+            "new_bytes": store.new_bytes,
+            "checks": {"e2fsck": "clean", "state_files": 0, "heads": []},
+            "notes": [],
+            "reason": "",
+            **facts,
+        }
+        snapshot = store.commit(number, folder, manifest, bytes(source.digests))
+        source.close()
+    store.new_bytes, store.new = 0, []
+    return snapshot
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Store, Store]:
+    """A store with one snapshot, and an empty one."""
+    source = Store(str(tmp_path / "a"))
+    keep_image(source, make_image(tmp_path / "ov.img"))
+    return source, Store(str(tmp_path / "b"))
+
+
+def send(
+    source: Store, number: int, target: Store, *, giver: Local | None = None, taker: Local | None = None, **more: Any
+) -> dict[str, Any]:
+    """As flow.transfer does."""
+    request = {"store": source.root, "snapshot": number, "compress": more.pop("compress", False)}
+    into = {"store": target.root, "origin": "host-a", **more}
+    with (
+        agent.converse(giver or Local(), "export", request) as giving,
+        agent.converse(taker or Local(), "import", into) as taking,
+    ):
+        return connect(giving, taking)
+
+
+def read_all(store: Store, number: int) -> bytes:
+    with Reader(store.find(str(number))) as reader:
+        return b"".join(reader.read(at) for at in range(reader.count))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("method", ["delta", "full"])
+def test_a_snapshot_arrives_as_it_is(tmp_path: Path, method: str, compress: bool) -> None:
+    source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
+    image = make_image(tmp_path / "ov.img")
+    one = keep_image(source, image, method=method, reason="scheduled")
+    said = send(source, 1, target, compress=compress)
+    assert (said["snapshot"]["number"], said["present"]) == (1, False)
+    stores.assert_whole(target)
+    assert read_all(target, 1) == image.read_bytes()
+    there = target.find("1")
+    changed = {"method": "delta", "new_bytes": there.manifest["new_bytes"], "came": there.manifest["came"]}
+    assert there.manifest == {**one.manifest, **changed}
+    assert there.manifest["new_bytes"] == said["bytes"] > 0
+    assert there.verified
+    assert (Path(target.root).stat().st_mode & 0o777, Path(there.folder).stat().st_mode & 0o777) == (0o700, 0o700)
+    assert {path.stat().st_mode & 0o777 for path in Path(target.root).rglob("*") if path.is_file()} == {0o600}
+
+
+def test_the_same_is_not_sent_twice_and_what_is_there_does_not_travel(two: tuple[Store, Store], tmp_path: Path) -> None:
+    source, target = two
+    first = send(source, 1, target)
+    assert send(source, 1, target)["present"] is True
+    assert stores.numbers(target) == [1]
+    image = tmp_path / "ov.img"
+    with image.open("r+b") as stream:  # in the middle of a file's contents
+        data = image.read_bytes()
+        stream.seek(data.index(b"the same again") + 1_000)
+        stream.write(b"changed")
+    keep_image(source, image)
+    again = send(source, 2, target)
+    assert again["bytes"] == CHUNK
+    assert first["bytes"] > 10 * CHUNK
+    stores.assert_whole(target)
+    assert read_all(target, 2) == image.read_bytes()
+
+
+def test_a_number_that_is_taken_gives_way(two: tuple[Store, Store]) -> None:
+    source, target = two
+    stores.add_snapshot(target, [b"x" * CHUNK])
+    said = send(source, 1, target)["snapshot"]
+    assert said["number"] == 2
+    assert said["notes"] == ["it is snapshot 1 of host-a"]
+    assert said["came"]["number"] == 1
+    assert send(source, 1, target)["present"] is True
+
+
+def test_an_old_number_does_not_turn_the_counter_back(two: tuple[Store, Store]) -> None:
+    source, target = two
+    for _ in range(3):
+        stores.add_snapshot(target, [b"x" * CHUNK])
+    with target.removing():
+        target.remove(1)
+        target.remove(3)
+    send(source, 1, target)
+    assert stores.numbers(target) == [1, 2]
+    assert stores.add_snapshot(target, [b"y" * CHUNK]).number == 4
+
+
+def test_an_estimate_changes_nothing(two: tuple[Store, Store]) -> None:
+    source, target = two
+    from appliance.operations.snapshots.transfer import NOTHING, _pass_offer
+
+    def ask() -> dict[str, Any]:
+        with (
+            agent.converse(Local(), "export", {"store": source.root, "snapshot": 1}) as giving,
+            agent.converse(Local(), "estimate", {"store": target.root}) as asking,
+        ):
+            _pass_offer(giving, asking)
+            giving.write(NOTHING)
+            giving.end()
+            giving.outcome()
+            asking.end()
+            return asking.outcome()
+
+    before = ask()
+    assert not Path(target.root).exists()
+    assert send(source, 1, target)["bytes"] == before["bytes"]
+    assert (before["present"], ask()["present"], ask()["bytes"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
+def test_killed_at_the_target_at_every_change_the_next_run_goes_on(every: int, tmp_path: Path) -> None:
+    source = Store(str(tmp_path / "a"))
+    image = make_image(tmp_path / "ov.img", files=1, size_mb=4)
+    keep_image(source, image)
+    whole = send(source, 1, Store(str(tmp_path / "whole")))["bytes"]
+    least = whole
+    for moment in range(0, 200, every):
+        target = Store(str(tmp_path / f"t{moment}"))
+        try:
+            said = send(source, 1, target, taker=Altered(moment))
+        except SmsError:
+            said = None
+        counted = stores.numbers(target)
+        assert counted in ([], [1])
+        stores.assert_whole(target)
+        again = send(source, 1, target)
+        assert again["present"] is bool(counted), "what counts is whole, what does not comes again"
+        least = min(least, again["bytes"])
+        assert stores.numbers(target) == [1]
+        assert read_all(target, 1) == image.read_bytes()
+        assert not list(Path(target.root).glob("*.partial"))
+        assert stores.add_snapshot(target, [b"x" * CHUNK]).number == 2
+        if said:
+            break
+    else:
+        raise AssertionError("it never came to its end")
+    assert moment > 15
+    assert least == 0, "what had come was kept"
+
+
+@pytest.mark.parametrize("moment", [0, 1, 4, 9])
+def test_killed_at_the_source_nothing_counts_and_what_came_is_kept(two: tuple[Store, Store], moment: int) -> None:
+    source, target = two
+    whole = send(source, 1, Store(target.root + "-whole"))["bytes"]
+    with pytest.raises(SmsError):
+        send(source, 1, target, giver=Altered(moment))
+    assert stores.numbers(target) == []
+    assert not list(Path(target.root).glob("*.partial"))
+    again = send(source, 1, target)
+    assert again["bytes"] == whole - CHUNK * max(0, moment - 1)
+    stores.assert_whole(target)
+
+
+def test_chunks_that_nobody_needs_are_swept(two: tuple[Store, Store]) -> None:
+    source, target = two
+    with pytest.raises(SmsError):
+        send(source, 1, target, giver=Altered(9))
+    assert len(stores.stored_chunks(Path(target.root))) == 8
+    with target.removing():
+        assert target.sweep()[0] == 8
+
+
+def test_what_a_power_cut_left_is_not_trusted(two: tuple[Store, Store]) -> None:
+    """Chunks of the right name and size, with other bytes in them: their run never came to its sync."""
+    source, target = two
+    with pytest.raises(SmsError):
+        send(source, 1, target, giver=Altered(9))
+    left = [path for path in Path(target.root, "chunks").rglob("*") if path.is_file()]
+    for path, data in zip(left, (b"", bytes(CHUNK), b"x" * CHUNK), strict=False):
+        path.write_bytes(data)
+    send(source, 1, target)
+    stores.assert_whole(target)
+
+
+def test_damage_at_the_source_is_never_sent(two: tuple[Store, Store]) -> None:
+    source, target = two
+    digest = next(data for data in _digests(source.find("1")) if data != bytes(32))
+    path = Path(chunk_path(source.root, digest))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(SmsError, match=r"snapshot 1 is damaged: chunk .* has changed"):
+        send(source, 1, target)
+    assert stores.numbers(target) == []
+    assert source.find("1").health["ok"] is False, "it is written down: `latest` is another one from now on"
+    with pytest.raises(SmsError, match="it is not sent"):
+        send(source, 1, target)
+
+
+def _digests(one: Snapshot) -> Iterator[bytes]:
+    data = one.digests()
+    return (data[at : at + 32] for at in range(0, len(data), 32))
+
+
+ON_THE_WAY = {
+    "a chunk": "pack = struct.pack\ntransfer._send = lambda data: send(data[:-1] + bytes([data[-1] ^ 1]))",
+    "the digests": """
+def other(data, seen=[]):
+    seen.append(1)
+    send(data[:-1] + bytes([data[-1] ^ 1]) if len(seen) == 1 else data)
+transfer._send = other""",
+    "the manifest": """
+def other(data, seen=[]):
+    seen.append(1)
+    send(bytes(data).replace(b'"generation"', b'"generat!on"') if len(seen) == 1 else data)
+transfer._send = other""",
+    "the packing": """
+def other(data, seen=[]):
+    seen.append(1)
+    send(b"\\x01" + bytes(data)[1:] if len(seen) == 3 else data)
+transfer._send = other""",
+    "its length": """
+def other(data, seen=[]):
+    seen.append(1)
+    send(bytes(data)[:1] + b"\\xff" + bytes(data)[2:] if len(seen) == 3 else data)
+transfer._send = other""",
+}
+
+
+@pytest.mark.parametrize("what", ON_THE_WAY)
+def test_damage_on_the_way_is_found(two: tuple[Store, Store], what: str) -> None:
+    source, target = two
+    with pytest.raises(SmsError) as caught:
+        send(source, 1, target, giver=Altered(extra="import struct\n" + ON_THE_WAY[what]))
+    assert "damaged on the way" in caught.value.message or "no snapshot that is known" in caught.value.message
+    assert stores.numbers(target) == []
+    send(source, 1, target)
+    stores.assert_whole(target)
+
+
+def test_a_second_run_is_told_so(two: tuple[Store, Store]) -> None:
+    source, target = two
+    with target.writing(), pytest.raises(Busy, match="another run is at work"):
+        send(source, 1, target)
+    with source.removing(), pytest.raises(Busy, match="are being removed"):
+        send(source, 1, target)
+    assert stores.numbers(target) == []
+
+
+def test_too_little_room_is_said_before_anything_travels(two: tuple[Store, Store]) -> None:
+    source, target = two
+    little = "from appliance.agent.store import Store\nStore.free_bytes = lambda self: 1 << 20"
+    with pytest.raises(Refused, match="1 MiB free") as caught:
+        send(source, 1, target, taker=Altered(extra=little))
+    assert "prune" in caught.value.hint
+    assert stores.stored_chunks(Path(target.root)) == set()
+
+
+def test_a_file_system_that_is_damaged_does_not_count(tmp_path: Path) -> None:
+    """Whole by its digests, and no good all the same: a taken one would have been refused as well."""
+    source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
+    stores.add_snapshot(source, [os.urandom(CHUNK) for _ in range(4)], uuid=str(uuid.uuid4()))
+    with pytest.raises(SmsError, match="snapshot 1 of host-a cannot be kept: its file system cannot be read"):
+        send(source, 1, target)
+    assert stores.numbers(target) == []
+
+
+def test_nothing_comes_any_more(two: tuple[Store, Store]) -> None:
+    """Over a network that is cut nobody tells the end; the lock must not be held for ever."""
+    source, target = two
+    soon = Altered(extra="transfer.PATIENCE_S = 0.5")
+    with (
+        agent.converse(Local(), "export", {"store": source.root, "snapshot": 1}) as giving,
+        agent.converse(soon, "import", {"store": target.root, "origin": "x"}) as taking,
+    ):
+        taking.write(giving.read_exactly(100))
+        assert taking.read() == b""
+        with pytest.raises(SmsError, match="nothing came for"):
+            taking.outcome()
+    with target.writing():
+        pass
+
+
+def test_packing_pays_or_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    press, text = transfer.Press(), (b"the same again and again\n" * 2700)[:CHUNK]
+    assert [press.pack(text)[0] for _ in range(40)] == [transfer.PACKED] * 40
+    tried: list[int] = []
+    real = transfer.zlib.compress
+
+    def counted(data: bytes, level: int) -> bytes:
+        tried.append(level)
+        return real(data, level)
+
+    monkeypatch.setattr(transfer.zlib, "compress", counted)
+    press = transfer.Press()
+    for _ in range(1000):
+        kind, data = press.pack(os.urandom(5000))
+        assert (kind, len(data)) == (transfer.PLAIN, 5000)
+    assert len(tried) == 4 * transfer.SAMPLE, "16 of each 272 are tried"
+    assert transfer.unpack(*transfer.Press().pack(text)) == text
+    for bad in (b"", b"x", real(text, 1)[:-3], real(bytes(CHUNK + 1), 1), real(text, 1) + b"x"):
+        with pytest.raises(Problem, match="on the way"):
+            transfer.unpack(transfer.PACKED, bad)
+
+
+@pytest.fixture
+def image_argv(two: tuple[Store, Store]) -> Callable[..., list[str]]:
+    def argv(**more: Any) -> list[str]:
+        path = agent.install(Local())
+        return list(agent.argv(path, "image", {"store": two[0].root, "snapshot": 1, **more}))
+
+    return argv
+
+
+def receive(target: Store, manifest: dict[str, Any], argv: list[str], **more: Any) -> dict[str, Any]:
+    request = {"store": target.root, "manifest": manifest, "argv": argv, "program": "x", "origin": "there", **more}
+    with agent.converse(Local(), "import_image", request) as talk:
+        talk.end()
+        return talk.outcome()
+
+
+def test_an_image_goes_out_and_comes_back(
+    two: tuple[Store, Store], tmp_path: Path, image_argv: Callable[..., list[str]]
+) -> None:
+    source, target = two
+    done = subprocess.run(image_argv(), capture_output=True, check=True)
+    assert done.stdout == (tmp_path / "ov.img").read_bytes()
+    assert json.loads(done.stderr.splitlines()[-1])["kind"] == "result"
+    manifest = source.find("1").manifest
+    assert receive(target, manifest, image_argv())["present"] is False
+    stores.assert_whole(target)
+    assert read_all(target, 1) == done.stdout
+    assert receive(target, manifest, ["false"])["present"] is True
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("cat {img}; exit 2", "x ended with status 2"),
+        ("head -c 100000 {img}", "damaged on the way"),
+        ("cat {img}; echo more", "damaged on the way"),
+        ("tr a b <{img}", "damaged on the way"),
+    ],
+)
+def test_what_does_not_come_back_as_it_was_does_not_count(
+    two: tuple[Store, Store], tmp_path: Path, script: str, words: str
+) -> None:
+    source, target = two
+    argv = ["sh", "-c", script.format(img=tmp_path / "ov.img")]
+    with pytest.raises(SmsError, match=words):
+        receive(target, source.find("1").manifest, argv)
+    assert stores.numbers(target) == []
+    assert not list(Path(target.root).glob("*.partial"))
+
+
+def test_nobody_reads_the_image(image_argv: Callable[..., list[str]]) -> None:
+    done = subprocess.run(["sh", "-c", '"$@" | head -c 10 >/dev/null', "x", *image_argv()], capture_output=True)
+    assert b"Traceback" not in done.stderr
+    assert b"nobody reads on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"taken": float("nan")}, "no good taken"),
+        ({"generation": 10**9}, "no good generation"),
+        ({"host": "a\x1b[2J"}, "no good host"),
+        ({"cluster": "other"}, "of cluster other, not of lab"),
+    ],
+)
+def test_a_peer_does_not_poison_the_store(tmp_path: Path, facts: dict[str, Any], words: str) -> None:
+    source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
+    one = keep_image(source, make_image(tmp_path / "ov.img", size_mb=4, files=1), **facts)
+    with pytest.raises(SmsError, match=words):
+        send(source, 1, target, cluster="lab")
+    path = agent.install(Local())
+    argv = list(agent.argv(path, "image", {"store": source.root, "snapshot": 1}))
+    with pytest.raises(SmsError, match=words):
+        receive(target, one.manifest, argv, cluster="lab")
+    assert stores.numbers(target) == []
+    assert stores.stored_chunks(Path(target.root)) == set()

@@ -1,0 +1,369 @@
+"""The provisioning VM as text and argv: disks, seed, cables, who may start it, what its health means."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from appliance.catalog import read_bases
+from appliance.cli.vm.snapshot import elsewhere
+from appliance.config.model import Site
+from appliance.config.read import read_site
+from appliance.errors import ConfigError, Refused
+from appliance.host.base import CommandError
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.operations.vm.image import VmImage
+from appliance.operations.vm.inside import read_console
+from appliance.operations.vm.snapshots import check_name
+from appliance.operations.vm.start import StartedVm, keep_console, ready_disks
+from appliance.operations.vm.status import BUSY
+from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, read_health
+from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
+from appliance.plan.vm.vm import (
+    Launch,
+    cards,
+    choose_accel,
+    network_units,
+    provision_document,
+    qemu_argv,
+    seed_archive,
+    vm_places,
+)
+from appliance.share import share
+
+SITE: dict[str, Any] = {
+    "cluster": "one",
+    "admin_hosts": [{"name": "a", "address": "192.0.2.1"}],
+    "networks": {
+        "provisioning": {"bridge": "br-p", "address": "10.0.0.1/16", "mac": "02:00:0a:00:00:01"},
+        "public": {"bridge": "br-x", "address": "192.0.2.9/24", "mac": "02:00:c0:00:02:09", "gateway": "192.0.2.254"},
+        "dns": ["192.0.2.53"],
+    },
+    "provisioning": {"address": "10.0.0.2/16", "mac": "02:00:0A:00:00:02"},
+}
+
+
+def make_site(tmp_path: Path, **changes: Any) -> Site:
+    """A site whose VM has these settings besides."""
+    document = {**SITE, "provisioning": {**SITE["provisioning"], **changes}}
+    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document))
+    site, _ = read_site(tmp_path / "sms.yaml")
+    return site
+
+
+LAUNCH = Launch("/images/disk.qcow2", "tcg", "/disks/console.log", "/disks/root.qcow2", "/disks/state.qcow2")
+
+
+def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The block devices of a command, by node name."""
+    nodes = [json.loads(argv[i + 1]) for i, word in enumerate(argv) if word == "-blockdev"]
+    return {node["node-name"]: node for node in nodes}
+
+
+def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
+    """What an overlay says of its backing file is not asked: the chain is ours."""
+    nodes = blockdevs(qemu_argv(make_site(tmp_path), LAUNCH))
+    assert nodes["image"]["read-only"] and nodes["image-file"]["read-only"] and nodes["seed"]["read-only"]
+    assert nodes["image-file"]["filename"] == "/images/disk.qcow2"
+    assert nodes["root"]["backing"] == "image" and nodes["state"]["backing"] is None
+    assert nodes["state-file"]["locking"] == nodes["root-file"]["locking"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("accel", "wanted"),
+    [("kvm", ("kvm", "host")), ("tcg", ("tcg,thread=multi,tb-size=256", "qemu64,+rdrand,+ssse3"))],
+)
+def test_the_accelerator_is_named(tmp_path: Path, accel: str, wanted: tuple[str, str]) -> None:
+    """One alone: QEMU falls back only where KVM cannot be opened, not where it cannot run a kernel."""
+    argv = qemu_argv(make_site(tmp_path), Launch("i", accel, "l", "r", "s"))
+    assert argv.count("-accel") == 1
+    assert argv[argv.index("-accel") + 1] == wanted[0]
+    assert argv[argv.index("-cpu") + 1].startswith(wanted[1])
+
+
+def test_a_live_move_waits_on_a_socket_of_the_host(tmp_path: Path) -> None:
+    """Nobody listens on a network for the memory of a machine."""
+    argv = qemu_argv(make_site(tmp_path), Launch("i", "kvm", "l", "r", "s", incoming=True))
+    assert argv[argv.index("-incoming") + 1] == "unix:/run/sms/vm/one/incoming.sock"
+
+
+@pytest.mark.parametrize(
+    ("modules", "device", "accel", "why"),
+    [
+        (["kvm", "kvm_intel"], True, "kvm", ""),
+        (["kvm", "kvm_amd"], True, "kvm", ""),
+        (["kvm", "kvm_intel"], False, "tcg", "cannot be opened"),
+        (["kvm", "kvm_intel", "kvm_pvm"], True, "tcg", "kvm_pvm"),
+        (["kvm", "kvm_pvm"], True, "tcg", "kvm_pvm"),
+        (["kvm"], True, "tcg", "neither"),
+        ([], True, "tcg", "neither"),
+    ],
+)
+def test_kvm_is_used_where_it_really_works(modules: list[str], device: bool, accel: str, why: str) -> None:
+    """A device that opens is not enough."""
+    found = choose_accel(modules, device)
+    assert found[0] == accel
+    assert why in found[1]
+
+
+def test_cards_and_their_networks(tmp_path: Path) -> None:
+    """One foot: out through the container. Two: by its own gateway, and the first has none."""
+    (only,) = cards(make_site(tmp_path))
+    assert (only.bridge, only.mac, only.address, only.prefix) == ("br-p", "02:00:0a:00:00:02", "10.0.0.2", 16)
+    assert only.gateway == "10.0.0.1"
+    public = {"address": "192.0.2.10/24", "mac": "02:00:c0:00:02:0a"}
+    first, second = cards(make_site(tmp_path, public=public))
+    assert (first.gateway, second.gateway, second.bridge) == ("", "192.0.2.254", "br-x")
+    assert len({first.tap, second.tap}) == 2
+    assert all(len(card.tap) <= 15 for card in (first, second))
+    units = list(network_units(make_site(tmp_path, public=public)).values())
+    assert "MACAddress=02:00:c0:00:02:0a" in units[1] and "Gateway=192.0.2.254" in units[1]
+
+
+def test_the_seed_holds_what_the_vm_needs_and_keeps_secrets_from_others(tmp_path: Path) -> None:
+    """Names, network and certificates; keys for those alone who use them. It fills whole sectors."""
+    names = ("ca.pem", "server.pem", "server.key", "issuer.pem", "issuer.key")
+    data = seed_archive(make_site(tmp_path), {name: name.encode() for name in names}, database="postgresql://u:p@h/d")
+    assert len(data) % 512 == 0
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        entries = {entry.name: entry for entry in archive.getmembers()}
+        document = json.load(archive.extractfile("etc/sms/provision.json"))  # type: ignore[arg-type]
+    assert document["database"] == "postgresql://u:p@h/d"
+    modes = {name: (entries[f"etc/sms/tls/{name}"].mode, entries[f"etc/sms/tls/{name}"].gname) for name in names}
+    assert modes["server.key"] == (0o640, "root") and modes["issuer.key"] == (0o640, "sms-provision")
+    assert modes["ca.pem"] == (0o644, "root")
+    assert entries["etc/sms/provision.json"].mode == 0o640
+    assert not any(entry.name.startswith("/") or ".." in entry.name for entry in entries.values())
+
+
+def test_what_the_service_is_told(tmp_path: Path) -> None:
+    """The document of the fixed design; provd itself takes it."""
+    from appliance.provision.config import parse_config
+
+    pool = {"first": "10.0.9.1", "last": "10.0.9.99"}
+    document = provision_document(make_site(tmp_path, pool=pool, unknown="discover"))
+    assert document["pool"] == ["10.0.9.1", "10.0.9.99"]
+    assert document["services"] == {"address": "10.0.0.1", "hostname": "sms-services"}
+    config = parse_config(document)
+    assert config.address == "10.0.0.2" and config.unknown == "discover"
+    assert "database" in document and "@" not in document["database"]
+
+
+def test_a_site_without_a_vm_says_so(tmp_path: Path) -> None:
+    """And how to get one."""
+    (tmp_path / "sms.yaml").write_text(yaml.safe_dump({key: SITE[key] for key in SITE if key != "provisioning"}))
+    site, _ = read_site(tmp_path / "sms.yaml")
+    with pytest.raises(ConfigError, match="no provisioning VM"):
+        vm_places(site)
+
+
+A, B = HostView("a"), HostView("b")
+SILENT = HostView("b", reachable=False)
+
+
+@pytest.mark.parametrize(
+    ("views", "options", "outcome"),
+    [
+        ([A, B], {}, Holder("a", 1)),
+        ([HostView("a", holder=Holder("a", 4)), B], {}, Holder("a", 4)),
+        ([HostView("a", holder=Holder("a", 1)), SILENT], {}, Holder("a", 1)),
+        ([HostView("a", holder=Holder("a", 4)), SILENT], {}, "it may have newer ones"),
+        ([HostView("a", holder=Holder("a", 4)), SILENT], {"force": True}, Holder("a", 5)),
+        ([HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))], {}, "a and b both hold"),
+        (
+            [HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))],
+            {"force": True},
+            Holder("a", 5),
+        ),
+        ([A, SILENT], {}, "cannot be asked"),
+        ([A, SILENT], {"force": True}, Holder("a", 2)),
+        ([A, HostView("b", running=True)], {}, "runs on b already"),
+        ([A, HostView("b", running=True)], {"force": True}, "runs on b already"),
+        ([HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 5))], {}, "disks are on b"),
+        (
+            [HostView("a", holder=Holder("b", 5)), HostView("b", holder=Holder("b", 5))],
+            {"shared": True},
+            Holder("a", 6),
+        ),
+        ([HostView("a", holder=Holder("b", 5)), SILENT], {}, "which cannot be asked"),
+        ([HostView("a", holder=Holder("b", 5)), SILENT], {"shared": True}, "which cannot be asked"),
+        ([HostView("a", holder=Holder("b", 5)), SILENT], {"force": True}, Holder("a", 6)),
+        ([HostView("a", holder=Holder("c", 5)), B], {}, "which cannot be asked"),
+    ],
+)
+def test_who_may_start_it(views: list[HostView], options: dict[str, bool], outcome: Holder | str) -> None:
+    """Never two on one state, never an empty state beside the one that counts."""
+    if isinstance(outcome, Holder):
+        assert may_start("a", views, **options) == outcome
+    else:
+        with pytest.raises(Refused, match=outcome):
+            may_start("a", views, **options)
+
+
+@pytest.mark.parametrize(
+    ("views", "has", "refused"),
+    [
+        ([A, B], False, ""),
+        ([HostView("a", holder=Holder("a", 1)), SILENT], True, ""),
+        ([HostView("a", running=True, holder=Holder("a", 1)), B], False, ""),
+        # One folder that both see: the record is the same, the machine is not here.
+        (
+            [HostView("a", holder=Holder("b", 2)), HostView("b", running=True, holder=Holder("b", 2))],
+            False,
+            "runs on b already",
+        ),
+        ([HostView("a", holder=Holder("b", 2)), HostView("b", holder=Holder("b", 2))], False, "disks are on b"),
+        ([HostView("a", holder=Holder("b", 2)), SILENT], False, "disks are on b"),
+    ],
+)
+def test_who_may_touch_the_disks(views: list[HostView], has: bool, refused: str) -> None:
+    """Half files are removed, snapshots taken and put back by the one who has the disks alone."""
+    assert has_disks("a", views) is has
+    if refused:
+        with pytest.raises(Refused, match=refused):
+            check_disks_here("a", views)
+    else:
+        check_disks_here("a", views)
+
+
+def test_a_restore_that_was_cut_off_loses_no_disk(tmp_path: Path) -> None:
+    """At every step: the old disks are whole in the snapshot before they are in their place no more."""
+    script = FINISH_RESTORE.replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
+    for cut in range(1, 8):
+        disks = tmp_path / str(cut)
+        disks.mkdir()
+        for disk in DISKS:
+            (disks / f"{disk}.qcow2").write_text(f"old {disk}")
+            (disks / f"{disk}.restored").write_text(f"new {disk}")
+        (disks / "root.image").write_text("old image")
+        (disks / "root.image.restored").write_text("new image")
+        (disks / "restore.json").write_text("kept")
+        # The n-th step kills it: nothing is cleaned up.
+        count = f'n=0; step() {{ n=$((n + 1)); [ "$n" -ne {cut} ] || kill -9 $$; }};'
+        Local().run("sh", "-c", count + script, "finish", str(disks), ok=None)
+        for disk in DISKS:
+            kept = disks / "snapshots" / "kept" / f"{disk}.qcow2"
+            assert (disks / f"{disk}.qcow2").read_text() == f"old {disk}" or kept.read_text() == f"old {disk}"
+        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(disks))
+        for disk in DISKS:
+            assert (disks / f"{disk}.qcow2").read_text() == f"new {disk}"
+            assert (disks / "snapshots" / "kept" / f"{disk}.qcow2").read_text() == f"old {disk}"
+        assert (disks / "root.image").read_text() == "new image"
+        assert (disks / "snapshots" / "kept" / "root.image").read_text() == "old image"
+        assert not [*disks.glob("*restore*"), *disks.glob("snapshots/*/*.new")]
+
+
+def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
+    """Nothing is exchanged, and the next run tries again."""
+    for name in ("root.qcow2", "root.restored"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "restore.json").write_text("kept")
+    (tmp_path / "snapshots").write_text("no folder")
+    with pytest.raises(CommandError):
+        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(tmp_path))
+    assert (tmp_path / "root.qcow2").read_text() == "root.qcow2"
+    assert (tmp_path / "root.restored").exists() and (tmp_path / "restore.json").exists()
+
+
+def test_records_are_read_or_none() -> None:
+    """A record that a crash has spoilt is none."""
+    assert read_holder(Holder("a", 3).text()) == Holder("a", 3)
+    assert [read_holder(data) for data in (None, b"", b"{}", b"[]", b'{"holder": 1', b'{"holder": "a"}')] == [None] * 6
+
+
+GOOD = """\
+unit sms-seed active
+unit sms-provd active
+unit nginx active
+state 100 2000
+https 404
+api 200 {"version": "1"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("", ""), ""),
+        (("nginx active", "nginx failed"), "nginx: failed"),
+        (("state 100 2000\n", ""), "disk: not mounted"),
+        (("https 404", "https 000"), "https: no answer (000)"),
+        (("https 404", "https 502"), "https: no answer (502)"),
+        (('api 200 {"version": "1"}', "api 000 "), "api: no answer (000)"),
+        (("unit nginx active", "unit nginx"), "nginx: unknown"),
+    ],
+)
+def test_health_is_told_from_what_the_vm_says(change: tuple[str, str], wrong: str) -> None:
+    """Each service with its own trouble."""
+    health = read_health(GOOD.replace(*change) if change[0] else GOOD)
+    assert health.wrong == wrong
+    assert health.ok == (not wrong)
+    assert read_health(GOOD).api == {"version": "1"}
+    assert not read_health("").ok
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "x.part", "a b", "x" * 65, "\n"])
+def test_names_of_snapshots_are_held_to_a_pattern(name: str) -> None:
+    """They become names of folders."""
+    with pytest.raises(ConfigError):
+        check_name(name)
+
+
+def test_a_root_goes_with_the_bytes_of_its_image(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """A build that puts others under the same path makes a new root; the same ones, or a restart, do not."""
+    need("qemu-img")
+    need("mke2fs")
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"), disk_mb=512)
+    cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
+    where = vm_places(site)
+    Path(where.disks).mkdir(parents=True)
+    image = tmp_path / "disk.qcow2"
+    Local().run("qemu-img", "create", "-q", "-f", "qcow2", str(image), "64M")
+    fresh = []
+    for digest in ("one", "one", "two"):
+        started = StartedVm("a", "", "", "", "", "", 1)
+        ready_disks(cluster, Local(), VmImage(str(image), "key", digest, "", ""), started, ExitStack())
+        fresh.append(started.fresh_root)
+    assert fresh == [True, False, True]
+    assert Path(where.root_image).read_text() == "two"
+
+
+def test_the_console_of_a_start_that_failed_is_kept(tmp_path: Path) -> None:
+    """It is shown until a later run has said something."""
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"))
+    site = site.model_copy(update={"cluster": "t-console"})
+    cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
+    log = Path(vm_places(site).console_log)
+    log.parent.mkdir(parents=True)
+    with pytest.raises(Refused, match="no log"):
+        read_console(cluster, Local())
+    log.write_text("failed")
+    keep_console(cluster, Local())
+    assert not log.exists() and read_console(cluster, Local()) == "failed"
+    os.utime(vm_places(site).console_failed, (1, 1))
+    log.write_text("later")
+    assert read_console(cluster, Local()) == "later"
+
+
+def test_a_start_that_is_under_way_is_told(tmp_path: Path) -> None:
+    """The lock is looked at, neither waited for nor made."""
+    lock = tmp_path / "vm.lock"
+    assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0 and not lock.exists()
+    with Local().lock(str(lock)):
+        assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 9
+    assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0
+
+
+def test_what_other_hosts_have_is_told() -> None:
+    assert elsewhere({}) == ""
+    assert elsewhere({"host-a": 5}) == "5 on host-a: sms vm snapshot --list --host host-a"
