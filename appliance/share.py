@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parent
+"""The folder of this package."""
 
 
 def share(*parts: str) -> Path:
     """The path of shipped data, such as ``share("definitions", "services")``."""
-    installed = _PACKAGE / "_share"
-    return (installed if installed.is_dir() else _PACKAGE.parent).joinpath(*parts)
+    installed = PACKAGE / "_share"
+    return (installed if installed.is_dir() else PACKAGE.parent).joinpath(*parts)

@@ -163,8 +163,8 @@ def sideways(path: Path) -> list[tuple[str, str]]:
         (module[2], module[3])
         for module in modules
         if module[:2] == ["appliance", room]
-        and len(module) > 4
-        and (ROOT / "appliance" / room / module[2]).is_dir()
+        and len(module) > 3
+        and (ROOT / "appliance" / room / module[2] / f"{module[3]}.py").is_file()
         and module[2] != subject
     ]
 

@@ -39,8 +39,7 @@ from appliance.operations.upgrade.rehearse_left import (
     root,
     write_record,
 )
-from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
-from appliance.plan.upgrade.rehearse import (
+from appliance.operations.upgrade.rehearse_plan import (
     CARRIER,
     OUTSIDE,
     choose_nodes,
@@ -50,6 +49,7 @@ from appliance.plan.upgrade.rehearse import (
     rehearsal_site,
     user_lines,
 )
+from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
 from appliance.progress import Progress
 from appliance.tools import agent, ext3
 from appliance.tools.sha256 import find_digest

@@ -16,8 +16,8 @@ from appliance.lab import Lab, put_up_cables
 from appliance.lab.layout import PUBLIC
 from appliance.operations.context import Cluster
 from appliance.operations.lab import demo
+from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
 from appliance.plan.machine import inside_argv, instance_name
-from appliance.plan.upgrade.rehearse import CARRIER, OUTSIDE
 from appliance.progress import Progress
 from appliance.tools import apptainer
 

@@ -16,7 +16,7 @@ from appliance.lab import Lab
 from appliance.lab.capture import in_network
 from appliance.operations.lab import demo
 from appliance.operations.upgrade.rehearse_checks import Checks
-from appliance.plan.upgrade.rehearse import OUTSIDE
+from appliance.operations.upgrade.rehearse_plan import OUTSIDE
 
 TCP = 6
 DROP = """\

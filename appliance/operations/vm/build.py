@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-import appliance
 from appliance.catalog import Base, read_bases
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError
@@ -27,7 +26,7 @@ from appliance.operations.hosts.preflight import only_one
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
 from appliance.plan.vm.vm import need_vm, vm_places
 from appliance.progress import Progress
-from appliance.share import share
+from appliance.share import PACKAGE, share
 from appliance.tools import apt
 from appliance.tools.ansible import Target, run_playbook
 from appliance.tools.apt import Resolver
@@ -230,7 +229,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 def code_files() -> Iterator[tuple[str, Path]]:
     """The files that run inside, by their name there."""
-    package = Path(appliance.__file__).parent
+    package = PACKAGE
     for name in CODE:
         top = package.parent / name if name.startswith("appliance/") else share(*name.split("/"))
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:

@@ -16,8 +16,7 @@ from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
 from appliance.operations.upgrade.rehearse_checks import count_cables, is_idle, read_jobs
 from appliance.operations.upgrade.rehearse_left import Record, clear_left, read_record, write_record
-from appliance.operations.upgrade.rehearse_vm import judge_polls, need_polls
-from appliance.plan.upgrade.rehearse import (
+from appliance.operations.upgrade.rehearse_plan import (
     CARRIER,
     OUTSIDE,
     choose_nodes,
@@ -27,6 +26,7 @@ from appliance.plan.upgrade.rehearse import (
     rehearsal_site,
     user_lines,
 )
+from appliance.operations.upgrade.rehearse_vm import judge_polls, need_polls
 
 BASIC: dict[str, Any] = {
     "cluster": "alpha",

@@ -83,7 +83,9 @@ def test_what_runs_inside_is_whole_and_nothing_else() -> None:
     names = [name for name, _ in code_files()]
     assert "appliance/errors.py" in names and "appliance/provision/__main__.py" in names
     assert "definitions/provision/openapi.yaml" in names
-    assert not [name for name in names if "__pycache__" in name or name.startswith(("appliance/operations", "appliance/cli"))]
+    assert not [
+        name for name in names if "__pycache__" in name or name.startswith(("appliance/operations", "appliance/cli"))
+    ]
     assert "linux-image-cloud-amd64" in wanted_packages()
 
 
