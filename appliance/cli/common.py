@@ -115,8 +115,8 @@ def standard_output() -> Iterator[TextIO]:
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
     """The site's cluster and the host that the verb acts on."""
     from appliance.cli.screen import progress
-    from appliance.operations.context import find_target, open_cluster
+    from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
 
     cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
-    return cluster, find_target(cluster.site, arguments.host)
+    return cluster, cluster.target(arguments.host)

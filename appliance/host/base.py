@@ -107,7 +107,7 @@ def check_written(host: str, path: str, status: int, stderr: bytes) -> None:
 class Host(ABC):
     """A machine that commands run on. Everything outside this process happens through one.
 
-    Once its first command has run, ``run`` may be called from several threads.
+    ``run`` may be called from several threads.
     """
 
     name: str

@@ -235,9 +235,14 @@ class Ssh(Host):
         self.key = key
         self.known_hosts = known_hosts
         self._client: paramiko.SSHClient | None = None
+        self._connecting = threading.Lock()
 
     def _transport(self) -> paramiko.Transport:
         """The open connection; made anew where it broke."""
+        with self._connecting:
+            return self._connected()
+
+    def _connected(self) -> paramiko.Transport:
         if self._client:
             transport = self._client.get_transport()
             if transport and transport.is_active():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.catalog import Base, Service, read_bases, read_catalog, select
@@ -28,10 +29,43 @@ class Cluster:
     base: Base
     path: Path | None = None
 
+    _hosts: dict[str, Host] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _opening: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
     @property
     def places(self) -> Places:
         """Where things lie on an admin host."""
         return places(self.site)
+
+    def host(self, wanted: str | None) -> Host:
+        """The admin host of that name, or the one this process runs on: the same object, and so the same connection.
+
+        Raises:
+            ConfigError: no admin host has that name.
+            Refused: none was named, and this machine is not an admin host.
+        """
+        here = socket.gethostname()
+        by_name = {host.name: host for host in self.site.admin_hosts}
+        if wanted is None:
+            if here not in by_name:
+                raise Refused(
+                    f"this machine ({here}) is not an admin host of the site",
+                    hint=f"name one: --host {', '.join(by_name)}",
+                )
+            wanted = here
+        if wanted not in by_name:
+            raise ConfigError(f"no admin host named {wanted}", hint=f"the site has: {', '.join(by_name)}")
+        with self._opening:
+            if wanted not in self._hosts:
+                self._hosts[wanted] = Local(here) if wanted == here else _over_ssh(self.site, by_name[wanted])
+            return self._hosts[wanted]
+
+    def target(self, wanted: str | None) -> Host:
+        """The admin host to act on, as ``host`` gives it; on this one, acting takes root."""
+        host = self.host(wanted)
+        if isinstance(host, Local):
+            need_root()
+        return host
 
 
 def open_cluster(path: Path, state: Path | None, progress: Progress, *, classification: Path | None = None) -> Cluster:
@@ -49,33 +83,6 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
     catalog = read_catalog(share("definitions", "services"))
     bases = read_bases(share("definitions", "bases"))
     return Cluster(site, select(catalog, site.services), bases[site.base.os], path.absolute())
-
-
-def find_host(site: Site, wanted: str | None) -> Host:
-    """The admin host to act on: the one named, or the one this process runs on.
-
-    Raises:
-        ConfigError: no admin host has that name.
-        Refused: none was named, and this machine is not an admin host.
-    """
-    here = socket.gethostname()
-    by_name = {host.name: host for host in site.admin_hosts}
-    if wanted is None:
-        if here in by_name:
-            return Local(here)
-        names = ", ".join(by_name)
-        raise Refused(f"this machine ({here}) is not an admin host of the site", hint=f"name one: --host {names}")
-    if wanted not in by_name:
-        raise ConfigError(f"no admin host named {wanted}", hint=f"the site has: {', '.join(by_name)}")
-    return Local(here) if wanted == here else _over_ssh(site, by_name[wanted])
-
-
-def find_target(site: Site, wanted: str | None) -> Host:
-    """The admin host to act on, as ``find_host`` gives it; on this one, acting takes root."""
-    host = find_host(site, wanted)
-    if isinstance(host, Local):
-        need_root()
-    return host
 
 
 def _over_ssh(site: Site, host: AdminHost) -> Host:

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.context import find_target, open_cluster
+    from appliance.operations.context import open_cluster
     from appliance.operations.image.build import build
     from appliance.operations.site.find import find_site
     from appliance.operations.upgrade.rehearse import find_source
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     shown = progress(arguments.quiet)
     cluster = open_cluster(path, arguments.state, shown)
     # Without a name, wherever it runs; an admin host acts on itself.
-    host = find_target(cluster.site, arguments.host or find_source(cluster, "").name)
+    host = cluster.target(arguments.host or find_source(cluster, "").name)
 
     def build_one() -> Path:
         return Path(build(cluster, shown, lock=path.with_name("sms.lock"), current=False).image)

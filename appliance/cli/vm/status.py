@@ -37,12 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import print_json
     from appliance.cli.vm.common import open_site
-    from appliance.operations.context import find_host
     from appliance.operations.vm.status import status_vm
 
     cluster = open_site(arguments)
     name = arguments.host or cluster.site.admin_hosts[0].name
-    found = status_vm(cluster, find_host(cluster.site, name), only=arguments.host is not None)
+    found = status_vm(cluster, cluster.host(name), only=arguments.host is not None)
     if arguments.json:
         print_json(asdict(found))
     else:

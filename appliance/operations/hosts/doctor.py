@@ -12,7 +12,7 @@ from appliance.config.model import AdminHost, Site
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.site.config import check_files
 from appliance.plan.hosts.distro import INSTALL, family, install_command
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
@@ -84,7 +84,7 @@ def diagnose(cluster: Cluster, wanted: str | None) -> list[Finding]:
     """
     here = socket.gethostname()
     admin = {host.name: host for host in cluster.site.admin_hosts}.get(wanted or here)
-    host = find_host(cluster.site, wanted) if wanted else Local(here)
+    host = cluster.host(wanted) if wanted else Local(here)
     try:
         facts = ask(cluster, host)
     except Unreachable as error:

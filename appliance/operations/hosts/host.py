@@ -12,7 +12,7 @@ from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
-from appliance.operations.context import Cluster, find_host, need_root
+from appliance.operations.context import Cluster, need_root
 from appliance.operations.migration.lease import look_at_lease
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress
@@ -58,7 +58,7 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
     Raises:
         Unreachable: it does not answer, or shows a host key that is not the known one.
     """
-    host = find_host(cluster.site, name)
+    host = cluster.host(name)
     if isinstance(host, Local):
         need_root()
     with progress.step(f"reach {name}"):
@@ -89,7 +89,7 @@ def list_hosts(cluster: Cluster) -> list[HostLine]:
 
 
 def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
-    host = find_host(cluster.site, admin.name)
+    host = cluster.host(admin.name)
     running = False
     try:
         holder = look_at_lease(host, cluster).holder

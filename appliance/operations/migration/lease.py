@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import SHORT, CommandError, CommandTimeout, Host, Stuck, Unreachable
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import (
@@ -71,7 +71,7 @@ class Leases:
         self.hosts: dict[str, Host] = {host.name: host}
         for admin in cluster.site.admin_hosts:
             if admin.name != host.name and admin.name not in self.without:
-                self.hosts[admin.name] = find_host(cluster.site, admin.name)
+                self.hosts[admin.name] = cluster.host(admin.name)
         self.views: dict[str, View] = {}
         self.looked = 0.0
         self._data: dict[str, bytes | None] = {}

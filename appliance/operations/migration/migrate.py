@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from appliance.errors import ConfigError, Refused, RolledBack, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import check_bridges, check_programs
 from appliance.operations.image.copy import bring
 from appliance.operations.image.deliver import Image, trust
@@ -138,7 +138,7 @@ def take_back(cluster: Cluster, moved: Moved, silent: str, progress: Progress) -
     """
     for words in (*moved.notes, silent):
         progress.say(f"note: {words}")
-    hosts = [find_host(cluster.site, name) for name in (moved.source, moved.target)]
+    hosts = [cluster.host(name) for name in (moved.source, moved.target)]
     _note_all(cluster, hosts, "failed", why=silent)
     try:
         ready = look(cluster, moved.source, progress, recover=False, force=True, back=True)
@@ -186,7 +186,7 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
     known = [host.name for host in cluster.site.admin_hosts]
     if name not in known:
         raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}")
-    target = find_host(cluster.site, name)
+    target = cluster.host(name)
     with progress.step("look at both hosts") as step:
         try:
             check_programs(target)
@@ -252,9 +252,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     Raises:
         Refused: nobody does, or who does cannot be reached.
     """
-    hosts = [
-        target if host.name == target.name else find_host(cluster.site, host.name) for host in cluster.site.admin_hosts
-    ]
+    hosts = [target if host.name == target.name else cluster.host(host.name) for host in cluster.site.admin_hosts]
     silent: list[str] = []
 
     def ask(host: Host) -> Lease | None:

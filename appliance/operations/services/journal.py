@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 
 
@@ -34,7 +34,7 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
     silent: dict[str, str] = {}
 
     def read(name: str) -> list[dict[str, Any]]:
-        host = find_host(cluster.site, name)
+        host = cluster.host(name)
         try:
             return read_history(cluster, host)
         except SmsError as error:

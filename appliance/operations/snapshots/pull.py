@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from appliance.errors import Refused
 from appliance.host.base import Host
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import Snapshot, list_snapshots
 from appliance.operations.snapshots.push import choose_targets
 from appliance.operations.snapshots.transfer import BORG, Offsite, Sent, send
@@ -42,7 +42,7 @@ def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
             )
         return sorted((manifest for manifest, _ in known), key=order)
     choose_targets(cluster, host.name, [source], option="--from")
-    listing = list_snapshots(cluster, find_host(cluster.site, source))
+    listing = list_snapshots(cluster, cluster.host(source))
     return [one for one in listing.snapshots if one["health"].get("ok")]
 
 
@@ -97,5 +97,5 @@ def pull(
         if offsite:
             sent = offsite.pull(one, progress)
         else:
-            sent = send(cluster, find_host(cluster.site, source), one["number"], host, progress)
+            sent = send(cluster, cluster.host(source), one["number"], host, progress)
     return Pulled(source, one["number"], int(sent.name), sent.present, sent.bytes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import LATEST, Listing, Snapshot, find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import by_rule, prune
 from appliance.operations.snapshots.transfer import BORG, Offsite, Sent, estimate, send
@@ -161,7 +161,7 @@ class Push:
 
 
 def _to_host(push: Push) -> None:
-    target = find_host(push.cluster.site, push.target)
+    target = push.cluster.host(push.target)
     listing = list_snapshots(push.cluster, target)
     there = [one for one in listing.snapshots if one["health"].get("ok")]
     wanted = push.wanted(there)

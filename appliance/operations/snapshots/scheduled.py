@@ -9,7 +9,7 @@ from functools import partial
 
 from appliance.errors import Busy, SmsError
 from appliance.host.base import Host
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import only_one
 from appliance.operations.migration.lease import look_at_lease
 from appliance.operations.overlay.mirror import scrub
@@ -203,7 +203,7 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
             words = [f"snapshot {one.snapshot}: {one.error}" if one.snapshot else one.error for one in failed]
             raise SmsError("\n".join(words), hint=failed[0].hint)
         if target != BORG:
-            prune(cluster, find_host(cluster.site, target), (), progress)
+            prune(cluster, cluster.host(target), (), progress)
 
 
 def finish(cluster: Cluster, host: Host, run: Run) -> Run:

@@ -12,7 +12,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
-from appliance.operations.context import Cluster, find_host, need_root
+from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
 from appliance.operations.hosts.preflight import check_programs
 from appliance.operations.image.deliver import Image, trust
@@ -212,11 +212,11 @@ def find_source(cluster: Cluster, name: str) -> Host:
         Refused: none was named, it runs nowhere, and this machine is no admin host.
     """
     if name:
-        return find_host(cluster.site, name)
+        return cluster.host(name)
     lines = list_hosts(cluster)
     for line in (*(line for line in lines if line.running), *(line for line in lines if line.holds_lease)):
-        return find_host(cluster.site, line.name)
-    return find_host(cluster.site, None)
+        return cluster.host(line.name)
+    return cluster.host(None)
 
 
 def resolve(name: str) -> str:

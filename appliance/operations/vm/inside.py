@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import find_running, find_vm
 from appliance.plan.vm.vm import vm_places
 from appliance.tools.guest import Ran, open_guest
@@ -99,7 +99,7 @@ def find_console(cluster: Cluster, wanted: str | None) -> Host:
         failed = str(vm_places(cluster.site).console_failed)
         for admin in cluster.site.admin_hosts if wanted is None else ():
             with suppress(SmsError):
-                host = find_host(cluster.site, admin.name)
+                host = cluster.host(admin.name)
                 if host.works("test", "-f", failed):
                     return host
         raise

@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, cast
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, find_target
+from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import check_same_image, move_live
@@ -87,7 +87,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     Raises:
         Refused: it cannot.
     """
-    source, target = find_vm(cluster, None), find_target(cluster.site, to)
+    source, target = find_vm(cluster, None), cluster.target(to)
     if source.name == target.name:
         raise Refused(f"the VM is on {to} already", hint="`sms vm status`")
     for host in (source, target):
@@ -139,13 +139,13 @@ def migrate_vm(
         SmsError: it failed; the disks are whole where `sms vm status` says, and a second run goes on.
     """
     began = time.monotonic()
-    target = find_target(cluster.site, to)
+    target = cluster.target(to)
     paused = 0.0
     with at_work_everywhere(cluster, target):
         with progress.step("look at both hosts") as step:
             plan = plan_migrate_vm(cluster, to, progress, stopped=stopped)
             step.detail(f"{plan.source} to {plan.target}, " + ("live" if plan.live else "stopped"))
-        source = find_target(cluster.site, plan.source)
+        source = cluster.target(plan.source)
         newest = newest_holder(look_everywhere(cluster, target))
         generation = (newest.generation if newest else 0) + 1
         if plan.image and plan.image_host == source.name:

@@ -161,11 +161,10 @@ def _decide(cluster: Cluster, host: Host, views: list[HostView], how: How) -> Ho
 
 def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
     """Whether both hosts see one folder of disks: what one writes there the other reads."""
-    from appliance.operations.context import find_host
 
     path = f"{vm_places(cluster.site).disks}/.sms-shared-{time.time_ns()}"
     try:
-        there = find_host(cluster.site, other)
+        there = cluster.host(other)
         there.run("sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")"; echo "$1" >"$1"', "probe", path)
     except SmsError:
         return False

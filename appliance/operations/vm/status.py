@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
-from appliance.operations.context import Cluster, find_host
+from appliance.operations.context import Cluster
 from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
 from appliance.operations.vm.start import issuer_days, read_note
 from appliance.operations.vm.vm import Health, all_hosts, ask_health, find_running, look_everywhere
@@ -85,7 +85,7 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
         ]
         busy = any(_busy(cluster, host) for host in asked)
         return VmStatus(site.cluster, str(wanted.address.ip), name, False, False, silent=silent, busy=busy)
-    host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or find_host(site, name)
+    host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or cluster.host(name)
     return _status(cluster, host, silent)
 
 

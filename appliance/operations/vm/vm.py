@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
-from appliance.operations.context import Cluster, find_host, find_target
+from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, read_holder
 from appliance.plan.vm.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
@@ -144,7 +144,7 @@ def view_host(cluster: Cluster, host: Host) -> HostView:
 def all_hosts(cluster: Cluster, first: Host) -> list[Host]:
     """Every admin host, the one given first."""
     names = [admin.name for admin in cluster.site.admin_hosts if admin.name != first.name]
-    return [first, *(find_host(cluster.site, name) for name in names)]
+    return [first, *(cluster.host(name) for name in names)]
 
 
 def look_everywhere(cluster: Cluster, first: Host) -> list[HostView]:
@@ -161,18 +161,18 @@ def find_vm(cluster: Cluster, wanted: str | None) -> Host:
     """
     need_vm(cluster.site)
     if wanted is not None:
-        return find_target(cluster.site, wanted)
-    hosts = {admin.name: find_host(cluster.site, admin.name) for admin in cluster.site.admin_hosts}
+        return cluster.target(wanted)
+    hosts = {admin.name: cluster.host(admin.name) for admin in cluster.site.admin_hosts}
     with ThreadPoolExecutor(8) as pool:
         views = list(pool.map(lambda host: view_host(cluster, host), hosts.values()))
     for view in views:
         if view.running:
-            return find_target(cluster.site, view.name)
+            return cluster.target(view.name)
     known = [view.holder for view in views if view.holder]
     if known:
         newest = max(known, key=lambda holder: holder.generation).host
         if newest in hosts:
-            return find_target(cluster.site, newest)
+            return cluster.target(newest)
     silent = [view.name for view in views if not view.reachable]
     raise Refused(
         "the VM has not been started on any admin host" + (f"; {', '.join(silent)} cannot be asked" if silent else ""),

@@ -635,7 +635,7 @@ def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
 def test_a_standby_is_thinned_out_when_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     standby = replace(place.elsewhere(), host=Local("host-b"))
-    monkeypatch.setattr("appliance.operations.snapshots.push.find_host", lambda *_: standby.host)
+    monkeypatch.setattr(Cluster, "host", lambda *_: standby.host)
     monkeypatch.setattr("appliance.operations.snapshots.push.choose_targets", lambda *_: ["host-b"])
     for seed in (1, 2):
         place.add(seed=seed)

@@ -382,7 +382,7 @@ def test_pushes_follow_and_each_is_told_of_by_itself(
         return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
 
     monkeypatch.setattr(push_flow, "push", push)
-    monkeypatch.setattr(scheduled, "find_host", lambda _, name: Local(name))
+    monkeypatch.setattr(Cluster, "host", lambda _, name: Local(name))
     monkeypatch.setattr(scheduled, "prune", lambda _, host, *__: pruned.append(host.name) or Pruned(host.name))
     monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
     take(None)
