@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
 from appliance.plan.image.definition import has_credentials
+from appliance.tools.programs import has_program
 
 TARGET = re.compile(r"^(?P<uri>\S+) (?P<origin>[^|]*)\|(?P<codename>\S+)$")
 KEPT = "versions"
@@ -22,7 +23,7 @@ def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[
     Args:
         repositories: the suites of each repository wanted; its first is looked for.
     """
-    if not host.works("sh", "-c", "command -v apt-get"):
+    if not has_program(host, "apt-get"):
         return {}
     listed = host.run(
         "apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)|$(CODENAME)", "Identifier: Packages", ok=None

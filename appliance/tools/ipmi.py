@@ -6,6 +6,7 @@ import time
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
+from appliance.tools.programs import has_program
 
 LOOK_S = 1
 ANSWER_S = 30
@@ -26,7 +27,7 @@ def power_off(host: Host, address: str, user: str, password_file: str, *, timeou
     Raises:
         SmsError: it is not known to be off.
     """
-    if not host.works("sh", "-c", "command -v ipmitool"):
+    if not has_program(host, "ipmitool"):
         raise SmsError("ipmitool is not installed", hint="apt install ipmitool, or dnf install ipmitool")
     deadline = time.monotonic() + timeout_s
 

@@ -14,6 +14,7 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.plan.overlay.mirror import Device, Made, Scrubbed, Seen
 from appliance.progress import Step
+from appliance.tools.programs import has_program
 
 THERE = (
     "command -v mdadm >/dev/null || exit 44; command -v mkfs.xfs mkfs.ext4 >/dev/null || exit 46; "
@@ -54,7 +55,7 @@ class Md:
         options = ("--level", "1", "--raid-devices", "2", "--metadata", "1.2", "--bitmap", "internal", "--assume-clean")
         host.run("mdadm", "--create", new, "--run", *options, "--homehost", "any", *loops)
         seen = [self.look(host, loop) for loop in loops]
-        if host.works("sh", "-c", "command -v mkfs.xfs >/dev/null"):
+        if has_program(host, "mkfs.xfs"):
             host.run("mkfs.xfs", "-q", "-f", "-m", "reflink=1", new, timeout=300)
         else:
             host.run("mkfs.ext4", "-q", "-F", "-m", "0", new, timeout=300)

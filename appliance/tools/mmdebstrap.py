@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine
+from appliance.tools.programs import find_missing
 
 WANTED = {"mmdebstrap": "mmdebstrap", "mksquashfs": "squashfs-tools", "zstd": "zstd"}
 """Programs that a node image takes, and their packages."""
@@ -18,7 +19,7 @@ def need_programs(host: Host) -> None:
     Raises:
         Refused: with the packages to install.
     """
-    missing = [package for name, package in WANTED.items() if not host.works("sh", "-c", 'command -v "$1"', "sh", name)]
+    missing = [WANTED[name] for name in find_missing(host, *WANTED)]
     if missing:
         raise Refused(f"this host has no {', '.join(missing)}", hint=f"apt-get install {' '.join(missing)}")
 

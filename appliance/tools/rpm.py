@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from xml.etree import ElementTree
 
 from appliance.host.base import Host
+from appliance.tools.programs import has_program
 
 # dnf 4 writes "Repo-id            : baseos", dnf 5 "Repo ID : baseos".
 LINE = re.compile(r"^\s*(?P<key>Repo-id|Repo ID|Repo-baseurl|Base URL)\s*: (?P<value>\S+)")
@@ -21,7 +22,7 @@ def find_mirrors(host: Host, manager: str, repositories: Mapping[str, Sequence[s
         manager: ``dnf`` or ``zypper``; a host without it has none.
         repositories: what the host may call each repository, as patterns; the first that matches is taken.
     """
-    if not host.works("sh", "-c", f"command -v {manager}"):
+    if not has_program(host, manager):
         return {}
     own = _dnf(host) if manager == "dnf" else _zypper(host)
     found: dict[str, str] = {}

@@ -17,6 +17,7 @@ from appliance.operations.site.config import check_files
 from appliance.plan.hosts.distro import INSTALL, family, install_command
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
 from appliance.plan.hosts.facts import Facts, read_bridges, read_said
+from appliance.tools.programs import has_program
 
 __all__ = ["Finding", "ask", "diagnose", "worst"]
 
@@ -176,6 +177,6 @@ def _bootstrap(cluster: Cluster, local: Host) -> Finding:
     """Whether this machine can build the site's base."""
     program = BOOTSTRAP[cluster.base.manager]
     what = f"build of {cluster.base.name}"
-    if local.works("sh", "-c", 'command -v "$1"', "find", program):
+    if has_program(local, program):
         return Finding(what, "ok", f"{program} is there")
     return Finding(what, "warning", f"only `sms build` needs {program}", _install(program, local))

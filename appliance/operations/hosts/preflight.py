@@ -9,6 +9,7 @@ from appliance.errors import Busy, Refused
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.tools import bridge
+from appliance.tools.programs import find_missing
 
 PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup", "python3")
 LOCKED = 75
@@ -23,9 +24,7 @@ def check_programs(host: Host) -> None:
     Raises:
         Refused: with all that are missing.
     """
-    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
-    missing = host.run("sh", "-c", script, "find", *PROGRAMS, ok=None).text.split()
-    if missing:
+    if missing := find_missing(host, *PROGRAMS):
         raise _cannot(host, [f"{program} is not installed" for program in missing])
 
 

@@ -19,6 +19,7 @@ from appliance.operations.site.find import open_site
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress
 from appliance.tools import apptainer, tcpdump
+from appliance.tools.programs import has_program
 
 CONTAINER = "sms"
 STANDARD_OUTPUT = "-"
@@ -69,7 +70,7 @@ def lab_capture(
     """
     lab = Lab.open(name)
     host, interface = _container(lab) if at == CONTAINER else listener(lab.layout, at)
-    if not Local().works("sh", "-c", "command -v tcpdump"):
+    if not has_program(Local(), "tcpdump"):
         raise Refused("this machine has no tcpdump", hint="apt-get install tcpdump")
     file = output or f"{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.pcap"
     began = time.monotonic()

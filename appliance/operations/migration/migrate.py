@@ -30,10 +30,11 @@ from appliance.plan.services.network import conflists
 from appliance.progress import Progress
 from appliance.tools import apptainer, bridge
 from appliance.tools.apptainer import Instance
+from appliance.tools.programs import find_missing
+from appliance.tools.space import query_space
 
 PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail")
 USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
-FREE = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=avail "$d"'
 ROOM = 16 << 20
 """Bytes to be left besides the copy: see agent/arrive.py."""
 LATELY = 5
@@ -312,7 +313,7 @@ def _plan(
         histories = [pool.submit(history.read_history, cluster, host) for host in hosts]
         sharing = pool.submit(shares_overlay, cluster, source, target)
         used = pool.submit(_number, source, USED, str(cluster.places.overlay))
-        free = pool.submit(_number, target, FREE, str(cluster.places.overlay.parent))
+        free = pool.submit(query_space, target, str(cluster.places.overlay.parent))
         linked = {host.name: pool.submit(host.works, "test", "-L", str(cluster.places.overlay)) for host in hosts}
         mark = pool.submit(running_mark, cluster, source)
     problems = [problem for one in lacks for problem in one.result()]
@@ -331,10 +332,10 @@ def _plan(
         (warnings if force or here < there else problems).append(said)
     if not problems and not back:
         problems += _strangers(cluster, target)
-    if not sharing.result() and free.result() < used.result() + ROOM:
+    if not sharing.result() and free.result().free < used.result() + ROOM:
         problems.append(
-            f"the file system of {cluster.places.overlay.parent} on {target.name} has {free.result() >> 20} MiB free, "
-            f"{used.result() + ROOM >> 20} are needed"
+            f"the file system of {cluster.places.overlay.parent} on {target.name} has "
+            f"{free.result().free >> 20} MiB free, {used.result() + ROOM >> 20} are needed"
         )
     for name, one in linked.items():
         if one.result():
@@ -356,7 +357,7 @@ def _plan(
         lease.generation,
         sharing.result(),
         used.result(),
-        free.result(),
+        free.result().free,
         round(skew, 3),
         parts,
         len(measured),
@@ -372,8 +373,7 @@ def _lacks(cluster: Cluster, host: Host) -> list[str]:
         check_bridges(cluster, host)
     except Refused as error:
         problems.append(error.message)
-    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
-    if missing := host.run("sh", "-c", script, "find", *PROGRAMS, ok=None).text.split():
+    if missing := find_missing(host, *PROGRAMS):
         problems.append(f"{host.name} lacks {', '.join(missing)}")
     return problems
 

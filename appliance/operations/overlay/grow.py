@@ -17,6 +17,7 @@ from appliance.plan.machine import instance_name
 from appliance.plan.overlay.grow import MIB, Wanted, grown, new_size, read_size
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, ext3
+from appliance.tools.space import query_space
 
 COPY = """\
 rm -f "$2"; umask 077
@@ -147,7 +148,7 @@ def _grow_stopped(host: Host, path: str, size: int, progress: Progress) -> None:
 
 
 def _check_room(host: Host, folder: str, more: int) -> None:
-    free = int(host.run("df", "--block-size=1", "--output=avail", folder).text.splitlines()[-1])
+    free = query_space(host, folder).free
     if free < more:
         raise Refused(
             f"{folder} on {host.name} has {free // MIB} MiB free, the overlay may come to need {more // MIB} more",

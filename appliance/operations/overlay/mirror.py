@@ -41,6 +41,7 @@ from appliance.plan.overlay.mirror import (
 )
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, ext3, loop
+from appliance.tools.space import query_space
 
 SWITCH = 'ln -sfn "$2" "$1.new" && sync && mv -T "$1.new" "$1" && sync "$(dirname "$1")"'
 """Shell: path $1 becomes a link to $2, at once."""
@@ -155,7 +156,7 @@ def _file_system(host: Host, folder: str) -> str:
 
 
 def _need_room(host: Host, folder: str, wanted: int) -> None:
-    free = int(host.run("df", "--block-size=1", "--output=avail", folder).text.splitlines()[-1])
+    free = query_space(host, folder).free
     if free < wanted:
         raise Refused(
             f"{folder} on {host.name} has {free >> 20} MiB free, its member may come to need {wanted >> 20}",

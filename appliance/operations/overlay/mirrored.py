@@ -16,6 +16,7 @@ from appliance.progress import Progress, Silent, Step
 from appliance.tools import ext3, loop
 from appliance.tools.btrfs import Btrfs
 from appliance.tools.mdadm import Md
+from appliance.tools.space import query_space
 
 ADOPT = "sms overlay mirror adopt DIR"
 
@@ -224,11 +225,10 @@ def look_at_mirror(cluster: Cluster, host: Host) -> MirrorState | None:
 def _look_open(host: Host, mirror: Mirror, tool: Tool, folder: str) -> MirrorState:
     devices = {device.devid: device for device in tool.devices(host, mirror.uuid, folder)}
     problems = find_troubles(host, mirror, devices)
-    words = host.run("df", "--block-size=1", "--output=size,avail", folder).text.split()[-2:]
-    size, free = int(words[0]), int(words[1])
-    said = tuple(warnings(mirror, problems, size=size, free=free))
+    space = query_space(host, folder)
+    said = tuple(warnings(mirror, problems, size=space.size, free=space.free))
     members = _members(mirror, devices, problems)
-    return MirrorState(mirror.kind, True, members, said, size, free, mirror.scrubbed, mirror.mended)
+    return MirrorState(mirror.kind, True, members, said, space.size, space.free, mirror.scrubbed, mirror.mended)
 
 
 def find_troubles(host: Host, mirror: Mirror, devices: dict[int, Device]) -> dict[int, str]:

@@ -21,6 +21,7 @@ from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import apptainer, ext3
+from appliance.tools.space import query_space
 
 MARK = "/etc/sms/seed.mark"
 """Inside the overlay, so that a copy of it that is put back says what it was seeded with."""
@@ -213,9 +214,7 @@ def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes
 def _check_room(cluster: Cluster, host: Host) -> None:
     """The file system must be able to take the overlay when it is full: it is sparse at first."""
     folder = str(cluster.places.overlay.parent)
-    # The folder may not be there yet: the nearest one that is has the same file system.
-    script = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1M --output=avail "$d"'
-    free = int(host.run("sh", "-c", script, "room", folder).text.splitlines()[-1])
+    free = query_space(host, folder).free >> 20
     if free < cluster.site.overlay.size_mb:
         raise Refused(
             f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",

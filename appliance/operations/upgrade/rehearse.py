@@ -53,6 +53,7 @@ from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
 from appliance.progress import Progress
 from appliance.tools import agent, ext3
 from appliance.tools.sha256 import find_digest
+from appliance.tools.space import query_space
 
 ROOT = "root"
 SPARE_MB = 256
@@ -290,8 +291,7 @@ def _check_room(cluster: Cluster, source: Host, snapshot: Snapshot, image: Image
     copies = 1 if isinstance(source, Local) else 2
     used = copies * snapshot["used_bytes"] + Path(image.path).stat().st_size
     need: int = (used >> 20) + SPARE_MB
-    script = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1M --output=avail "$d"'
-    free = int(Local().run("sh", "-c", script, "room", str(root(cluster))).text.splitlines()[-1])
+    free = query_space(Local(), str(root(cluster))).free >> 20
     if free < need:
         raise Refused(
             f"a rehearsal takes {need} MiB below {cluster.site.state}, and {free} MiB are free",

@@ -30,6 +30,7 @@ from appliance.share import PACKAGE, share
 from appliance.tools import apt
 from appliance.tools.ansible import Target, run_playbook
 from appliance.tools.apt import Resolver
+from appliance.tools.programs import find_missing
 from appliance.tools.sealed import check_seal, read_seal, seal
 
 BASE = "debian-12"
@@ -164,9 +165,7 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
 
 
 def _check_machine(cluster: Cluster) -> None:
-    local = Local()
-    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
-    missing = local.run("sh", "-c", script, "find", *PROGRAMS).text.split()
+    missing = find_missing(Local(), *PROGRAMS)
     if missing:
         packages = " ".join(sorted({PROGRAMS[program] for program in missing}))
         raise Refused(f"a build of the VM takes {', '.join(missing)}", hint=f"apt-get install {packages}")

@@ -30,14 +30,10 @@ from appliance.progress import Progress
 from appliance.tools.qemu import image_info
 from appliance.tools.sealed import MANIFEST
 from appliance.tools.sha256 import find_digest
+from appliance.tools.space import SPARE_BYTES, query_space
 
 SIZES = """
 cd "$1" && stat -c %s root.qcow2 state.qcow2 | awk '{ sum += $1 } END { print int(sum) }'
-"""
-FREE = """
-folder=$1
-until [ -d "$folder" ]; do folder=$(dirname "$folder"); done
-df -mP "$folder" | awk 'NR == 2 { print $4 }'
 """
 # $1 disks' folder, $2 the snapshot that they become.
 PUT_ASIDE = """
@@ -102,10 +98,11 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     running = find_running(cluster, source) is not None
     shared = shares_disks(cluster, target, source.name)
     size = 0 if shared else int(source.run("sh", "-c", SIZES, "sizes", str(where.disks), ok=None).text or 0)
-    free = int(target.run("sh", "-c", FREE, "free", str(where.disks)).text)
-    if free < (size >> 20) + 64:
+    free = query_space(target, str(where.disks)).free
+    if free < size + SPARE_BYTES:
         raise Refused(
-            f"{free} MiB are free on {to}, {(size >> 20) + 64} are needed", hint="make room there, then run it again"
+            f"{free >> 20} MiB are free on {to}, {size + SPARE_BYTES >> 20} are needed",
+            hint="make room there, then run it again",
         )
     live = running and shared and not stopped
     written = read_note(cluster, source)
@@ -113,7 +110,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     has, digest = find_vm_image(cluster, source, target, key)
     if live:
         check_same_image(written, digest)
-    return MovePlan(source.name, to, running, live, shared, size, free, key, has.name)
+    return MovePlan(source.name, to, running, live, shared, size, free >> 20, key, has.name)
 
 
 def _image_key(cluster: Cluster, source: Host, written: dict[str, Any], *, live: bool) -> str:

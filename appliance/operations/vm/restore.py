@@ -21,10 +21,8 @@ from appliance.operations.vm.vm import (
 from appliance.plan.vm.holder import check_disks_here
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
+from appliance.tools.space import SPARE_BYTES, query_space, query_used
 
-ROOM = """
-echo "$(df -kP "$1" | awk 'NR == 2 { print $4 }') $(du -sk "$2" | cut -f 1)"
-"""
 COPY = """
 set -e
 umask 077
@@ -87,10 +85,10 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     check_disks_here(host.name, look_everywhere(cluster, host))
     snapshot = find_snapshot(cluster, host, name)
     folder = f"{where.snapshots}/{snapshot.name}"
-    have, need = map(int, host.run("sh", "-c", ROOM, "room", str(where.disks), folder).text.split())
-    if have < need + (64 << 10):
+    have, need = query_space(host, str(where.disks)).free, query_used(host, folder)
+    if have < need + SPARE_BYTES:
         raise Refused(
-            f"{have >> 10} MiB are free, {need >> 10} are needed for a copy of the snapshot",
+            f"{have >> 20} MiB are free, {need >> 20} are needed for a copy of the snapshot",
             hint="`sms vm snapshot --prune 3` removes old ones",
         )
     return snapshot

@@ -23,16 +23,12 @@ from appliance.progress import Progress
 from appliance.tools.guest import Guest, open_guest
 from appliance.tools.qemu import image_info
 from appliance.tools.qmp import NotThere, Qmp, open_qmp
+from appliance.tools.space import SPARE_BYTES, query_space, query_used
 
 COPY_S = 4 * 3600
 LET_GO_S = 10
 """Seconds after which the guest lets its file systems go by itself, whatever became of us."""
 WATCH = f"sleep {LET_GO_S}; fsfreeze -u /var/lib/sms-provision; fsfreeze -u /"
-ROOM = """
-have=$(df -kP "$1" | awk 'NR == 2 { print $4 }')
-need=$(du -sk "$2" "$3" 2>/dev/null | awk '{ sum += $1 } END { print int(sum) }')
-echo "$have $need"
-"""
 # $1 folder, $2 root disk, $3 state disk. By reflink where the file system can; holes stay holes.
 COPY = """
 set -e
@@ -67,10 +63,10 @@ def _check(host: Host, where: VmPlaces, name: str) -> None:
         raise Refused(f"there is a snapshot {name} already", hint="`sms vm snapshot --list`; give another name")
     if not host.works("test", "-e", str(where.state)):
         raise Refused(f"the VM has no disks on {host.name}", hint="`sms vm status` tells where they are")
-    have, need = host.run("sh", "-c", ROOM, "room", str(where.disks), str(where.root), str(where.state)).text.split()
-    if int(have) < int(need) + (64 << 10):
+    have, need = query_space(host, str(where.disks)).free, query_used(host, str(where.root), str(where.state))
+    if have < need + SPARE_BYTES:
         raise Refused(
-            f"{int(have) >> 10} MiB are free, a snapshot may take {int(need) >> 10}",
+            f"{have >> 20} MiB are free, a snapshot may take {need >> 20}",
             hint="`sms vm snapshot --prune 3` removes old ones",
         )
 
@@ -102,7 +98,7 @@ def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, re
         host.run("sync", "-f", part, timeout=300)
         host.run("mv", "-T", "--", part, f"{where.snapshots}/{name}")
         undo.pop_all()
-    size = int(host.run("du", "-sk", f"{where.snapshots}/{name}").text.split()[0]) << 10
+    size = query_used(host, f"{where.snapshots}/{name}")
     note(cluster, host, "vm snapshot", "taken", name=name, frozen_ms=snapshot.frozen_ms, running=running)
     return replace(snapshot, size_bytes=size)
 

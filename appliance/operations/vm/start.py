@@ -42,16 +42,14 @@ from appliance.plan.vm.vm import (
 from appliance.progress import Progress
 from appliance.tools import bridge, qemu
 from appliance.tools.guest import open_guest
+from appliance.tools.space import query_space
 
-ROOM_MB = 256
+ROOM_BYTES = 256 << 20
 """Free space that a start wants to see: the machine's root and its journal grow."""
 WAIT_S, WAIT_TCG_S = 180.0, 600.0
 """How long a start may take, with KVM and without."""
 NUMBERS = """
 awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo
-folder=$1
-until [ -d "$folder" ]; do folder=$(dirname "$folder"); done
-df -mP "$folder" | awk 'NR == 2 { print $4 }'
 stat -f -c %T /run
 """
 # In the VM, the seed on standard input. sms-provd reads the issuer each time that it vouches for a node.
@@ -202,11 +200,12 @@ def check_target(cluster: Cluster, host: Host, progress: Progress) -> None:
                 problems.append(f"there is no bridge {card.bridge} that is up (`sms host prepare {host.name}`)")
             elif not ports:
                 problems.append(f"bridge {card.bridge} has no port that is up: the VM would stand alone")
-        memory, room, kind = host.run("sh", "-c", NUMBERS, "numbers", str(where.disks)).text.split()
+        memory, kind = host.run("sh", "-c", NUMBERS).text.split()
+        free = query_space(host, str(where.disks)).free
         if int(memory) < wanted.memory_mb + BESIDE_MB:
             problems.append(f"{memory} MiB of memory are free, {wanted.memory_mb + BESIDE_MB} are needed")
-        if int(room) < ROOM_MB:
-            problems.append(f"{room} MiB are free where its disks lie, {ROOM_MB} are needed")
+        if free < ROOM_BYTES:
+            problems.append(f"{free >> 20} MiB are free where its disks lie, {ROOM_BYTES >> 20} are needed")
         if kind not in ("tmpfs", "ramfs"):
             problems.append(f"/run is on {kind}: keys would come onto a disk")
         problems += [

@@ -18,6 +18,7 @@ from appliance.operations.hosts.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, read_holder
 from appliance.plan.vm.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
 from appliance.tools.guest import open_guest
+from appliance.tools.programs import find_missing
 from appliance.tools.qemu import Process, find_machine, unplug
 
 HEALTH = "/usr/lib/sms/sms-vm-health"
@@ -209,8 +210,7 @@ def check_programs(host: Host, programs: Sequence[str] = PROGRAMS) -> None:
     Raises:
         Refused: with all that is missing.
     """
-    script = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
-    if missing := host.run("sh", "-c", script, "find", *programs, ok=None).text.split():
+    if missing := find_missing(host, *programs):
         raise Refused(
             f"{host.name} cannot run the VM: it lacks {', '.join(missing)}",
             hint="apt-get install qemu-system-x86 qemu-utils ovmf iproute2 iputils-arping e2fsprogs there",

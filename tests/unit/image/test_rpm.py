@@ -9,6 +9,7 @@ from appliance.errors import Refused
 from appliance.host.fake import Fake
 from appliance.operations.image.build import _host_mirrors, _repository_keys
 from appliance.share import share
+from appliance.tools.programs import FIND
 from appliance.tools.rpm import find_mirrors
 
 DNF4 = """\
@@ -79,7 +80,7 @@ def host(manager: str, said: str, status: int = 0) -> Fake:
         "dnf": ("env", "LC_ALL=C", "dnf", "-q", "repoinfo"),
         "zypper": ("zypper", "--non-interactive", "--no-refresh", "--xmlout", "repos"),
     }
-    return Fake({("sh", "-c", f"command -v {manager}"): (0, ""), commands[manager]: (status, said)})
+    return Fake({("sh", "-c", FIND): (0, ""), commands[manager]: (status, said)})
 
 
 DNF: list[tuple[str, dict[str, list[str]], dict[str, str]]] = [
@@ -128,7 +129,7 @@ def test_zypper(wanted: dict[str, list[str]], expected: dict[str, str]) -> None:
 @pytest.mark.parametrize("manager", ["dnf", "zypper"])
 def test_what_cannot_be_asked_has_none(manager: str) -> None:
     assert find_mirrors(host(manager, "the mirror does not answer", status=1), manager, {"x": ["*"]}) == {}
-    assert find_mirrors(Fake({("sh", "-c"): (1, "")}), manager, {"x": ["*"]}) == {}
+    assert find_mirrors(Fake({("sh", "-c"): (0, manager)}), manager, {"x": ["*"]}) == {}
 
 
 def bases() -> dict[str, Base]:
