@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, List
 
 from appliance.agent.store import FORMAT
 from appliance.agent.words import Problem
+from appliance.text import one_line
 
 LARGEST = 1 << 44
 """Bytes of the largest overlay that a site file allows (overlay.size_mb)."""
@@ -132,10 +133,4 @@ def check_manifest(manifest: Any, cluster: str = "") -> Dict[str, Any]:
             "do two clusters share one store?",
         )
     kept = {name: manifest[name] for name in (*KEYS, "came") if name in manifest}
-    return dict(kept, reason=clean(manifest["reason"]), notes=[clean(note) for note in manifest["notes"]])
-
-
-def clean(text: str) -> str:
-    """Text as one line that may be printed: what a terminal would obey shows as what it is."""
-    line = " ".join(text.split())
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+    return dict(kept, reason=one_line(manifest["reason"]), notes=[one_line(note) for note in manifest["notes"]])

@@ -6,6 +6,7 @@ import stat
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from appliance.agent.words import Problem
+from appliance.text import printable
 
 LONGEST = 4096
 """Bytes of a path that are told (PATH_MAX)."""
@@ -70,8 +71,7 @@ def show(names: Iterable[bytes]) -> str:
 
 def show_raw(raw: bytes) -> str:
     """Bytes that are most often text, safe to print."""
-    text = raw[:LONGEST].decode("utf-8", "backslashreplace")
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return printable(raw[:LONGEST].decode("utf-8", "backslashreplace"))
 
 
 def tell(names: Sequence[bytes]) -> Dict[str, Any]:

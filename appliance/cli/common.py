@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
+
+from appliance.units import read_duration
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -43,23 +44,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-LONGEST_S = 366 * 86400
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
-_SPAN = r"(\d{1,9}(?:\.\d{1,9})?)"
-
-
 def duration(text: str) -> float:
-    """Seconds of a span of time: ``60s``, ``10m``, ``1h30m``, ``2d``; ``90`` alone are seconds.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, nothing at all, or longer than a year.
-    """
-    if not re.fullmatch(rf"{_SPAN}|(?:{_SPAN}[dhms])+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no span of time such as 60s, 10m, 1h30m or 2d")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(rf"{_SPAN}([dhms]?)", text))
-    if not 0 < seconds <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than nothing and at most a year")
-    return seconds
+    """Seconds of a duration such as ``60s`` or ``1h30m``; for argparse."""
+    try:
+        return read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def seconds(text: str) -> float:

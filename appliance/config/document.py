@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from appliance.errors import ConfigError, Problem
+from appliance.text import SHORT, printable
 
 Place = tuple[str | int, ...]
 """Where a value is: ("admin_hosts", 0, "name")."""
@@ -68,14 +69,8 @@ def dotted(place: Place) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            text += ("." if text else "") + printable(part)
+            text += ("." if text else "") + printable(part, SHORT)
     return text
-
-
-def printable(text: str, limit: int = 60) -> str:
-    """A short form of what a file holds that is safe to print on a terminal."""
-    short = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
 
 
 def read_document(text: str, file: str) -> Document:
@@ -167,7 +162,9 @@ class _Reader:
             return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS:
             return self._scalar(node, place)
-        self._complain(place, f"the tag {printable(node.tag)} is not understood", "remove the word that begins with !")
+        self._complain(
+            place, f"the tag {printable(node.tag, SHORT)} is not understood", "remove the word that begins with !"
+        )
         return None
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:

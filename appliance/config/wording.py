@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from appliance.config.document import Place, printable
+from appliance.config.document import Place
 from appliance.config.fields import describe, known_keys
+from appliance.text import SHORT, printable
 
 Words = tuple[str, str]
 """A message and a hint."""
@@ -87,7 +88,7 @@ def shown(value: Any) -> str:
         return "nothing"
     if isinstance(value, dict | list | tuple):
         return "a mapping" if isinstance(value, dict) else "a list"
-    return printable(str(value)) or '""'
+    return printable(str(value), SHORT) or '""'
 
 
 def _words(mistake: Mistake, model: type[BaseModel]) -> Words:

@@ -16,6 +16,7 @@ import yaml
 
 from appliance.errors import SmsError
 from appliance.provision import names
+from appliance.text import one_line
 
 LARGEST_NID = 2**31 - 1
 LONGEST = 255
@@ -257,7 +258,7 @@ class _Making:
 
 def _text(of: Any, key: str) -> str:
     found = of.get(key) if isinstance(of, Mapping) else None
-    return "".join(filter(str.isprintable, found)).strip()[:LONGEST] if isinstance(found, str) else ""
+    return one_line(found, LONGEST) if isinstance(found, str) else ""
 
 
 def _said(found: dict[str, Any]) -> dict[str, Any]:

@@ -10,15 +10,16 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
 from appliance.host.stream import Ears, Stream
 from appliance.progress import Progress, Silent, Step
+from appliance.share import PACKAGE
 
-SOURCES = Path(__file__).parents[1] / "agent"
+LEAVES = ("text.py",)
+"""Modules of the package itself that the agent uses."""
 FOLDER = "/run/sms"
 LIFELINE = "lifeline"
 """Has the agent give up when its standard input ends."""
@@ -35,7 +36,8 @@ def packed() -> bytes:
     """The agent as a zip file that Python runs; the same bytes for the same sources."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        sources = {f"appliance/agent/{path.name}": path.read_bytes() for path in sorted(SOURCES.glob("*.py"))}
+        paths = [*sorted((PACKAGE / "agent").glob("*.py")), *(PACKAGE / name for name in LEAVES)]
+        sources = {f"appliance/{path.relative_to(PACKAGE)}": path.read_bytes() for path in paths}
         for name, data in {**sources, "appliance/__init__.py": b"", "__main__.py": MAIN.encode()}.items():
             archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()

@@ -13,6 +13,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from appliance.errors import Refused, SmsError
+from appliance.text import one_line
 
 ANSWER_S = 30
 """Seconds without a byte until the VM counts as away."""
@@ -139,4 +140,4 @@ def _problem(said: bytes) -> str:
         return ""
     detail = found.get("detail") or found.get("title") if isinstance(found, dict) else None
     # Control characters of a stranger do not reach the terminal.
-    return "".join(one if one.isprintable() else " " for one in str(detail))[:2000] if detail else ""
+    return one_line(str(detail), 2000) if detail else ""

@@ -14,6 +14,7 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
 from appliance.host.stream import Stream
+from appliance.text import one_line
 
 RELAY = """\
 import os, select, socket, sys
@@ -137,7 +138,7 @@ def refusal(said: dict[str, Any], who: str, command: str) -> SmsError:
     error = said.get("error")
     words = error.get("desc") if isinstance(error, dict) else error
     text = words if isinstance(words, str) and words else "an error"
-    return SmsError(f"{who}: {command}: {''.join(one if one.isprintable() else ' ' for one in text[:500])}")
+    return SmsError(f"{who}: {command}: {one_line(text, 500)}")
 
 
 @contextmanager

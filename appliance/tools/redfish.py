@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.errors import SmsError
+from appliance.text import one_line
 
 ROOT = "/redfish/v1"
 SYSTEMS = f"{ROOT}/Systems"
@@ -286,7 +287,7 @@ def converse(
 
 def _told(error: Exception) -> str:
     text = str(error) or type(error).__name__
-    return "".join(filter(str.isprintable, text))[:200]
+    return one_line(text, 200)
 
 
 def _takes_basic(headers: http.client.HTTPMessage) -> bool:
@@ -305,7 +306,7 @@ def _reason(said: bytes) -> str:
         error = json.loads(said)["error"]
         more = error.get("@Message.ExtendedInfo") or [{}]
         text = str(more[0].get("Message") or error.get("message") or "")
-        return f": {''.join(filter(str.isprintable, text))[:300]}" if text else ""
+        return f": {one_line(text, 300)}" if text else ""
     return ""
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from appliance.errors import SmsError
 from appliance.plan.nodes.nodes import clean_mac
+from appliance.text import one_line
 from appliance.tools.redfish import ROOT, SYSTEMS, Conversation, NoRedfish, link_of, members
 
 MOST_SYSTEMS = 64
@@ -239,7 +240,7 @@ def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _text(of: Mapping[str, Any], name: str) -> str:
     found = of.get(name)
-    return "".join(filter(str.isprintable, found)).strip()[:LONGEST] if isinstance(found, str) else ""
+    return one_line(found, LONGEST) if isinstance(found, str) else ""
 
 
 def _texts(listed: Any) -> tuple[str, ...]:

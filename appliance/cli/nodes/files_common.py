@@ -68,8 +68,8 @@ def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api, shown: Pro
 
 def lines(told: Sequence[Told]) -> Iterator[str]:
     """How many have all, and each that has not with what it lacks."""
-    from appliance.cli.snapshots.view import printable
     from appliance.config.hostlist import fold
+    from appliance.text import printable
 
     for state, words in (("has all", "have all"), ("silent", "were not heard lately, and are not waited for")):
         names = [one.client for one in told if one.state == state]

@@ -43,13 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def rows(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line a file, whole: a path that is cut, or goes on in the next line, says nothing."""
-    from appliance.cli.snapshots.view import size
     from appliance.operations.services.status import when
+    from appliance.units import format_size
 
     table = [TITLES]
     for each in found:
         owner = f"{each['mode']} {each['owner']}:{each['group']}"
-        words = (each["path"], str(each["version"]), size(each["size"]), owner, when(each["made"])[:16])
+        words = (each["path"], str(each["version"]), format_size(each["size"]), owner, when(each["made"])[:16])
         table.append((*words, audience(each)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -27,10 +27,10 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.cli.screen import out, print_json
-    from appliance.cli.snapshots.view import size
     from appliance.errors import Refused
     from appliance.operations.nodes.files import read_content, show_master
     from appliance.operations.services.status import when
+    from appliance.units import format_size
 
     _, api, _ = open_vm(arguments)
     found = show_master(api, arguments.path)
@@ -48,6 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     for each in found["versions"]:
         sign = "*" if each["version"] == found["current"] else " "
         facts = f"{each['mode']} {each['owner']}:{each['group']}  {audience(each)}"
-        words = f"{when(each['made'])[:16]}  {size(each['size']):>9}  {each['sha256'][:16]}"
+        words = f"{when(each['made'])[:16]}  {format_size(each['size']):>9}  {each['sha256'][:16]}"
         out.print(f"{sign} {each['version']:>3}  {words}  {facts}", markup=False)
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from appliance.cli.common import add_json, verb
 from appliance.cli.nodes.common import open_site
+from appliance.text import one_line
 
 EXAMPLES = """\
   sms node show node007            all that is known of it
@@ -52,4 +53,4 @@ def _word(value: Any) -> str:
         return ", ".join(map(_word, value))
     if isinstance(value, Mapping):
         return " ".join(str(one) for one in value.values() if one)
-    return "".join(one if one.isprintable() else " " for one in str(value))
+    return one_line(str(value))

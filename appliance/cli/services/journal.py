@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from appliance.cli.common import add_json, verb
+from appliance.text import one_line
 
 EXAMPLES = """\
   sms journal                    the last 30 lines of all admin hosts
@@ -76,5 +77,4 @@ def _plain(value: object) -> str:
     text = value if isinstance(value, str) else str(value)
     if re.fullmatch(r"[0-9a-f]{64}", text):
         return text[:12]
-    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
+    return one_line(text, LONGEST)

@@ -88,8 +88,8 @@ def mirror_text(mirror: dict[str, Any]) -> str:
 
 def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The newest verified snapshot in a line, and what takes them in another."""
-    from appliance.cli.snapshots.view import age, size
     from appliance.operations.services.status import when
+    from appliance.units import format_age, format_size
 
     newest, run = snapshots["newest"], snapshots["last_run"]
     if snapshots["problem"]:
@@ -98,9 +98,9 @@ def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
     words = [f"{snapshots['count']} in all"]
     if newest:
         held = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
-        words.insert(0, f"{newest['number']}, {age(newest['age_s'])} ago, by {newest['method']}{held}")
+        words.insert(0, f"{newest['number']}, {format_age(newest['age_s'])} ago, by {newest['method']}{held}")
     if snapshots["bytes"] is not None:
-        words.append(size(snapshots["bytes"]))
+        words.append(format_size(snapshots["bytes"]))
     yield "snapshots", "; ".join(words) if snapshots["count"] else "none"
     if not snapshots["schedule"]:
         yield "schedule", "none: `sms overlay schedule install` has them taken"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.snapshots.view import size
+from appliance.text import printable
+from appliance.units import format_size
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.paths import Brought, Diff
@@ -13,16 +14,11 @@ if TYPE_CHECKING:
 SIGNS = {"added": "+", "changed": "~", "gone": "-"}
 
 
-def shown(text: str) -> str:
-    """A path, safe to print: names may hold anything, a terminal's commands too."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
 def diff_line(row: dict[str, Any]) -> str:
     """One difference: its sign, its path, what it is."""
     slash = "/" if row.get("kind") == "folder" and row["path"] != "/" else ""
     words = ", ".join(_changed(row) if row["change"] == "changed" else _whole(row))
-    return f"{SIGNS[row['change']]} {shown(row['path'])}{slash}  {words}"
+    return f"{SIGNS[row['change']]} {printable(row['path'])}{slash}  {words}"
 
 
 def _whole(row: dict[str, Any]) -> Iterator[str]:
@@ -43,13 +39,13 @@ def _what_it_is(row: dict[str, Any]) -> Iterator[str]:
     if "entries" in row:
         yield f"{row['entries']} {'entry' if row['entries'] == 1 else 'entries'}"
     if count is not None:
-        yield size(count)
+        yield format_size(count)
 
 
 def _changed(row: dict[str, Any]) -> Iterator[str]:
     for word in row.get("what", ()):
         if word == "size":
-            yield f"size {size(row['was_size'])} -> {size(row['size'])}"
+            yield f"size {format_size(row['was_size'])} -> {format_size(row['size'])}"
         elif word in ("mode", "owner"):
             yield f"{word} {row[f'was_{word}']} -> {row[word]}"
         elif word == "type":
@@ -75,12 +71,12 @@ def brought_lines(cluster: str, done: Brought, *, dry_run: bool = False) -> Iter
     """What came back, and the way back from that."""
     what = f"snapshot {done.snapshot} of {cluster}"
     for note in done.notes:
-        yield f"note: {shown(note)}"
+        yield f"note: {printable(note)}"
     if not done.changed and not dry_run:
-        yield f"{', '.join(shown(one['path']) for one in done.paths)}: as in {what} already, nothing was changed"
+        yield f"{', '.join(printable(one['path']) for one in done.paths)}: as in {what} already, nothing was changed"
         return
     for one in done.paths:
-        yield f"{shown(one['path'])}: {_came(one, dry_run)}"
+        yield f"{printable(one['path'])}: {_came(one, dry_run)}"
     if done.folder:
         yield f"{'would be' if dry_run else f'{done.seconds:.1f} s: all'} taken out of {what} into {done.folder}"
         return
@@ -98,4 +94,4 @@ def _came(one: dict[str, Any], dry_run: bool) -> str:
     if dry_run:
         return str(one["kind"])
     replaced = f"; {one['removed']} gave way" if one["removed"] else ""
-    return f"{one['entries']} {'entry' if one['entries'] == 1 else 'entries'}, {size(one['bytes'])}{replaced}"
+    return f"{one['entries']} {'entry' if one['entries'] == 1 else 'entries'}, {format_size(one['bytes'])}{replaced}"

@@ -53,8 +53,9 @@ def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
     """Each snapshot with what becomes of it and why, with rich's markup; then the sum."""
     from rich.markup import escape
 
-    from appliance.cli.snapshots.view import printable, size
     from appliance.operations.services.status import when
+    from appliance.text import printable
+    from appliance.units import format_size
 
     facts = {one["number"]: one for one in done.snapshots}
     for one in done.decisions:
@@ -73,6 +74,6 @@ def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
         yield f"{staying} would stay on {escape(done.host)}, {len(going)} would go"
     else:
         yield (
-            f"{staying} stay on {escape(done.host)}, {len(going)} removed; {size(done.freed_bytes)} freed, "
-            f"{size(done.stored_bytes)} left"
+            f"{staying} stay on {escape(done.host)}, {len(going)} removed; {format_size(done.freed_bytes)} freed, "
+            f"{format_size(done.stored_bytes)} left"
         )

@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.snapshots.push import as_number
-    from appliance.cli.snapshots.view import size
     from appliance.operations.snapshots.pull import pull
+    from appliance.units import format_size
 
     cluster, host = open_target(arguments)
     if arguments.list:
@@ -67,24 +67,25 @@ def run(arguments: argparse.Namespace) -> int:
         out.print(f"{what} would come to {host.name}", markup=False)
     else:
         number = as_number(done.snapshot, str(done.number), "here")
-        out.print(f"{what} is on {host.name} now{number}, {size(done.bytes)} came", markup=False)
+        out.print(f"{what} is on {host.name} now{number}, {format_size(done.bytes)} came", markup=False)
     return 0
 
 
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """What is there."""
     from appliance.cli.screen import out, print_json
-    from appliance.cli.snapshots.view import printable, size
     from appliance.operations.services.status import when
     from appliance.operations.snapshots.pull import list_elsewhere, name_of
+    from appliance.text import printable
+    from appliance.units import format_size
 
     there = list_elsewhere(cluster, host, arguments.source)
     if arguments.json:
         print_json(there)
         return 0
     for one in there:
-        line = f"{one['number']:>6}  {when(one['taken'])[:16]}  {size(one['used_bytes']):>8}  {printable(one['host'])}"
-        out.print(f"{line}  {name_of(one)}", markup=False)
+        line = f"{one['number']:>6}  {when(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
+        out.print(f"{line}  {printable(one['host'])}  {name_of(one)}", markup=False)
     if not there:
         out.print(f"no snapshots at {arguments.source}", markup=False)
     return 0

@@ -72,8 +72,8 @@ def lines(done: list[Pushed]) -> Iterator[str]:
     """What became of each, with rich's markup."""
     from rich.markup import escape
 
-    from appliance.cli.snapshots.view import size
     from appliance.operations.snapshots.push import FAILED, PRESENT, PUSHED, REMOVED, WOULD_REMOVE
+    from appliance.units import format_size
 
     for one in done:
         what = f"snapshot {one.snapshot}" if one.snapshot else "nothing"
@@ -86,14 +86,14 @@ def lines(done: list[Pushed]) -> Iterator[str]:
         elif one.state == PUSHED:
             yield (
                 f"{what} is at {escape(one.target)} now{escape(as_number(one.snapshot, one.name, 'there'))}, "
-                f"{size(one.bytes)} new there, {one.seconds:.1f} s"
+                f"{format_size(one.bytes)} new there, {one.seconds:.1f} s"
             )
         elif one.state in (REMOVED, WOULD_REMOVE):
             word = "would be removed" if one.state == WOULD_REMOVE else "is removed"
             name = "" if one.name.isdecimal() else f" ({escape(one.name)})"
             yield f"number {one.snapshot} at {escape(one.target)} {word} there, for no rule keeps it{name}"
         else:
-            yield f"{what} would go to {escape(one.target)}: {size(one.bytes)} at most"
+            yield f"{what} would go to {escape(one.target)}: {format_size(one.bytes)} at most"
     if not done:
         yield "nothing is missing there"
 

@@ -26,7 +26,7 @@ def freeze_limit(text: str) -> float:
     """Seconds that writers may wait.
 
     Raises:
-        argparse.ArgumentTypeError: it is no span of time, or longer than a minute.
+        argparse.ArgumentTypeError: it is not a duration, or longer than a minute.
     """
     seconds = duration(text)
     if seconds > LONGEST_FREEZE_S:

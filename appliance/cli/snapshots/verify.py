@@ -67,14 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
 def rehearse(cluster: Cluster, host: Host, arguments: argparse.Namespace) -> int:
     """Say what would be read."""
     from appliance.cli.screen import out, print_json
-    from appliance.cli.snapshots.view import size
     from appliance.operations.snapshots.list import rehearse_verify
+    from appliance.units import format_size
 
     found = rehearse_verify(cluster, host, arguments.snapshots, everything=arguments.all)
     if arguments.json:
         print_json(found)
         return 0
     for one in found:
-        out.print(f"read snapshot {one['number']} of {cluster.site.cluster}, {size(one['used_bytes'])}", markup=False)
+        out.print(
+            f"read snapshot {one['number']} of {cluster.site.cluster}, {format_size(one['used_bytes'])}", markup=False
+        )
     out.print("what is found would be written down beside each", markup=False)
     return 0

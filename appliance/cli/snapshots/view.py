@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from appliance.operations.services.status import uptime_text, when
+from appliance.text import printable
+from appliance.units import format_age, format_size
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.list import Listing, Snapshot, Verified
@@ -23,24 +25,6 @@ FOUND_BY = {
     "all": "everything compared",
 }
 """How it was found what had changed when writers were held; others need no words."""
-
-
-def size(count: int) -> str:
-    """Bytes: 512 B, 1.3 MiB, 48 MiB."""
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1000 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.1f} {unit}" if unit != "B" and amount < 9.95 else f"{amount:.0f} {unit}"
-
-
-def age(seconds: float) -> str:
-    """Seconds as one number: 40 s, 12 min, 5 h, 3 d. A clock that was set back makes none of them older than now."""
-    for limit, each, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{max(0, int(seconds // each))} {unit}"
-    return f"{int(seconds // 86400)} d"
 
 
 def day(stamp: float, now: float) -> str:
@@ -77,8 +61,8 @@ def taken_line(cluster: str, snapshot: Snapshot) -> str:
     how = "; ".join(word for word in (snapshot["method"], FOUND_BY.get(snapshot["found_by"], "")) if word)
     held = f"writers waited {waited(snapshot)}" if snapshot["running"] else "nothing ran"
     return (
-        f"snapshot {snapshot['number']} of {cluster}: {size(snapshot['used_bytes'])} used, "
-        f"{size(snapshot['new_bytes'])} new, {held} ({how}), checked: {checks(snapshot)}"
+        f"snapshot {snapshot['number']} of {cluster}: {format_size(snapshot['used_bytes'])} used, "
+        f"{format_size(snapshot['new_bytes'])} new, {held} ({how}), checked: {checks(snapshot)}"
     )
 
 
@@ -101,8 +85,8 @@ def list_lines(listing: Listing, now: float) -> Iterator[str]:
         yield f"[red]{number:>6}  damaged: {escape(why)}[/]"
     count = len(rows) + len(broken)
     yield (
-        f"{count} snapshot{'s' * (count != 1)} on {escape(listing.host)}, {size(listing.stored_bytes)} in all, "
-        f"room for {size(listing.free_bytes)} more"
+        f"{count} snapshot{'s' * (count != 1)} on {escape(listing.host)}, {format_size(listing.stored_bytes)} in all, "
+        f"room for {format_size(listing.free_bytes)} more"
     )
 
 
@@ -110,10 +94,10 @@ def _row(one: Snapshot, now: float) -> tuple[str, ...]:
     return (
         str(one["number"]),
         day(one["taken"], now),
-        age(now - one["taken"]),
+        format_age(now - one["taken"]),
         one["method"],
-        size(one["used_bytes"]),
-        size(one["new_bytes"]),
+        format_size(one["used_bytes"]),
+        format_size(one["new_bytes"]),
         waited(one),
         clip(one["host"], HOST_WIDTH),
         state(one),
@@ -134,11 +118,6 @@ def _line(row: Sequence[str], widths: Sequence[int], room: int) -> str:
     return "  ".join([*cells, clip(row[-1], room)]).rstrip()
 
 
-def printable(text: str) -> str:
-    """Text without what a terminal would obey: a snapshot may be another host's."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def _colour(line: str, word: str) -> str:
     before, _, after = line.partition(f"  {word}")
     return f"{escape(before)}  [{STYLES[word]}]{word}[/]{escape(after)}"
@@ -156,7 +135,11 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
         ("lease", f"generation {one['generation']}"),
         ("Slurm cluster", one["slurm_cluster"]),
         ("image", f"sha256:{image['sha256'][:16]} key {image['key'][:12]}" if image.get("key") else "not known"),
-        ("size", f"{size(one['size'])}, {size(one['used_bytes'])} used, {size(one['new_bytes'])} of it new"),
+        (
+            "size",
+            f"{format_size(one['size'])}, {format_size(one['used_bytes'])} used, "
+            f"{format_size(one['new_bytes'])} of it new",
+        ),
         ("digests", f"sha256:{one['digests']}"),
         ("checked", checks(one)),
         ("state", _health(one)),
@@ -192,7 +175,7 @@ def restored_lines(cluster: str, done: Restored) -> Iterator[str]:
     if done.kept and done.kept.same:
         yield f"the overlay on {done.host} is {what} already, to the byte: nothing is changed"
         return
-    yield f"{what} is {done.target} on {done.host} now: {size(done.size)} in {done.seconds:.1f} s"
+    yield f"{what} is {done.target} on {done.host} now: {format_size(done.size)} in {done.seconds:.1f} s"
     if done.other_image:
         yield "it was taken under another image: the next start seeds it for the current one"
     if done.kept and done.kept.snapshot is not None:

@@ -54,12 +54,12 @@ def show(found: VmStatus) -> None:
     from appliance.cli.screen import out
     from appliance.cli.vm.snapshot import elsewhere
     from appliance.operations.site.ca import ISSUER_SOON_DAYS
-    from appliance.operations.vm.status import how_long
+    from appliance.units import format_age
 
     lines = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
     if found.running:
         accel = found.accel + (f" ({found.why_no_kvm})" if found.why_no_kvm else "")
-        lines.append(("up for", f"{how_long(found.since)}, {accel}"))
+        lines.append(("up for", f"{format_age(time.time() - found.since)}, {accel}"))
         lines.append(("memory", f"{found.memory_mb} MiB and {found.cpus} CPU; QEMU takes {found.used_memory_mb} MiB"))
         lines.append(("agent", "answers" if found.guest_agent else "does not answer"))
     if found.state_mb:

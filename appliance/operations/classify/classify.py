@@ -25,13 +25,13 @@ from analysis.roles import find_roles
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
 from appliance import __version__
-from appliance.config.document import printable
 from appliance.config.wording import nearest
 from appliance.errors import ConfigError, SmsError
 from appliance.host.local import Local
 from appliance.operations.classify.signatures import Catalogue, make_signatures, open_catalogue
 from appliance.operations.site.init import replace_file
 from appliance.progress import Progress
+from appliance.text import SHORT, printable
 from appliance.tools import tcpdump
 
 __all__ = ["STDIN", "Catalogue", "Question", "classify", "open_catalogue", "units"]
@@ -100,7 +100,10 @@ def unused_overrides(question: Question, catalogue: Catalogue, found: Classifica
     """Words on each override that changed nothing, because there is no such service in the captures."""
     seen = {each.name for each in found.services}
     unused = [name for name in question.overrides if catalogue.find(name) not in seen]
-    return [f"--override: {printable(name)} is not in the captures; {_else(name, catalogue, seen)}" for name in unused]
+    return [
+        f"--override: {printable(name, SHORT)} is not in the captures; {_else(name, catalogue, seen)}"
+        for name in unused
+    ]
 
 
 def _else(name: str, catalogue: Catalogue, seen: Iterable[str]) -> str:
@@ -200,7 +203,7 @@ def check_address(value: str, option: str) -> str:
     """
     if value and not (address := read_address(value)):
         hint = "write it as 10.0.0.1, fd00::1 or 02:00:0a:4d:00:01"
-        raise ConfigError(f"{option}: {printable(value)} is neither an IP address nor a MAC", hint=hint)
+        raise ConfigError(f"{option}: {printable(value, SHORT)} is neither an IP address nor a MAC", hint=hint)
     return address if value else ""
 
 
@@ -214,7 +217,7 @@ def check_network(value: str) -> str:
         network = ipaddress.ip_network(value, strict=False)
     except ValueError:
         hint = "write it as 10.2.0.0/16 or fd00:2::/64"
-        raise ConfigError(f"--nodes: {printable(value)} is not a network", hint=hint) from None
+        raise ConfigError(f"--nodes: {printable(value, SHORT)} is not a network", hint=hint) from None
     if not network.prefixlen:
         raise ConfigError(f"--nodes: {network} is every address there is", hint="name the compute nodes' networks")
     return str(network)
@@ -230,7 +233,9 @@ def check_port(option: str, name: str) -> None:
     if not slash or protocol not in ("tcp", "udp", "sctp") or number == "dynamic":
         return
     if not re.fullmatch(r"[0-9]{1,5}", number, re.ASCII) or not 0 < int(number) < 65536:
-        raise ConfigError(f"{option}: {printable(name)} is not a port", hint="ports are 1 to 65535, such as tcp/4444")
+        raise ConfigError(
+            f"{option}: {printable(name, SHORT)} is not a port", hint="ports are 1 to 65535, such as tcp/4444"
+        )
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
@@ -245,10 +250,10 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
         verdict = next((one for one in VERDICTS if one == wanted), None)
         if not name or verdict is None:
             hint = nearest(wanted, VERDICTS) if name and wanted else "write NAME=time-critical or NAME=deferrable"
-            raise ConfigError(f"--override: {printable(word)} is not NAME=VERDICT", hint=hint)
+            raise ConfigError(f"--override: {printable(word, SHORT)} is not NAME=VERDICT", hint=hint)
         check_port("--override", name)
         if overrides.setdefault(name, verdict) != verdict:
-            raise ConfigError(f"--override: {printable(name)} is said to be both", hint="say it once")
+            raise ConfigError(f"--override: {printable(name, SHORT)} is said to be both", hint="say it once")
     return overrides
 
 

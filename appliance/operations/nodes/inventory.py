@@ -21,6 +21,7 @@ from appliance.operations.vm.client import need_vm, open_api, tls_folder
 from appliance.plan.nodes.nodes import choose_nodes
 from appliance.progress import Progress
 from appliance.tools.provision import Api, Away
+from appliance.units import format_age
 
 Node = dict[str, Any]
 
@@ -162,16 +163,10 @@ def known_nodes(cluster: Cluster, progress: Progress) -> list[Node]:
     except Away:
         nodes, age_s = read_kept(cluster)
         old = "; nodes may have changed since" if age_s > OLD_S else ""
-        progress.say(f"note: the provisioning VM does not answer: the inventory is that of {span(age_s)} ago{old}")
+        progress.say(
+            f"note: the provisioning VM does not answer: the inventory is that of {format_age(age_s)} ago{old}"
+        )
         return nodes
-
-
-def span(seconds: float) -> str:
-    """A time in the largest unit that fits it."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{int(seconds // length)} {unit}"
-    return f"{int(seconds)} s"
 
 
 def pick(nodes: Sequence[Node], words: Sequence[str]) -> list[Node]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from analysis.classification import ClassificationError, Classified, Report, read_classification
 from appliance.catalog import Service, read_catalog
 from appliance.config.check import check_site
-from appliance.config.document import Document, first_problems, printable
+from appliance.config.document import Document, first_problems
 from appliance.config.filled import fill_provisioning
 from appliance.config.model import ServicesFrom, Site
 from appliance.config.read import read_site, read_text
@@ -19,6 +19,7 @@ from appliance.config.wording import nearest
 from appliance.errors import ConfigError
 from appliance.progress import Progress
 from appliance.share import share
+from appliance.text import printable
 
 
 @dataclass(frozen=True)

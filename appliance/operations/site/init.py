@@ -8,11 +8,11 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.config.document import printable
 from appliance.config.wording import nearest
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.site.ca import ca_folder, make_ca
 from appliance.share import share
+from appliance.text import SHORT, printable
 
 
 def list_profiles() -> dict[str, str]:
@@ -28,7 +28,7 @@ def read_profile(name: str) -> str:
     """The text of a profile's site file."""
     profiles = list_profiles()
     if name not in profiles:
-        raise ConfigError(f"there is no profile {printable(name)}", hint=nearest(name, profiles))
+        raise ConfigError(f"there is no profile {printable(name, SHORT)}", hint=nearest(name, profiles))
     return share("definitions", "profiles", f"{name}.yaml").read_text(encoding="utf-8")
 
 

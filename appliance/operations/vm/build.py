@@ -46,7 +46,13 @@ PROGRAMS = {
 }
 """Programs of this machine that a build takes, and the Debian packages they are in."""
 ROLES = ("vm_packages", "vm_system", "vm_code", "vm_services", "vm_boot")
-CODE = ("appliance/__init__.py", "appliance/errors.py", "appliance/provision", "definitions/provision")
+CODE = (
+    "appliance/__init__.py",
+    "appliance/errors.py",
+    "appliance/text.py",
+    "appliance/provision",
+    "definitions/provision",
+)
 """What of this program runs inside."""
 
 # Everything that a build starts ends with it, and its mounts with them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,11 +138,3 @@ def _busy(cluster: Cluster, host: Host) -> bool:
     """Whether another sms is at work on it; the lock is looked at, and not waited for."""
     lock = str(vm_places(cluster.site).lock)
     return host.run("sh", "-c", BUSY, "busy", lock, ok=None).status == 9
-
-
-def how_long(since: float) -> str:
-    """How long something has been up, in words."""
-    minutes = max(0, int((time.time() - since) / 60))
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"

@@ -17,6 +17,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, read_holder
 from appliance.plan.vm.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
+from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
 from appliance.tools.qemu import Process, find_machine, unplug
@@ -94,7 +95,7 @@ def read_health(text: str) -> Health:
     used = size = 0
     api: dict[str, Any] = {}
     # What comes from a machine goes to a terminal: nothing that moves a cursor.
-    for line in "".join(one if one.isprintable() or one == "\n" else " " for one in text).split("\n"):
+    for line in map(printable, text.split("\n")):
         kind, _, rest = line.partition(" ")
         if kind == "unit":
             name, _, state = rest.partition(" ")

@@ -31,6 +31,7 @@ from appliance.operations.snapshots.restore import Kept, Restored, free_target, 
 from appliance.operations.snapshots.snapshot import Wanted, rehearse_snapshot, snapshot
 from appliance.progress import Silent
 from appliance.tools.agent import place
+from appliance.units import format_age, format_size
 from tests.places import DEBIAN_SITE
 
 NOW = 1_800_000_000.0
@@ -638,11 +639,11 @@ def test_what_a_restore_says(kept: Kept | None, other: bool, lines: list[str]) -
     ],
 )
 def test_sizes(count: int, text: str) -> None:
-    assert view.size(count) == text
+    assert format_size(count) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-5, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172800, "2 d")]
 )
 def test_ages(seconds: float, text: str) -> None:
-    assert view.age(seconds) == text
+    assert format_age(seconds) == text

@@ -21,8 +21,9 @@ from appliance.agent.sides import Contents
 from appliance.agent.store import CHUNK
 from appliance.agent.words import Problem
 from appliance.cli import main
-from appliance.cli.snapshots.paths_view import brought_lines, diff_line, diff_summary, shown
+from appliance.cli.snapshots.paths_view import brought_lines, diff_line, diff_summary
 from appliance.operations.snapshots.paths import Brought, Diff, Rows
+from appliance.text import printable
 
 NAME = st.binary(min_size=1, max_size=40).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
@@ -84,7 +85,7 @@ def test_any_name_comes_through_the_command_line_and_json(parts: names.Names) ->
 @given(st.lists(st.binary(max_size=300), max_size=30))
 def test_what_is_shown_is_harmless(parts: list[bytes]) -> None:
     assert names.show(parts).isprintable()
-    assert shown(names.tell(parts)["path"]).isprintable()
+    assert printable(names.tell(parts)["path"]).isprintable()
     assert len(names.join(parts)) <= names.LONGEST
 
 

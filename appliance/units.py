@@ -1,0 +1,42 @@
+"""Sizes and times as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+MIB = 1 << 20
+YEAR_S = 366 * 86400
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
+
+
+def format_size(count: float) -> str:
+    """Bytes in powers of 1024 (IEC 80000-13): 512 B, 1.3 MiB, 48 MiB."""
+    amount, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1000 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.1f} {unit}" if unit != "B" and amount < 9.95 else f"{amount:.0f} {unit}"
+
+
+def format_age(seconds: float) -> str:
+    """Seconds as one number: 40 s, 12 min, 5 h, 3 d. A clock that was set back makes nothing older than now."""
+    for limit, each, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{max(0, int(seconds // each))} {unit}"
+    return f"{int(seconds // 86400)} d"
+
+
+def read_duration(text: str) -> float:
+    """Seconds of ``60s``, ``10m``, ``1h30m``, ``2d``; ``90`` alone are seconds.
+
+    Raises:
+        ValueError: it is not a duration, zero, or longer than a year.
+    """
+    if not re.fullmatch(rf"{_NUMBER}|(?:{_NUMBER}[dhms])+", text, re.ASCII):
+        raise ValueError(f"invalid duration {text!r}: write it as 60s, 10m, 1h30m or 2d")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(rf"{_NUMBER}([dhms]?)", text))
+    if not 0 < seconds <= YEAR_S:
+        raise ValueError(f"invalid duration {text!r}: it must be more than zero and at most a year")
+    return seconds
