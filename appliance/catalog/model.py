@@ -16,6 +16,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3,4}$")]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+Role = Literal["controller", "accounting", "logging", "clock", "mail", "routing", "files"]
 PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
 
 
@@ -96,6 +97,7 @@ class Service(Section):
     name: Name
     known_as: tuple[str, ...] = Field((), description="Other names of it: its daemons', or those of IANA's registry.")
     summary: str = Field(description="What it is for, in one line.")
+    role: Role | None = Field(None, description="Its part in the cluster, by which other parts of sms find it.")
     critical: bool = Field(description="Whether compute nodes need it at every moment.")
     container: bool = Field(True, description="Whether the services container can carry it.")
     default: bool = Field(False, description="Whether a starter site file has it.")

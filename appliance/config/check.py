@@ -20,13 +20,16 @@ def check_site(
     services: Collection[str],
     bases: Collection[str],
     wanted: Collection[str] = (),
+    controllers: Collection[str] = (),
 ) -> list[Problem]:
     """Every rule that the site breaks.
 
-    ``services`` and ``bases`` are the names that exist; ``wanted`` are the services that the site's
-    classification stands for, where it has one.
+    Args:
+        services, bases: the names that exist.
+        wanted: the services that the site's classification stands for, or the usual ones, where it names none itself.
+        controllers: those services that schedule jobs.
     """
-    if not isinstance(site.services, ServicesFrom):
+    if isinstance(site.services, tuple):
         wanted = site.services
     findings = [
         *_networks(site),
@@ -37,7 +40,7 @@ def check_site(
         *check_provisioning(site),
         *_services(site, services),
         *_base(site, bases),
-        *check_slurm(site, wanted),
+        *check_slurm(site, scheduled=any(name in controllers for name in wanted)),
     ]
     return first_problems([document.problem(found.place, found.message, found.hint) for found in findings])
 
@@ -156,8 +159,8 @@ def _services(site: Site, known: Collection[str]) -> Iterator[Finding]:
     if isinstance(site.services, ServicesFrom):
         place, names = ("services", "also"), site.services.also
     else:
-        names = site.services
-        if not names:
+        names = site.services or ()
+        if site.services == ():
             yield Finding(place, "names no service", f"take some of: {', '.join(sorted(known))}")
     for index, name in enumerate(names):
         if name not in known:

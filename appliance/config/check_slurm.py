@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
@@ -35,8 +35,8 @@ class _Nodes:
     addresses: set[str] = field(default_factory=set)
 
 
-def check_slurm(site: Site, wanted: Collection[str]) -> Iterator[Finding]:
-    """Every rule that nodes, partitions and extra lines break; ``wanted`` are the services."""
+def check_slurm(site: Site, *, scheduled: bool) -> Iterator[Finding]:
+    """Every rule that nodes, partitions and extra lines break; ``scheduled``: a service of the site schedules jobs."""
     nodes = _Nodes()
     for index, entry in enumerate(site.slurm.nodes):
         yield from _node(site, entry, ("slurm", "nodes", index), nodes)
@@ -51,7 +51,7 @@ def check_slurm(site: Site, wanted: Collection[str]) -> Iterator[Finding]:
             f"{site.slurm.max_nodes} is less than the {len(nodes.names)} nodes named",
             f"use {len(nodes.names)} or more; slurmctld does not start otherwise",
         )
-    if "slurmctld" in wanted:
+    if scheduled:
         yield from _scheduler(site, nodes)
 
 

@@ -298,9 +298,6 @@ class Snapshots(Section):
     standby: tuple[HostName, ...] = Field((), description="Admin hosts that they are pushed to.")
 
 
-DEFAULT_SERVICES: tuple[str, ...] = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
-
-
 class Site(Section):
     """One cluster: all that `sms` needs to know of it."""
 
@@ -311,8 +308,8 @@ class Site(Section):
         None, description="SSH host keys of the admin hosts; the user's own file when not given."
     )
     networks: Networks = Field(description="The two networks that the container joins.")
-    services: tuple[Name, ...] | ServicesFrom = Field(
-        DEFAULT_SERVICES, description="Services by name, or taken from a classification."
+    services: tuple[Name, ...] | ServicesFrom | None = Field(
+        None, description="Services by name, or taken from a classification; the catalogue's usual ones when not given."
     )
     base: Base = Field(Base(), description="What the image is built from.")
     slurm: Slurm = Field(Slurm(), description="The cluster, as slurm.conf has it.")
@@ -335,9 +332,9 @@ class Site(Section):
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """The services wanted; `load_site` has put names in the place of a classification."""
-        if isinstance(self.services, ServicesFrom):
-            raise TypeError("the classification has not been read yet: use flow.site.load_site")
+        """The services wanted; `open_site` has put their names in the place of all else."""
+        if not isinstance(self.services, tuple):
+            raise TypeError("the services have not been resolved yet: use open_site")
         return self.services
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.catalog import Base, Service, read_bases, read_catalog, select
+from appliance.catalog.model import Role
 from appliance.config.model import AdminHost, Site
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
@@ -36,6 +37,10 @@ class Cluster:
     def places(self) -> Places:
         """Where things lie on an admin host."""
         return places(self.site)
+
+    def find_role(self, role: Role) -> Service | None:
+        """The service with that part in the cluster; None where the site has none."""
+        return next((service for service in self.services if service.role == role), None)
 
     def host(self, wanted: str | None) -> Host:
         """The admin host of that name, or the one this process runs on: the same object, and so the same connection.
@@ -79,10 +84,9 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
     for notice in loaded.notices:
         progress.say(f"note: {notice}")
     site = loaded.site
-    assert isinstance(site.services, tuple)
     catalog = read_catalog(share("definitions", "services"))
     bases = read_bases(share("definitions", "bases"))
-    return Cluster(site, select(catalog, site.services), bases[site.base.os], path.absolute())
+    return Cluster(site, select(catalog, site.service_names), bases[site.base.os], path.absolute())
 
 
 def _over_ssh(site: Site, host: AdminHost) -> Host:

@@ -64,7 +64,7 @@ def test_examples_of_the_site_file_are_right(tmp_path: Path) -> None:
     assert {"cluster", "admin_hosts", "networks", "slurm", "secrets", "signing", "overlay"} <= set(document)
     document["services"] = ["munge", "slurmctld"]
     site, lines = read_site_text(yaml.safe_dump(document), "docs/site-file.md", folder=tmp_path)
-    problems = check_site(site, lines, services={"munge", "slurmctld"}, bases={site.base.os})
+    problems = check_site(site, lines, services={"munge", "slurmctld"}, bases={site.base.os}, controllers={"slurmctld"})
     assert [str(problem) for problem in problems] == []
 
 

@@ -283,7 +283,7 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, done: FailedOver, progres
 
 def _jobs(cluster: Cluster, host: Host) -> dict[str, int] | None:
     """How many jobs the controller knows now, by their state; None where there is no controller that answers."""
-    if not any(service.name == "slurmctld" for service in cluster.services):
+    if not cluster.find_role("controller"):
         return None
     try:
         said = host.run(*inside_argv(cluster.site, "squeue", "--noheader", "--format=%T"), timeout=30).text

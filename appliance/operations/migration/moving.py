@@ -235,7 +235,7 @@ class Move:
 
     @property
     def _has_controller(self) -> bool:
-        return "slurmctld" in {service.name for service in self.cluster.services}
+        return self.cluster.find_role("controller") is not None
 
     # Its steps
 

@@ -114,11 +114,12 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], p
         percent = overlay["used"] * 100 // overlay["size"]
         warnings.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
     uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
-    alone = any(answer.name == "chrony" and answer.detail.startswith(ALONE) for answer in answers)
+    clock = cluster.find_role("clock")
+    alone = clock and any(answer.name == clock.name and answer.detail.startswith(ALONE) for answer in answers)
     if len(cluster.site.admin_hosts) > 1 and not is_guarded(cluster, host):
         warnings.append(f"no guard runs on {host.name}: nothing stops it here should another host take over; sms guard")
-    if cluster.site.ntp and alone and uptime > SETTLING_S:
-        warnings.append("chrony follows none of the site's time servers; nodes only agree among themselves")
+    if clock and cluster.site.ntp and alone and uptime > SETTLING_S:
+        warnings.append(f"{clock.name} follows none of the site's time servers; nodes only agree among themselves")
     if note.get("image") != running.image:
         warnings.append("the running image is not the one that was written down at its start")
         note = {}

@@ -80,23 +80,24 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     catalog = read_catalog(share("definitions", "services"))
     services = {name for name, service in catalog.items() if service.container}
     bases = {file.stem for file in share("definitions", "bases").glob("*.yaml")}
-    names: tuple[str, ...] = ()
+    usual = tuple(name for name in catalog if name in services and catalog[name].default)
+    names = usual
     notices: tuple[str, ...] = ()
     problems = []
     if isinstance(site.services, ServicesFrom):
         try:
-            usual = {name for name in services if catalog[name].default}
-            names, notices = resolve(site.services, services, advice_of(catalog), usual)
+            names, notices = resolve(site.services, services, advice_of(catalog), set(usual))
         except ClassificationError as error:
             if classification is not None:
                 shown = "standard input" if str(classification) == "-" else printable(str(classification), 200)
                 raise ConfigError(f"--from: {shown}: {error}", hint=HINT) from None
             message = f"{printable(str(site.services.classification), 200)}: {error}"
             problems.append(document.problem(("services", "from"), message, HINT))
-    problems += check_site(site, document, services=services, bases=bases, wanted=names)
+    controllers = {name for name in services if catalog[name].role == "controller"}
+    problems += check_site(site, document, services=services, bases=bases, wanted=names, controllers=controllers)
     if problems:
         raise ConfigError(problems=first_problems(problems))
-    changes: dict[str, object] = {"services": names} if names else {}
+    changes: dict[str, object] = {} if isinstance(site.services, tuple) else {"services": names}
     if state is not None:
         changes["state"] = state.absolute()
     site = fill_provisioning(site.model_copy(update=changes), path.absolute().parent)

@@ -255,7 +255,7 @@ def _mail(cluster: Cluster, host: Host, run: Run, word: Word) -> list[str]:
     since = when(run.failing_since) if run.failing_since else ""
     text = mail_text(cluster.site.cluster, host.name, run, word, to=to, since=since).encode()
     try:
-        if "postfix" in {service.name for service in cluster.services}:
+        if cluster.find_role("mail"):
             argv = inside_argv(cluster.site, "sh", "-c", SENDMAIL, "mail")
             if not host.run(*argv, input=text, ok=None, timeout=60).status:
                 return []

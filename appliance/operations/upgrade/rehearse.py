@@ -182,7 +182,7 @@ def prepare(cluster: Cluster, wanted: Wanted, progress: Progress, *, dry_run: bo
     check_machine()
     check_programs(here)
     if wanted.without_vm:
-        need_polls(cluster.site)
+        need_polls(cluster)
     user = _user(cluster, wanted.user)
     choose_nodes(cluster.site, wanted.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
     source = find_source(cluster, wanted.host)
@@ -309,8 +309,7 @@ def _act(cluster: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Reh
     image = _place_image(cluster, mine, ready.image, folder)
     if not tried.try_out("the copy of the overlay is whole", lambda: checks.check_file_system(Local(), overlay)):
         return
-    names = {service.name for service in cluster.services}
-    jobs = _jobs(mine, ready, folder) if "slurmctld" in names else []
+    jobs = _jobs(mine, ready, folder)
     lab = _raise_lab(mine, wanted, ready, folder, done, progress)
     with vm_off(lab, mine.site, tried) if wanted.without_vm else nullcontext():
         _try_all(mine, lab, image, jobs, wanted, done, tried)
@@ -340,7 +339,7 @@ def _try_all(
     if not tried.try_out(what, begin, own_progress=True) and not started:
         return
     tried.try_out("no way out of its networks", lambda: checks.check_isolation(lab, mine))
-    if "slurmctld" in names:
+    if mine.find_role("controller"):
         tried.try_out("the controller knows the same jobs", lambda: checks.check_jobs(inside, jobs))
     if lab.nodes:
         _use(lab, inside, tried, wanted.user)
@@ -348,20 +347,20 @@ def _try_all(
 
 def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
     """What compute nodes want of it."""
-    names = {service.name for service in inside.cluster.services}
+    find_role = inside.cluster.find_role
     told: dict[str, str] = {}
-    if "slurmctld" in names:
+    if find_role("controller"):
         if tried.try_out("compute nodes register", lambda: checks.check_nodes(lab, inside, user)):
             tried.try_out("a Slurm job from a compute node", lambda: checks.check_job(lab, inside, user, told))
     else:
         put_up_cables(lab.layout)
-    if "job" in told and "postfix" in names and inside.cluster.site.mail.relay:
+    if "job" in told and find_role("mail") and inside.cluster.site.mail.relay:
         tried.try_out("its mail arrives outside", lambda: demo.mail_arrives(lab.host(OUTSIDE), told["job"]))
-    if "nat" in names:
+    if find_role("routing"):
         tried.try_out("the outside, through the container's NAT", lambda: checks.check_nat(lab, inside.cluster))
-    if "rsyslog" in names:
+    if find_role("logging"):
         tried.try_out("a node's syslog arrives in the container", lambda: checks.check_syslog(lab, inside))
-    if "chrony" in names:
+    if find_role("clock"):
         tried.try_out("a node's clock follows the container", lambda: demo.clock_follows(lab.host(lab.nodes[0])))
 
 
@@ -407,10 +406,11 @@ def _place_image(cluster: Cluster, mine: Cluster, image: Image, folder: Path) ->
 
 
 def _jobs(mine: Cluster, ready: Ready, folder: Path) -> list[int]:
-    """Ids of the jobs that the snapshot's state has."""
-    slurm = next(service for service in mine.services if service.name == "slurmctld")
+    """Ids of the jobs that the snapshot's state has; none where there is no controller."""
+    if not (controller := mine.find_role("controller")):
+        return []
     overlay, taken = str(mine.places.overlay), ready.snapshot["taken"]
-    return checks.jobs_in_state(overlay, str(folder / "look"), slurm.state[0], taken)
+    return checks.jobs_in_state(overlay, str(folder / "look"), controller.state[0], taken)
 
 
 def _raise_lab(mine: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Rehearsed, progress: Progress) -> Lab:

@@ -14,6 +14,7 @@ from appliance.config.model import Site
 from appliance.errors import Refused, SmsError
 from appliance.lab import Lab
 from appliance.lab.capture import in_network
+from appliance.operations.context import Cluster
 from appliance.operations.lab import demo
 from appliance.operations.upgrade.rehearse_checks import Checks
 from appliance.operations.upgrade.rehearse_plan import OUTSIDE
@@ -33,18 +34,16 @@ Link = tuple[str, int, int]
 """Who asked, and for which protocol and port."""
 
 
-def need_polls(site: Site) -> None:
+def need_polls(cluster: Cluster) -> None:
     """Refuse where there is no VM that could be switched off.
 
     Raises:
         Refused: there is none, or the container takes no files from it.
     """
-    if site.provisioning is None:
+    if cluster.site.provisioning is None:
         raise Refused("the site has no provisioning VM", hint="sms rehearse, without --without-vm")
-    if "filesync" not in site.service_names:
-        raise Refused(
-            "the container takes no files from the VM: filesync is none of its services", hint="add it to `services`"
-        )
+    if not cluster.find_role("files"):
+        raise Refused("the container takes no files from the VM", hint="add filesync to `services`")
 
 
 @contextmanager

@@ -263,7 +263,7 @@ def _jobs(cluster: Cluster, host: Host) -> dict[str, str]:
     Raises:
         CommandError: it does not answer.
     """
-    if not any(service.name == "slurmctld" for service in cluster.services):
+    if not cluster.find_role("controller"):
         return {}
     return read_jobs(host.run(*inside_argv(cluster.site, *JOBS)).text)
 
@@ -356,9 +356,9 @@ def _check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) 
 
 def _ended(cluster: Cluster, host: Host) -> dict[str, str]:
     """Jobs that ended by themselves, as the controller's log has it: it forgets them after MinJobAge."""
-    if not any(service.name == "slurmctld" for service in cluster.services):
+    if not (controller := cluster.find_role("controller")):
         return {}
-    words = ("grep", "-h", "-a", "job_complete: JobId=", "/var/log/sms/slurmctld.log")
+    words = ("grep", "-h", "-a", "job_complete: JobId=", f"/var/log/sms/{controller.name}.log")
     return read_ended(host.run(*inside_argv(cluster.site, *words), ok=None).text)
 
 

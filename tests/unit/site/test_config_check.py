@@ -224,7 +224,7 @@ CASES: dict[str, Case] = {
 
 def _problems(text: str, wanted: tuple[str, ...] = ()) -> list[str]:
     site, document = read_site_text(text, "sms.yaml")
-    problems = check_site(site, document, services=SERVICES, bases=BASES, wanted=wanted)
+    problems = check_site(site, document, services=SERVICES, bases=BASES, wanted=wanted, controllers=("slurmctld",))
     assert all(problem.hint for problem in problems)
     assert all(problem.file == "sms.yaml" for problem in problems)
     return [f"{problem.line}: {problem.path}: {problem.message}" for problem in problems]

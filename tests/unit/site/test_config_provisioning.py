@@ -121,7 +121,7 @@ def test_rules(name: str) -> None:
     assert not old or PART.count(old) == 1, "the case must change one place"
     part = PART.replace(old, new) if old else PART
     site, document = read_site_text(GOOD + part, "sms.yaml")
-    problems = check_site(site, document, services=SERVICES, bases=BASES)
+    problems = check_site(site, document, services=SERVICES, bases=BASES, controllers=("slurmctld",))
     assert [f"{problem.path}: {problem.message}" for problem in problems] == expected
     assert all(problem.line and problem.hint for problem in problems)
 

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from analysis.classification import ClassificationError, read_classification
+from appliance.catalog import read_catalog
 from appliance.cli import Parser
 from appliance.cli.site import config as config_cmd
 from appliance.cli.site import init as init_cmd
 from appliance.config.check import check_site
-from appliance.config.model import DEFAULT_SERVICES, ServicesFrom
+from appliance.config.model import ServicesFrom
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, Refused
 from appliance.operations.site.config import check_config
 from appliance.operations.site.find import find_site, load_site, open_site, resolve
 from appliance.operations.site.init import list_profiles, read_profile, write_site
+from appliance.share import share
 
 # `# key: value` and `#   - item`; what would take the place of `services` stays a comment.
 _COMMENTED_OUT = re.compile(r"^( *)# ( *(?:- .*|(?!services|from|also|without)[a-z_]+:(?: .*)?))$", re.MULTILINE)
@@ -51,7 +53,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("name", "base"), PROFILES.items())
 def test_profiles_are_complete_and_without_mistakes(name: str, base: str) -> None:
     site, document = read_site_text(read_profile(name), name)
-    assert check_site(site, document, services=DEFAULT_SERVICES, bases=PROFILES.values()) == []
+    catalog = read_catalog(share("definitions", "services"))
+    assert check_site(site, document, services=catalog, bases=PROFILES.values(), controllers=("slurmctld",)) == []
     assert site.base.os == base
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from appliance.catalog import read_bases, read_catalog, select
 from appliance.config.model import Site
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.lab import render
 from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
+from appliance.operations.context import Cluster
 from appliance.operations.upgrade.rehearse_checks import count_cables, is_idle, read_jobs
 from appliance.operations.upgrade.rehearse_left import Record, clear_left, read_record, write_record
 from appliance.operations.upgrade.rehearse_plan import (
@@ -27,6 +29,8 @@ from appliance.operations.upgrade.rehearse_plan import (
     user_lines,
 )
 from appliance.operations.upgrade.rehearse_vm import judge_polls, need_polls
+from appliance.progress import Silent
+from appliance.share import share
 
 BASIC: dict[str, Any] = {
     "cluster": "alpha",
@@ -255,13 +259,7 @@ def test_a_record_survives_its_file_and_a_missing_one_is_no_trouble(tmp_path: Pa
 
 
 def test_there_is_nothing_to_clear_where_there_was_none(tmp_path: Path) -> None:
-    from appliance.catalog import Base, read_bases
-    from appliance.operations.context import Cluster
-    from appliance.progress import Silent
-    from appliance.share import share
-
-    base: Base = read_bases(share("definitions", "bases"))["debian-12"]
-    assert clear_left(Cluster(site(state=str(tmp_path)), (), base), Silent()) == []
+    assert clear_left(cluster_of(site(state=str(tmp_path))), Silent()) == []
 
 
 def without_vm(**changes: Any) -> Site:
@@ -278,12 +276,17 @@ def test_without_the_vm_its_address_is_there_and_the_container_goes_on_asking_it
     assert rehearsal_site(without_vm(), tmp_path).filesync.server is None
 
 
+def cluster_of(of: Site, *names: str) -> Cluster:
+    services = select(read_catalog(share("definitions", "services")), names)
+    return Cluster(of, services, read_bases(share("definitions", "bases"))["debian-12"])
+
+
 def test_no_vm_is_none_to_switch_off() -> None:
     with pytest.raises(Refused, match="has no provisioning VM"):
-        need_polls(site())
-    with pytest.raises(Refused, match="filesync is none of its services"):
-        need_polls(without_vm(services=["munge"]))
-    need_polls(without_vm())
+        need_polls(cluster_of(site()))
+    with pytest.raises(Refused, match="takes no files"):
+        need_polls(cluster_of(without_vm(), "munge"))
+    need_polls(cluster_of(without_vm(), "filesync"))
 
 
 POLL = ("10.1.0.1", 6, 443)
