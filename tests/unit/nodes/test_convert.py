@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import SmsError
+from appliance.operations.nodes.convert import LISTS, Converted, Smd, from_smd, read_document
 from appliance.operations.nodes.import_ import as_yaml
-from appliance.provision.convert import LISTS, Converted, Smd, from_smd, read_document
 
 NETWORK = IPv4Network("10.77.0.0/24")
 RESERVED = {"10.77.0.2": "the VM"}

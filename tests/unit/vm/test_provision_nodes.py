@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from appliance.operations.nodes.convert import read_document
 from appliance.provision import names
-from appliance.provision.convert import read_document
 from tests.provd import Provd, make_config, running
 
 
