@@ -27,16 +27,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     # A catalogue file is read, and its mistakes are told, as those of a site file are.
     "catalog": {"config"},
-    "plan": {"config", "catalog"},
+    # On both ends of a connection: it goes with the agent.
+    "shared": set(),
+    "plan": {"config", "catalog", "shared"},
     "export": {"plan", "config", "catalog"},
-    "host": set(),
+    "host": {"shared"},
     # Brought to admin hosts as it is: nothing of the rest goes with it.
-    "agent": set(),
-    "tools": {"host", "plan"},
+    "agent": {"shared"},
+    "tools": {"host", "plan", "shared"},
     "lab": {"host", "tools", "plan"},
     # Brought into the VM as it is, and it runs there on Debian's own packages.
-    "provision": set(),
-    "operations": {"config", "catalog", "plan", "export", "host", "tools", "lab", "provision", "analysis"},
+    "provision": {"shared"},
+    "operations": {"config", "catalog", "plan", "shared", "export", "host", "tools", "lab", "provision", "analysis"},
     "cli": {"operations", "config"},
     # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.
     "analysis": set(),
@@ -60,14 +62,14 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     },
     "plan": {
         "overlay": {"seed"},
-        "services": {"network", "supervisor"},
+        "services": {"network", "note", "supervisor"},
         "snapshots": {"retention"},
     },
     "cli": {},
 }
 """Of each subject, the modules that other subjects may import."""
 
-PURE = {"config", "catalog", "plan", "export", "errors", "progress", "share", "text", "units"}
+PURE = {"shared", "config", "catalog", "plan", "export", "errors", "progress", "share", "text", "units"}
 """Rooms that only think: text and values in, text and values out."""
 
 EFFECTS = {"subprocess", "socket", "paramiko", "spython", "ansible_runner", "rich"}

@@ -27,6 +27,7 @@ from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import Lease, View, find_holder
 from appliance.plan.migration.move import MUNGE_LIMIT_S, SKEW_LIMIT_S, SKEW_WARN_S, Away, predict, predict_parts
 from appliance.plan.services.network import conflists
+from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
 from appliance.tools import apptainer, bridge
 from appliance.tools.apptainer import Instance
@@ -72,7 +73,6 @@ class Ready:
     source: Host
     target: Host
     pid: int
-    note: dict[str, str]
     lease: Lease
     plan: Plan
 
@@ -211,15 +211,15 @@ def look(cluster: Cluster, name: str, progress: Progress, *, recover: bool, forc
         if upgrade and not upgrade.ended:
             raise Refused(f"an upgrade was cut off on {source.name}", hint="`sms upgrade` goes on with it")
         note = read_note(cluster, source)
-        if note.get("image") != running.image or not note.get("sha256"):
+        if not note or note.image != running.image or not note.sha256:
             raise Refused(
                 f"what runs on {source.name} was not started by sms, or its note is gone",
                 hint=f"sms stop --host {source.name}, then sms start --host {source.name}",
             )
-        plan = _plan(cluster, source, target, running.image, note["sha256"], lease, force=force, back=back)
+        plan = _plan(cluster, source, target, note, lease, force=force, back=back)
     for warning in plan.warnings:
         progress.say(f"WARNING: {warning}")
-    return Ready(source, target, running.pid, note, lease, plan)
+    return Ready(source, target, running.pid, lease, plan)
 
 
 class Finished(Exception):
@@ -238,7 +238,7 @@ def write_down(cluster: Cluster, host: Host, running: Instance, lease: Lease, pr
         Refused: the image is not to be trusted.
     """
     note = read_note(cluster, host)
-    if note.get("image") == running.image and str(note.get("generation")) == str(lease.generation):
+    if note and note.image == running.image and note.generation == lease.generation:
         return False
     record_start(cluster, host, trust(cluster, host, running.image), lease)
     look_around(host, cluster).tell(lease)
@@ -293,8 +293,7 @@ def _plan(
     cluster: Cluster,
     source: Host,
     target: Host,
-    image: str,
-    sha256: str,
+    note: StartNote,
     lease: Lease,
     *,
     force: bool,
@@ -345,15 +344,15 @@ def _plan(
             f"the appliance cannot move from {source.name} to {target.name}:\n  " + "\n  ".join(problems),
             hint=f"`sms doctor --host {target.name}` tells what mends it; `sms host prepare {target.name}` does most",
         )
-    if mark.result() != overlay_mark(archive_for(cluster), _as_noted(cluster, source)):
+    if mark.result() != overlay_mark(archive_for(cluster), Image(note.image, note.key, note.sha256, note.signer)):
         warnings.append("the site file has changed since the start; the move changes nothing of that: restart for it")
     measured = _measured([line for one in histories for line in one.result()], shared=sharing.result())
     parts = predict_parts(measured)
     return Plan(
         source.name,
         target.name,
-        image,
-        sha256,
+        note.image,
+        note.sha256,
         lease.generation,
         sharing.result(),
         used.result(),
@@ -376,11 +375,6 @@ def _lacks(cluster: Cluster, host: Host) -> list[str]:
     if missing := find_missing(host, *PROGRAMS):
         problems.append(f"{host.name} lacks {', '.join(missing)}")
     return problems
-
-
-def _as_noted(cluster: Cluster, host: Host) -> Image:
-    note = read_note(cluster, host)
-    return Image(note.get("image", ""), note.get("key", ""), note.get("sha256", ""), note.get("signer", ""))
 
 
 def _strangers(cluster: Cluster, target: Host) -> list[str]:

@@ -37,7 +37,9 @@ from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, instance_name, start_argv
 from appliance.plan.migration.lease import Lease, find_newer
 from appliance.plan.services.network import conflists
+from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
+from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import apptainer
 
 SETTLED_S = 10
@@ -185,8 +187,9 @@ def _already(cluster: Cluster, host: Host, progress: Progress, path: str, wait_s
         )
     written = read_note(cluster, host)
     services = _wait(cluster, host, progress, min(wait_s, SETTLED_S), True)
-    image = Image(path, written.get("key", ""), written.get("sha256", ""), written.get("signer", ""))
-    if written.get("image") != path:
+    if written and written.image == path:
+        image = Image(path, written.key, written.sha256, written.signer)
+    else:
         # The start that made it was killed before it could write that down.
         image = trust(cluster, host, path)
         record_start(cluster, host, image, lease)
@@ -339,28 +342,19 @@ def _story(cluster: Cluster, host: Host, failed: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def read_note(cluster: Cluster, host: Host) -> dict[str, str]:
-    """What was written down at the last start; empty where nothing readable is."""
+def read_note(cluster: Cluster, host: Host) -> StartNote | None:
+    """What was written down at the last start; None where nothing readable is: the next start writes it anew."""
     data = host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json")
     try:
-        written = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return written if isinstance(written, dict) else {}
+        return from_json(StartNote, data) if data is not None else None
+    except RecordError:
+        return None
 
 
 def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Write down what runs, for status and for the next verb."""
-    written = {
-        "image": image.path,
-        "key": image.key,
-        "sha256": image.sha256,
-        "signer": image.signer,
-        "generation": lease.generation,
-        "host": host.name,
-        "started": time.time(),
-    }
-    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", json.dumps(written, indent=1).encode())
+    note = StartNote(image.path, image.key, image.sha256, image.signer, lease.generation, host.name, time.time())
+    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", to_json(note))
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
         # What runs is what this host starts again, after a reboot above all.

@@ -120,9 +120,11 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], p
         warnings.append(f"no guard runs on {host.name}: nothing stops it here should another host take over; sms guard")
     if clock and cluster.site.ntp and alone and uptime > SETTLING_S:
         warnings.append(f"{clock.name} follows none of the site's time servers; nodes only agree among themselves")
-    if note.get("image") != running.image:
+    image = {"path": running.image}
+    if note and note.image == running.image:
+        image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
+    else:
         warnings.append("the running image is not the one that was written down at its start")
-        note = {}
     return Status(
         cluster.site.cluster,
         host.name,
@@ -130,7 +132,7 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], p
         all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
         asdict(lease) | problem,
         answers,
-        {"path": running.image, **{key: note[key] for key in ("key", "sha256", "signer") if key in note}},
+        image,
         overlay,
         mirror,
         uptime,

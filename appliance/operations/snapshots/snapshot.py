@@ -17,6 +17,7 @@ from appliance.operations.services.start import read_note
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
 from appliance.plan.machine import dump_argv, instance_name
 from appliance.plan.migration.lease import Lease
+from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, ext3
 from appliance.tools.apptainer import Instance
@@ -165,8 +166,8 @@ def ask_take(
         Refused, SmsError: as ``snapshot``.
     """
     note = read_note(cluster, host)
-    if running and note.get("image") != running.image:
-        note = {}  # it tells of another start
+    if running and note and note.image != running.image:
+        note = None  # it tells of another start
     request = {
         "store": store(cluster),
         "overlay": str(cluster.places.overlay),
@@ -178,7 +179,7 @@ def ask_take(
             "cluster": cluster.site.cluster,
             "host": host.name,
             "generation": _generation(lease, host.name, note, running is not None),
-            "image": {"key": note.get("key", ""), "sha256": note.get("sha256", "")},
+            "image": {"key": note.key if note else "", "sha256": note.sha256 if note else ""},
             "slurm_cluster": cluster.site.cluster,
         },
         "state": state_paths(cluster),
@@ -190,11 +191,11 @@ def ask_take(
     return taken
 
 
-def _generation(lease: Lease, me: str, note: dict[str, str], running: bool) -> int:
+def _generation(lease: Lease, me: str, note: StartNote | None, running: bool) -> int:
     """Under which generation of the lease the overlay was written.
 
     Where hosts do not share it, one that is stopped has nothing of what another host has done since.
     """
-    if running or lease.file != me:
+    if running or lease.file != me or not note:
         return lease.generation
-    return min(lease.generation, int(note.get("generation", lease.generation)))
+    return min(lease.generation, note.generation)

@@ -159,12 +159,12 @@ def _preflight(cluster: Cluster, host: Host, how: How, last: Upgrade | None) -> 
     written = read_note(cluster, host)
     running = apptainer.find_instance(host, instance_name(cluster.site))
     assert running
-    if written.get("image") != running.image:
+    if not written or written.image != running.image:
         raise Refused(
             f"what runs on {host.name} is not what was written down at its start",
             hint=f"`sms start --host {host.name}` writes it down",
         )
-    before = Side(running.image, written.get("key", ""), written.get("sha256", ""))
+    before = Side(running.image, written.key, written.sha256)
     check_way_back(host, before)
     if not how.undo:
         return before, None

@@ -10,6 +10,7 @@ from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.services import status
 from appliance.plan.migration.lease import Lease
+from appliance.plan.services.note import StartNote
 from appliance.progress import Silent
 from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
@@ -24,7 +25,7 @@ def test_an_overlay_that_is_nearly_full_is_not_healthy(
     host = Fake({("apptainer",): (0, said), ("ps",): (0, "5"), ("test",): (1, "")}, name="host-a")
     monkeypatch.setattr(status.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
     monkeypatch.setattr(status, "ask", lambda *_: [])
-    monkeypatch.setattr(status, "read_note", lambda *_: {"image": "/i.sif"})
+    monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
     found = status._appliance(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], {})
     warning = f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger"
     assert (found.healthy, found.warnings) == (not full, [warning] if full else [])

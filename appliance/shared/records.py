@@ -1,0 +1,71 @@
+"""Records: dataclasses that one run writes into a file as JSON, and another run, or another host, reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Record = TypeVar("Record")
+
+
+class RecordError(ValueError):
+    """What was read is not such a record; the text says which field is wrong."""
+
+
+def to_json(record: Any) -> bytes:
+    """A record as it lies in its file."""
+    return (json.dumps(dataclasses.asdict(record), indent=1) + "\n").encode()
+
+
+def from_json(kind: type[Record], data: bytes) -> Record:
+    """The record of a file's bytes. Fields that ``kind`` does not know are left out: a newer version wrote them.
+
+    Raises:
+        RecordError: the bytes are not JSON, a field without a default is missing, or a value has another type.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"it is not JSON: {error}") from None
+    return from_value(kind, value)
+
+
+def from_value(kind: type[Record], value: Any, where: str = "") -> Record:
+    """The record of a JSON object that has been read already; ``where`` is its place in the whole, for errors.
+
+    Raises:
+        RecordError: as ``from_json``.
+    """
+    if not isinstance(value, dict):
+        raise RecordError(f"{where or 'it'} is not an object")
+    hints = get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        place = f"{where}.{field.name}" if where else field.name
+        if field.name in value:
+            found[field.name] = _checked(hints[field.name], value[field.name], place)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise RecordError(f"{place} is missing")
+    return kind(**found)
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        return from_value(hint, value, where)  # type: ignore[arg-type]
+    if origin is Union:  # Optional
+        return None if value is None else _checked(inner[0], value, where)
+    if origin in (list, tuple) and isinstance(value, list):
+        items: list[Any] = [_checked(inner[0], one, f"{where}[{at}]") for at, one in enumerate(value)]
+        return items if origin is list else tuple(items)
+    if origin is dict and isinstance(value, dict):
+        return {key: _checked(inner[1], one, f"{where}.{key}") for key, one in value.items()}
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if origin is None and type(value) is hint and hint is not float:
+        return value
+    raise RecordError(f"{where} is not a {(origin or hint).__name__}")

@@ -1,0 +1,77 @@
+"""Records: what is written is read again, and what is not one is refused with the field's name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import pytest
+
+from appliance.plan.services.note import StartNote
+from appliance.shared.records import RecordError, from_json, to_json
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Whole:
+    number: int
+    parts: tuple[Part, ...] = ()
+    words: list[str] = field(default_factory=list)
+    by_name: dict[str, int] = field(default_factory=dict)
+    maybe: Optional[Part] = None  # noqa: UP045 - Python 3.9 reads these, too
+    flag: bool = False
+    more: Any = None
+
+
+WHOLE = Whole(1, (Part("a", 0.5), Part("b")), ["x"], {"y": 2}, Part("c"), True, [1, {"z": None}])
+
+
+def test_what_is_written_is_read_again() -> None:
+    assert from_json(Whole, to_json(WHOLE)) == WHOLE
+    assert from_json(Whole, b'{"number": 3, "unknown": [1]}') == Whole(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", "it is not an object"),
+        ("null", "it is not an object"),
+        ("{}", "number is missing"),
+        ('{"number": "1"}', "number is not a int"),
+        ('{"number": true}', "number is not a int"),
+        ('{"number": 1.0}', "number is not a int"),
+        ('{"number": 1, "flag": 1}', "flag is not a bool"),
+        ('{"number": 1, "parts": {}}', "parts is not a tuple"),
+        ('{"number": 1, "parts": [{"name": "a"}, {}]}', r"parts\[1\]\.name is missing"),
+        ('{"number": 1, "parts": [{"name": "a", "seconds": "1"}]}', r"parts\[0\]\.seconds is not a float"),
+        ('{"number": 1, "parts": [{"name": "a", "seconds": NaN}]}', r"parts\[0\]\.seconds is not a float"),
+        ('{"number": 1, "words": [null]}', r"words\[0\] is not a str"),
+        ('{"number": 1, "by_name": {"y": "2"}}', r"by_name\.y is not a int"),
+        ('{"number": 1, "maybe": []}', "maybe is not an object"),
+    ],
+)
+def test_what_is_not_one(text: str, error: str) -> None:
+    with pytest.raises(RecordError, match=error):
+        from_json(Whole, text.encode())
+
+
+def test_a_start_note_of_519381b() -> None:
+    """As that version wrote it."""
+    written = {
+        "image": "/i.sif",
+        "key": "k",
+        "sha256": "d",
+        "signer": "s",
+        "generation": 4,
+        "host": "h",
+        "started": 5.5,
+    }
+    assert from_json(StartNote, json.dumps(written, indent=1).encode()) == StartNote(**written)  # type: ignore[arg-type]
