@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,9 +142,3 @@ def check_there(cluster: Cluster, host: Host, folder: str, progress: Progress) -
             )
         step.detail(f"{found.signer.name} sha256:{wanted[:16]}")
     return VmImage(f"{folder}/{DISK}", str(found.about["key"]), found.digest, wanted, found.signer.name)
-
-
-def note_text(image: VmImage, **facts: object) -> bytes:
-    """What is written down of a machine that was started."""
-    about = {"image": image.path, "key": image.key, "digest": image.digest, "signer": image.signer, **facts}
-    return json.dumps(about, indent=1).encode() + b"\n"

@@ -18,6 +18,7 @@ from appliance.operations.vm.image import deliver_vm
 from appliance.operations.vm.start import StartedVm, boot, read_note
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
+from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
 from appliance.tools.qemu import end_machine
@@ -99,12 +100,12 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     where = vm_places(cluster.site)
     tidy_run(cluster, target)
     written = read_note(cluster, source)
-    image = deliver_vm(cluster, target, progress, chosen=str(written.get("key", "")))
+    image = deliver_vm(cluster, target, progress, chosen=written.key)
     check_same_image(written, image.digest)
     # The machine must be the same one on both sides: what the source runs with, the target does.
-    accel, why = str(written.get("accel", "tcg")), str(written.get("why", ""))
+    accel, why = written.accel or "tcg", written.why
     started = StartedVm(target.name, accel, why, image.path, image.digest, image.signer, holder.generation)
-    started.issuer_ends = float(written.get("issuer_ends", 0))
+    started.issuer_ends = written.issuer_ends
     handover = Handover(source, target, where, holder)
     with ExitStack() as undo:
         try:
@@ -126,9 +127,9 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     return paused
 
 
-def check_same_image(written: dict[str, Any], digest: str) -> None:
+def check_same_image(written: VmNote, digest: str) -> None:
     """Refuse a live move where another build of the image has taken the place of the one that the VM runs from."""
-    if written.get("digest", digest) != digest:
+    if written.digest and written.digest != digest:
         raise Refused(
             "the VM runs from another build of its image than the one that is here by now",
             hint="`sms vm migrate --stopped` moves it and starts it from the new one",

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
@@ -25,6 +25,7 @@ from appliance.operations.vm.start import How, check_target, read_note, shares_d
 from appliance.operations.vm.stop import stop_held
 from appliance.operations.vm.vm import DISKS, at_work_everywhere, check_programs, find_running, find_vm, look_everywhere
 from appliance.plan.vm.holder import Holder, newest_holder
+from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
 from appliance.tools.qemu import image_info
@@ -113,15 +114,15 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     return MovePlan(source.name, to, running, live, shared, size, free >> 20, key, has.name)
 
 
-def _image_key(cluster: Cluster, source: Host, written: dict[str, Any], *, live: bool) -> str:
+def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -> str:
     """The image to move with: a live one keeps its own. Else this machine's current one, which is the empty key;
     where it has none, the one that the source runs, or has last run.
     """
     where = vm_places(cluster.site)
     if not live and (Path(where.current) / MANIFEST).is_file():
         return ""
-    if live or written.get("key"):
-        return str(written.get("key", ""))
+    if live or written.key:
+        return written.key
     root = image_info(source, str(where.root)) or {}
     return PurePosixPath(str(root.get("full-backing-filename") or "")).parent.name
 

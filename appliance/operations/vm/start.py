@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.site import ca
 from appliance.operations.vm.client import tls_folder
-from appliance.operations.vm.image import VmImage, deliver_vm, note_text
+from appliance.operations.vm.image import VmImage, deliver_vm
 from appliance.operations.vm.vm import (
     Health,
     at_work_everywhere,
@@ -28,6 +27,7 @@ from appliance.operations.vm.vm import (
     wait_for_health,
 )
 from appliance.plan.vm.holder import Holder, HostView, may_start
+from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import (
     BESIDE_MB,
     FIRMWARE,
@@ -40,6 +40,7 @@ from appliance.plan.vm.vm import (
     vm_places,
 )
 from appliance.progress import Progress
+from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import bridge, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
@@ -232,39 +233,36 @@ def _already(cluster: Cluster, host: Host, progress: Progress, process: qemu.Pro
     host.remove(str(where.seed))
     with progress.step("ask the VM that runs already") as step:
         written = read_note(cluster, host)
-        health = _wait(cluster, host, process, how, str(written.get("accel", "")), step.detail)
+        health = _wait(cluster, host, process, how, written.accel, step.detail)
     if health.ok and issuer_days(written) < ca.ISSUER_SOON_DAYS:
         with progress.step("give it new certificates"):
-            written |= {"issuer_ends": renew_certificates(cluster, host)}
-            host.write(str(where.note), json.dumps(written, indent=1).encode() + b"\n", mode=0o600)
-    generation = int(written.get("generation", 0))
+            written = replace(written, issuer_ends=renew_certificates(cluster, host))
+            host.write(str(where.note), to_json(written), mode=0o600)
     return StartedVm(
         host.name,
-        str(written.get("accel", "")),
-        str(written.get("why", "")),
-        str(written.get("image", "")),
-        str(written.get("digest", "")),
-        str(written.get("signer", "")),
-        generation,
+        written.accel,
+        written.why,
+        written.image,
+        written.digest,
+        written.signer,
+        written.generation,
         already=True,
-        issuer_ends=float(written.get("issuer_ends", 0)),
+        issuer_ends=written.issuer_ends,
         services=health.services,
     )
 
 
-def read_note(cluster: Cluster, host: Host) -> dict[str, Any]:
+def read_note(cluster: Cluster, host: Host) -> VmNote:
     """What was written down at the last start; empty where nothing readable is."""
     try:
-        found = json.loads(host.read(str(vm_places(cluster.site).note)) or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return from_json(VmNote, host.read(str(vm_places(cluster.site).note)) or b"{}")
+    except RecordError:
+        return VmNote()
 
 
-def issuer_days(written: dict[str, Any]) -> int:
+def issuer_days(written: VmNote) -> int:
     """Whole days that the VM may still vouch for nodes, by what was written down at its start."""
-    ends = written.get("issuer_ends")
-    return int((ends - time.time()) // 86400) if isinstance(ends, int | float) else 0
+    return int((written.issuer_ends - time.time()) // 86400) if written.issuer_ends else 0
 
 
 def renew_certificates(cluster: Cluster, host: Host) -> float:
@@ -389,9 +387,19 @@ def boot(
         how = Launch(
             image.path, started.accel, str(where.console_log), str(where.root), str(where.state), incoming=incoming
         )
-        facts = {**asdict(started), "why": started.why_no_kvm, "at": round(time.time(), 1)}
-        facts = {name: facts[name] for name in ("accel", "why", "generation", "host", "at", "issuer_ends")}
-        host.write(str(where.note), note_text(image, **facts), mode=0o600)
+        written = VmNote(
+            image.path,
+            image.key,
+            image.digest,
+            image.signer,
+            started.accel,
+            started.why_no_kvm,
+            started.generation,
+            host.name,
+            at=round(time.time(), 1),
+            issuer_ends=started.issuer_ends,
+        )
+        host.write(str(where.note), to_json(written), mode=0o600)
         qemu.launch(host, qemu_argv(cluster.site, how), qmp=str(where.qmp), log=str(where.run / "qemu.log"))
         host.remove(str(where.seed))
         step.detail(started.accel + (f": {started.why_no_kvm}" if started.why_no_kvm else ""))
