@@ -62,7 +62,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
     },
     "plan": {
         "overlay": {"seed"},
-        "services": {"network", "note", "supervisor"},
+        "services": {"network", "supervisor"},
         "snapshots": {"retention"},
     },
     "cli": {},

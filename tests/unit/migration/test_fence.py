@@ -123,7 +123,7 @@ def ipmi_host(*said: str) -> Fake:
     def status(_: tuple[str, ...], __: bytes | None) -> tuple[int, str]:
         return 0, f"Chassis Power is {left.pop(0) if len(left) > 1 else left[0]}\n"
 
-    found: dict[tuple[str, ...], Any] = {("sh", "-c"): (0, "/usr/bin/ipmitool")}
+    found: dict[tuple[str, ...], Any] = {("sh", "-c"): (0, "")}
     return Fake({**found, (*ASK, "status"): status, (*ASK, "off"): (0, "Chassis Power Control: Down/Off")})
 
 
@@ -212,7 +212,7 @@ def test_a_controller_that_ipmitool_cannot_ask() -> None:
     with pytest.raises(SmsError, match="Unable to establish"):
         ipmi.power_off(host, "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
     with pytest.raises(SmsError, match="ipmitool is not installed"):
-        ipmi.power_off(Fake({("sh", "-c"): (127, "")}), "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
+        ipmi.power_off(Fake({("sh", "-c"): (0, "ipmitool")}), "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
 
 
 def test_what_would_be_done_is_told() -> None:

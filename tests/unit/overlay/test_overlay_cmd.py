@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from appliance.operations.snapshots.list import (
 )
 from appliance.operations.snapshots.restore import Kept, Restored, free_target, other_image, rehearse_restore, restore
 from appliance.operations.snapshots.snapshot import Wanted, rehearse_snapshot, snapshot
+from appliance.plan.services.note import StartNote
 from appliance.progress import Silent
 from appliance.tools.agent import place
 from appliance.units import format_age, format_size
@@ -124,7 +125,7 @@ def host(
     if lease is not None:
         words = {"cluster": "sample", "generation": 7, "holder": None, "since": 1.0, **lease}
         fake.files[str(site.places.lease)] = json.dumps(words).encode()
-    note = {"image": IMAGE, "key": "k1", "sha256": "ab" * 32}
+    note = asdict(StartNote(IMAGE, "k1", "ab" * 32, "s", 7, "host-a", 0.0))
     fake.files[f"{site.places.journal}/sample.json"] = json.dumps(note).encode()
     return fake
 
