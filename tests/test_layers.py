@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.tools import agent
+from appliance.tools.python import OLDEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -192,16 +193,18 @@ def test_imports(room: str) -> None:
     assert [line for path in sources() if room_of(path) in (room, "__init__") for line in breaks(path)] == []
 
 
-ON_HOSTS = [*sorted((ROOT / "appliance" / "agent").glob("*.py")), *(ROOT / "appliance" / name for name in agent.LEAVES)]
+ON_HOSTS = [
+    *(path for name in ("agent", "shared") for path in sorted((ROOT / "appliance" / name).glob("*.py"))),
+    *(ROOT / "appliance" / name for name in agent.LEAVES),
+]
 
 
 @pytest.mark.parametrize("path", ON_HOSTS, ids=lambda path: path.name)
-def test_the_agent_runs_on_sle_15(path: Path) -> None:
-    """Python 3.6, and nothing but its standard library."""
-    ast.parse(path.read_text(), feature_version=(3, 6))
+def test_the_agent_runs_on_the_oldest_python(path: Path) -> None:
+    """With nothing but its standard library."""
+    ast.parse(path.read_text(), feature_version=OLDEST)
     tops = {one.module.split(".")[0] for one in imports_of(path)}
     assert tops - {"appliance", "__future__"} <= sys.stdlib_module_names
-    assert "__future__.annotations" not in {one.module for one in imports_of(path)}, "3.7 brought it"
 
 
 FORBIDDEN_CALLS = {

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
@@ -17,6 +18,7 @@ from appliance.host.base import CommandError, Host, OnLine, Result
 from appliance.host.stream import Ears, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
+from appliance.tools.python import find_python
 
 LEAVES = ("text.py",)
 """Modules of the package itself that the agent uses."""
@@ -36,7 +38,8 @@ def packed() -> bytes:
     """The agent as a zip file that Python runs; the same bytes for the same sources."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        paths = [*sorted((PACKAGE / "agent").glob("*.py")), *(PACKAGE / name for name in LEAVES)]
+        folders = (sorted((PACKAGE / name).glob("*.py")) for name in ("agent", "shared"))
+        paths = [*chain.from_iterable(folders), *(PACKAGE / name for name in LEAVES)]
         sources = {f"appliance/{path.relative_to(PACKAGE)}": path.read_bytes() for path in paths}
         for name, data in {**sources, "appliance/__init__.py": b"", "__main__.py": MAIN.encode()}.items():
             archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
@@ -48,25 +51,22 @@ def place() -> str:
     return f"{FOLDER}/agent-{hashlib.sha256(packed()).hexdigest()[:16]}.pyz"
 
 
-def install(host: Host) -> str:
-    """Bring it to the host where it is not there yet; give its path.
+def install(host: Host) -> tuple[str, ...]:
+    """Copy it to the host where it is not there yet; give the command that runs it.
 
     Raises:
-        Refused: the host has no Python.
+        Refused: the host has no Python that is new enough.
     """
-    path = place()
-    state = host.run("sh", "-c", 'command -v python3 >/dev/null || exit 44; [ -s "$1" ]', "ask", path, ok=(0, 1, 44))
-    if state.status == 44:
-        raise Refused(f"{host.name} has no python3", hint=f"`sms host prepare {host.name}` installs it")
-    if state.status:
+    path, python = place(), find_python(host)
+    if not host.works("test", "-s", path):
         host.write(path, packed(), mode=0o600)
         host.run("sh", "-c", REMOVE_OLD, "old", FOLDER, path, ok=None)
-    return path
+    return (python, "-I", path)
 
 
-def argv(path: str, command: str, request: dict[str, Any]) -> tuple[str, ...]:
+def argv(installed: tuple[str, ...], command: str, request: dict[str, Any]) -> tuple[str, ...]:
     """The command that asks it. A request holds paths and numbers, never a secret."""
-    return ("python3", "-I", path, command, json.dumps(request))
+    return (*installed, command, json.dumps(request))
 
 
 def ask(
@@ -86,10 +86,10 @@ def ask(
         Busy, Refused, SmsError: what it says went wrong.
         CommandError: it died.
     """
-    path = install(host)
+    installed = install(host)
     with ExitStack() as stack:
         listener = Listener(progress or Silent(), stack, on_rows)
-        with host.stream(*argv(path, command, request), LIFELINE, on_line=listener.hear) as stream:
+        with host.stream(*argv(installed, command, request), LIFELINE, on_line=listener.hear) as stream:
             lines = Ears(listener.hear)
             while block := stream.read():
                 lines.hear(block)
@@ -111,7 +111,7 @@ def converse(
     Args:
         on_line: hears all that is said there, of programs too that the agent starts.
     """
-    path = install(host)
+    installed = install(host)
     with ExitStack() as stack:
         listener = Listener(progress or Silent(), stack)
 
@@ -120,7 +120,7 @@ def converse(
             if on_line:
                 on_line(line)
 
-        with host.stream(*argv(path, command, request), on_line=hear) as stream:
+        with host.stream(*argv(installed, command, request), on_line=hear) as stream:
             yield Conversation(stream, listener)
 
 

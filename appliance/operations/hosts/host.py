@@ -19,18 +19,10 @@ from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import apptainer
 from appliance.tools.ansible import Play, Target, run_playbook
+from appliance.tools.python import find_python
 
 FOLDERS = ("images", "overlays", "snapshots", "leases", "journal", "keys")
 """Folders below the state folder."""
-
-# The system's own Python first: it knows the package manager. ansible-core wants 3.8.
-FIND_PYTHON = """
-for name in /usr/bin/python3 /usr/libexec/platform-python /usr/bin/python3.13 /usr/bin/python3.12 \
-        /usr/bin/python3.11 /usr/bin/python3.10 /usr/bin/python3.9 /usr/bin/python3.8; do
-    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null && echo "$name" && exit
-done
-exit 1
-"""
 
 HINTS = {
     "packages": "look at the package mirrors of that host; what is installed stays, run it again",
@@ -105,12 +97,7 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
 
 def _target(cluster: Cluster, host: Host) -> Target:
     """The way to the host for Ansible. Asks it something, so that what is wrong is said in plain words."""
-    python = host.run("sh", "-c", FIND_PYTHON, ok=None).text
-    if not python:
-        raise SmsError(
-            f"{host.name} has no Python 3.8 or newer, which Ansible needs there",
-            hint="install python3 there (SLES 15: zypper install python311)",
-        )
+    python = find_python(host)
     if not isinstance(host, Ssh):
         return Target(host.name, python)
     return Target(host.name, python, host.address, host.user, host.port, host.key, host.known_hosts)

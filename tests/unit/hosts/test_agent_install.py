@@ -18,12 +18,12 @@ def test_old_versions_go_when_a_new_one_comes(tmp_path: Path, monkeypatch: pytes
     for name, hours in ages_h.items():
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (time.time() - hours * 3600,) * 2)
-    ours = Path(agent.install(Local()))
+    ours = Path(agent.install(Local())[-1])
     assert {path.name for path in tmp_path.iterdir()} == {"agent-89ab.pyz", "sms.lock", "agent-89ab", ours.name}
     os.utime(ours, (0, 0))
-    assert agent.install(Local()) == str(ours) and ours.exists(), "its own age counts for nothing"
+    assert agent.install(Local())[-1] == str(ours) and ours.exists(), "its own age counts for nothing"
 
 
 def test_it_comes_to_a_host_that_has_no_folder_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "a" / "b"))
-    assert Path(agent.install(Local())).read_bytes() == agent.packed()
+    assert Path(agent.install(Local())[-1]).read_bytes() == agent.packed()
