@@ -33,6 +33,9 @@ class Base(Section):
     repositories: dict[Name, Repository]
     keyring: str = Field("", description="Keys that the packages are held against (apt).")
     packages: tuple[str, ...] = Field(description="Packages that every image has.")
+    python: str = Field(
+        "/usr/bin/python3", description="The interpreter of our programs in the image, Python 3.9 or newer."
+    )
     header: str = Field(description="The head of the Apptainer definition (Jinja2).")
     setup: str = Field(description="Shell in %post before packages come in (Jinja2).")
     install: str = Field(description="The command that installs `packages` (Jinja2).")

@@ -1,4 +1,4 @@
-"""How a node that has just booted gets its certificate from the provisioning VM. Python 3.6 and later.
+"""How a node that has just booted gets its certificate from the provisioning VM. Python 3.9 and later.
 
 The kernel's command line names the server (sms.server=), the node (sms.node=) and a token (sms.token=) that is good
 once, from this node's address, for some minutes. The key is made here and stays here. A token that is not good any more

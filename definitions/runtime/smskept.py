@@ -1,4 +1,4 @@
-"""What file synchronisation has written, and how it writes and removes. Python 3.6 and later.
+"""What file synchronisation has written, and how it writes and removes. Python 3.9 and later.
 
 Beside the last version that came whole, what was there before a file of the server's first came is kept: it comes back
 when the server has the file no longer.

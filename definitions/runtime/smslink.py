@@ -1,4 +1,4 @@
-"""A conversation with the provisioning VM, over TLS in both directions. Python 3.6 and later."""
+"""A conversation with the provisioning VM, over TLS in both directions. Python 3.9 and later."""
 
 import errno
 import http.client

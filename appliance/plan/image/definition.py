@@ -153,6 +153,7 @@ def plan_build(
     }
     rendered = {
         "name": base.name,
+        "python": base.python,
         "header": templates.text(base.header, **values).rstrip(),
         "setup": templates.text(base.setup, **values).rstrip(),
         "cleanup": base.cleanup.rstrip(),
