@@ -1,23 +1,15 @@
-"""The line between who moves an appliance and the agent on one of its hosts: messages both ways, bytes behind them.
-
-    4 bytes the length of a message, the message as JSON; `bytes` in it says how many bytes follow
+"""The line between who moves an appliance and the agent on one of its hosts: frames both ways (``shared/wire.py``).
 
 Whoever hears nothing for a while takes the other side for gone: a network that is cut tells nobody its end.
 """
 
-import json
 import os
 import select
-import struct
 from typing import Any, Dict, List
 
 from appliance.agent.words import Problem
+from appliance.shared.wire import WireError, count_bytes, pack_message, read_message
 
-LENGTH = ">I"
-LONGEST = 1 << 20
-"""Bytes of a message, without what follows it."""
-MOST_BYTES = 1 << 34
-"""Of what follows one."""
 PATIENCE_S = 10.0
 BLOCK = 1 << 18
 
@@ -41,13 +33,13 @@ class Line:
             Gone: nothing came for so many seconds, or the line has ended.
             Problem: what came is no message.
         """
-        while True:
-            (length,) = struct.unpack(LENGTH, self.take(4, patience_s))
-            if length > LONGEST:
-                raise Problem("a message of %d bytes came" % length, "is `sms` the same version on both hosts?")
-            message = _read(self.take(length, patience_s))
-            if message["do"] != "ping":
-                return message
+        try:
+            while True:
+                message = read_message(lambda size: self.take(size, patience_s), "do")
+                if message["do"] != "ping":
+                    return message
+        except WireError as error:
+            raise Problem("what came is %s" % error, "is `sms` the same version on both hosts?")
 
     def take(self, size: int, patience_s: float = PATIENCE_S) -> bytes:
         """So many bytes.
@@ -68,10 +60,10 @@ class Line:
 
     def body(self, message: Dict[str, Any]) -> bytes:
         """The bytes that follow a message."""
-        size = message.get("bytes", 0)
-        if not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
-            raise Problem("a message with %r bytes came" % (size,))
-        return self.take(size)
+        try:
+            return self.take(count_bytes(message))
+        except WireError as error:
+            raise Problem("a message came with %s" % error)
 
     def say(self, kind: str, data: Any = b"", **facts: Any) -> None:
         """A message, and bytes behind it.
@@ -79,8 +71,7 @@ class Line:
         Raises:
             Gone: nobody takes it.
         """
-        text = json.dumps(dict(facts, kind=kind, bytes=len(data))).encode()
-        self._give(struct.pack(LENGTH, len(text)) + text)
+        self._give(pack_message(dict(facts, kind=kind), len(data)))
         self._give(data)
 
     def _give(self, data: Any) -> None:
@@ -94,13 +85,3 @@ class Line:
                 continue
             except OSError:
                 raise Gone
-
-
-def _read(data: bytes) -> Dict[str, Any]:
-    try:
-        message = json.loads(data.decode())
-    except ValueError:
-        message = None
-    if not isinstance(message, dict) or not isinstance(message.get("do"), str):
-        raise Problem("what came is no message", "is `sms` the same version on both hosts?")
-    return message

@@ -1,10 +1,8 @@
-"""The agent's two ends of a move, spoken with by messages: see ``agent/line.py`` for how they lie on the wire."""
+"""The agent's two ends of a move, spoken with by messages: ``shared/wire.py`` says how they lie on the wire."""
 
 from __future__ import annotations
 
-import json
 import queue
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,13 +11,9 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.progress import Progress
+from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
 from appliance.tools import agent
 
-LENGTH = ">I"
-LONGEST = 1 << 20
-"""Bytes of a message, without what follows it."""
-MOST_BYTES = 1 << 34
-"""Of what follows one."""
 PING_S = 0.5
 """Much shorter than an end's patience (agent/line.py)."""
 PATIENCE_S = 120.0
@@ -28,8 +22,6 @@ WAY_BACK_S = 30.0
 """Seconds that an end may take to put everything back by itself."""
 WAITING = 16
 """Messages that are read ahead."""
-
-Message = dict[str, Any]
 
 
 class Lost(Unreachable):
@@ -54,9 +46,8 @@ class End:
         Raises:
             SmsError: it has ended; with its own words where it had some.
         """
-        text = json.dumps({**facts, "do": do, "bytes": len(data)}).encode()
         with self._guard:
-            self.talk.write(struct.pack(LENGTH, len(text)) + text + data)
+            self.talk.write(pack_message({**facts, "do": do}, len(data)) + data)
 
     def hear(self, *kinds: str, patience_s: float = PATIENCE_S) -> tuple[Message, bytes]:
         """Its next message, which must be of one of these kinds, and the bytes with it.
@@ -86,20 +77,13 @@ class End:
     def _read(self) -> None:
         try:
             while True:
-                (length,) = struct.unpack(LENGTH, self.talk.read_exactly(4))
-                if length > LONGEST:
-                    raise SmsError(f"{self.host.name} sends a message of {length} bytes")
-                message = json.loads(self.talk.read_exactly(length))
-                if not isinstance(message, dict):
-                    raise SmsError(f"{self.host.name} sends what is no message")
-                size = message.get("bytes", 0)
-                if not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
-                    raise SmsError(f"{self.host.name} sends {size!r} bytes")
+                message = read_message(self.talk.read_exactly, "kind")
+                size = count_bytes(message)
                 self._put((message, self.talk.read_exactly(size) if size else b""))
         except SmsError as error:
             self._put(error)
-        except ValueError:
-            self._put(SmsError(f"{self.host.name} sends what is no message"))
+        except WireError as error:
+            self._put(SmsError(f"{self.host.name} sends {error}"))
 
     def _put(self, heard: tuple[Message, bytes] | SmsError) -> None:
         while not self.closed.is_set():
