@@ -17,9 +17,10 @@ from appliance.agent import ends, words
 from appliance.agent.ends import Instance, Place
 from appliance.agent.line import Gone, Line
 from appliance.agent.parcels import open_parcels
-from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, full, sync_folder
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, full
 from appliance.agent.take import locked
 from appliance.agent.words import Problem, field
+from appliance.shared.files import free_bytes, sync_folder
 
 ARMED_S = 2.0
 """It goes up within so many seconds of its word that it could, or never: the source relies on it."""
@@ -189,8 +190,7 @@ class Arrive:
             view, at = view[written:], at + written
 
     def _check_room(self, wanted: int) -> None:
-        state = os.fstatvfs(self.descriptor)
-        free = state.f_bavail * state.f_frsize
+        free = free_bytes(self.descriptor)
         if free < wanted + (16 << 20):
             raise Problem(
                 "the file system of %s has %d MiB free, %d are needed"

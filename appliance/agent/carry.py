@@ -5,8 +5,8 @@ import os
 from typing import Any, Dict, Iterator, List, Tuple
 
 from appliance.agent import words
-from appliance.agent.store import sync_folder
 from appliance.agent.words import Problem, field
+from appliance.shared.files import sync_folder
 
 BLOCK = 1 << 20
 """Bytes read at a time, and held against each other."""

@@ -7,6 +7,7 @@ import os
 from appliance.agent import words
 from appliance.agent.store import full
 from appliance.agent.words import Problem
+from appliance.shared.files import free_bytes
 
 FICLONE = 0x40049409
 """ioctl of linux/fs.h."""
@@ -35,8 +36,7 @@ def copy_into(source: int, target: int, where: str) -> bool:
     if share(source, target):
         return True
     state = os.fstat(source)
-    room = os.fstatvfs(target)
-    used, free = state.st_blocks * 512, room.f_bavail * room.f_frsize
+    used, free = state.st_blocks * 512, free_bytes(target)
     if used > free:
         raise Problem(
             "no room beside %s for a copy: it takes %d MiB, and %d are free" % (where, used >> 20, free >> 20),

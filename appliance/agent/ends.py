@@ -1,6 +1,5 @@
 """What both ends of a move do with their host: the instance, its ports and connections, the lease, the history."""
 
-import fcntl
 import http.client
 import json
 import os
@@ -12,8 +11,9 @@ import xmlrpc.client
 from typing import Any, Dict, List, Optional, Sequence
 
 from appliance.agent.freeze import find_loops
-from appliance.agent.store import sync_folder
 from appliance.agent.words import Problem, field
+from appliance.shared.files import replace_file
+from appliance.shared.locks import hold_lock
 
 Words = Sequence[str]
 
@@ -302,7 +302,7 @@ class Place:
     def reached(self, state: str, **facts: Any) -> None:
         """Write down how far it is, before that is begun: a run that is killed is taken up again from there."""
         told = dict(facts, side=self.side, state=state, pid=os.getpid(), request=self.request)
-        write_whole(self.mark, json.dumps(told).encode())
+        replace_file(self.mark, json.dumps(told).encode())
 
     def over(self) -> None:
         """There is nothing to take up again."""
@@ -327,43 +327,16 @@ class Place:
         Args:
             only_from: the generation that it must have until then.
         """
-        with Locked(self.lease + ".lock"):
+        with hold_lock(self.lease + ".lock", wait_s=float("inf")):
             now = self.generation()
             if now > generation or (only_from is not None and now != only_from):
                 return False
             told = {"cluster": self.cluster, "generation": generation, "holder": holder, "since": time.time()}
             # Whose own file this is (plan/lease.py).
             told["file"] = holder if self.shared else self.host
-            write_whole(self.lease, (json.dumps(told, indent=1) + "\n").encode())
+            replace_file(self.lease, (json.dumps(told, indent=1) + "\n").encode())
             return True
 
     def holder(self) -> str:
         """Who holds the lease as it lies here; empty where nobody does."""
         return str(self._lease().get("holder") or "")
-
-
-class Locked:
-    """A lock file, held for as long as the context lasts."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
-
-
-def write_whole(path: str, data: bytes) -> None:
-    """A file that a reader sees whole, or as it was before."""
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(path + ".new", path)
-    sync_folder(os.path.dirname(path))

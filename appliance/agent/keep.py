@@ -11,8 +11,9 @@ from appliance.agent.check import check, run_e2fsck, write_all
 from appliance.agent.clone import share
 from appliance.agent.freeze import find_loops
 from appliance.agent.source import WORKERS
-from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full, sync_folder
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full
 from appliance.agent.words import Problem, field
+from appliance.shared.files import sync_folder
 
 TOLD = 20
 """Damages of one snapshot that are named."""

@@ -15,9 +15,10 @@ from appliance.agent.freeze import find_loops, private_mounts, sync_file_system
 from appliance.agent.loops import image_mounted
 from appliance.agent.names import Ladder, Names, kind_of, outermost, show, split_path
 from appliance.agent.sides import Past, open_past, open_root
-from appliance.agent.store import Snapshot, Store, full, sync_folder
+from appliance.agent.store import Snapshot, Store, full
 from appliance.agent.tree import OPAQUE, State, descend, has, look
 from appliance.agent.words import Problem, field
+from appliance.shared.files import free_bytes, sync_folder
 
 BESIDE = ".with-paths"
 PARTIAL = ".sms-partial"
@@ -199,8 +200,7 @@ def _bring_back(store: Store, snapshot: Snapshot, beside: str, paths: List[Names
 def _settle(top: int, beside: str) -> None:
     """All of it goes into the file. A file system below that is full loses writes, and says so to nobody here."""
     sync_file_system(top)
-    room = os.statvfs(os.path.dirname(beside))
-    if room.f_bavail * room.f_frsize < ROOM_LEFT:
+    if free_bytes(os.path.dirname(beside)) < ROOM_LEFT:
         raise full(OSError(errno.ENOSPC, "full"), beside)
 
 

@@ -11,7 +11,6 @@ A snapshot appears by the renaming of its folder, when all it needs is on the di
 """
 
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -25,6 +24,8 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from appliance.agent.words import Busy, Problem
+from appliance.shared.files import free_bytes, replace_file, sync_folder
+from appliance.shared.locks import Locked, hold_lock
 
 CHUNK = 1 << 16
 """Bytes of a chunk."""
@@ -197,9 +198,9 @@ class Store:
         for folder in (self.root, self.chunks, self.temporary):
             os.makedirs(folder, 0o700, exist_ok=True)
         os.chmod(self.root, 0o700)
-        with self._lock("write.lock", fcntl.LOCK_EX, "another run is at work on the snapshots in %s" % self.root):
+        with self._lock("write.lock", "another run is at work on the snapshots in %s" % self.root):
             self._clear_partials()
-            with self._lock("sweep.lock", fcntl.LOCK_SH, "snapshots in %s are being removed" % self.root):
+            with self._lock("sweep.lock", "snapshots in %s are being removed" % self.root, shared=True):
                 yield
 
     @contextmanager
@@ -211,7 +212,7 @@ class Store:
         """
         if not os.path.isdir(self.root):
             raise Problem("there are no snapshots in %s" % self.root, "`sms overlay snapshot` takes one", 3)
-        with self._lock("sweep.lock", fcntl.LOCK_SH, "snapshots in %s are being removed" % self.root):
+        with self._lock("sweep.lock", "snapshots in %s are being removed" % self.root, shared=True):
             yield
 
     @contextmanager
@@ -221,22 +222,18 @@ class Store:
         Raises:
             Problem: somebody does.
         """
-        with self._lock("write.lock", fcntl.LOCK_EX, "another run is at work on the snapshots in %s" % self.root):
+        with self._lock("write.lock", "another run is at work on the snapshots in %s" % self.root):
             self._clear_partials()
-            with self._lock("sweep.lock", fcntl.LOCK_EX, "snapshots in %s are being read" % self.root):
+            with self._lock("sweep.lock", "snapshots in %s are being read" % self.root):
                 yield
 
     @contextmanager
-    def _lock(self, name: str, kind: int, taken: str) -> Iterator[None]:
-        descriptor = os.open(os.path.join(self.root, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _lock(self, name: str, taken: str, *, shared: bool = False) -> Iterator[None]:
         try:
-            try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except OSError:
-                raise Busy(taken)
-            yield
-        finally:
-            os.close(descriptor)
+            with hold_lock(os.path.join(self.root, name), shared=shared):
+                yield
+        except Locked:
+            raise Busy(taken)
 
     def _clear_partials(self) -> None:
         for name in os.listdir(self.root):
@@ -391,11 +388,10 @@ class Store:
     def replace(self, name: str, data: bytes) -> None:
         """Write a small file of the store anew, whole or not at all."""
         path = os.path.join(self.root, name)
-        self.write_file(path + ".new", data)
-        descriptor = os.open(path + ".new", os.O_RDONLY | os.O_CLOEXEC)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        os.rename(path + ".new", path)
+        try:
+            replace_file(path, data)
+        except OSError as error:
+            raise full(error, path)
 
     def sync(self) -> None:
         """Everything written so far goes to the disk.
@@ -491,8 +487,7 @@ class Store:
 
     def free_bytes(self) -> int:
         """Room on its file system."""
-        state = os.statvfs(self.root)
-        return state.f_bavail * state.f_frsize
+        return free_bytes(self.root)
 
 
 def full(error: OSError, path: str) -> Problem:
@@ -502,15 +497,6 @@ def full(error: OSError, path: str) -> Problem:
             "the file system of %s is full" % path, "`sms overlay prune` makes room; nothing that counted is lost"
         )
     return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()))
-
-
-def sync_folder(path: str) -> None:
-    """A renaming in a folder goes to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_system(path: str) -> None:

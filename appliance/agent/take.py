@@ -22,6 +22,7 @@ from appliance.agent.freeze import Frozen, find_loops, joined, private_mounts
 from appliance.agent.source import Sink, Source, free_chunks
 from appliance.agent.store import Reader, Snapshot, Store, full
 from appliance.agent.words import Busy, Problem, field
+from appliance.shared.locks import Locked, hold_lock
 
 FICLONERANGE = 0x4020940D
 """ioctl of linux/fs.h."""
@@ -263,21 +264,11 @@ def locked(path: str) -> Iterator[None]:
     if not path:
         yield
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise Busy("another sms is at work on this host")
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(descriptor)
+        with hold_lock(path, wait_s=LOCK_WAIT_S):
+            yield
+    except Locked:
+        raise Busy("another sms is at work on this host")
 
 
 def choose_method(wanted: str, overlay: str, folder: str) -> str:

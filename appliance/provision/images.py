@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
+from appliance.shared.files import free_bytes
 
 FILES = ("vmlinuz", "initrd.img", "root.squashfs")
 SEAL = ("manifest.json", "manifest.sig")
@@ -382,8 +383,7 @@ def free(folder: Path) -> int:
     """Bytes that are free on the disk of a folder, which need not be there yet."""
     while not folder.exists():
         folder = folder.parent
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return free_bytes(folder)
 
 
 def full(folder: Path, size: int) -> HttpProblem:

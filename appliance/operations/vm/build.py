@@ -50,6 +50,7 @@ CODE = (
     "appliance/__init__.py",
     "appliance/errors.py",
     "appliance/text.py",
+    "appliance/shared",
     "appliance/provision",
     "definitions/provision",
 )
