@@ -1,4 +1,4 @@
-"""Addresses as people write them -> as the core writes them."""
+"""Parse addresses in common notations and normalize them to the core's notation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAC = re.compile(
 
 
 def read_mac(text: str) -> str:
-    """A link address in lower case with colons; "" where the text is none."""
+    """Return a link address in lower case with colons; "" if the text is not one."""
     if not _MAC.fullmatch(text):
         return ""
     if "." in text:
@@ -24,7 +24,7 @@ def read_mac(text: str) -> str:
 
 
 def read_ip(text: str) -> str:
-    """An IPv4 or IPv6 address as inet_ntop(3) writes it, without its zone (RFC 4007, 11); "" where the text is none."""
+    """Return an IP address as inet_ntop(3) writes it, without its zone (RFC 4007, 11); "" if the text is not one."""
     try:
         found = ip_address(text.partition("%")[0] if ":" in text else text)
     except ValueError:
@@ -33,22 +33,22 @@ def read_ip(text: str) -> str:
 
 
 def read_address(text: str) -> str:
-    """An IP or link address as the core writes it; "" where the text is neither."""
+    """Return an IP or link address in the core's notation; "" if the text is neither."""
     return read_ip(text) or read_mac(text)
 
 
 def packed(text: str) -> bytes:
-    """The 4, 6 or 16 bytes of an IP or link address; none where the text is neither."""
+    """Return the 4, 6 or 16 bytes of an IP or link address; no bytes if the text is neither."""
     if ip := read_ip(text):
         return ip_address(ip).packed
     return bytes.fromhex(read_mac(text).replace(":", ""))
 
 
-# What kind of address it is, as the core writes it; "" is of no kind.
+# Kinds of addresses in the core's notation; "" is of no kind.
 
 
 def is_local(address: str) -> bool:
-    """Whether it is of a private network: RFC 1918, RFC 6598, RFC 3927, RFC 4193, RFC 4291 (link-local), loopback."""
+    """Return whether it is private: RFC 1918, RFC 6598, RFC 3927, RFC 4193, RFC 4291 (link-local), loopback."""
     if ":" in address:
         return address.startswith(("fe8", "fe9", "fea", "feb", "fc", "fd")) or address == "::1"
     if address.startswith(("10.", "192.168.", "169.254.", "127.")):
@@ -58,23 +58,23 @@ def is_local(address: str) -> bool:
 
 
 def is_link_local(address: str) -> bool:
-    """IPv6 addresses that no router passes on."""
+    """Return whether it is an IPv6 link-local address."""
     return address.startswith(("fe8", "fe9", "fea", "feb"))
 
 
 def is_loopback(address: str) -> bool:
-    """Whether it never leaves the machine."""
+    """Return whether it is a loopback address."""
     return address.startswith("127.") or address == "::1"
 
 
 def network(address: str) -> str:
-    """What two addresses of one cluster's network have in common: IPv4's first 16 bits, IPv6's first 64."""
+    """Return the prefix that addresses of one cluster network share: 16 bits of IPv4, 64 of IPv6."""
     if ":" in address:
         return str(IPv6Address(address.partition("%")[0]).exploded[:19])
     return address[: address.find(".", address.find(".") + 1)]
 
 
 def first_byte(address: str) -> int:
-    """The number before the first dot; 0 without one."""
+    """Return the number before the first dot; 0 if there is none."""
     first = address.partition(".")[0]
     return int(first) if first.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Reads what ``sms classify`` wrote: which services must never stop, which can wait."""
+"""Read the output of ``sms classify``: which services are time-critical, which are deferrable."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_SERVICES = 10_000
 MAX_REMARKS = 20
 VERDICTS = ("time-critical", "deferrable")
 
-UNSURE = 0.5
-"""Confidence below which a verdict is called unsure."""
+LOW_CONFIDENCE = 0.5
+"""Verdicts below this confidence are reported."""
 WHOLE = ("capture", "sms", "nodes", "services", "routed", "unseen", "elsewhere", "unclassified", "bin_s")
-"""What the program writes, in this order; a file by hand has the services alone."""
+"""Keys that the program writes, in this order; a hand-written file has only the services."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/ +-]{0,63}")
 
@@ -29,11 +29,11 @@ class ClassificationError(ValueError):
 
 @dataclass(frozen=True)
 class Classified:
-    """A service that was seen, and the verdict on it.
+    """A service that was seen, and its verdict.
 
     Attributes:
-        advice: what to do where no container can carry it.
-        confidence: 0..1; 1 where the file does not say, as one by hand.
+        advice: what to do if it cannot run in the container.
+        confidence: 0..1; 1 if the file does not say, as in a hand-written one.
         overridden: whether the verdict is the site's own.
     """
 
@@ -46,37 +46,37 @@ class Classified:
 
     @property
     def time_critical(self) -> bool:
-        """Whether compute nodes need it at every moment."""
+        """Whether compute nodes need it at any time."""
         return self.verdict == "time-critical"
 
     @property
-    def unsure(self) -> bool:
-        """Whether the capture says too little of it."""
-        return self.confidence < UNSURE and not self.overridden
+    def low_confidence(self) -> bool:
+        """Whether the capture has too little evidence for it."""
+        return self.confidence < LOW_CONFIDENCE and not self.overridden
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a classification says to who builds on it.
+    """The parts of a classification that a build needs.
 
     Attributes:
-        services: in its order.
-        untold: services that were not seen in a capture too short to tell whether nodes use them.
-        damaged: whether the capture was cut off or partly unreadable.
-        remarks: what one should know before believing it, as sentences.
+        services: in the order of the file.
+        undetermined: services that were not seen in a capture too short to decide whether nodes use them.
+        damaged: whether the capture was truncated or partly unreadable.
+        remarks: limits of the capture, as sentences.
     """
 
     services: tuple[Classified, ...]
-    untold: tuple[str, ...] = ()
+    undetermined: tuple[str, ...] = ()
     damaged: bool = False
     remarks: tuple[str, ...] = ()
 
 
 def read_classification(text: str) -> Report:
-    """A classification in YAML or JSON: as ``sms classify`` writes it, or by hand with `services` alone.
+    """Parse a classification in YAML or JSON, as written by ``sms classify`` or by hand with only `services`.
 
     Raises:
-        ClassificationError: it is none, or one that was cut off: YAML without its end is YAML, too.
+        ClassificationError: it is not a classification, or it is truncated: truncated YAML is valid YAML.
     """
     if len(text) > MAX_CHARACTERS:
         raise ClassificationError(f"it is larger than {MAX_CHARACTERS >> 20} MiB")
@@ -86,27 +86,27 @@ def read_classification(text: str) -> Report:
         raise ClassificationError("it has no list `services`")
     missing = [key for key in WHOLE if key not in data]
     if "capture" in data and missing:
-        raise ClassificationError(f"it was cut off: {', '.join(missing)} should come after the services")
+        raise ClassificationError(f"it is truncated: {', '.join(missing)} should follow the services")
     if len(services) > MAX_SERVICES:
         raise ClassificationError(f"it has more than {MAX_SERVICES} services")
     found = tuple(_service(entry, index) for index, entry in enumerate(services))
     names = [service.name for service in found]
     if len(set(names)) < len(names):
         again = next(name for index, name in enumerate(names) if name in names[:index])
-        raise ClassificationError(f"services: {again} is there twice")
+        raise ClassificationError(f"services: {again} is listed twice")
     capture = data.get("capture")
     capture = capture if isinstance(capture, Mapping) else {}
     damaged = any(capture.get(key) for key in ("truncated", "skipped", "problems"))
-    remarks = tuple(words[:1000] for words in _list(capture.get("remarks"))[:MAX_REMARKS] if isinstance(words, str))
-    return Report(found, _untold(capture, _list(data.get("unseen"))), damaged, remarks)
+    remarks = tuple(text[:1000] for text in _list(capture.get("remarks"))[:MAX_REMARKS] if isinstance(text, str))
+    return Report(found, _find_undetermined(capture, _list(data.get("unseen"))), damaged, remarks)
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _untold(capture: Mapping[Any, Any], unseen: list[Any]) -> tuple[str, ...]:
-    """Services of which a longer capture would say more."""
+def _find_undetermined(capture: Mapping[Any, Any], unseen: list[Any]) -> tuple[str, ...]:
+    """Return the services that need a longer capture."""
     lasted = _number(capture.get("covered_s") or capture.get("duration_s"), 0.0)
     entries = [entry for entry in unseen[:MAX_SERVICES] if isinstance(entry, Mapping)]
     late = [entry.get("name") for entry in entries if _number(entry.get("needed_capture_s"), 0.0) > lasted]

@@ -1,4 +1,4 @@
-"""A classification: what `sms classify` found, in the shape it is written, printed and drawn from."""
+"""Data model of a classification, the result of `sms classify`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, Literal
 
 Verdict = Literal["time-critical", "deferrable"]
 GROUPS: dict[str, str] = {"time-critical": "SMS-services", "deferrable": "SMS-mgmt"}
-"""The paper's names of the two groups."""
+"""Names of the two groups in "Decoupled management nodes" (2018)."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What was read.
+    """The capture files.
 
     Attributes:
-        files: names as they were given; "-" is standard input.
-        start: first packet, RFC 3339 in UTC; "" when there was none.
+        files: names as given; "-" is standard input.
+        start: time of the first packet, RFC 3339 in UTC; "" without packets.
         truncated: whether a file ended in the middle of a record.
-        skipped: records not understood, by reason.
-        problems: the first hundred places that could not be read, as sentences with file and byte offset.
+        skipped: number of skipped records by reason.
+        problems: the first hundred unreadable places, as sentences with file and byte offset.
         covered_s: the duration without the gaps between files.
-        cut_packets: packets of which only the beginning was captured; cut_at: the most bytes that such a one has.
-        remarks: what one should know before believing the rest, as sentences, the gravest first.
+        cut_packets: packets captured only in part; cut_at: the maximum captured bytes of one of them.
+        remarks: limits of the capture, as sentences, the most serious first.
     """
 
     files: tuple[str, ...]
@@ -40,8 +40,8 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What made the classification: the program's version, the shape's, and the options that change what is in it."""
+class Provenance:
+    """Provenance: the program's version, the version of the format, and the options that affect the result."""
 
     version: str = ""
     shape: int = 1
@@ -50,7 +50,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Sms:
-    """The management node. ``found`` says how it was found, or that it was given."""
+    """The management node. ``found``: how it was found, or "given"."""
 
     mac: str
     addresses: tuple[str, ...]
@@ -62,8 +62,8 @@ class Nodes:
     """The compute nodes; ``addresses`` holds the first thousand.
 
     Attributes:
-        booted: boots that the capture shows.
-        boots_hidden: nodes booted, and yet ``booted`` is 0: the packets that tell are cut or not understood.
+        booted: number of boots in the capture.
+        boots_hidden: nodes booted, but ``booted`` is 0, because the packets are cut or not understood.
     """
 
     count: int
@@ -74,7 +74,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Connections:
-    """New connections by who opened them; midstream were open when the capture began."""
+    """New connections by the side that opened them; midstream ones were open when the capture began."""
 
     node: int
     sms: int
@@ -84,7 +84,7 @@ class Connections:
 
 @dataclass(frozen=True)
 class Interval:
-    """How regular one client's contacts are: median, and the range between the quartiles, in seconds."""
+    """Intervals between one client's contacts, in seconds: median and interquartile range (jitter)."""
 
     median: float
     jitter: float
@@ -92,7 +92,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Latency:
-    """From a request to the first byte of its answer, in milliseconds."""
+    """Time from a request to the first byte of its answer, in milliseconds."""
 
     p50: float
     p99: float
@@ -100,20 +100,20 @@ class Latency:
 
 @dataclass(frozen=True)
 class Service:
-    """A service that was seen, and the verdict on it.
+    """A service that was seen, and its verdict.
 
     Attributes:
         name: of the catalogue, else of IANA's registry, else protocol/port.
-        title: what it is, in a few words; "" where nobody knows.
-        ports: "tcp/6817"; "tcp/dynamic" for ports given out by the system.
+        title: a short description; "" if unknown.
+        ports: "tcp/6817"; "tcp/dynamic" for dynamic ports.
         confidence: 0..1, grows with time and nodes seen.
-        budget_s: seconds it can be away before nodes notice; budget_why says how that was reckoned.
-        budget_from: what it rests on: values seen in this capture, the catalogue's number, or the protocol's rule.
-        contacts: connections, and what clients said after a second of silence; what the paper counts as traffic.
+        budget_s: tolerated outage in seconds, until nodes notice; budget_why: how it was computed.
+        budget_from: its source: values seen in this capture, the catalogue's number, or a rule of the protocol.
+        contacts: connections, and packets of clients after a second of silence.
         clients: distinct addresses that used it (nodes where nodes open, nodes reached where the SMS opens).
-        packets_each, bytes_each: (towards the server, from it).
-        first_s, last_s: seconds after the capture's beginning.
-        carried: whether the services container can carry it; advice says what to do where it cannot.
+        packets_each, bytes_each: (to the server, from it).
+        first_s, last_s: seconds after the start of the capture.
+        carried: whether it can run in the services container; advice: what to do if it cannot.
         overridden: whether the verdict is the site's own.
         timeline, timeline_boot: contacts by part of the capture (all parts are equally long).
     """
@@ -154,7 +154,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Destination:
-    """An address outside that nodes reach through the management node, and what for."""
+    """An outside address that nodes reach through the management node, with its ports."""
 
     address: str
     packets: int
@@ -164,7 +164,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class Routed:
-    """Traffic through the management node; ``destinations`` holds the first hundred by bytes."""
+    """Traffic routed through the management node; ``destinations`` holds the first hundred by bytes."""
 
     packets: int
     bytes: int
@@ -173,7 +173,7 @@ class Routed:
 
 @dataclass(frozen=True)
 class Unseen:
-    """A service of the catalogue that was not seen; so long a capture would be 95 % sure to show it."""
+    """A service of the catalogue that was not seen; ``needed_capture_s`` of capture show it with 95 % probability."""
 
     name: str
     needed_capture_s: float
@@ -181,8 +181,8 @@ class Unseen:
 
 
 @dataclass(frozen=True)
-class Heap:
-    """Traffic by what it is, most bytes first."""
+class TrafficKind:
+    """One kind of traffic that is not a service."""
 
     what: str
     packets: int
@@ -191,22 +191,22 @@ class Heap:
 
 @dataclass(frozen=True)
 class Unclassified:
-    """Traffic that no service was made of: all of it counted, the first twenty kinds named."""
+    """Traffic assigned to no service: the totals, and the first twenty kinds by bytes."""
 
     packets: int
     bytes: int
-    top: tuple[Heap, ...] = ()
+    top: tuple[TrafficKind, ...] = ()
 
 
 @dataclass(frozen=True)
 class Classification:
-    """All that `sms classify` says. Packets of services, elsewhere and unclassified add up to the capture's.
+    """The result of `sms classify`. Packets of services, elsewhere and unclassified add up to the capture's.
 
-    What is routed is one of the services too; `routed` tells more of it.
+    Routed traffic is also one of the services; `routed` has its destinations.
 
     Attributes:
         elsewhere: understood, but not between nodes and management node: nodes among themselves, outside addresses.
-        bin_s: seconds that a part of a timeline lasts.
+        bin_s: seconds per part of a timeline.
     """
 
     capture: Capture
@@ -218,10 +218,10 @@ class Classification:
     elsewhere: Unclassified
     unclassified: Unclassified
     bin_s: float = 1.0
-    made: Made = field(default_factory=Made)
+    made: Provenance = field(default_factory=Provenance)
 
     def as_dict(self) -> dict[str, Any]:
-        """The published shape (docs/classification.schema.json), ready for JSON and YAML."""
+        """Return the published format (docs/classification.schema.json), for JSON and YAML."""
         data = _plain(asdict(self))
         for entry, service in zip(data["services"], self.services, strict=True):
             entry["group"] = service.group
@@ -229,7 +229,7 @@ class Classification:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, floats without the noise of their last digits."""
+    """Convert tuples to lists and round floats to six significant digits."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

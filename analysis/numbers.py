@@ -1,4 +1,4 @@
-"""Numbers of weighted samples."""
+"""Statistics of weighted samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def quantiles(samples: Sequence[tuple[float, float]], shares: Sequence[float]) -> list[float]:
-    """The values below which each share of the weight of (value, weight) lies, ``shares`` rising; 0 without samples."""
+    """Return the quantiles of (value, weight) samples for ascending ``shares`` of the weight; 0 without samples."""
     ordered = sorted(samples)
     total, passed, found = weight(ordered), 0.0, []
     places = iter(ordered)
@@ -20,5 +20,5 @@ def quantiles(samples: Sequence[tuple[float, float]], shares: Sequence[float]) -
 
 
 def weight(samples: Sequence[tuple[float, float]]) -> float:
-    """How many samples these stand for."""
+    """Return the total weight."""
     return sum([one for _, one in samples])

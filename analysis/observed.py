@@ -1,6 +1,6 @@
-"""What was counted in a capture, before anybody thinks about it: the typed view on the native core.
+"""Typed results of the native core: the raw counts of a capture.
 
-Times are nanoseconds since 1970 in whole numbers, spans are seconds.
+Times are integer nanoseconds since 1970, durations are seconds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import IntEnum
 from typing import NamedTuple
 
 BINS = 64
-"""Parts of equal length that a timeline has."""
+"""Number of parts of a timeline, all equally long."""
 
 
 class Role(IntEnum):
-    """What an address is to the cluster; the core groups its counts by it."""
+    """Role of an address in the cluster; the core groups its counts by role."""
 
     UNKNOWN = 0
     NODE = 1
@@ -30,13 +30,13 @@ class Host:
     """An address that was seen.
 
     Attributes:
-        index: its number in the core.
+        index: its index in the core.
         address: IPv4 or IPv6, as text; "" stands for all further addresses behind the router with its link address.
-        macs: link addresses its frames came from, the first two; empty where the link has none.
-        via: link address that frames to it went to; "" when never seen.
-        claimed: link address that said by ARP or neighbour discovery that the address is its own; "" without one.
+        macs: link addresses its frames came from, the first two; empty if the link has none.
+        via: link address that frames to it were sent to; "" if never seen.
+        claimed: link address that announced the address by ARP or neighbour discovery; "" without one.
         sent, received: packets.
-        outgoing: whether the capturing machine itself sent frames of it (Linux cooked captures tell).
+        outgoing: whether the capturing machine sent frames from it (known in Linux cooked captures).
     """
 
     index: int
@@ -50,9 +50,9 @@ class Host:
 
 
 class Link(NamedTuple):
-    """What one address had with another, by the server's port; client and server are numbers of hosts.
+    """Traffic between two addresses by the server's port; client and server are indexes of hosts.
 
-    There may be tens of thousands: a tuple is made five times faster than a frozen dataclass.
+    There may be tens of thousands: a tuple is created five times faster than a frozen dataclass.
     """
 
     client: int
@@ -65,24 +65,24 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """All traffic of one protocol and port between two kinds of addresses.
+    """All traffic of one protocol and port between two roles.
 
     Attributes:
-        protocol, port: IP protocol and the server's port; port 0 for protocols without, and for server ports that
-            nobody knows above 32767 (they are given out by the system, not by a service).
-        kind: 1 + index into the `first` table that the core was given; 0 where nothing matched.
-        client, server: who opened, and who was asked.
-        client_hosts, server_hosts: distinct addresses; ``client_indexes`` the first 4096 of them.
-        opened: connections whose beginning was seen. midstream: were open already when the capture began.
-        resumed: went on after their state was dropped for want of room.
-        unanswered: opened, and nothing came back.
-        packets, bytes: (client to server, server to client); bytes are those of the frames on the wire.
-        first_ns, last_ns: first and last packet.
+        protocol, port: IP protocol and the server's port; port 0 for protocols without ports, and for unknown server
+            ports above 32767 (dynamic ports).
+        kind: 1 + index into the `first` table passed to the core; 0 if nothing matched.
+        client, server: roles of the side that opened and of the other side.
+        client_hosts, server_hosts: distinct addresses; ``client_indexes`` the first 4096 clients.
+        opened: connections opened in the capture. midstream: open when the capture began.
+        resumed: continued after their state was dropped for lack of memory.
+        unanswered: opened without an answer.
+        packets, bytes: (client to server, server to client); bytes of the frames on the wire.
+        first_ns, last_ns: times of the first and the last packet.
         contacts_boot, contacts_steady: contacts (a connection, or a client's packet after a second of silence)
-            while the client, or the server where that is the node, was booting, and else.
-        intervals: (seconds between contacts of one client, how many such intervals this one stands for).
+            while the client, or the server if that is the node, was booting, and otherwise.
+        intervals: (seconds between contacts of one client, weight: intervals that this sample represents).
         latencies: (seconds from a request to the first byte of its answer, weight).
-        timeline, timeline_boot: contacts by part of the capture, steady and boot apart.
+        timeline, timeline_boot: contacts by part of the capture, in steady state and in boots.
     """
 
     protocol: int
@@ -111,11 +111,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Sample:
-    """A packet kept whole for those who read its protocol: the payload above UDP or TCP.
+    """A sampled packet for the protocol decoders: the payload above UDP or TCP.
 
     Attributes:
         from_client: whether the client sent it.
-        payload: at most 1024 bytes.
+        payload: at most the first 1024 bytes.
     """
 
     protocol: int
@@ -129,7 +129,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Problem:
-    """A place of a file that could not be read, and what was done about it."""
+    """An unreadable place of a file, with the reason."""
 
     file: str
     offset: int
@@ -138,7 +138,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Boot:
-    """A node's boot: its DHCP discover, and when it had settled (0: the capture ended before)."""
+    """A node's boot: the times of its DHCP discover and of settling (0: the capture ended before)."""
 
     mac: str
     began_ns: int
@@ -147,16 +147,16 @@ class Boot:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that was counted. ``rows`` are grouped by the roles that were given for the addresses.
+    """All counts of a capture. ``rows`` are grouped by the roles of the addresses.
 
     Attributes:
-        other: frames that carry no IP, by what they are ("ARP", "LLDP", "ethertype 0x88b5"): (packets, bytes).
-        skipped: records that could not be understood, by reason.
-        beyond: packets and bytes that were counted in the totals alone, for want of room for their addresses.
-        bin_s: seconds that a part of a timeline lasts; the first begins at ``start_ns``.
-        cut: packets of which the capture holds only the beginning; cut_at: the most bytes that such a one has.
+        other: frames without IP by kind ("ARP", "LLDP", "ethertype 0x88b5"): (packets, bytes).
+        skipped: number of skipped records by reason.
+        beyond: packets and bytes counted only in the totals, because the address table was full.
+        bin_s: seconds per part of a timeline; the first begins at ``start_ns``.
+        cut: packets captured only in part; cut_at: the maximum captured bytes of one of them.
         gap_s: seconds between files that no file covers.
-        remarks: what one should know of the files before believing what was counted, as sentences.
+        remarks: limits of the files, as sentences.
     """
 
     files: tuple[str, ...]
@@ -182,7 +182,7 @@ class Observation:
 
     @property
     def duration_s(self) -> float:
-        """From the first packet to the last."""
+        """Seconds from the first packet to the last."""
         return max(self.end_ns - self.start_ns, 0) / 1e9
 
     @property

@@ -1,109 +1,109 @@
-"""What one should know before believing a classification, as sentences: the gravest first."""
+"""Remarks: limits of a capture that affect its classification, as sentences, the most serious first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from analysis.addresses import is_link_local, is_local, network
+from analysis.context import CaptureContext
 from analysis.model import Service
 from analysis.observed import Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.roles import Roles
-from analysis.scene import Scene
+from analysis.samples import DecodedSamples
 from analysis.signatures import UDP
-from analysis.told import Told
 from analysis.units import counted, listed, number, share, span
 
 GAP = 0.05
-"""A share of the time that may be missing without a word."""
+"""Share of the time that may be missing without a remark."""
 WHOLE = 400
-"""Bytes of a packet that all that is read of it takes: DHCP's options are the longest."""
+"""Bytes of a packet needed for everything that is decoded: DHCP's options are the longest."""
 FIRST_BYTES = 98
-"""Bytes of a packet that its first 32 of TCP's payload take at least, with usual headers (14 + 20 + 32)."""
+"""Minimum bytes of a packet that hold 32 bytes of TCP payload, with usual headers (14 + 20 + 32)."""
 FEW = 2
-"""Nodes that a cluster has at least."""
+"""Minimum nodes of a cluster."""
 REASONS = 3
 ODD_TIME = "time far from its neighbours'"
-"""What the core calls a packet that it read and gave another time."""
+"""The core's name for a packet whose time it replaced."""
 
 
 def make_remarks(
     observation: Observation,
     roles: Roles,
-    scene: Scene,
-    told: Told,
+    context: CaptureContext,
+    decoded: DecodedSamples,
     services: Sequence[Service],
     renewed_s: float | None = None,
 ) -> tuple[str, ...]:
-    """The sentences; none for a capture that is whole, long, and plainly a cluster's.
+    """Return the remarks; none for a complete and long capture that clearly shows a cluster.
 
     Args:
-        renewed_s: after so many seconds the first node that is up loses its lease of DHCP; None where none renews.
+        renewed_s: seconds until the first running node loses its DHCP lease; None if no node renews.
     """
     return (
         *_damage(observation),
         *observation.remarks,
         *roles.remarks,
-        *_stranger(roles, scene),
+        *_stranger(roles, context),
         *_gaps(observation),
-        *_cut(observation, scene, told),
+        *_cut(observation, context, decoded),
         *_renewals(renewed_s),
     )
 
 
 def _damage(observation: Observation) -> Iterator[str]:
-    """What could not be read. A damaged record may hide many others."""
+    """Unreadable records. A damaged record may hide many others."""
     skipped = {reason: count for reason, count in observation.skipped.items() if reason != ODD_TIME}
     if lost := sum(skipped.values()):
         kinds = sorted(skipped.items(), key=lambda one: (-one[1], one[0]))
         reasons = ", ".join(f"{number(count)} {reason}" for reason, count in kinds[:REASONS])
         part = share(lost / (lost + observation.packets))
-        yield f"{counted(lost, 'record')} ({part}) damaged or lost, and maybe what stood between: {reasons}"
+        yield f"{counted(lost, 'record')} ({part}) damaged or lost, possibly with others between them: {reasons}"
     if observation.truncated:
-        yield "a file ends in the middle of a packet: what came after that is missing"
+        yield "a file ends in the middle of a packet: later packets are missing"
     if beyond := observation.beyond[0]:
         part = share(beyond / max(observation.packets, 1))
-        yield f"there was no room for the addresses of {counted(beyond, 'packet')} ({part}): no verdict has them"
+        yield f"{counted(beyond, 'packet')} ({part}) exceeded the address table: no verdict includes them"
     if odd := observation.skipped.get(ODD_TIME, 0):
-        yield f"{counted(odd, 'packet')} have impossible times: those before them stand instead"
+        yield f"{counted(odd, 'packet')} with impossible times, replaced by the time of the packet before"
 
 
 def _gaps(observation: Observation) -> Iterator[str]:
-    """Files of a set that are not there."""
+    """Gaps between the files of a set."""
     gap_s, all_s = observation.gap_s, observation.duration_s
     if gap_s > GAP * all_s:
         yield (
             f"no file covers {span(gap_s)} ({share(gap_s / all_s)}) of the {span(all_s)} from the first packet to the "
-            f"last: all rests on the other {span(observation.covered_s)}"
+            f"last: verdicts use the other {span(observation.covered_s)}"
         )
 
 
-def _stranger(roles: Roles, scene: Scene) -> Iterator[str]:
-    """What makes one doubt that this is a cluster at all."""
-    if scene.nodes < FEW and not roles.node:
+def _stranger(roles: Roles, context: CaptureContext) -> Iterator[str]:
+    """Signs that the capture does not show a cluster."""
+    if context.nodes < FEW and not roles.node:
         yield (
-            f"only {counted(scene.nodes, 'machine')} could be a compute node: does the capture show a cluster's own "
-            "network? Verdicts rest on that alone"
+            f"only {counted(context.nodes, 'machine')} could be a compute node: does the capture show a cluster's own "
+            "network? All verdicts depend on it"
         )
     own = next((one for one in roles.sms.addresses if not is_link_local(one)), "")
-    apart = sum(not is_local(one) and network(one) != network(own) for one in scene.addresses)
-    if own and not is_local(own) and 2 * apart > len(scene.addresses):
+    apart = sum(not is_local(one) and network(one) != network(own) for one in context.addresses)
+    if own and not is_local(own) and 2 * apart > len(context.addresses):
         yield (
             f"{own} and most of those that talk to it have public addresses of different networks: this looks like a "
             "server of the internet rather than a cluster's management node"
         )
 
 
-def _cut(observation: Observation, scene: Scene, told: Told) -> Iterator[str]:
-    """What packets that are cut do not tell."""
+def _cut(observation: Observation, context: CaptureContext, decoded: DecodedSamples) -> Iterator[str]:
+    """Information that is missing because packets are cut."""
     if not observation.cut or observation.cut_at >= WHOLE:
-        if scene.hidden:
-            yield "nodes ask for addresses by DHCP, and yet no boot could be made out: boots are not told from the rest"
+        if context.hidden:
+            yield "nodes request addresses by DHCP, but no boot was recognized: boot traffic is not separated"
         return
-    asked = any(_of_dhcp(row) for row in observation.rows)
+    uses_dhcp = any(_of_dhcp(row) for row in observation.rows)
     lost = [
-        *(["when nodes booted"] if scene.hidden else []),
-        *(["how long leases of DHCP last"] if asked and not told.leases and not told.endless else []),
+        *(["when nodes booted"] if context.hidden else []),
+        *(["DHCP lease times"] if uses_dhcp and not decoded.leases and not decoded.endless else []),
         *(["which service some connections are to"] if observation.cut_at < FIRST_BYTES else []),
     ]
     if lost:
@@ -117,6 +117,6 @@ def _of_dhcp(row: Row) -> bool:
 
 
 def _renewals(renewed_s: float | None) -> Iterator[str]:
-    """Nodes that are up and lose their address when DHCP is away for long."""
+    """Running nodes lose their address during a long DHCP outage."""
     if renewed_s is not None:
-        yield f"nodes that are up renew leases: provisioning (DHCP) cannot be off for longer than {span(renewed_s)}"
+        yield f"running nodes renew leases: the tolerated outage of provisioning (DHCP) is {span(renewed_s)}"

@@ -1,4 +1,4 @@
-"""Who is who in a capture: the management node, compute nodes, addresses outside, groups."""
+"""Find the role of every host in a capture: management node, compute node, outside address, group."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
 from analysis.addresses import is_link_local, is_local, is_loopback, read_ip, read_mac
-from analysis.casting import ROUTER, Casting, Roles
 from analysis.errors import CaptureError
+from analysis.host_index import INTERFACE, MAX_NAMED, NODE_PORTS, HostIndex, SmsIdentity, name_candidates
 from analysis.observed import Host, Link, Role, Sample
-from analysis.parties import INTERFACE, NAMED, NODE_PORTS, Own, Parties, name_candidates
+from analysis.role_assigner import ROUTER, RoleAssigner, Roles
 from analysis.units import number
 
 __all__ = ["Roles", "find_roles"]
 
 NEARLY_ALL = 0.95
-"""Share of the packets that have the management node at an end, in a capture taken on its own interface."""
+"""Minimum share of packets to or from the management node in a capture taken on its own interface."""
 
 
 def find_roles(
@@ -31,138 +31,143 @@ def find_roles(
     nodes: Sequence[str] = (),
     totals: Mapping[str, Any] | None = None,
 ) -> Roles:
-    """Say what every address is; find the management node unless ``sms``, an address or MAC, names it.
+    """Assign a role to every host; find the management node unless ``sms``, an address or MAC, names it.
 
     Args:
-        node: address or MAC that the capture was narrowed to: it is an end of every packet, and yet not the
-            management node.
-        nodes: networks whose addresses are compute nodes, such as 10.2.0.0/16, whatever their traffic tells.
-        totals: what the core counted of everything: says why there are no hosts.
+        node: address or MAC that the capture was restricted to: an end of every packet, but not the management node.
+        nodes: networks whose addresses are compute nodes, such as 10.2.0.0/16, whatever their traffic shows.
+        totals: the core's totals: they explain why there are no hosts.
 
     Raises:
-        CaptureError: ``sms`` or a network of ``nodes`` is not in the capture, nothing tells which one is the management
-            node, or there is no compute node; the hint names candidates.
+        CaptureError: ``sms`` or a network of ``nodes`` is not in the capture, the management node cannot be
+            identified, or there is no compute node; the hint lists candidates.
     """
     if not hosts:
-        raise _nothing(node, totals or {})
-    scene = Parties(hosts, links, samples, node, [_network(each) for each in nodes])
-    own = _given(scene, sms) if sms else _outgoing(scene) or _found(scene)
-    found = Casting(scene, own).roles()
+        raise _no_hosts_error(node, totals or {})
+    host_index = HostIndex(hosts, links, samples, node, [_network(each) for each in nodes])
+    identity = _from_option(host_index, sms) if sms else _find_capturing_host(host_index) or _detect(host_index)
+    found = RoleAssigner(host_index, identity).roles()
     if Role.NODE not in found.by_index:
         raise CaptureError(
-            f"no compute node is in the capture: besides the management node {found.sms.addresses[0]} all lie outside",
+            f"no compute node is in the capture: all hosts except the management node {found.sms.addresses[0]} are "
+            "outside",
             f"{INTERFACE}; --sms names the management node, --nodes 10.2.0.0/16 networks of nodes behind a router",
         )
-    return replace(found, remarks=_doubts(scene, own, sms) if sms else (), node=node)
+    return replace(found, remarks=_find_contradictions(host_index, identity, sms) if sms else (), node=node)
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(text, strict=False)
     except ValueError:
-        raise CaptureError(f"--nodes: {text!r} is no network", "such as 10.2.0.0/16 or fd00:2::/64") from None
+        raise CaptureError(f"--nodes: {text!r} is not a network", "such as 10.2.0.0/16 or fd00:2::/64") from None
 
 
-def _nothing(node: str, totals: Mapping[str, Any]) -> CaptureError:
-    """Why there is no packet of IP."""
+def _no_hosts_error(node: str, totals: Mapping[str, Any]) -> CaptureError:
+    """Return the error that explains why there are no IP packets."""
     packets, other, skipped = (totals.get(name) for name in ("packets", "other", "skipped"))
     if packets and other:
         kinds = sorted(other.items(), key=lambda one: (-one[1][0], one[0]))
-        named = ", ".join(f"{number(count)} {what}" for what, (count, _) in kinds[:NAMED])
+        named = ", ".join(f"{number(count)} {what}" for what, (count, _) in kinds[:MAX_NAMED])
         linked = any("link type" in what for what in other)
-        hint = "Ethernet, Linux cooked, raw IP and loopback are read: tcpdump -y EN10MB" if linked else INTERFACE
-        return CaptureError(f"no packet of IP was read: {named}", hint)
+        hint = "Ethernet, Linux cooked, raw IP and loopback are supported: tcpdump -y EN10MB" if linked else INTERFACE
+        return CaptureError(f"no IP packet was read: {named}", hint)
     if skipped:
         kinds = sorted(skipped.items(), key=lambda one: (-one[1], one[0]))
-        named = ", ".join(f"{number(count)} {what}" for what, count in kinds[:NAMED])
-        return CaptureError(f"nothing in the capture could be read: {named}", "capture anew, or copy the file again")
+        named = ", ".join(f"{number(count)} {what}" for what, count in kinds[:MAX_NAMED])
+        return CaptureError(f"the capture is unreadable: {named}", "capture again, or copy the file again")
     if node:
-        hint = "without --node all addresses are counted; name one of those"
+        hint = "run without --node to list the addresses, then name one of them"
         return CaptureError(f"{node} is not in the capture", hint)
-    hint = f"was it ended too soon, or on the wrong interface? {INTERFACE}"
-    return CaptureError("the capture holds no packet" if totals else "no packet of IP was read", hint)
+    hint = f"was it stopped too early, or taken on the wrong interface? {INTERFACE}"
+    return CaptureError("the capture holds no packet" if totals else "no IP packet was read", hint)
 
 
-# Given.
+# Named by --sms.
 
 
-def _given(scene: Parties, sms: str) -> Own:
-    own, index = _outgoing(scene), scene.by_address.get(read_ip(sms))
+def _from_option(host_index: HostIndex, sms: str) -> SmsIdentity:
+    identity, index = _find_capturing_host(host_index), host_index.by_address.get(read_ip(sms))
     if mac := read_mac(sms):
-        if not any(mac in (*macs, host.via, host.claimed) for host, macs in zip(scene.hosts, scene.macs, strict=True)):
-            raise CaptureError(f"{mac} is not in the capture", name_candidates(scene))
-        return replace(own, why="given") if own and mac in own.macs else Own((mac,), "given")
+        if not any(
+            mac in (*macs, host.via, host.claimed) for host, macs in zip(host_index.hosts, host_index.macs, strict=True)
+        ):
+            raise CaptureError(f"{mac} is not in the capture", name_candidates(host_index))
+        return replace(identity, why="given") if identity and mac in identity.macs else SmsIdentity((mac,), "given")
     if not read_ip(sms):
-        raise CaptureError(f"{sms!r} is neither an IP address nor a link address", name_candidates(scene))
+        raise CaptureError(f"{sms!r} is neither an IP address nor a link address", name_candidates(host_index))
     if index is None:
-        raise CaptureError(f"{read_ip(sms)} is not in the capture", name_candidates(scene))
-    if not scene.plain(index):
-        raise CaptureError(f"{read_ip(sms)} is not the address of one machine", name_candidates(scene))
-    if own and index in own.sure:
-        return replace(own, why="given", primary=index)
-    host = scene.hosts[index]
-    mac = next((mac for mac in (host.claimed, *scene.macs[index], host.via) if mac), "")
-    return Own((mac,) if mac else (), "given", {index}, index)
+        raise CaptureError(f"{read_ip(sms)} is not in the capture", name_candidates(host_index))
+    if not host_index.is_unicast(index):
+        raise CaptureError(f"{read_ip(sms)} is not a unicast address", name_candidates(host_index))
+    if identity and index in identity.confirmed:
+        return replace(identity, why="given", primary=index)
+    host = host_index.hosts[index]
+    mac = next((mac for mac in (host.claimed, *host_index.macs[index], host.via) if mac), "")
+    return SmsIdentity((mac,) if mac else (), "given", {index}, index)
 
 
-def _doubts(scene: Parties, own: Own, sms: str) -> tuple[str, ...]:
-    """A remark where another machine than that which was given plainly is the management node."""
-    if scene.node or not (other := _plainly(scene, _shares(scene))):
+def _find_contradictions(host_index: HostIndex, identity: SmsIdentity, sms: str) -> tuple[str, ...]:
+    """Return a remark if another machine than the given one clearly is the management node."""
+    if host_index.node or not (other := _find_dominant(host_index, _shares(host_index))):
         return ()
-    found = Casting(scene, other).roles().sms
-    # It may have an address in a network of its own, from which nobody else speaks.
-    same = set(own.macs) & set(other.macs) and (read_mac(sms) or is_local(read_ip(sms)))
+    found = RoleAssigner(host_index, other).roles().sms
+    # It may have an address on a network without other hosts.
+    same = set(identity.macs) & set(other.macs) and (read_mac(sms) or is_local(read_ip(sms)))
     if same or read_ip(sms) in found.addresses:
         return ()
-    return (f"{sms} was given as the management node, but {found.addresses[0]} looks like it: {found.found}",)
+    return (f"{sms} was given as the management node, but {found.addresses[0]} seems to be it: {found.found}",)
 
 
-# Found.
+# Detected.
 
 
-def _outgoing(scene: Parties) -> Own | None:
-    """The machine that captured, where the capture tells which frames it sent itself (Linux cooked, LINUX_SLL).
+def _find_capturing_host(host_index: HostIndex) -> SmsIdentity | None:
+    """Find the capturing machine if the capture marks the frames that it sent itself (Linux cooked, LINUX_SLL).
 
-    What it only passes on is sent by it, too, but came in before with another link address.
+    Forwarded frames are marked as sent, too, but also arrived with another link address.
     """
-    mine = [
+    own = [
         index
-        for index, host in enumerate(scene.hosts)
-        if host.outgoing and scene.plain(index) and len(scene.macs[index]) <= 1 and not is_loopback(host.address)
+        for index, host in enumerate(host_index.hosts)
+        if host.outgoing
+        and host_index.is_unicast(index)
+        and len(host_index.macs[index]) <= 1
+        and not is_loopback(host.address)
     ]
-    if not mine:
+    if not own:
         return None
     macs = Counter[str]()
-    for index in mine:
-        macs.update(dict.fromkeys(scene.macs[index], 1 + scene.hosts[index].sent))
+    for index in own:
+        macs.update(dict.fromkeys(host_index.macs[index], 1 + host_index.hosts[index].sent))
     if not macs:
-        # A tunnel has no link addresses: what is passed on looks like what is sent.
-        mine = [max(mine, key=lambda index: scene.hosts[index].sent)]
-    why = "it is the machine that captured: the capture tells frames that it sent from those that came in"
-    return Own(tuple(mac for mac, _ in macs.most_common()), why, set(mine))
+        # A tunnel has no link addresses: forwarded packets look like sent ones.
+        own = [max(own, key=lambda index: host_index.hosts[index].sent)]
+    why = "it is the capturing machine: the capture marks which frames it sent"
+    return SmsIdentity(tuple(mac for mac, _ in macs.most_common()), why, set(own))
 
 
 @dataclass
-class _Ends:
-    """What links say of entities, by entity."""
+class _Peers:
+    """Peers, clients and served ports of each entity."""
 
     peers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     served: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     ports: dict[str, set[tuple[int, int]]] = field(default_factory=lambda: defaultdict(set))
 
 
-def _shares(scene: Parties) -> dict[str, float]:
-    """Share of the packets between machines that an entity is an end of."""
-    counted, total = dict.fromkeys(scene.entity, 0), 0
-    skip = [not scene.plain(index) for index in range(len(scene.hosts))]
-    # What is passed on has a second link address; both were an end.
-    second = [macs[1] if len(macs) > 1 else "" for macs in scene.macs]
+def _shares(host_index: HostIndex) -> dict[str, float]:
+    """Return for each entity its share of the packets between machines."""
+    counted, total = dict.fromkeys(host_index.entity, 0), 0
+    skip = [not host_index.is_unicast(index) for index in range(len(host_index.hosts))]
+    # Forwarded packets have a second link address; both count.
+    second = [macs[1] if len(macs) > 1 else "" for macs in host_index.macs]
     counted.update(dict.fromkeys(filter(None, second), 0))
-    for client, server, _, _, packets, _ in scene.links:
+    for client, server, _, _, packets, _ in host_index.links:
         if skip[client] or skip[server]:
             continue
         total += packets
-        one, other = scene.entity[client], scene.entity[server]
+        one, other = host_index.entity[client], host_index.entity[server]
         counted[one] += packets
         if one != other:
             counted[other] += packets
@@ -171,88 +176,100 @@ def _shares(scene: Parties) -> dict[str, float]:
     return {name: packets / total for name, packets in counted.items() if packets}
 
 
-def _ends(scene: Parties) -> _Ends:
-    ends, entity = _Ends(), scene.entity
-    for client, server, protocol, port, _, _ in scene.links:
+def _collect_peers(host_index: HostIndex) -> _Peers:
+    peers, entity = _Peers(), host_index.entity
+    for client, server, protocol, port, _, _ in host_index.links:
         one, other = entity[client], entity[server]
-        if one == other or not scene.plain(client) or not scene.plain(server):
+        if one == other or not host_index.is_unicast(client) or not host_index.is_unicast(server):
             continue
-        ends.peers[one].add(other)
-        ends.peers[other].add(one)
+        peers.peers[one].add(other)
+        peers.peers[other].add(one)
         if port and (protocol, port) not in NODE_PORTS:
-            ends.served[other].add(one)
-            ends.ports[other].add((protocol, port))
-    return ends
+            peers.served[other].add(one)
+            peers.ports[other].add((protocol, port))
+    return peers
 
 
-def _able(scene: Parties, shares: Mapping[str, float]) -> dict[str, float]:
-    """Shares of those that could be the management node."""
-    # Who has no address but those it passes on cannot be told from a router.
+def _candidates(host_index: HostIndex, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return the shares of the entities that could be the management node."""
+    # An entity that only forwards cannot be distinguished from a router.
     alone = {
-        scene.entity[index] for index in range(len(scene.hosts)) if scene.plain(index) and len(scene.macs[index]) < 2
+        host_index.entity[index]
+        for index in range(len(host_index.hosts))
+        if host_index.is_unicast(index) and len(host_index.macs[index]) < 2
     }
-    return {name: share for name, share in shares.items() if name in alone and name != scene.node}
+    return {name: share for name, share in shares.items() if name in alone and name != host_index.node}
 
 
-def _plainly(scene: Parties, shares: Mapping[str, float]) -> Own | None:
-    """The one that is an end of nearly all packets, where there is one."""
-    many = {name: share for name, share in _able(scene, shares).items() if share >= NEARLY_ALL}
-    if len(many) != 1 or scene.node:
+def _find_dominant(host_index: HostIndex, shares: Mapping[str, float]) -> SmsIdentity | None:
+    """Return the only entity that nearly all packets are to or from; None if there is none."""
+    many = {name: share for name, share in _candidates(host_index, shares).items() if share >= NEARLY_ALL}
+    if len(many) != 1 or host_index.node:
         return None
     ((name, share),) = many.items()
-    kinds = "link address" if any(scene.macs) else "address"
-    # 99.96 % is not all.
+    kinds = "link address" if any(host_index.macs) else "address"
+    # Never round 99.96 % up to 100 %.
     percent = 100 if share == 1 else min(100 * share, 99.9)
-    return _own(scene, name, f"its {kinds} is an end of {percent:.3g} % of all packets")
+    return _identify(host_index, name, f"{percent:.3g} % of all packets are to or from its {kinds}")
 
 
-def _found(scene: Parties) -> Own:
-    """By what passes through it: first who is an end of nearly all packets, then what a management node does."""
-    shares = _shares(scene)
-    if own := _plainly(scene, shares):
-        return own
-    shares = _able(scene, shares)
-    # Of a capture that was narrowed to a node, shares tell whom the node talks to most.
-    left = set(shares) if scene.node else {name for name, share in shares.items() if share >= NEARLY_ALL} or set(shares)
-    if scene.node and len(left) == 1:
-        return _own(scene, left.pop(), "it is the only machine that the node talks to")
-    ends = _ends(scene)
-    for said, narrow in _tests(scene, ends):
+def _detect(host_index: HostIndex) -> SmsIdentity:
+    """Find the management node by its traffic: by its share of the packets, then by typical behaviour.
+
+    Raises:
+        CaptureError: no criterion selects one machine.
+    """
+    shares = _shares(host_index)
+    if identity := _find_dominant(host_index, shares):
+        return identity
+    shares = _candidates(host_index, shares)
+    # With --node, shares only show which machine the node talks to most.
+    left = (
+        set(shares)
+        if host_index.node
+        else {name for name, share in shares.items() if share >= NEARLY_ALL} or set(shares)
+    )
+    if host_index.node and len(left) == 1:
+        return _identify(host_index, left.pop(), "it is the only machine that the node talks to")
+    peers = _collect_peers(host_index)
+    for reason, narrow in _criteria(host_index, peers):
         better = narrow(left)
         if len(better) == 1:
             (name,) = better
-            return _own(scene, name, said.format(served=len(ends.served[name]), ports=len(ends.ports[name])))
+            return _identify(
+                host_index, name, reason.format(served=len(peers.served[name]), ports=len(peers.ports[name]))
+            )
         left = better or left
-    raise CaptureError("nothing in the capture tells which machine is the management node", name_candidates(scene))
+    raise CaptureError("the management node cannot be identified in the capture", name_candidates(host_index))
 
 
-def _tests(scene: Parties, ends: _Ends) -> list[tuple[str, Callable[[set[str]], set[str]]]]:
-    """What a management node does, the surest first: each narrows the candidates down."""
-    dhcp = {scene.entity[index] for index in scene.dhcp}
-    gateways = _gateways(scene)
+def _criteria(host_index: HostIndex, peers: _Peers) -> list[tuple[str, Callable[[set[str]], set[str]]]]:
+    """Return the criteria for a management node, the most reliable first: each narrows the candidates down."""
+    dhcp = {host_index.entity[index] for index in host_index.dhcp_servers}
+    gateways = _gateways(host_index)
 
     def most(left: set[str], counted: dict[str, set[str]] | dict[str, set[tuple[int, int]]]) -> set[str]:
         best = max((len(counted.get(name, ())) for name in left), default=0)
         return {name for name in left if len(counted.get(name, ())) == best} if best else set()
 
     return [
-        ("it answers the nodes' DHCP", lambda left: left & dhcp),
-        ("of all that could be it, it alone is no router to addresses outside", lambda left: left - gateways),
-        ("more machines use its services than those of any other: {served}", lambda left: most(left, ends.served)),
-        ("it offers more services than any other machine: {ports}", lambda left: most(left, ends.ports)),
-        ("it talks to more machines than any other", lambda left: most(left, ends.peers)),
+        ("it answers the nodes' DHCP requests", lambda left: left & dhcp),
+        ("it is the only candidate that is not a router to outside addresses", lambda left: left - gateways),
+        ("it serves more machines than any other: {served}", lambda left: most(left, peers.served)),
+        ("it offers more services than any other machine: {ports}", lambda left: most(left, peers.ports)),
+        ("it talks to more machines than any other", lambda left: most(left, peers.peers)),
     ]
 
 
-def _gateways(scene: Parties) -> set[str]:
-    """Link addresses with nothing but addresses outside behind them."""
+def _gateways(host_index: HostIndex) -> set[str]:
+    """Return the link addresses that have only outside addresses behind them."""
     behind: dict[str, list[str]] = defaultdict(list)
-    for index, host in enumerate(scene.hosts):
-        if scene.plain(index) and not is_link_local(host.address):
-            behind[scene.entity[index]].append(host.address)
+    for index, host in enumerate(host_index.hosts):
+        if host_index.is_unicast(index) and not is_link_local(host.address):
+            behind[host_index.entity[index]].append(host.address)
     return {name for name, found in behind.items() if len(found) >= ROUTER and not any(map(is_local, found))}
 
 
-def _own(scene: Parties, name: str, why: str) -> Own:
-    index = scene.by_address.get(name)
-    return Own((), why, {index}, index) if index is not None else Own((name,), why)
+def _identify(host_index: HostIndex, name: str, why: str) -> SmsIdentity:
+    index = host_index.by_address.get(name)
+    return SmsIdentity((), why, {index}, index) if index is not None else SmsIdentity((name,), why)

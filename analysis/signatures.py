@@ -1,4 +1,4 @@
-"""How a service is told by its traffic: what the catalogue says of it, in the words of this room."""
+"""Signatures: how a service is recognized by its traffic, and what the catalogue says about it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ANY_PORT = 0
 
 @dataclass(frozen=True)
 class FirstBytes:
-    """What the first bytes that a client sends tell: each lies between ``low`` and ``high``, both included.
+    """Range of the first bytes that a client sends: each is between ``low`` and ``high``, inclusive.
 
-    With ``port`` ANY_PORT it is tried on every connection to a port that nothing else names.
+    With ``port`` ANY_PORT it is tried on every connection to a port that no other signature has.
     """
 
     protocol: int
@@ -25,24 +25,24 @@ class FirstBytes:
 
 @dataclass(frozen=True)
 class Signature:
-    """A service as its traffic shows it.
+    """A service of the catalogue and its traffic.
 
     Attributes:
-        name: the catalogue's name, which ``sms build`` knows it by.
+        name: the catalogue's name, used by ``sms build``.
         ports: (protocol, port) where the management node, or a node's daemon, listens.
-        first: what the first bytes tell; stands before ``ports``.
-        routed: whether this is the traffic through the management node to addresses outside.
-        critical: what the catalogue thinks of it, where too little was seen.
-        boot: nodes need it while they boot only.
-        poll: nodes poll it and fetch only what has changed.
-        every_s: seconds between two contacts of one node, as a rule; what `unseen` reckons with.
-        budget_s: seconds until nodes notice that it is away.
-        budget_why: what happens then, and where that is written.
-        carried: whether the services container can carry it.
-        silent: it has no traffic of its own, so that not seeing it means nothing (munge, cron).
-        advice: what to do where nodes need it and the container cannot carry it.
-        verdict: the site's own verdict, which stands before what was seen; empty without one.
-        verdict_why: why the site says so.
+        first: patterns of first bytes; they take precedence over ``ports``.
+        routed: whether this is the traffic through the management node to outside addresses.
+        critical: the catalogue's verdict, used if too little was seen.
+        boot: nodes need it only while they boot.
+        poll: nodes poll it and fetch only changes.
+        every_s: typical seconds between two contacts of one node; `unseen` uses it.
+        budget_s: tolerated outage in seconds: until nodes notice.
+        budget_why: what happens then, with the source.
+        carried: whether it can run in the services container.
+        silent: it has no traffic of its own (munge, cron), so that its absence means nothing.
+        advice: what to do if nodes need it and it cannot run in the container.
+        verdict: the site's own verdict, which overrides the rules; empty without one.
+        verdict_why: the site's reason.
     """
 
     name: str

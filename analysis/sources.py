@@ -1,7 +1,6 @@
-"""Files and streams -> descriptors that the native core reads.
+"""Open files and streams as descriptors for the native core.
 
-Compressed files are read through the program that knows the format, side by side with the core; zstd by the core
-itself where it can.
+Compressed files are piped through the decompressor of their format; zstd is decompressed by the core if possible.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from analysis.errors import CaptureError
 
 STDIN = "-"
 ABI = 3
-"""Of the core that this file knows."""
+"""Expected ABI version of the core."""
 HEAD = 1 << 16
-"""Bytes that tell what a file is, and when its first packet came."""
+"""Bytes read to detect the format and the time of the first packet."""
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 PROGRAMS: tuple[tuple[bytes, tuple[tuple[str, ...], ...]], ...] = (
@@ -36,22 +35,22 @@ PROGRAMS: tuple[tuple[bytes, tuple[tuple[str, ...], ...]], ...] = (
     (b"\x04\x22\x4d\x18", (("lz4", "-dc"),)),
     (b"BZh", (("bzip2", "-dc"),)),
 )
-"""Compressed files by their first bytes, and the programs that read them, the fastest first."""
+"""Magic bytes of compressed files, and the programs that decompress them, fastest first."""
 
 _SKIPPABLE = tuple(bytes([byte]) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60))
-"""Frames that zstd and lz4 both allow before the first (RFC 8878, 3.1.2)."""
+"""Skippable frames that zstd and lz4 allow before the first frame (RFC 8878, 3.1.2)."""
 
 
 @dataclass
 class Source:
-    """Where the core reads: a descriptor, what was read of it already, and how it ends.
+    """Input of the core: a descriptor, the bytes already read from it, and how it ends.
 
     Attributes:
-        zstd: the core decompresses it.
-        place: how many bytes of the file are done, for the progress; None: those that the core has read.
-        endless: Ctrl-C is how it ends.
-        end: makes whoever writes to it stop.
-        verdict: after the end: what is missing of the capture, or "".
+        zstd: whether the core decompresses it.
+        place: returns the bytes of the file that are done, for the progress; None: as counted by the core.
+        endless: whether it ends only by Ctrl-C.
+        end: makes the writer stop.
+        error: called after the end; returns the error of the decompressor, or "".
     """
 
     descriptor: int
@@ -60,41 +59,41 @@ class Source:
     place: Callable[[], int] | None = None
     endless: bool = False
     end: Callable[[], None] = lambda: None
-    verdict: Callable[[], str] = lambda: ""
+    error: Callable[[], str] = lambda: ""
 
 
-LAST_S = 2.0
-"""Seconds that whoever writes to us has after Ctrl-C, which it got too, to say its last."""
+GRACE_S = 2.0
+"""Seconds that the writer, which also received Ctrl-C, has to flush its output."""
 
 
 def core() -> Any:
-    """The native module.
+    """Import the native module.
 
     Raises:
-        CaptureError: it was not built, or of other sources.
+        CaptureError: it was not built, or from other sources.
     """
     try:
         from analysis import _core
     except ImportError as error:
         raise CaptureError(f"the native core is missing: {error}", "in a checkout: make core") from None
     if _core.ABI != ABI:
-        raise CaptureError("the native core is of another version", "in a checkout: make core")
+        raise CaptureError("the native core has another version", "in a checkout: make core")
     return _core
 
 
 def name_of(file: str) -> str:
-    """What a person calls it."""
+    """Return the name for messages."""
     return "standard input" if file == STDIN else file
 
 
 def check_files(files: Sequence[str]) -> None:
-    """Refuse what cannot be captures, before hours are spent on the others.
+    """Check all files before the first is read, which may take hours.
 
     Raises:
-        CaptureError: nothing is named, something twice, or something that is not there or no file.
+        CaptureError: no file is given, one is given twice, does not exist or is not readable.
     """
     if not files:
-        raise CaptureError("no capture is named", "sms classify FILE..., or - for standard input, or --live INTERFACE")
+        raise CaptureError("no capture given", "sms classify FILE..., or - for standard input, or --live INTERFACE")
     if files.count(STDIN) > 1:
         raise CaptureError("standard input (-) can be read only once", "name - once")
     seen: dict[tuple[int, int], str] = {}
@@ -103,15 +102,19 @@ def check_files(files: Sequence[str]) -> None:
             continue
         status = _status(file)
         if (again := seen.setdefault((status.st_dev, status.st_ino), file)) != file or files.count(file) > 1:
-            also = f", as {again} too" if again != file else ""
+            also = f", also as {again}" if again != file else ""
             raise CaptureError(f"{file} is given twice{also}", "name every file once")
 
 
 def _status(file: str) -> os.stat_result:
-    """What a file is, once it is known that it can be read."""
+    """Return the status of a readable file.
+
+    Raises:
+        CaptureError: it does not exist, is not readable or is a folder.
+    """
     try:
         status = Path(file).stat()
-        # A named pipe would wait for its writer here.
+        # Opening a named pipe would block until its writer opens it.
         if not (stat.S_ISDIR(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
             os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
     except (OSError, ValueError) as error:
@@ -123,7 +126,7 @@ def _status(file: str) -> os.stat_result:
 
 
 def in_order(files: Sequence[str]) -> list[str]:
-    """Files by the time of their first packet: what `tcpdump -C -W` leaves is in no order by name."""
+    """Sort files by the time of their first packet: files of `tcpdump -C -W` are not in order by name."""
     check_files(files)
     if len(files) == 1:
         return list(files)
@@ -132,7 +135,7 @@ def in_order(files: Sequence[str]) -> list[str]:
 
 def _first_time(file: str) -> int:
     if not stat.S_ISREG(Path(file).stat().st_mode):
-        return 2**63  # a pipe cannot be looked into and read again
+        return 2**63  # a pipe can be read only once
     with opened(file) as source:
         head = source.prefix
         while source.descriptor >= 0 and len(head) < HEAD and (more := os.read(source.descriptor, HEAD - len(head))):
@@ -143,7 +146,7 @@ def _first_time(file: str) -> int:
 
 
 def size_of(file: str) -> int:
-    """Bytes of a file; 0 where it has no end that is known."""
+    """Return the bytes of a regular file, else 0."""
     if file == STDIN:
         return 0
     status = Path(file).stat()
@@ -152,7 +155,7 @@ def size_of(file: str) -> int:
 
 @contextmanager
 def opened(file: str) -> Iterator[Source]:
-    """A file or standard input, through a decompressor where its first bytes ask for one."""
+    """Open a file or standard input, through a decompressor if it is compressed."""
     try:
         descriptor = sys.stdin.fileno() if file == STDIN else os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -162,9 +165,9 @@ def opened(file: str) -> Iterator[Source]:
             raise CaptureError("standard input is a terminal", "tcpdump -i IFACE -w - | sms classify -")
         seekable = stat.S_ISREG(os.fstat(descriptor).st_mode)
         here = os.lseek(descriptor, 0, os.SEEK_CUR) if seekable else 0
-        head = os.pread(descriptor, 6, here) if seekable else _at_least(descriptor, 6)
+        head = os.pread(descriptor, 6, here) if seekable else _read_at_least(descriptor, 6)
         zstd = head.startswith((ZSTD, *_SKIPPABLE)) and core().has_zstd()
-        program = () if zstd else _program(head)
+        program = () if zstd else _decompressor(head)
         read_already = b"" if seekable else head
         if not program:
             source = Source(descriptor, read_already, zstd=zstd, endless=not seekable)
@@ -175,7 +178,7 @@ def opened(file: str) -> Iterator[Source]:
         with _decompressing(program, descriptor, read_already) as source:
             source.endless = not seekable
             if seekable:
-                # The child shares our descriptor's place in the file.
+                # The child shares the file offset of this descriptor.
                 source.place = lambda: os.lseek(descriptor, 0, os.SEEK_CUR)
             yield source
     finally:
@@ -183,8 +186,8 @@ def opened(file: str) -> Iterator[Source]:
             os.close(descriptor)
 
 
-def _at_least(descriptor: int, count: int) -> bytes:
-    """The first bytes of a pipe; tcpdump without -U may write nothing before Ctrl-C, which it gets too."""
+def _read_at_least(descriptor: int, count: int) -> bytes:
+    """Read the first bytes of a pipe; tcpdump without -U may write nothing before it receives Ctrl-C, too."""
     head, patience = b"", None
     while len(head) < count:
         try:
@@ -194,7 +197,7 @@ def _at_least(descriptor: int, count: int) -> bytes:
         except KeyboardInterrupt:
             if patience:
                 raise
-            patience = LAST_S
+            patience = GRACE_S
             continue
         if not more:
             break
@@ -202,8 +205,8 @@ def _at_least(descriptor: int, count: int) -> bytes:
     return head
 
 
-def _program(head: bytes) -> tuple[str, ...]:
-    """The decompressor for a file that begins so; () where it is not compressed."""
+def _decompressor(head: bytes) -> tuple[str, ...]:
+    """Return the decompressor for a file with these first bytes; () if it is not compressed."""
     for magic, programs in PROGRAMS:
         if head.startswith(magic) or (magic == ZSTD and head.startswith(_SKIPPABLE)):
             for program in programs:
@@ -221,34 +224,34 @@ def _decompressing(program: tuple[str, ...], descriptor: int, prefix: bytes) -> 
     child = subprocess.Popen(program, stdin=feed, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     output, errors = child.stdout, child.stderr
     assert output and errors
-    _widen(output.fileno())
+    _enlarge_pipe(output.fileno())
     if prefix:
         threading.Thread(target=_pump, args=(prefix, descriptor, child.stdin), daemon=True).start()
-    words: list[bytes] = []
-    listener = threading.Thread(target=lambda: words.append(errors.read(1 << 16)), daemon=True)
-    listener.start()
+    chunks: list[bytes] = []
+    stderr_reader = threading.Thread(target=lambda: chunks.append(errors.read(1 << 16)), daemon=True)
+    stderr_reader.start()
 
-    def verdict() -> str:
+    def error() -> str:
         output.close()
         child.wait()
-        listener.join()
-        if child.returncode in (0, -signal.SIGPIPE):  # the core wanted no more
+        stderr_reader.join()
+        if child.returncode in (0, -signal.SIGPIPE):  # SIGPIPE: the core stopped reading
             return ""
-        said = b"".join(words).decode(errors="replace").strip().splitlines()
-        return f"{Path(program[0]).name} gave up: {said[-1] if said else f'status {child.returncode}'}"
+        lines = b"".join(chunks).decode(errors="replace").strip().splitlines()
+        return f"{Path(program[0]).name} failed: {lines[-1] if lines else f'status {child.returncode}'}"
 
     try:
-        yield Source(output.fileno(), verdict=verdict)
+        yield Source(output.fileno(), error=error)
     finally:
         child.kill()
         child.wait()
         output.close()
-        listener.join()
+        stderr_reader.join()
         errors.close()
 
 
 def _pump(prefix: bytes, descriptor: int, to: Any) -> None:
-    """Standard input into a decompressor, what was looked at already first."""
+    """Copy standard input into a decompressor, starting with the bytes already read."""
     with suppress(OSError):
         block = prefix
         while block:
@@ -258,8 +261,8 @@ def _pump(prefix: bytes, descriptor: int, to: Any) -> None:
         to.close()
 
 
-def _widen(descriptor: int) -> None:
-    """A pipe of a megabyte: fewer turns between the two programs."""
+def _enlarge_pipe(descriptor: int) -> None:
+    """Enlarge a pipe to a megabyte: fewer context switches."""
     import fcntl
 
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Numbers, spans and foreign text as people read them."""
+"""Format numbers, time spans and untrusted text for output."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from datetime import UTC, datetime, timedelta
 
 LONGEST = 600
-"""Characters of a text that are shown; what comes out of a capture may be of any length."""
+"""Maximum characters of a text; text from a capture may be of any length."""
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 _SPANS = ((172_800, 86_400, "days"), (7_200, 3_600, "h"), (120, 60, "min"), (1, 1, "s"))
-"""From so many seconds on, in parts of so many seconds, called so; one hour and one minute are that."""
+"""(from this many seconds on, seconds per unit, unit); exactly one hour and one minute use their unit, too."""
 
 BUDGETS = {
-    "observed": "what this capture shows",
-    "catalogue": "the catalogue: nothing in this capture says how long",
-    "protocol": "the protocol's own rule",
+    "observed": "observed in this capture",
+    "catalogue": "the catalogue; this capture does not show it",
+    "protocol": "a rule of the protocol",
 }
-"""What an outage budget rests on, in words."""
+"""Description of an outage budget's source."""
 
 
 def plain(text: str, longest: int = LONGEST) -> str:
-    """Text on one line, with what cannot be seen or turns the direction of writing as its escape.
+    """Return text on one line, with unprintable and direction-changing characters escaped.
 
     HTML allows no control characters (Living Standard, 13.2.3.5), UTF-8 no surrogates (RFC 3629, 3).
     """
@@ -35,19 +35,19 @@ def _escape(one: str) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits that count, without an exponent: 0.21, 41.7, 1,024."""
+    """Format with three significant digits, without an exponent: 0.21, 41.7, 1,024."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.001 or not value else "0"
 
 
 def number(value: float) -> str:
-    """A whole number with its thousands apart."""
+    """Format a whole number with thousands separators."""
     return f"{value:,.0f}" if math.isfinite(value) else "unknown"
 
 
 def size(value: float) -> str:
-    """Bytes in powers of a thousand (IEC 80000-13), as disks and links are measured."""
+    """Format bytes with decimal units (IEC 80000-13), as for disks and links."""
     power = 0
     while abs(value) >= 999.5 and power < len(_SIZES) - 1:
         value, power = value / 1000, power + 1
@@ -55,9 +55,9 @@ def size(value: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """How long something takes, in the unit that fits: 0.21 ms, 41.7 s, 17.1 min, 24 h, 5 days."""
+    """Format a duration with a suitable unit: 0.21 ms, 41.7 s, 17.1 min, 24 h, 5 days."""
     if not math.isfinite(seconds):
-        return "no end" if seconds > 0 else "unknown"
+        return "unlimited" if seconds > 0 else "unknown"
     for least, unit, name in _SPANS:
         if seconds >= least or seconds == unit < 86_400:
             return f"{_three(seconds / unit)} {name}"
@@ -67,12 +67,12 @@ def span(seconds: float) -> str:
 
 
 def part(value: float) -> float:
-    """A number held between nothing and one."""
+    """Clamp a number to 0..1."""
     return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 
 
 def share(value: float) -> str:
-    """A part of one in per cent; what is there but hardly so is not called nothing."""
+    """Format a fraction in per cent; a tiny but positive one is not shown as 0."""
     if not math.isfinite(value):
         return "unknown"
     percent = part(value) * 100
@@ -82,17 +82,17 @@ def share(value: float) -> str:
 
 
 def counted(count: int, what: str, plural: str = "") -> str:
-    """``1 node``, ``450 nodes``."""
+    """Format a count with its noun: ``1 node``, ``450 nodes``."""
     return f"{number(count)} {what if count == 1 else plural or what + 's'}"
 
 
-def listed(words: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def listed(items: list[str]) -> str:
+    """Join items: ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
 def read_time(text: str) -> datetime | None:
-    """An RFC 3339 time in UTC; None where it is none."""
+    """Parse an RFC 3339 time as UTC; None if it is invalid."""
     try:
         found = datetime.fromisoformat(text)
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
@@ -101,7 +101,7 @@ def read_time(text: str) -> datetime | None:
 
 
 def later(start: datetime | None, seconds: float) -> datetime | None:
-    """``seconds`` after ``start``; None beyond what a calendar has."""
+    """Return ``start`` plus ``seconds``; None beyond the supported range."""
     try:
         return start + timedelta(seconds=seconds) if start else None
     except (OverflowError, ValueError):
@@ -109,5 +109,5 @@ def later(start: datetime | None, seconds: float) -> datetime | None:
 
 
 def clock(when: datetime | None) -> str:
-    """A time to the second, in the order that sorts."""
+    """Format a time to the second, ISO 8601 order; "" for None."""
     return f"{when:%Y-%m-%d %H:%M:%S} UTC" if when else ""

@@ -1,4 +1,4 @@
-"""``python -m appliance`` is ``sms``."""
+"""``python -m appliance`` runs ``sms``."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""What can go wrong, as a person reads it, and the exit status that tells a script.
+"""Error classes with message, hint and exit status.
 
-Exit statuses: 0 fine, 1 the work failed, 2 usage or configuration, 3 a preflight check refused
-and nothing was changed, 4 done but unhealthy, 5 rolled back.
+Exit statuses: 0 ok, 1 failed, 2 usage or configuration error, 3 refused by a preflight check, nothing
+was changed, 4 done but unhealthy, 5 rolled back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class SmsError(Exception):
-    """The work failed. ``message`` says what, ``hint`` what to do about it."""
+    """The operation failed. ``message`` says what is wrong, ``hint`` what to do about it."""
 
     status = 1
 
@@ -23,9 +23,9 @@ class SmsError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a file the user wrote.
+    """One error in a user's file.
 
-    ``line`` counts from 1 (0: no line is known), ``path`` is the dotted place in the document.
+    ``line`` counts from 1 (0: unknown), ``path`` is the dotted place in the document.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Problem:
 
 
 class ConfigError(SmsError):
-    """The command line or a file is wrong: every problem found, not the first only."""
+    """The command line or a file is invalid; carries all problems found, not only the first."""
 
     status = 2
 
@@ -51,16 +51,16 @@ class ConfigError(SmsError):
 
 
 class Refused(SmsError):
-    """A preflight check said no. Nothing was changed."""
+    """A preflight check failed. Nothing was changed."""
 
     status = 3
 
 
 class Busy(Refused):
-    """Another run is at work on the same; later it will do."""
+    """Another run holds the lock; try again later."""
 
 
 class RolledBack(SmsError):
-    """A step failed, and what had been changed was put back as it was."""
+    """A step failed and all changes were rolled back."""
 
     status = 5

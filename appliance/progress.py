@@ -1,6 +1,6 @@
-"""How the work tells what it is doing, without knowing who listens.
+"""Interface by which operations report progress.
 
-The verbs take a ``Progress``; the command line shows it with rich, tests and scripts pass
+Verbs take a ``Progress``; the command line implements it with rich, tests and scripts pass
 ``Silent()``.
 """
 
@@ -12,27 +12,27 @@ from typing import Protocol
 
 
 class Step(Protocol):
-    """A step under way."""
+    """A step in progress."""
 
     def detail(self, text: str) -> None:
-        """Say in a few words where the step is; the last one said stays."""
+        """Update the step's short status text; the last one remains."""
 
     def moved(self, done: int, total: int) -> None:
-        """Say how many of how many bytes are done; ``total`` is 0 where nobody knows it."""
+        """Report transferred bytes; ``total`` is 0 if unknown."""
 
 
 class Progress(Protocol):
-    """Where steps are announced."""
+    """Receiver of progress reports."""
 
     def step(self, text: str) -> AbstractContextManager[Step]:
-        """A step that lasts as long as the context; its failure is shown as one."""
+        """Start a step that lasts as long as the context; an exception marks it as failed."""
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def report(self, text: str) -> None:
+        """Print a permanent line."""
 
 
 class Silent:
-    """Says nothing."""
+    """Discards all reports."""
 
     def detail(self, text: str) -> None:
         pass
@@ -44,5 +44,5 @@ class Silent:
     def step(self, text: str) -> Iterator[Step]:
         yield self
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         pass

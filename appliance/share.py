@@ -1,4 +1,4 @@
-"""Finds definitions/, overlays/ and playbooks/, in a checkout and in an installed wheel alike."""
+"""Locate definitions/, overlays/ and playbooks/, in a checkout or an installed wheel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def share(*parts: str) -> Path:
-    """The path of shipped data, such as ``share("definitions", "services")``."""
+    """Return the path of shipped data, such as ``share("definitions", "services")``."""
     installed = PACKAGE / "_share"
     return (installed if installed.is_dir() else PACKAGE.parent).joinpath(*parts)

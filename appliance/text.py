@@ -1,14 +1,14 @@
-"""Text of others, made safe to print. For every side: the agent's Python and the VM's, too."""
+"""Escape untrusted text for printing. Also used by the agent and in the VM."""
 
 SHORT = 60
-"""Characters that a message shows of a wrong value."""
+"""Maximum number of characters of an invalid value in a message."""
 
 
 def printable(text: str, limit: int = 0) -> str:
-    """Text on one line, with all that a terminal would obey as its escape.
+    """Return the text with all non-printable characters escaped.
 
     Args:
-        limit: characters of ``text`` that are shown at most; 0 shows all.
+        limit: maximum number of characters of ``text``; 0 for no limit.
     """
     if limit and len(text) > limit:
         text = text[: limit - 3] + "..."
@@ -16,5 +16,5 @@ def printable(text: str, limit: int = 0) -> str:
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """As ``printable``, with each run of white space, line ends included, as one blank."""
+    """Return ``printable`` text with each run of white space, including line breaks, as one space."""
     return printable(" ".join(text.split()), limit)

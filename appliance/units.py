@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them."""
+"""Parse and format sizes and durations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 
 
 def format_size(count: float) -> str:
-    """Bytes in powers of 1024 (IEC 80000-13): 512 B, 1.3 MiB, 48 MiB."""
+    """Format bytes in powers of 1024 (IEC 80000-13): 512 B, 1.3 MiB, 48 MiB."""
     amount, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if amount < 1000 or unit == "TiB":
@@ -21,7 +21,7 @@ def format_size(count: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Seconds as one number: 40 s, 12 min, 5 h, 3 d. A clock that was set back makes nothing older than now."""
+    """Format seconds as one number: 40 s, 12 min, 5 h, 3 d. Negative ages (the clock was set back) count as 0."""
     for limit, each, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
         if seconds < limit:
             return f"{max(0, int(seconds // each))} {unit}"
@@ -29,7 +29,7 @@ def format_age(seconds: float) -> str:
 
 
 def read_duration(text: str) -> float:
-    """Seconds of ``60s``, ``10m``, ``1h30m``, ``2d``; ``90`` alone are seconds.
+    """Parse ``60s``, ``10m``, ``1h30m``, ``2d`` into seconds; a number without unit is seconds.
 
     Raises:
         ValueError: it is not a duration, zero, or longer than a year.

@@ -1,6 +1,6 @@
-"""Benchmarks: what the product takes, against a named peer measured in the same run.
+"""Benchmarks: each compares the product with a named peer measured in the same run.
 
-Every module named in ``BENCHMARKS`` has a function ``measure(rig)`` that yields results; ``rig`` holds what they share.
+Every module listed in ``BENCHMARKS`` has a function ``measure(rig)`` that yields results; ``rig`` has shared resources.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How long it takes on a quiet machine with two cores, three runs; ``full``: in the full set only."""
+    """Duration on an idle machine with two cores, three runs; ``full``: only in the full set."""
 
     minutes: float
     full: bool = False
 
 
 LIMIT_MIN = 20
-"""All that are not in the full set only take at most so long, with the lab and its image made first (``MAKE_MIN``)."""
+"""Maximum duration of the default set, including the creation of lab and image (``MAKE_MIN``)."""
 MAKE_MIN = 2.5
 
 BENCHMARKS = {
@@ -35,4 +35,4 @@ BENCHMARKS = {
     "snapshot_disk": Benchmark(5, full=True),
     "classify_big": Benchmark(8, full=True),
 }
-"""The one list of them, in the order in which they run. The minutes are estimates from busy machines, rounded up."""
+"""All benchmarks in the order in which they run. The minutes are estimates from busy machines, rounded up."""

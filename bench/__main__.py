@@ -1,4 +1,4 @@
-"""``python -m bench [NAME...]``: one JSON line a result on stdout, a table for people on stderr."""
+"""``python -m bench [NAME...]``: one JSON line per result on stdout, a table on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Measure = Callable[[Rig], Iterable[dict[str, Any]]]
 
 
 def run_one(name: str, measure: Measure, rig: Rig) -> list[dict[str, Any]]:
-    """Run a benchmark and print its results as they come; where it fails, one without a value but with a reason."""
+    """Run a benchmark and print its results as they arrive; if it fails, a result without value but with a reason."""
     results: list[dict[str, Any]] = []
 
     def add(result: dict[str, Any]) -> None:
@@ -34,13 +34,13 @@ def run_one(name: str, measure: Measure, rig: Rig) -> list[dict[str, Any]]:
     try:
         for result in measure(rig):
             add(result)
-    except Exception as error:  # whatever it is, the other benchmarks run
+    except Exception as error:  # the other benchmarks must run
         add({"name": name, "value": None, "reason": explain(error)})
     return results
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    """The results as a person reads them."""
+    """Return the table of results."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("result", "value", "peer", "its value", "ratio", "goal", ""):
         number = title in ("value", "its value", "ratio")
@@ -58,17 +58,17 @@ def table(results: list[dict[str, Any]]) -> Table:
 
 
 def reasons(results: list[dict[str, Any]]) -> list[str]:
-    """Why something failed: the first line, all of it is in the JSON."""
+    """Return the first line of each failure's reason; the JSON has the whole text."""
     return [f"{one['name']}: {one['reason'].splitlines()[0]}" for one in results if one["reason"]]
 
 
 def exit_status(results: list[dict[str, Any]]) -> int:
-    """1 where a figure of the project's own is missing; never for a peer that failed or a goal that was missed."""
+    """Return 1 if a value of the product is missing; failed peers and missed goals do not count."""
     return int(any(result["value"] is None for result in results))
 
 
 def listing() -> str:
-    """Every benchmark: minutes, the set it is in, and the first line of what its module says."""
+    """Return a line for each benchmark: name, minutes, set, first line of its module's docstring."""
     lines = []
     for name, one in BENCHMARKS.items():
         text = (importlib.import_module(f"bench.{name}").__doc__ or "").partition("\n")[0]
@@ -77,26 +77,26 @@ def listing() -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    names = f"one of {', '.join(BENCHMARKS)}; without a name all that are not in the full set only"
+    names = f"one of {', '.join(BENCHMARKS)}; default: all but those of the full set"
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
-    parser.add_argument("--full", action="store_true", help="all of them")
+    parser.add_argument("--full", action="store_true", help="run the full set")
     parser.add_argument(
         "--runs",
         type=int,
         default=3,
         metavar="N",
-        help="runs a median is of (default: %(default)s; short ones do more)",
+        help="runs per median (default: %(default)s; short benchmarks do more)",
     )
     parser.add_argument("--install", action="store_true", help="install the Debian packages that a peer needs (QEMU)")
-    parser.add_argument("--clean", action="store_true", help="remove the captures that benchmarks keep, and end")
-    parser.add_argument("--list", action="store_true", help="list the benchmarks, with the minutes that they take")
+    parser.add_argument("--clean", action="store_true", help="remove the cached captures and exit")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks with their durations in minutes")
     return parser
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the selected benchmarks."""
     parser = make_parser()
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in BENCHMARKS]:

@@ -1,4 +1,4 @@
-"""How long `sms build` takes in full, and when nothing changed."""
+"""Duration of a full `sms build`, and of one without changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMS = str(Path(sys.prefix) / "bin" / "sms")
 
 
 class Builds:
-    """The builds of one image in a state folder of their own, so that the lab's images stay."""
+    """Builds of one image in a separate state folder, so that the lab's images are not affected."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.site = str(bed.site_file)
@@ -24,25 +24,25 @@ class Builds:
         self.lock = folder / "sms.lock"
         self.made = plan(bed.cluster, Silent(), lock=self.lock, locked=False)
 
-    def sms(self, *words: str) -> float:
-        """Seconds of `sms build`."""
+    def sms(self, *arguments: str) -> float:
+        """Run `sms build`; return its seconds."""
         state = ("--state", str(self.folder / "state"))
-        return wall(SMS, "--quiet", "--site", self.site, *state, "build", "--lock", str(self.lock), *words)
+        return wall(SMS, "--quiet", "--site", self.site, *state, "build", "--lock", str(self.lock), *arguments)
 
     def plain(self) -> float:
-        """Seconds of `apptainer build` of the very same definition."""
+        """Run `apptainer build` of the same definition; return its seconds."""
         work = self.folder / "plain"
         for name, data in self.made.context().items():
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_bytes(data)
-        words = ("--force", "--build-arg", f"files={work}", str(work / "image.sif"), str(work / "services.def"))
-        return wall("apptainer", "build", *words)
+        arguments = ("--force", "--build-arg", f"files={work}", str(work / "image.sif"), str(work / "services.def"))
+        return wall("apptainer", "build", *arguments)
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """In full against the plain `apptainer build`; unchanged against in full.
+    """Compare a full build with plain `apptainer build`, and an unchanged one with a full one.
 
-    A build takes more than a minute: each way runs once, or as often as every fifth of the runs.
+    A build takes more than a minute, so only a fifth of the runs is made, at least one.
     """
     with work_folder() as folder:
         builds = Builds(rig.bed, Path(folder))

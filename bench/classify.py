@@ -1,4 +1,4 @@
-"""How fast `sms classify` reads a big capture, and how little memory that takes."""
+"""Speed and memory use of `sms classify` with a large capture."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import SmsError
-from bench.rig import Rig, Ways, need, result, traffic, wall, work_folder
+from bench.rig import Rig, Variants, find_program, result, traffic, wall, work_folder
 
 SMS = str(Path(sys.prefix) / "bin" / "sms")
 SIZE = 1600 << 20
-"""Bytes of the capture."""
+"""Size of the capture in bytes."""
 CAT_TIMES, NFPCAPD_TIMES, ZSTD_TIMES, HELP_S = 5.0, 0.35, 1.2, 0.2
 PACKAGES = {"nfpcapd": "nfdump", "cat": "coreutils"}
-"""Debian packages that are not named as their program."""
+"""Debian packages whose name differs from their program's."""
 
-# Its own small process starts the command: a child's highest memory use counts what its parent had at the fork.
+# A small process starts the command: the maximum RSS of a child includes the memory of its parent at the fork.
 WATCH = """
 import json, os, sys, time
 null = os.open(os.devnull, os.O_WRONLY)
@@ -33,18 +33,18 @@ print(json.dumps([time.monotonic() - began, used.ru_maxrss / 1024, os.waitstatus
 
 
 class Watched:
-    """Commands that were run, and what they took."""
+    """Runs commands and records their memory use."""
 
     def __init__(self) -> None:
         self.memory: dict[str, float] = defaultdict(float)
 
     def run(self, name: str, *argv: str) -> float:
-        """Seconds of a command whose output goes nowhere; its highest resident memory (MiB) is kept.
+        """Run a command without output; return its seconds and record its maximum RSS in MiB.
 
         Raises:
-            SmsError: it failed.
+            SmsError: the command failed.
         """
-        program = need(argv[0], PACKAGES.get(argv[0], argv[0]))
+        program = find_program(argv[0], PACKAGES.get(argv[0], argv[0]))
         command = (sys.executable, "-I", "-S", "-c", WATCH, program, *argv[1:])
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
         if done.returncode:
@@ -57,7 +57,7 @@ class Watched:
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """The whole command against cat and nfpcapd on the same file; against zstd; the help."""
+    """Compare with cat and nfpcapd on the same file, with zstd, and `--help` with Python's start."""
     file = capture(rig, SIZE)
     watched = Watched()
     with work_folder() as folder:
@@ -68,8 +68,8 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
             made.mkdir()
             return watched.run("nfpcapd", "nfpcapd", "-r", str(file), "-w", str(made))
 
-        ours, cat = ways(watched, file)
-        watched.run("cat", "cat", str(file))  # so that nobody reads a cold disk
+        ours, cat = variants(watched, file)
+        watched.run("cat", "cat", str(file))  # warm up the page cache
         samples = rig.interleave(ours, {**cat, "nfpcapd": nfpcapd})
     about: dict[str, Any] = {"megabytes": file.stat().st_size >> 20, "memory_mb": watched.memory["sms"]}
     yield result("classify/cat", samples["sms"], "cat FILE", samples["cat"], ratio_below=CAT_TIMES, **about)
@@ -85,13 +85,13 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
 
 
 def capture(rig: Rig, size: int) -> Path:
-    """A capture of so many bytes; one that is there is taken."""
+    """Return a capture of this size; reuse an existing one."""
     with rig.progress.step(f"make the capture of {size / 1e9:.1f} GB"):
         return traffic.capture(size)
 
 
-def ways(watched: Watched, file: Path, name: str = "sms") -> tuple[Ways, Ways]:
-    """To read a capture: `sms` itself, and cat."""
+def variants(watched: Watched, file: Path, name: str = "sms") -> tuple[Variants, Variants]:
+    """Return the variants that read a capture: `sms`, and cat as the peer."""
     return (
         {"sms": lambda: watched.run(name, SMS, "classify", str(file))},
         {"cat": lambda: watched.run("cat", "cat", str(file))},
@@ -99,7 +99,7 @@ def ways(watched: Watched, file: Path, name: str = "sms") -> tuple[Ways, Ways]:
 
 
 def _zstd(rig: Rig, watched: Watched, file: Path) -> dict[str, Any]:
-    """The same capture compressed."""
+    """Compare with zstd on the compressed capture."""
     packed = file.with_suffix(".pcap.zst")
     if not packed.exists():
         with rig.progress.step("compress the capture"):

@@ -1,4 +1,4 @@
-"""`sms classify` on a capture of 10 GB, and beside tshark, which takes minutes for 1.6 GB."""
+"""`sms classify` with a capture of 10 GB, and compared with tshark, which takes minutes for 1.6 GB."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from appliance.errors import SmsError
-from bench.classify import SIZE, Watched, capture, ways
+from bench.classify import SIZE, Watched, capture, variants
 from bench.rig import Rig, Samples, result, traffic
 
 BIG = 10 << 30
@@ -15,10 +15,10 @@ BIG_TIMES, BIG_MB, TSHARK_TIMES = 6.0, 150, 1 / 80
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Once beside tshark; 10 GB as fast as 1.6, in as little memory."""
+    """Compare once with tshark; check that 10 GB are as fast as 1.6 GB, with the same memory."""
     watched = Watched()
     small = capture(rig, SIZE)
-    ours, _ = ways(watched, small)
+    ours, _ = variants(watched, small)
 
     def tshark() -> float:
         return watched.run("tshark", "tshark", "-n", "-q", "-r", str(small), "-z", "conv,tcp")
@@ -36,7 +36,7 @@ def _big(rig: Rig, watched: Watched) -> Iterator[dict[str, Any]]:
     if free < BIG * 2 and not traffic.path_of(BIG).exists():
         raise SmsError(f"{free >> 30} GB are free below {traffic.FOLDER}; 20 are needed")
     file = capture(rig, BIG)
-    ours, cat = ways(watched, file, "sms-big")
+    ours, cat = variants(watched, file, "sms-big")
     watched.run("cat", "cat", str(file))
     samples = rig.interleave(ours, cat, max(1, rig.runs // 2))
     memory, small = (Samples([watched.memory[name]]) for name in ("sms-big", "sms"))

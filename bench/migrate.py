@@ -1,4 +1,4 @@
-"""How long each service is away while the appliance moves, as a compute node sees it, and what that is made of."""
+"""Outage of each service during a migration, as seen by a compute node, and its phases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.host.base import Host
 from appliance.plan.machine import inside_argv
-from bench.rig import Rig, Samples, need, result
+from bench.rig import Rig, Samples, find_program, result
 from bench.rig.bed import Bed, open_bed
 from tests.real.outage import Seen, read_log, watching
 
@@ -24,11 +24,11 @@ USED_MB = 2048
 OVERLAY = "/var/lib/sms/overlays/lab.img"
 BUDGETS_S = {"slurmctld": 3.0, "scontrol ping": 3.0, "nat": 0.3, "chrony": 0.3, "rsyslog": 0.3}
 RATES_KB = (256, 2048)
-"""What the writer writes a second, in KiB: twice the same move, to see what is sent in the outage grow with it."""
+"""Rates of the writer in KiB/s: the data sent during the outage grows with them."""
 PARTS = ("stop", "last changes", "start", "switch")
 PEER = "stop, rsync -S over SSH, start"
 
-# Random pages all over a file, each on the disk before the next; the number of bytes lies in memory.
+# Write random pages of a file with fdatasync, at a given rate.
 WRITER = """
 import os, random, sys, time
 rate = int(sys.argv[1]) << 10
@@ -43,17 +43,17 @@ while True:
     time.sleep(max(0, began + done / rate - time.monotonic()))
 """
 FILL = 'mkdir -p /var/lib/bench && head -c "$1M" /dev/urandom >/var/lib/bench/ballast && sync -f /var/lib/bench'
-# In a connection that is dead curl would wait for ever.
+# Without a speed limit curl would wait forever on a dead connection.
 DOWNLOAD = "curl -sS --speed-time 45 --speed-limit 1 --limit-rate 1M -o /dev/null -w '%{http_code} %{size_download}' "
 DOWNLOAD += "http://10.78.0.254/big"
 DOWNLOADED = f"200 {50 << 20}"
 
 
 @dataclass
-class Way:
-    """What the runs of one way showed."""
+class RunLog:
+    """Measurements of the runs of one variant."""
 
-    away: dict[str, Samples] = field(default_factory=lambda: defaultdict(Samples))
+    outages: dict[str, Samples] = field(default_factory=lambda: defaultdict(Samples))
     stalled: Samples = field(default_factory=Samples)
     parts: dict[str, Samples] = field(default_factory=lambda: defaultdict(Samples))
     last_bytes: dict[int, Samples] = field(default_factory=lambda: defaultdict(Samples))
@@ -63,36 +63,36 @@ class Way:
     notes: list[str] = field(default_factory=list)
 
     def add(self, seen: Seen) -> None:
-        """One more run."""
+        """Add a run."""
         for service, seconds in seen.away.items():
-            self.away[service].append(seconds)
+            self.outages[service].append(seconds)
         self.stalled.append(seen.stalled_s)
         self.lost_lines.append(seen.lost_lines)
 
 
 class Pair:
-    """A lab with the appliance on one of two hosts; ``here`` is the one."""
+    """A lab with the services container on one of two hosts, ``here``."""
 
     def __init__(self, bed: Bed) -> None:
         self.bed = bed
         self.here, self.there = "host-a", "host-b"
         self.admin = bed.lab.host("admin")
         self.rate_kb = RATES_KB[0]
-        self.told: dict[str, Any] = {}
-        """What the last move said of itself."""
+        self.report: dict[str, Any] = {}
+        """JSON output of the last migration."""
 
     def inside(self, *argv: str, timeout: float | None = 300) -> str:
-        """Run a command in the container, give what it prints."""
+        """Run a command in the container; return its output."""
         return self.host.run(*inside_argv(self.bed.cluster.site, *argv), timeout=timeout).text
 
     @property
     def host(self) -> Host:
-        """The host that carries it."""
+        """The host that runs the container."""
         return self.bed.lab.host(self.here)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Somebody writes in the container, for as long as it lives."""
+        """Run the writer in the container for the duration of the context, or until the container stops."""
         argv = inside_argv(self.bed.cluster.site, "python3", "-c", WRITER, str(self.rate_kb))
         host = self.host
         pid = host.run("sh", "-c", '"$@" </dev/null >/dev/null 2>&1 & echo $!', "writer", *argv).text
@@ -101,8 +101,8 @@ class Pair:
         finally:
             host.run("kill", pid, ok=None)
 
-    def watched(self, work: Callable[[], None], way: Way) -> None:
-        """Do it with a writer in the container, a download through it, and a node that looks."""
+    def watched(self, work: Callable[[], None], log: RunLog) -> None:
+        """Run ``work`` with a writer in the container, a download through it, and a node that monitors the services."""
         node, outside = self.bed.lab.host("node1"), self.bed.lab.host("outside")
         done: list[str] = []
 
@@ -117,38 +117,38 @@ class Pair:
             self.here, self.there = self.there, self.here
             time.sleep(2)
         download.join()
-        time.sleep(1)  # rsyslog may keep a line for a moment
+        time.sleep(1)  # rsyslog may buffer a line briefly
         read_log(seen, self.inside("cat", "/var/log/messages"))
-        way.add(seen)
-        way.downloads.append(done == [DOWNLOADED])
+        log.add(seen)
+        log.downloads.append(done == [DOWNLOADED])
 
-    def migrate(self, way: Way) -> float:
-        """``sms migrate``: seconds of the whole command."""
+    def migrate(self, log: RunLog) -> float:
+        """Run ``sms migrate``; return the seconds of the whole command."""
 
         def work() -> None:
             began = time.monotonic()
-            told = json.loads(
+            report = json.loads(
                 self.admin.run("sms", "-q", "migrate", self.there, "--force", "--json", timeout=400).stdout
             )
             took.append(time.monotonic() - began)
-            self.told = told
-            for part, seconds in told["parts"].items():
-                way.parts[part].append(seconds)
-            way.last_bytes[self.rate_kb].append(told["last_bytes"])
-            way.counted.append(told["lost_datagrams"])
-            way.notes += told["notes"]
+            self.report = report
+            for part, seconds in report["parts"].items():
+                log.parts[part].append(seconds)
+            log.last_bytes[self.rate_kb].append(report["last_bytes"])
+            log.counted.append(report["lost_datagrams"])
+            log.notes += report["notes"]
 
         took: list[float] = []
-        self.watched(work, way)
+        self.watched(work, log)
         return took[0]
 
-    def by_hand(self, way: Way) -> float:
-        """What one would do without it: seconds from the first command to the end of the last."""
+    def manual(self, log: RunLog) -> float:
+        """Migrate manually with stop, rsync and start; return the seconds of all commands."""
 
         def work() -> None:
             began = time.monotonic()
             source, target = self.host, self.bed.lab.host(self.there)
-            need("rsync", "rsync")
+            find_program("rsync", "rsync")
             self.admin.run("sms", "-q", "stop", "--host", self.here, timeout=100)
             stopped = time.monotonic()
             argv = ("rsync", "-S", "--inplace", "-e", "ssh", OVERLAY, f"{target.name}:{OVERLAY}")
@@ -159,28 +159,28 @@ class Pair:
             ended = time.monotonic()
             times = {"stop": stopped - began, "rsync": copied - stopped, "start": ended - copied}
             for part, seconds in times.items():
-                way.parts[part].append(seconds)
+                log.parts[part].append(seconds)
             took.append(ended - began)
 
         took: list[float] = []
-        # As an older copy may lie there: with it rsync has less to send.
+        # Use an older copy on the target as a basis, so that rsync sends less.
         script = '[ ! -e "$1.moved" ] || mv -f "$1.moved" "$1"'
         self.bed.lab.host(self.there).run("sh", "-c", script, "base", OVERLAY)
-        self.watched(work, way)
+        self.watched(work, log)
         return took[0]
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """There and back, and the plain way there and back, with a writer, a download and questions every 10 ms."""
+    """Migrate back and forth, with sms and manually, with a writer, a download and probes every 10 ms."""
     with ExitStack() as stack:
         bed = stack.enter_context(open_bed(rig.progress, LAB, nodes=2, size_mb=SIZE_MB))
-        ours, theirs = Way(), Way()
+        ours, theirs = RunLog(), RunLog()
         pair = Pair(bed)
         with rig.progress.step(f"fill the overlay with {USED_MB} MiB"):
             pair.admin.run("sms", "-q", "start", "--host", pair.here, timeout=100)
             stack.callback(lambda: pair.admin.run("sms", "-q", "stop", "--host", pair.here, ok=None, timeout=100))
             pair.inside("sh", "-c", FILL, "fill", str(USED_MB))
-        first = pair.migrate(Way())  # the only one that finds nothing on its target
+        first = pair.migrate(RunLog())  # the only one without an old copy on the target
         samples = rounds(rig, pair, ours, theirs)
     failed = samples["rsync"].reason
     yield from results(ours, theirs, failed)
@@ -189,53 +189,53 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         "migrate/whole", samples["sms"], PEER, samples["rsync"], ratio_below=2,
         parts=medians(ours.parts), peer_parts=None if failed else medians(theirs.parts),
         first_s=round(first, 2), last_kib=sent,
-        downloads=went_on(ours), peer_downloads=None if failed else went_on(theirs),
+        downloads=completed_downloads(ours), peer_downloads=None if failed else completed_downloads(theirs),
     )  # fmt: skip
-    # A download that broke in a move is a goal missed, however short the outage was.
+    # A broken download is a missed goal, regardless of the outage.
     yield whole if all(ours.downloads) else {**whole, "holds": False}
 
 
-def went_on(way: Way) -> str:
-    """How many of its downloads."""
-    return f"{way.downloads.count(True)} of {len(way.downloads)} went on"
+def completed_downloads(log: RunLog) -> str:
+    """Return how many downloads were completed."""
+    return f"{log.downloads.count(True)} of {len(log.downloads)} went on"
 
 
-def rounds(rig: Rig, pair: Pair, ours: Way, theirs: Way) -> dict[str, Samples]:
-    """Each run there and back; the writer is a quick one in every second.
+def rounds(rig: Rig, pair: Pair, ours: RunLog, theirs: RunLog) -> dict[str, Samples]:
+    """Run each variant back and forth; the writer is fast in every second migration.
 
-    Both take minutes, so that there are half as many runs as of others. Those by hand come last: one that fails leaves
-    the overlay between two hosts.
+    Since both take minutes, only half of the runs are made. The manual ones come last: a failed one leaves the overlay
+    in an inconsistent place.
     """
 
-    def both(work: Callable[[Way], float], way: Way) -> Callable[[], float]:
+    def both(work: Callable[[RunLog], float], log: RunLog) -> Callable[[], float]:
         def once() -> float:
             took = []
             for rate in RATES_KB:
                 pair.rate_kb = rate
-                took.append(work(way))
+                took.append(work(log))
             return median(took)
 
         return once
 
     runs = max(1, rig.runs // 2)
     samples = rig.interleave({"sms": both(pair.migrate, ours)}, runs=runs)
-    return {**samples, **rig.interleave({}, {"rsync": both(pair.by_hand, theirs)}, runs)}
+    return {**samples, **rig.interleave({}, {"rsync": both(pair.manual, theirs)}, runs)}
 
 
-def results(ours: Way, theirs: Way, failed: str | None) -> Iterator[dict[str, Any]]:
-    """One result a service; ``failed`` says why the peer did, if it did."""
+def results(ours: RunLog, theirs: RunLog, failed: str | None) -> Iterator[dict[str, Any]]:
+    """Yield one result per service; ``failed`` is the reason if the peer failed."""
     for service, budget in BUDGETS_S.items():
         more: dict[str, Any] = {"not_asked_for_s": ours.stalled.median}
-        peer = Samples.failed(failed) if failed else theirs.away[service]
+        peer = Samples.failed(failed) if failed else theirs.outages[service]
         if service == "rsyslog":
             more |= {"lost_lines": ours.lost_lines.median}
             more |= {"peer_lost_lines": None if failed else theirs.lost_lines.median}
             more |= {"counted_lines": ours.counted.median}
         yield result(
-            f"migrate/away, {service}", ours.away[service], PEER, peer, below=budget, **more
+            f"migrate/away, {service}", ours.outages[service], PEER, peer, below=budget, **more
         )  # fmt: skip
 
 
 def medians(parts: dict[str, Samples]) -> dict[str, float]:
-    """The middle one of each."""
+    """Return the median of each part."""
     return {part: values.median for part, values in parts.items()}

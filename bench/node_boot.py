@@ -1,4 +1,4 @@
-"""How long two nodes without a disk take from power-on to idle, both at once, and what that is made of."""
+"""Boot time of two diskless nodes from power-on to idle, in parallel, and its phases."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from appliance.lab.up import check_machine
 from bench.rig import Rig, Samples, result
 from bench.rig.bed import CARRIER
 from bench.rig.console import Mark, Watch, phases
-from bench.rig.metal import PROFILE, UNITS, Row, open_row, read_units, serve_nodes
+from bench.rig.metal import PROFILE, UNITS, MetalLab, open_metal_lab, read_units, serve_nodes
 
 MACHINES = 2
 GOAL_S = 30
-MOST_S = 600
+TIMEOUT_S = 600
 RUNS = 3
 ENDS = (
     ("firmware", r"iPXE initialising devices"),
@@ -40,12 +40,12 @@ ENDS = (
     ("files", r"sms-filesync: synced"),
     ("munge, slurmd, registration", r"^idle$"),
 )
-"""Phases of a boot, and the line on the console that ends each; the last one is the controller's word."""
+"""Phases of a boot, and the console line that ends each; the last one is reported by slurmctld."""
 WATCH = "while scontrol -o show nodes; do echo; sleep 0.25; done"
 
 
 class Idle:
-    """Looks at the controller's nodes, in the services container, until they are idle."""
+    """Watches the nodes' state in slurmctld until all are idle."""
 
     def __init__(self, watches: dict[str, Watch]) -> None:
         self.watches = watches
@@ -54,11 +54,11 @@ class Idle:
         self.began = time.time()
 
     def read(self, stream: Any) -> None:
-        """Take what `scontrol -o show nodes` says, over and over."""
+        """Parse the output of repeated `scontrol -o show nodes`."""
         for line in stream:
-            words = dict(word.partition("=")[::2] for word in line.decode(errors="replace").split())
-            name, started = words.get("NodeName", ""), words.get("SlurmdStartTime", "")
-            if name not in self.watches or name in self.marks or words.get("State") != "IDLE":
+            values = dict(word.partition("=")[::2] for word in line.decode(errors="replace").split())
+            name, started = values.get("NodeName", ""), values.get("SlurmdStartTime", "")
+            if name not in self.watches or name in self.marks or values.get("State") != "IDLE":
                 continue
             if re.match(r"\d{4}-", started) and datetime.fromisoformat(started).timestamp() >= self.began - 1:
                 here = self.watches[name].mark()
@@ -68,8 +68,8 @@ class Idle:
 
 
 @contextmanager
-def watch_idle(row: Row, watches: dict[str, Watch]) -> Iterator[Idle]:
-    """Have the controller's nodes looked at meanwhile."""
+def watch_idle(row: MetalLab, watches: dict[str, Watch]) -> Iterator[Idle]:
+    """Watch the nodes' state for the duration of the context."""
     idle = Idle(watches)
     argv = [*row.lab.host(CARRIER).prefix, "sms", "exec", "--", "sh", "-c", WATCH]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -83,8 +83,8 @@ def watch_idle(row: Row, watches: dict[str, Watch]) -> Iterator[Idle]:
         reader.join(timeout=30)
 
 
-def boot(row: Row) -> dict[str, Watch]:
-    """Power on, and wait for the controller's word; the consoles, read to their end."""
+def boot(row: MetalLab) -> dict[str, Watch]:
+    """Power on and wait until slurmctld reports the nodes idle; return their consoles."""
     row.sms("node", "power", "off", *row.names, "--yes", on=CARRIER)
     with ExitStack() as stack:
         watches = {}
@@ -94,9 +94,9 @@ def boot(row: Row) -> dict[str, Watch]:
             watches[name] = stack.enter_context(Watch(log, row.pid_of(name)))
         idle = stack.enter_context(watch_idle(row, watches))
         row.sms("node", "boot", *row.names, "--yes", on=CARRIER)
-        if not idle.done.wait(MOST_S):
-            said = {name: watch.marks[-1].line for name, watch in watches.items() if watch.marks}
-            raise SmsError(f"not idle after {MOST_S} s: {said}")
+        if not idle.done.wait(TIMEOUT_S):
+            lines = {name: watch.marks[-1].line for name, watch in watches.items() if watch.marks}
+            raise SmsError(f"not idle after {TIMEOUT_S} s: {lines}")
     for name, watch in watches.items():
         last = idle.marks[name]
         watch.marks = [*(mark for mark in watch.marks if mark.at <= last.at), last]
@@ -104,9 +104,9 @@ def boot(row: Row) -> dict[str, Watch]:
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Beside the same boot up to its first program: firmware, iPXE and kernel, which any network boot takes."""
+    """Compare with the same boot up to its first program: firmware, iPXE and kernel, which any network boot needs."""
     check_machine(metal=True)
-    with open_row(rig.progress, MACHINES) as row:
+    with open_metal_lab(rig.progress, MACHINES) as row:
         serve_nodes(row, rig.progress)
         takes: list[dict[str, Watch]] = []
         for number in range(min(RUNS, rig.runs)):
@@ -115,7 +115,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         yield from (_result(row, name, [take[name] for take in takes]) for name in row.names)
 
 
-def _result(row: Row, name: str, watches: list[Watch]) -> dict[str, Any]:
+def _result(row: MetalLab, name: str, watches: list[Watch]) -> dict[str, Any]:
     whole = Samples(watch.marks[-1].at - watch.marks[0].at for watch in watches)
     tables = [phases(watch.marks, ENDS) for watch in watches]
     middle = min(range(len(whole)), key=lambda number: abs(whole[number] - whole.median))
@@ -134,6 +134,6 @@ def _result(row: Row, name: str, watches: list[Watch]) -> dict[str, Any]:
 
 
 def until(table: list[dict[str, Any]], phase: str) -> float:
-    """Seconds up to the end of a phase."""
+    """Return the seconds up to the end of a phase."""
     last = [one["phase"] for one in table].index(phase)
     return sum(float(one["s"]) for one in table[: last + 1])

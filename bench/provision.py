@@ -1,4 +1,4 @@
-"""Boot scripts of 450 nodes from the provisioning VM's service, beside nginx with the same bytes as files."""
+"""Boot scripts of 450 nodes from the provisioning VM's service, compared with nginx serving them as files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from appliance.provision.draft import Draft
 from appliance.provision.model import Inventory
 from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
-from bench.rig import Rig, Samples, need, result
+from bench.rig import Rig, Samples, find_program, result
 
 NODES = 450
 CONNECTIONS = 16
@@ -67,9 +67,9 @@ end
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """nginx to sms-provd over its socket, as in the VM, with all of it and the load on this machine's cores."""
-    need("nginx", "nginx-light")
-    need("wrk", "wrk")
+    """Measure nginx with sms-provd behind its socket, as in the VM; servers and load share this machine's cores."""
+    find_program("nginx", "nginx-light")
+    find_program("wrk", "wrk")
     ports = free_ports()
     seen: dict[str, dict[str, Samples]] = {}
     with ExitStack() as stack:
@@ -77,32 +77,32 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         prepare(folder)
         serve(stack, folder, ports)
         save_files(folder, ports)
-        ways = {kind: _way(folder, kind, ports[kind], seen.setdefault(kind, {})) for kind in ports}
-        peer_way = ways.pop("files")
-        failed = rig.interleave(ways, {"files": peer_way})["files"]
+        variants = {kind: _variant(folder, kind, ports[kind], seen.setdefault(kind, {})) for kind in ports}
+        peer_variant = variants.pop("files")
+        failed = rig.interleave(variants, {"files": peer_variant})["files"]
     files = {"rate": failed, "p99": failed} if failed.reason else seen["files"]
     peer = "nginx, the same bytes as files"
-    for kind, words in (("scripts", "scripts"), ("token", "scripts with a token")):
+    for kind, label in (("scripts", "scripts"), ("token", "scripts with a token")):
         one = seen[kind]
         more = {"p50_ms": one["p50"].median, "p99_ms": one["p99"].median, "connections": CONNECTIONS, "nodes": NODES}
-        yield result(f"provision/{words}", one["rate"], peer, files["rate"], above=500, unit="/s", **more)
-        yield result(f"provision/{words}, p99", one["p99"], peer, files["p99"], below=50, unit="ms")
+        yield result(f"provision/{label}", one["rate"], peer, files["rate"], above=500, unit="/s", **more)
+        yield result(f"provision/{label}, p99", one["p99"], peer, files["p99"], below=50, unit="ms")
 
 
 def free_ports() -> dict[str, int]:
-    """A port for each kind of request that nobody listens on, whoever an earlier run left behind."""
+    """Return a free port for each kind of request."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in KINDS]
         return {kind: one.getsockname()[1] for kind, one in zip(KINDS, sockets, strict=True)}
 
 
-def _way(folder: Path, kind: str, port: int, seen: dict[str, Samples]) -> Callable[[], float]:
+def _variant(folder: Path, kind: str, port: int, seen: dict[str, Samples]) -> Callable[[], float]:
     def run() -> float:
         script = folder / f"{kind}.lua"
         script.write_text(WRK.format(nodes=NODES, kind=kind, seed=len(seen.get("rate", ())) + 1))
         argv = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS}s", "-s", str(script), f"http://127.0.0.1:{port}"]
-        said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=SECONDS + 60).stdout
-        line = next(line for line in said.splitlines() if line.startswith("RESULT "))
+        output = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=SECONDS + 60).stdout
+        line = next(line for line in output.splitlines() if line.startswith("RESULT "))
         requests, duration_us, p50_us, p99_us, bad = map(int, line.split()[1:])
         if bad:
             raise SmsError(f"{bad} of {requests} requests of {kind} failed")
@@ -114,7 +114,7 @@ def _way(folder: Path, kind: str, port: int, seen: dict[str, Samples]) -> Callab
 
 
 def prepare(folder: Path) -> None:
-    """Configuration, an image, the table of neighbours, and the inventory."""
+    """Create configuration, image, ARP table and inventory."""
     for name in ("tmp", "files", "tls"):
         (folder / name).mkdir()
     rows = [
@@ -146,7 +146,7 @@ def prepare(folder: Path) -> None:
     _make_image(folder / "images" / "compute")
     store = Store(config["database"])
     draft = Draft(Inventory())
-    nodes.bring(draft, {"nodes": rows})
+    nodes.import_document(draft, {"nodes": rows})
     refuse([*draft.findings, *find_problems(read_config(folder / "provision.json"), draft.old, draft.inventory())])
     with store.write() as connection:
         tables.save(connection, draft.old, draft.inventory())
@@ -154,7 +154,7 @@ def prepare(folder: Path) -> None:
 
 
 def _make_image(profile: Path) -> None:
-    """An image of a few bytes: only its names are in scripts."""
+    """Create an image of a few bytes: scripts contain only its name."""
     data = {name: name.encode() for name in ("vmlinuz", "initrd.img", "root.squashfs")}
     files = {name: {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)} for name, text in data.items()}
     digest = files["root.squashfs"]["sha256"]
@@ -167,7 +167,7 @@ def _make_image(profile: Path) -> None:
 
 
 def serve(stack: ExitStack, folder: Path, ports: dict[str, int]) -> None:
-    """Both servers, until the scripts come."""
+    """Start both servers and wait until they answer."""
     text = NGINX.format(folder=folder, **ports)
     (folder / "nginx.conf").write_text(text)
     provd = os.environ.get("SMS_BENCH_PYTHON", sys.executable)
@@ -190,11 +190,11 @@ def serve(stack: ExitStack, folder: Path, ports: dict[str, int]) -> None:
         logs = [path.read_text(errors="replace") for path in sorted(folder.glob("*.log"))]
         raise SmsError("\n    ".join(["the servers do not answer", *"".join(logs).splitlines()[-12:]]))
     if b"sms.token=" in fetch(ports["scripts"], 0) or b"sms.token=" not in fetch(ports["token"], 0):
-        raise SmsError("tokens are not given as they should be")
+        raise SmsError("tokens are missing or issued to others")
 
 
 def fetch(port: int, number: int) -> bytes:
-    """The script of a node; at the port of tokens as if it asked itself."""
+    """Fetch the script of a node; at the port of tokens as if from the node itself."""
     mac = f"02:00:00:00:{number // 256:02x}:{number % 256:02x}"
     address = f"10.80.{number // 250}.{number % 250 + 1}"
     connection = HTTPConnection("127.0.0.1", port, timeout=20)
@@ -206,7 +206,7 @@ def fetch(port: int, number: int) -> bytes:
 
 
 def save_files(folder: Path, ports: dict[str, int]) -> None:
-    """The peer's files: the same bytes."""
+    """Write the peer's files, with the same content."""
     for number in range(NODES):
         (folder / "files" / f"02:00:00:00:{number // 256:02x}:{number % 256:02x}").write_bytes(
             fetch(ports["scripts"], number)

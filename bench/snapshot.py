@@ -1,4 +1,4 @@
-"""How long writers wait for a snapshot of a 2 GB overlay with 10 MB changed."""
+"""How long a snapshot of a 2 GB overlay with 10 MB changed blocks writers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.rig import Rig, Samples, need, result, work_folder
+from bench.rig import Rig, Samples, find_program, result, work_folder
 from tests.real.overlays import Bed, bed, file_system
 
 USED_MB = 2048
@@ -20,16 +20,16 @@ BORG = {"BORG_PASSPHRASE": "of a benchmark", "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCE
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Against cp, e2image and borg under one freeze, all of them on the same overlay in turn."""
-    with both_kinds(rig) as (folder, plain, reflink):
+    """Compare with cp, e2image and borg during a freeze, in turn on the same overlay."""
+    with both_overlays(rig) as (folder, plain, reflink):
         yield from freezes(rig, folder, plain, reflink)
 
 
 @contextmanager
-def both_kinds(rig: Rig) -> Iterator[tuple[Path, Bed, Bed]]:
-    """A folder, an overlay beside others on this machine's file system, and one on a file system with reflinks."""
-    need("mkfs.xfs", "xfsprogs")
-    os.sync()  # what others have written before is not ours to wait for
+def both_overlays(rig: Rig) -> Iterator[tuple[Path, Bed, Bed]]:
+    """Create a folder, an overlay on this machine's file system, and one on a file system with reflinks."""
+    find_program("mkfs.xfs", "xfsprogs")
+    os.sync()  # flush earlier writes, so that they are not measured
     with work_folder() as name:
         folder = Path(name)
         with (
@@ -42,7 +42,7 @@ def both_kinds(rig: Rig) -> Iterator[tuple[Path, Bed, Bed]]:
 
 @contextmanager
 def prepared(folder: Path, rig: Rig) -> Iterator[Bed]:
-    """An overlay with so much in it, mounted, and with one snapshot taken."""
+    """Create a filled and mounted overlay with one snapshot."""
     with bed(folder, size_mb=SIZE_MB) as made, rig.progress.step(f"fill an overlay with {USED_MB} MiB"):
         for number in range(USED_MB // 64):
             (made.upper / f"file{number}").write_bytes(os.urandom(64 << 20))
@@ -52,7 +52,7 @@ def prepared(folder: Path, rig: Rig) -> Iterator[Bed]:
 
 
 def change(made: Bed) -> None:
-    """As much as changes between two snapshots: files anew, and a piece in the middle of an old one."""
+    """Change ``CHANGED_MB``: rewrite a file, and overwrite the middle of another."""
     half = CHANGED_MB << 19
     (made.upper / "changing").write_bytes(os.urandom(half))
     with (made.upper / "file3").open("r+b") as stream:
@@ -68,10 +68,10 @@ def freezes(rig: Rig, folder: Path, plain: Bed, reflink: Bed) -> Iterator[dict[s
         def once() -> float:
             change(made)
             began = time.monotonic()
-            told = made.take()
+            report = made.take()
             if keep is not None:
                 keep.append(time.monotonic() - began)
-            return float(told["frozen_ms"]) / 1000
+            return float(report["frozen_ms"]) / 1000
 
         return once
 
@@ -87,9 +87,9 @@ def freezes(rig: Rig, folder: Path, plain: Bed, reflink: Bed) -> Iterator[dict[s
         return once
 
     def first_borg() -> None:
-        need("borg", "borgbackup")
+        find_program("borg", "borgbackup")
         borg("init", "--encryption=repokey-blake2", str(repository))
-        borg_create()  # what it has seen before it does not store again
+        borg_create()  # the first run stores everything
         whole["borg"].clear()
 
     def borg_run() -> float:
@@ -112,16 +112,20 @@ def freezes(rig: Rig, folder: Path, plain: Bed, reflink: Bed) -> Iterator[dict[s
     if samples["borg"].reason:
         whole["borg"] = samples["borg"]
     peers = {"cp": "cp --sparse", "e2image": "e2image -raf", "borg": "borg create"}
-    for way, limit in (("delta", 0.4), ("reflink", 0.06)):
-        for peer, words in peers.items():
+    for kind, limit in (("delta", 0.4), ("reflink", 0.06)):
+        for peer, label in peers.items():
             yield result(
-                f"snapshot/freeze, {way}, {peer}", samples[way], f"{words} under one freeze", samples[peer], below=limit
+                f"snapshot/freeze, {kind}, {peer}",
+                samples[kind],
+                f"{label} under one freeze",
+                samples[peer],
+                below=limit,
             )
     yield result("snapshot/whole, delta", whole["delta"], "borg create", whole["borg"], ratio_below=1)
 
 
 def frozen(made: Bed, argv: tuple[str, ...]) -> float:
-    """Seconds that writers wait while ``argv`` copies the overlay."""
+    """Run ``argv`` with the overlay frozen; return the seconds that writers are blocked."""
     subprocess.run(["sync", "--file-system", str(made.tree)], check=True)
     began = time.monotonic()
     subprocess.run(["fsfreeze", "--freeze", str(made.tree)], check=True)
@@ -132,6 +136,6 @@ def frozen(made: Bed, argv: tuple[str, ...]) -> float:
     return time.monotonic() - began
 
 
-def borg(*words: str) -> None:
+def borg(*arguments: str) -> None:
     """Run borg."""
-    subprocess.run(["borg", *words], check=True, capture_output=True, env={**os.environ, **BORG}, timeout=600)
+    subprocess.run(["borg", *arguments], check=True, capture_output=True, env={**os.environ, **BORG}, timeout=600)

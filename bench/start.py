@@ -1,4 +1,4 @@
-"""How long `sms start` takes until every service answers, and what that is made of."""
+"""Duration of `sms start` until every service answers, and its parts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from bench.rig import Rig, Samples, result
 from bench.rig.bare import bare_host
 from bench.rig.kernel import make_files
-from bench.rig.vm import boot, need_qemu
+from bench.rig.vm import boot, require_qemu
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Against the daemons bare on a host, and against the same services in a VM that boots."""
+    """Compare with the same daemons on a host without container, and with the same services in a booting VM."""
     bed = rig.bed
     parts: dict[str, Samples] = defaultdict(Samples)
 
     def appliance() -> float:
-        took, said = bed.start()
+        took, reply = bed.start()
         bed.stop()
-        for part, seconds in said["parts"].items():
+        for part, seconds in reply["parts"].items():
             parts[part].append(seconds)
-        # The interpreter, the site file, the catalogue, and the way back.
-        parts["program"].append(took - sum(said["parts"].values()))
+        # The rest: interpreter, site file, catalogue, exit.
+        parts["program"].append(took - sum(reply["parts"].values()))
         return took
 
     def bare() -> float:
@@ -33,7 +33,7 @@ def measure(rig: Rig) -> Iterator[dict[str, Any]]:
         return took
 
     def machine() -> float:
-        need_qemu(rig.install)
+        require_qemu(rig.install)
         return boot(bed, make_files(rig.root))
 
     samples = rig.interleave({"sms": appliance}, {"bare": bare, "vm": machine})

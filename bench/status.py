@@ -1,4 +1,4 @@
-"""How long `sms status` takes, on the host itself and over SSH."""
+"""Duration of `sms status`, on the host itself and over SSH."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bench.rig import Rig, result
 from bench.rig.bed import CARRIER, Bed
 
 
-def by_hand(bed: Bed) -> list[tuple[str, ...]]:
-    """The commands an administrator would type, one a service; the image's own program where none speaks it."""
+def manual(bed: Bed) -> list[tuple[str, ...]]:
+    """Return the commands that an administrator would run, one per service; sms-probe if there is no other client."""
     argvs = []
     for name, service in _services(bed).items():
         probe = service["probe"]
@@ -34,7 +34,7 @@ def _services(bed: Bed) -> dict[str, Any]:
 
 
 def one_by_one(host: Host, argvs: list[tuple[str, ...]]) -> float:
-    """Seconds of the commands, one after the other."""
+    """Run the commands in sequence; return their seconds."""
     began = time.monotonic()
     for argv in argvs:
         host.run(*argv)
@@ -42,10 +42,10 @@ def one_by_one(host: Host, argvs: list[tuple[str, ...]]) -> float:
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Against every probe run by hand with `apptainer exec`, one after the other."""
+    """Compare with running every probe manually with `apptainer exec`, in sequence."""
     bed = rig.bed
     with bed.running():
-        argvs = by_hand(bed)
+        argvs = manual(bed)
         over_ssh: list[tuple[str, ...]] = [("ssh", CARRIER, shlex.join(argv)) for argv in argvs]
         own = {
             "here": lambda: bed.timed(bed.carrier, "status", "--json")[0],

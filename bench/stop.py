@@ -1,4 +1,4 @@
-"""How long `sms stop` takes until every daemon has ended cleanly."""
+"""Duration of `sms stop` until every daemon has ended cleanly."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bench.rig.bare import bare_host
 
 
 def measure(rig: Rig) -> Iterator[dict[str, Any]]:
-    """Against the same supervisor with the same daemons, on a host and without a container."""
+    """Compare with the same supervisor and daemons on a host without container."""
     bed, inside = rig.bed, Samples()
 
     def appliance() -> float:
         bed.start()
-        took, said = bed.stop()
-        inside.append(said["seconds"])
+        took, reply = bed.stop()
+        inside.append(reply["seconds"])
         return took
 
     def bare() -> float:

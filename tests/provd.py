@@ -22,7 +22,7 @@ import uvicorn
 
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, parse_config
-from appliance.provision.peers import Strangers
+from appliance.provision.peers import UnknownMachines
 from appliance.provision.world import World, make_world
 
 ADMIN = {"X-SMS-Scheme": "https", "X-SMS-Verify": "SUCCESS", "X-SMS-Subject": "CN=tester,OU=admin"}
@@ -102,7 +102,7 @@ class Provd:
         with self.world.edit() as draft:
             for each in (draft.components, draft.interfaces, draft.groups, draft.endpoints, draft.boot):
                 each.clear()
-        self.world.images, self.world.strangers = None, Strangers()
+        self.world.images, self.world.unknown_machines = None, UnknownMachines()
         write_neighbours(self.folder / "arp", {})
 
     @property

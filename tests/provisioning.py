@@ -101,7 +101,7 @@ class Vm:
 
     def start(self, ask: Callable[[], object] | None = None) -> None:
         """Both servers, until they answer what ``ask`` asks."""
-        ask = ask or (lambda: self.admin.ask("GET", "/sms/v1/files"))
+        ask = ask or (lambda: self.admin.request("GET", "/sms/v1/files"))
         argv = [
             *self.prefix,
             sys.executable,

@@ -49,7 +49,7 @@ class Emulator:
 
     def power(self, system: str = UUID) -> str:
         """What it says of the power now."""
-        return str(self.controller().ask("GET", f"/redfish/v1/Systems/{system}")["PowerState"])
+        return str(self.controller().request("GET", f"/redfish/v1/Systems/{system}")["PowerState"])
 
 
 def _certify(folder: Path) -> None:

@@ -15,7 +15,7 @@ from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
 def add_snapshot(
     store: Store, chunks: list[bytes], *, taken: float | None = None, generation: int = 1, **facts: Any
 ) -> Snapshot:
-    """A snapshot of these chunks (an empty one is a chunk of zeros) that counts and is verified."""
+    """Commit a verified snapshot of these chunks (an empty one is a chunk of zeros)."""
     with store.writing():
         number, folder = store.begin()
         digests = b"".join(store.put(chunk) if chunk else ZERO for chunk in chunks)
@@ -48,7 +48,7 @@ def add_snapshot(
 def fill(
     root: Path, count: int, *, chunks: int = 6, shared: int = 3, start: float | None = None, every_s: float = 900
 ) -> Store:
-    """A store of ``count`` snapshots, of whose chunks so many are in all of them."""
+    """Create a store of ``count`` snapshots, which have ``shared`` of their chunks in common."""
     chance = random.Random(count)
     store = Store(str(root))
     common = [chance.randbytes(CHUNK) for _ in range(shared)]
@@ -60,23 +60,23 @@ def fill(
 
 
 def damage(store: Store, number: int) -> None:
-    """What a check writes down that found one to be damaged."""
+    """Mark a snapshot as damaged, as a check does."""
     store.set_health(store.find(str(number)), ["chunk 1 has changed"])
 
 
 def tear_manifest(store: Store, number: int) -> None:
-    """One that does not tell any more what it is."""
+    """Damage a manifest."""
     path = Path(store.root, f"{number:06d}", "manifest.json")
     path.write_text(path.read_text().replace('"delta"', '"dElta"'))
 
 
 def stored_chunks(root: Path) -> set[str]:
-    """Digests of the chunks that lie there, whole or half."""
+    """Return the digests of the stored chunks, complete or not."""
     return {Path(folder).name + name for folder, _, names in os.walk(root / "chunks") for name in names}
 
 
 def named_chunks(store: Store) -> set[str]:
-    """Digests that snapshots name."""
+    """Return the digests that snapshots refer to."""
     found, _ = store.list()
     lists = [one.digests() for one in found]
     named = {data[at : at + 32].hex() for data in lists for at in range(0, len(data), 32)}
@@ -84,7 +84,7 @@ def named_chunks(store: Store) -> set[str]:
 
 
 def assert_whole(store: Store) -> None:
-    """Every snapshot that counts can be read, every byte."""
+    """Check that every committed snapshot can be read completely."""
     found, broken = store.list()
     assert broken == {}
     for one in found:
@@ -94,11 +94,11 @@ def assert_whole(store: Store) -> None:
 
 
 def numbers(store: Store) -> list[int]:
-    """Those that count, the oldest first."""
+    """Return the numbers of the committed snapshots, the oldest first."""
     return [one.number for one in store.list()[0]]
 
 
 def last_line(text: str) -> dict[str, Any]:
-    """The agent's last word."""
-    said: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
-    return said
+    """Return the agent's last message."""
+    message: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+    return message

@@ -1,13 +1,13 @@
-/* The native core of `sms classify`: what its parts know of each other.
+/* The native core of `sms classify`: shared declarations.
  *
  * source.c   files -> bytes                 reader.c  bytes -> records
  * decode.c   records -> packets
  * counter.c  packets in batches             hosts.c   addresses, link addresses, boots
  * flows.c    packets -> flows               pairs.c   flows -> pairs of a client and a service
- * rows.c     pairs -> rows by role          module.c  all of it for Python (the only file that knows of it)
+ * rows.c     pairs -> rows by role          module.c, results.c  Python interface (only these use Python)
  *
- * A capture is hostile: every length is checked against what is there, every table has an end, and nothing
- * is ever looped over more often than there are bytes. Times are nanoseconds since 1970.
+ * Captures are untrusted: every length is checked against the available bytes, every table has a fixed limit, and
+ * no loop runs more often than there are bytes. Times are nanoseconds since 1970.
  */
 #ifndef SMS_CORE_H
 #define SMS_CORE_H
@@ -20,17 +20,17 @@
 
 #define NS 1000000000LL
 #define MAX_CAPTURED 262144u /* libpcap's MAXIMUM_SNAPLEN */
-#define WINDOW (2u << 20)    /* holds three records of the largest size at any place */
+#define WINDOW (2u << 20)    /* holds three records of the maximum size at any offset */
 #define BATCH 64
 #define BINS 64
 #define PATTERN 32
-#define GATHERED 128 /* first bytes of a client that are looked at */
+#define GATHERED 128 /* first bytes of a client that are matched */
 #define MAX_GATHERS 8192u
 #define MAX_FIRST 254 /* a kind is one byte, and 0 is none */
 #define MAX_HOSTS 131072u
 #define MAX_LINKS 65536u
 #define MAX_BOOTS 65536u
-#define MAX_ADDRESSES 4096u /* of one link address; a router's further ones are counted together */
+#define MAX_ADDRESSES 4096u /* per link address; further ones behind a router are counted together */
 #define MAX_SAMPLED 64
 #define MAX_SAMPLES (MAX_SAMPLED * 65536u)
 #define MAX_PAYLOAD 1024u
@@ -40,7 +40,7 @@
 #define INTERVALS 16
 #define LATENCIES 32
 #define NONE UINT32_MAX
-#define WAITS (NONE - 1) /* a flow whose pair its first bytes will tell */
+#define WAITS (NONE - 1) /* a flow whose pair depends on first bytes not seen yet */
 
 enum { TCP = 6, UDP = 17, ICMP = 1, ICMP6 = 58, SCTP = 132 };
 
@@ -70,13 +70,13 @@ typedef struct {
 
 typedef struct {
 	void *owner;
-	/* Takes a record; its data stays where it is until `moving` is called. */
+	/* Called for each record; its data is valid until `moving` is called. */
 	bool (*record)(void *owner, const Record *record);
 	/* Called before the data of earlier records moves. */
 	void (*moving)(void *owner);
-	/* Something could not be read. `what` is a constant string. */
+	/* Called for unreadable data. `what` is a constant string. */
 	void (*problem)(void *owner, uint64_t offset, const char *what);
-	/* The file ended in the middle of a record. */
+	/* Called if the file ended in the middle of a record. */
 	void (*truncated)(void *owner, uint64_t offset);
 } Sink;
 
@@ -84,33 +84,33 @@ typedef struct Ahead Ahead;
 typedef struct Zstd Zstd;
 
 typedef struct {
-	uint8_t *data; /* WINDOW bytes at least; source_begin makes it */
-	Ahead *ahead;  /* who reads ahead; NULL for nobody */
+	uint8_t *data; /* at least WINDOW bytes; allocated by source_begin */
+	Ahead *ahead;  /* read-ahead thread; NULL without one */
 	size_t start, end;
 	uint64_t base; /* offset in the file of data[0] */
-	int descriptor; /* -1: there is only what is in the window already */
+	int descriptor; /* -1: only the prefix is read */
 	const uint8_t *prefix;
 	size_t prefix_left;
 	bool ended;
 	int error;              /* errno of read(2) */
-	Zstd *zstd;             /* what is read is compressed */
-	const char *damage;     /* the compressed data ended there, and why */
+	Zstd *zstd;             /* decompressor, or NULL */
+	const char *damage;     /* why decompression ended early, or NULL */
 	atomic_bool *stopped; /* set by another thread */
 	atomic_ullong *read_bytes;
 } Source;
 
-/* False: no memory. The caller has filled in where the bytes are. */
+/* Returns false if out of memory. The caller has set the input fields. */
 bool source_begin(Source *source);
 void source_end(Source *source);
-/* Like read(2), of what the file holds, compressed or not; 0 too when another thread wants an end. */
+/* Like read(2), without decompression; also returns 0 if another thread called stop. */
 ssize_t source_pull(Source *source, uint8_t *to, size_t room);
-/* Makes the window hold as many bytes as are wanted (at most half a WINDOW), unless the file ends. */
+/* Fills the window with at least `wanted` bytes (at most half a WINDOW), unless the file ends. */
 void source_fill(Source *source, const Sink *sink, size_t wanted);
 
-/* NULL: this machine has no libzstd. */
+/* Returns NULL if this machine has no libzstd. */
 Zstd *zstd_begin(void);
 void zstd_end(Zstd *zstd);
-/* Like read(2), of what is compressed; source->damage says why it ended early. */
+/* Like read(2), with decompression; source->damage says why it ended early. */
 ssize_t zstd_read(Zstd *zstd, Source *source, uint8_t *to, size_t room);
 
 enum { READ_OK = 0, READ_NOT_A_CAPTURE = 1, READ_ERROR = 2 };
@@ -123,12 +123,12 @@ int read_capture(Source *source, const Sink *sink);
 enum { HAS_FLAGS = 1, HAS_PORTS = 2, LATER_FRAGMENT = 4, FIRST_FRAGMENT = 8, OUTGOING = 16 };
 enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
 
-/* What a frame is when no flow can be made of it; `value` tells which. */
+/* Kinds of frames without a flow; `value` has the details. */
 enum { OTHER_ARP, OTHER_LLC, OTHER_ETHERTYPE, OTHER_LINK, OTHER_SHORT, OTHER_BROKEN, OTHER_FRAGMENT, OTHER_TOO_MANY };
 
 typedef struct {
 	int64_t time;
-	uint32_t wire, length; /* length: of the payload above the transport header, as the headers say */
+	uint32_t wire, length; /* length: of the payload above the transport header, from the headers */
 	const uint8_t *payload;
 	uint32_t captured; /* of the payload */
 	uint8_t source[16], destination[16];
@@ -139,8 +139,8 @@ typedef struct {
 	const uint8_t *source_mac, *destination_mac;
 	uint8_t chunk; /* first chunk of SCTP, type of ICMP */
 	/* for flows.c */
-	uint32_t a, b;    /* who sends, and to whom */
-	uint64_t ends[2]; /* host and port of both, the smaller number first; way: which one sends */
+	uint32_t a, b;    /* sender and receiver */
+	uint64_t ends[2]; /* host and port of both, the smaller number first; way: index of the sender */
 	uint64_t hash;
 	uint32_t flow;
 	uint8_t way;
@@ -152,7 +152,7 @@ typedef struct {
 	const uint8_t *arp; /* the ARP packet of Ethernet and IPv4, 28 bytes */
 } Other;
 
-/* False: no packet of a flow; other says what it is. */
+/* Returns false if the packet belongs to no flow; `other` then has its kind. */
 bool decode(const Record *record, Packet *packet, Other *other);
 
 /* ---- counter.c ------------------------------------------------------------------------------- */
@@ -187,7 +187,7 @@ static inline uint16_t port_at(uint64_t end) { return (uint16_t)end; }
 typedef struct {
 	uint64_t ends[2]; /* the smaller number first */
 	uint8_t protocol, flags, closed, client; /* client: which end */
-	uint32_t pair; /* of a flow that waits: its Gather */
+	uint32_t pair; /* of a waiting flow: its Gather */
 	uint32_t sequence, hash;
 	uint32_t sample; /* index into sampled, NONE, or WAITS */
 	int64_t first, last, request, spoke;
@@ -197,7 +197,7 @@ enum { FLOW_USED = 1, FLOW_OPENED = 2, FLOW_MIDSTREAM = 4, FLOW_RESUMED = 8, FLO
        FLOW_TFTP = 64, FLOW_CONTACT = 128 };
 
 typedef struct {
-	/* What a contact and an answer touch stands in the first 64 bytes. */
+	/* Fields used for every contact and answer are in the first 64 bytes. */
 	uint32_t client, server, hash;
 	uint16_t port;
 	uint8_t protocol, kind;
@@ -215,9 +215,9 @@ typedef struct {
 	uint8_t low[PATTERN], high[PATTERN];
 } First;
 
-/* The first bytes that a client sent, while they do not tell the service yet: a message's length may go out alone. */
+/* The first bytes of a client until they identify the service: a message's length may be sent separately. */
 typedef struct {
-	uint32_t next; /* TCP's number of the byte that is wanted next; of a free one: the next free one */
+	uint32_t next; /* TCP sequence number of the next byte; of a free entry: the next free entry */
 	uint8_t got;
 	bool begun;
 	uint8_t data[GATHERED];
@@ -250,7 +250,7 @@ typedef struct {
 	const char *what;
 } Problem;
 
-/* What a file holds. */
+/* Times and packets of a file. */
 typedef struct {
 	int64_t first, last;
 	uint64_t packets;
@@ -277,7 +277,7 @@ typedef struct {
 	uint32_t hash, index;
 } Slot;
 
-/* A flow kept for itself, for those who hold our counts against another program's. */
+/* A single flow, kept for comparison with the counts of other programs. */
 typedef struct {
 	uint32_t client, server;
 	uint16_t client_port, server_port;
@@ -291,7 +291,7 @@ typedef struct {
 #define TRANSFERS 1024u
 #define LEARNT 65536u
 
-#ifdef SMALL_TABLES /* for the fuzzer: what a small capture fills */
+#ifdef SMALL_TABLES /* for the fuzzer: tables that a small capture fills */
 #undef MAX_CAPTURED
 #define MAX_CAPTURED 4096u
 #undef WINDOW
@@ -313,9 +313,9 @@ typedef struct {
 #endif
 
 typedef struct {
-	/* what is asked for */
+	/* options */
 	uint8_t known[3][8192];     /* TCP, UDP, SCTP: bit of a port where a service listens */
-	uint8_t told[3][8192];      /* ... where the first bytes tell more */
+	uint8_t told[3][8192];      /* ... where first bytes are matched as well */
 	First first[MAX_FIRST];
 	uint32_t firsts;
 	bool any_first;
@@ -325,13 +325,13 @@ typedef struct {
 	bool only_mac_known;
 	uint32_t max_flows, max_pairs, keep_flows;
 
-	/* what was seen */
+	/* results */
 	uint64_t packets, bytes;
-	atomic_ullong seen_packets, seen_bytes, read_bytes; /* for another thread, which shows how far it has come */
+	atomic_ullong seen_packets, seen_bytes, read_bytes; /* for another thread, which shows the progress */
 	atomic_bool stopped;
-	uint64_t cut; /* packets of which not all was captured */
+	uint64_t cut; /* packets captured only in part */
 	uint32_t cut_at;
-	int64_t resumed, gap; /* the end of the last gap between files, and all of them together */
+	int64_t resumed, gap; /* end of the last gap between files, and total of all gaps */
 	bool fresh; /* the next packet is a file's first */
 	Span *spans; /* of each file */
 	uint32_t span_room;
@@ -357,7 +357,7 @@ typedef struct {
 	uint32_t pair_count, pair_room, pair_mask;
 	uint32_t *pair_slots;
 	int64_t bin;
-	int64_t bin_base, bin_from, bin_to; /* the part of the timeline that the contact before fell into */
+	int64_t bin_base, bin_from, bin_to; /* the part of the timeline of the previous contact */
 	uint32_t bin_at;
 	uint64_t *learnt;
 	Fragment *fragments;
@@ -380,13 +380,13 @@ typedef struct {
 	bool out_of_memory;
 } Counter;
 
-/* False: no memory. The caller has filled in what is asked for. */
+/* Returns false if out of memory. The caller has set the options. */
 bool counter_begin(Counter *counter);
 void counter_end(Counter *counter);
 Sink counter_sink(Counter *counter);
-/* The next file begins. False: no memory. */
+/* Starts the next file. Returns false if out of memory. */
 bool counter_open(Counter *counter);
-/* Folds all flows into their pairs. */
+/* Adds all flows to their pairs. */
 void counter_finish(Counter *counter);
 void counter_problem(Counter *counter, uint64_t offset, const char *what);
 
@@ -395,10 +395,10 @@ void counter_problem(Counter *counter, uint64_t offset, const char *what);
 typedef struct {
 	uint8_t protocol, kind, client, server;
 	uint16_t port;
-	uint32_t begin, end; /* in the order of pairs that order_pairs made */
+	uint32_t begin, end; /* in the order returned by order_pairs */
 } Group;
 
-/* Pairs ordered so that those of one group stand together; NULL without memory. Both are the caller's to free. */
+/* Returns the pairs ordered by group; NULL if out of memory. The caller frees both results. */
 uint32_t *order_pairs(const Counter *counter, const uint8_t *roles, Group **groups, uint32_t *group_count);
 
 #endif

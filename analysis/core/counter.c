@@ -1,10 +1,10 @@
-/* Records -> packets in batches, so that memory is fetched ahead; and the life of a counter. */
+/* Records -> packets in batches, for prefetching; creation and release of counters. */
 #include "tables.h"
 
 #include <stdlib.h>
 #include <sys/random.h>
 
-#define GAP (30 * NS) /* silence between two files that is none of the network's */
+#define GAP (30 * NS) /* minimum time between two files that counts as a gap */
 #define YEAR (366LL * 86400 * NS)
 
 static void run_batch(void *owner)
@@ -28,7 +28,7 @@ static void run_batch(void *owner)
 	for (uint32_t i = 0; i < c->batched; i++) {
 		const Packet *p = c->batch + i;
 		c->now = p->time;
-		/* Before it is counted: a discover is part of the boot that it begins. */
+		/* Before it is counted: a discover belongs to the boot that it starts. */
 		if (p->protocol == UDP && (p->destination_port == 67 || p->source_port == 67) && p->captured)
 			see_dhcp(c, p);
 		else if (p->protocol == ICMP6)
@@ -58,8 +58,8 @@ static bool has_mac(const Packet *p, const uint8_t *mac)
 	return (p->source_mac && !memcmp(p->source_mac, mac, 6)) || (p->destination_mac && !memcmp(p->destination_mac, mac, 6));
 }
 
-/* Whether a DHCP server gives the one node that is looked at its address (yiaddr, RFC 2131, figure 1). Its link
- * address (chaddr) then tells those packets of its boot that do not bear its address. */
+/* Whether a DHCP server assigns the address of --node (yiaddr, RFC 2131, figure 1). The link address (chaddr) then
+ * identifies packets of its boot without that address. */
 static bool is_named(Counter *c, const Packet *p)
 {
 	if (c->only_length == 6)
@@ -84,10 +84,10 @@ static bool is_wanted(Counter *c, const Packet *p, const Other *other)
 	       (!memcmp(p->source, only, c->only_length) || !memcmp(p->destination, only, c->only_length));
 }
 
-/* A time more than a year from the one before is a mistake, until sixteen in a row agree. */
+/* A time more than a year from the previous one is an error, until sixteen in a row agree. */
 static int64_t plausible(Counter *c, int64_t time)
 {
-	if (__builtin_expect(!time, 0)) /* a simple packet block has none */
+	if (__builtin_expect(!time, 0)) /* a simple packet block has no time */
 		return c->end;
 	int64_t far = time - c->raw;
 	bool agrees = far < YEAR && far > -YEAR;
@@ -102,7 +102,7 @@ static int64_t plausible(Counter *c, int64_t time)
 	c->odd_times = agrees ? c->odd_times + 1 : 1;
 	if (c->odd_times > 16) {
 		c->odd_times = 0;
-		if (c->packets < 64) /* it was the beginning that was wrong: a clock not set yet */
+		if (c->packets < 64) /* the first times were wrong: the clock was not set yet */
 			c->start = c->end = c->bin_base = time, c->bin_to = 0;
 		return time;
 	}
@@ -153,7 +153,7 @@ static bool take_record(void *owner, const Record *record)
 		return true;
 	if (__builtin_expect(c->start == 0, 0)) {
 		c->start = c->end = c->bin_base = c->raw = p->time;
-		for (uint32_t i = 0; p->time && i < c->batched; i++) /* those before had no time */
+		for (uint32_t i = 0; p->time && i < c->batched; i++) /* earlier packets had no time */
 			c->batch[i].time = p->time;
 	} else {
 		p->time = plausible(c, p->time);
@@ -268,7 +268,7 @@ bool counter_begin(Counter *c)
 	memset(c->link_slots, 0xff, SLOTS_LINK * sizeof *c->link_slots);
 	memset(c->flow_slots, 0xff, ((size_t)c->flow_mask + 1) * sizeof *c->flow_slots);
 	memset(c->pair_slots, 0xff, ((size_t)c->pair_mask + 1) * sizeof *c->pair_slots);
-	link_of(c, NULL); /* the first link stands for none */
+	link_of(c, NULL); /* index 0: no link address */
 	return counter_open(c);
 }
 

@@ -1,7 +1,7 @@
-/* Records -> packets: the headers from the link up to the transport.
+/* Records -> packets: decodes the headers from the link to the transport.
  *
  * LINKTYPE_ numbers and cooked headers: www.tcpdump.org/linktypes. A frame may be cut off anywhere (snap length):
- * what is still there is used, and nothing behind its end is looked at.
+ * the available bytes are used, and nothing beyond them is read.
  */
 #include "core.h"
 
@@ -33,7 +33,7 @@ static bool other_is(Other *other, int what, uint32_t value)
 
 static bool transport(Bytes b, size_t length, Packet *p)
 {
-	/* length: of what follows, as the network header has it; b.left of it was captured */
+	/* length: of the IP payload, from the network header; b.left bytes of it were captured */
 	if (b.left > length)
 		b.left = length;
 	size_t header = 0;
@@ -93,7 +93,7 @@ static bool ipv4(Bytes b, Packet *p, Other *other)
 	size_t header = (size_t)(b.at[0] & 15) * 4, total = be16(b.at + 2);
 	if (b.at[0] >> 4 != 4 || header < 20)
 		return other_is(other, OTHER_BROKEN, 0);
-	/* Segmentation offload leaves 0 here: then it is what the wire length says. */
+	/* Segmentation offload leaves 0 here: use the wire length. */
 	if (!total)
 		total = p->wire < 65536 && p->wire > b.left ? p->wire : b.left;
 	if (total < header)
@@ -167,7 +167,7 @@ static bool network(Bytes b, uint16_t type, Packet *p, Other *other)
 	if (type == ETHERTYPE_IPV6)
 		return ipv6(b, p, other);
 	if (type == ETHERTYPE_ARP) {
-		/* Ethernet and IPv4: the only kind there is on these networks */
+		/* Ethernet and IPv4: the only kind on these networks */
 		if (b.left >= 28 && be16(b.at) == 1 && be16(b.at + 2) == ETHERTYPE_IPV4 && b.at[4] == 6 && b.at[5] == 4)
 			other->arp = b.at;
 		return other_is(other, OTHER_ARP, 0);
@@ -189,7 +189,7 @@ static bool loopback(Bytes b, bool network_order, Packet *p, Other *other)
 	if (b.left < 4)
 		return other_is(other, OTHER_SHORT, 0);
 	uint32_t family = network_order ? be32(b.at) : le32(b.at);
-	if (family > 0xffff) /* written by a machine of the other byte order */
+	if (family > 0xffff) /* written in the other byte order */
 		family = __builtin_bswap32(family);
 	pass(&b, 4);
 	if (family == 2)

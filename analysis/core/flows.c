@@ -1,17 +1,17 @@
 /* Packets -> flows -> pairs of a client and a service.
  *
- * A flow is both directions of one 5-tuple. It is folded into its pair when room is wanted or all is read: closed
- * ones first, then those that were silent longest. Sums do not depend on when that happens.
+ * A flow is both directions of one 5-tuple. It is folded into (added to) its pair when the table is full or everything
+ * is read: closed flows first, then those idle for longest. Sums do not depend on the time of folding.
  */
 #include "tables.h"
 
 #include <stdlib.h>
 
-#define SILENCE NS           /* a client that says something after so long makes a new contact */
-#define LOADING (1ULL << 20) /* a node that loaded so many more bytes of what it asked for still boots */
-#define GIVEN_UP (30 * NS)   /* nobody answers the request before */
+#define SILENCE NS           /* a client's packet after this idle time is a new contact */
+#define LOADING (1ULL << 20) /* a node that transfers this many bytes in a boot flow is still booting */
+#define GIVEN_UP (30 * NS)   /* a request without an answer for this long has failed */
 #define NFS 2049u
-#define DYNAMIC 32768u       /* server ports from here on are given out by systems, not by standards */
+#define DYNAMIC 32768u       /* first dynamic server port */
 
 static uint32_t sampled(const Counter *c, uint8_t protocol, uint16_t port)
 {
@@ -40,7 +40,7 @@ static bool learnt_server(const Counter *c, uint32_t host, uint8_t protocol, uin
 	return c->learnt[place_of(key, 1) & (LEARNT - 1)] == key + 1;
 }
 
-/* Whether the sender of a flow's first packet is its server, for flows whose beginning does not say. */
+/* Whether the sender of a flow's first packet is the server, for flows without a recognizable start. */
 static bool sender_serves(const Counter *c, const Packet *p)
 {
 	uint32_t source = p->a, destination = p->b;
@@ -54,7 +54,7 @@ static bool sender_serves(const Counter *c, const Packet *p)
 		return here;
 	if (p->protocol == UDP && p->source_port == 67 && p->destination_port == 68) /* DHCP's two ports, RFC 2131, 4.1 */
 		return true;
-	/* A client of NFS binds a port below 1024 (resvport of nfs(5)), which may be another service's. */
+	/* An NFS client binds a port below 1024 (resvport of nfs(5)), which may belong to another service. */
 	if (here && (p->source_port == NFS || p->destination_port == NFS))
 		return p->source_port == NFS;
 	here = learnt_server(c, source, p->protocol, p->source_port);
@@ -63,7 +63,7 @@ static bool sender_serves(const Counter *c, const Packet *p)
 		return here;
 	if (p->protocol == UDP || p->protocol == SCTP)
 		return false;
-	/* A segment in the middle of a connection, and nothing known: servers have the lower ports, as a rule. */
+	/* A segment in the middle of an unknown connection: servers usually have the lower port. */
 	return p->source_port < p->destination_port;
 }
 
@@ -72,7 +72,7 @@ static Transfer *transfer_at(Counter *c, uint32_t client, uint16_t port)
 	return c->transfers + (place_of((uint64_t)client << 16 | port, 2) & (TRANSFERS - 1));
 }
 
-/* TFTP's data comes from a port that nobody announced (RFC 1350, 4). */
+/* TFTP's data comes from a port that is not announced (RFC 1350, 4). */
 static bool is_transfer(Counter *c, const Packet *p, Flow *flow)
 {
 	const Transfer *to = transfer_at(c, p->b, p->destination_port);
@@ -85,7 +85,7 @@ static bool is_transfer(Counter *c, const Packet *p, Flow *flow)
 
 /* ---- flows: from the first packet to the fold ---------------------------------------------------- */
 
-/* 1 + the index of what the first bytes match; 0: nothing; -1: more of them would tell. */
+/* Returns 1 + the index of the pattern that the first bytes match; 0: none; -1: more bytes are needed. */
 static int kind_of(const Counter *c, uint8_t protocol, uint16_t port, const uint8_t *data, uint32_t got)
 {
 	bool known = bit(c->known, protocol, port);
@@ -125,7 +125,7 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 	if (index == NONE)
 		return;
 	Pair *pair = c->pairs + index;
-	/* A flow that comes back after its state was dropped is not one that was open before the capture began. */
+	/* A flow that continues after its state was dropped was not open before the capture began. */
 	if ((f->flags & FLOW_MIDSTREAM) && c->dropped && pair->last != INT64_MIN)
 		f->flags = (uint8_t)((f->flags & ~FLOW_MIDSTREAM) | FLOW_RESUMED);
 	if (f->first < pair->first)
@@ -139,7 +139,7 @@ static void assign(Counter *c, Flow *f, uint8_t kind)
 		f->flags |= FLOW_BOOT;
 }
 
-/* The first bytes tell what they can: the flow gets its pair. */
+/* Assigns the flow to its pair, with what the first bytes show. */
 static void decide(Counter *c, Flow *f, int kind)
 {
 	uint32_t gather = f->pair;
@@ -151,7 +151,7 @@ static void decide(Counter *c, Flow *f, int kind)
 	f->sample = sampled(c, f->protocol, server_port(f));
 }
 
-/* Adds what a client sent to its first bytes, and decides when they tell. */
+/* Appends to a client's first bytes, and assigns the flow once they identify the service. */
 static void gather(Counter *c, Flow *f, const Packet *p)
 {
 	uint16_t port = server_port(f);
@@ -170,7 +170,7 @@ static void gather(Counter *c, Flow *f, const Packet *p)
 	}
 	Gather *g = c->gathers + f->pair;
 	uint32_t ahead = p->sequence - g->next;
-	if (ahead > UINT32_MAX / 2) /* sent again */
+	if (ahead > UINT32_MAX / 2) /* retransmission */
 		return;
 	if (!ahead) {
 		uint32_t room = (uint32_t)(GATHERED - g->got), more = p->captured < room ? p->captured : room;
@@ -227,7 +227,7 @@ static void forget(Counter *c, uint32_t index)
 	uint32_t mask = c->flow_mask, at = c->flows[index].hash & mask;
 	while (c->flow_slots[at].index != index)
 		at = (at + 1) & mask;
-	/* Those that had to stand further on move up (Knuth, 6.4 R). */
+	/* Later entries of the probe sequence move up (Knuth, 6.4 R). */
 	for (uint32_t next = (at + 1) & mask; c->flow_slots[next].index != NONE; next = (next + 1) & mask) {
 		uint32_t home = c->flow_slots[next].hash & mask;
 		if (((next - home) & mask) >= ((next - at) & mask)) {
@@ -274,7 +274,7 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 			state = FLOW_MIDSTREAM;
 		}
 	} else if (p->protocol == ICMP || p->protocol == ICMP6) {
-		serves = p->protocol == ICMP ? p->chunk == 0 : p->chunk == 129; /* an echo's reply */
+		serves = p->protocol == ICMP ? p->chunk == 0 : p->chunk == 129; /* echo reply */
 	} else if (p->what & HAS_PORTS) {
 		serves = sender_serves(c, p);
 		if (serves || p->protocol == TCP)
@@ -295,7 +295,7 @@ static void begin(Counter *c, Flow *f, const Packet *p)
 	            (known ? bit(c->told, p->protocol, port) : c->any_first);
 	f->pair = NONE;
 	f->sample = wait ? WAITS : NONE;
-	/* A connection is a contact; in the middle of one, what the client says is. */
+	/* A new connection is a contact; in an open one, a client's packet is. */
 	if (state == FLOW_OPENED && !(f->flags & FLOW_TFTP)) {
 		f->flags |= FLOW_CONTACT;
 		f->spoke = p->time;
@@ -330,7 +330,7 @@ static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 	if (from_client) {
 		if (f->sample == WAITS && p->length)
 			gather(c, f, p);
-		/* Sent again, a request is still the same one, which must not make its answer look faster. */
+		/* A retransmitted request keeps its time, or the latency would be too short. */
 		if (!f->request || p->time - f->request > GIVEN_UP)
 			f->request = p->time;
 		if (p->time - f->spoke >= SILENCE || !(f->flags & FLOW_CONTACT)) {
@@ -342,7 +342,7 @@ static void speak(Counter *c, Flow *f, const Packet *p, bool from_client)
 		if (p->protocol == UDP && p->destination_port == 69 && p->captured > 1 && p->payload[0] == 0)
 			*transfer_at(c, p->a, p->source_port) = (Transfer){p->a, p->b, p->source_port, true};
 	} else if (f->request) {
-		if (f->sample == WAITS) /* the client has said what it had to say */
+		if (f->sample == WAITS) /* the client's first message is complete */
 			decide(c, f, 0);
 		if (f->pair != NONE && p->time >= f->request) {
 			Pair *pair = c->pairs + f->pair;
@@ -422,7 +422,7 @@ static uint32_t find_flow(const Counter *c, const Packet *p, uint32_t *at)
 void count_packet(Counter *c, const Packet *p)
 {
 	uint32_t at = NONE, index = p->flow;
-	/* Since it was looked up ahead it may have been folded, and its place taken. */
+	/* Since the prefetch it may have been folded, and its entry reused. */
 	if (index == NONE || !(c->flows[index].flags & FLOW_USED) || !is_flow(c->flows + index, p))
 		index = find_flow(c, p, &at);
 	if (index == NONE) {
@@ -432,7 +432,7 @@ void count_packet(Counter *c, const Packet *p)
 		}
 		index = open_flow(c, p, at);
 	} else if (p->protocol == TCP && (p->flags & (SYN | ACK)) == SYN && p->sequence != c->flows[index].sequence) {
-		/* The ports are used again: another connection. */
+		/* The ports are reused by another connection. */
 		fold(c, index);
 		forget(c, index);
 		find_flow(c, p, &at);

@@ -1,17 +1,17 @@
-/* Addresses, link addresses, and the boots of those who have them; and what no flow is made of. */
+/* Addresses, link addresses and boots of nodes; traffic without flows. */
 #include "tables.h"
 
 #include <stdlib.h>
 
-#define SETTLED (90 * NS) /* a node that asked for nothing new for so long has booted */
+#define SETTLED (90 * NS) /* a boot has ended after this time without contacts with new services */
 
-/* ---- what no flow is made of ------------------------------------------------------------------- */
+/* ---- traffic without flows --------------------------------------------------------------------- */
 
 void count_other(Counter *c, int what, uint32_t value, uint64_t packets, uint64_t bytes)
 {
 	for (uint32_t i = 0; i < c->other_count; i++) {
 		OtherCount *o = c->others + i;
-		/* The last one takes all that there is no room for. */
+		/* The last entry takes everything beyond the limit. */
 		if ((o->what == what && o->value == value) || i == MAX_OTHERS - 1) {
 			o->packets += packets;
 			o->bytes += bytes;
@@ -40,7 +40,7 @@ void counter_problem(Counter *c, uint64_t offset, const char *what)
 		c->problems[c->problem_count++] = (Problem){c->file, offset, what};
 }
 
-/* ---- link addresses, and the boots of those who have them --------------------------------------- */
+/* ---- link addresses and boots -------------------------------------------------------------------- */
 
 uint32_t link_of(Counter *c, const uint8_t *mac)
 {
@@ -79,7 +79,7 @@ bool booting(Counter *c, Link *link, int64_t now)
 	return link->booting;
 }
 
-/* Whether a DHCP message (RFC 2131) is a discover, or the offer to one that was not seen. */
+/* Whether a DHCP message (RFC 2131) is a discover, or the offer for a discover that was not seen. */
 static bool is_discover(const Packet *p)
 {
 	static const uint8_t cookie[4] = {0x63, 0x82, 0x53, 0x63};
@@ -95,13 +95,13 @@ static bool is_discover(const Packet *p)
 			return p->payload[at + 2] == p->payload[0];
 		at += 2u + p->payload[at + 1];
 	}
-	/* Cut before it says what it is: who has no address and asks for one, a relay's clients too, has just come up. */
+	/* Cut before the message type: a client without an address, also behind a relay, has just booted. */
 	static const uint8_t nothing[4];
 	return p->captured < p->length && p->length >= 244 && p->payload[0] == 1 && !memcmp(p->payload + 12, nothing, 4) &&
 	       p->destination_port == 67;
 }
 
-/* A DHCP discover of a node that is not booting already begins its boot. */
+/* A DHCP discover starts the boot of a node, unless it is booting already. */
 void see_dhcp(Counter *c, const Packet *p)
 {
 	if (!is_discover(p))
@@ -136,13 +136,13 @@ static uint32_t new_host(Counter *c, const uint8_t *address, uint8_t length, uin
 	return c->host_count++;
 }
 
-/* One host for all further addresses behind a router. */
+/* Returns the host for all further addresses behind a router. */
 uint32_t together(Counter *c, uint32_t link)
 {
 	static const uint8_t nothing[16];
 	Link *l = c->links + link;
 	if (l->together == NONE) {
-		if (c->host_count >= MAX_HOSTS) /* the one for no link address was made when it began to be tight */
+		if (c->host_count >= MAX_HOSTS) /* that of no link address was created before the table was full */
 			return c->links->together;
 		l->together = new_host(c, nothing, 0, 0, link);
 		Host *host = c->hosts + l->together;
@@ -169,7 +169,7 @@ uint32_t search_host(Counter *c, const uint8_t *address, uint8_t length, uint32_
 		}
 	}
 	uint32_t link = link_of(c, mac);
-	/* Without link addresses nobody can tell who is a router: then there may be as many as there is room for. */
+	/* Without link addresses routers cannot be recognized: use half of the table. */
 	uint32_t most = link ? MAX_ADDRESSES : MAX_HOSTS / 2;
 	if (c->links[link].addresses >= most || c->host_count >= MAX_HOSTS - MAX_HOSTS / 8)
 		return together(c, c->host_count >= MAX_HOSTS - MAX_HOSTS / 8 ? 0 : link);

@@ -1,4 +1,4 @@
-/* The core for Python; analysis/_core.pyi says what everything means. */
+/* Python module of the core; analysis/_core.pyi is its documentation. */
 #include "results.h"
 
 #include <errno.h>
@@ -40,7 +40,7 @@ static void set_bit(uint8_t map[3][8192], long protocol, long port)
 		map[row][port >> 3] |= (uint8_t)(1 << (port & 7));
 }
 
-/* Calls take for every item of a sequence. */
+/* Calls `take` for every item of a sequence. */
 static int each(PyObject *sequence, Py_ssize_t most, int (*take)(Counter *, PyObject *), Counter *counter)
 {
 	Py_ssize_t count = PySequence_Size(sequence);
@@ -168,7 +168,7 @@ static int counter_init(PyObject *object, PyObject *args, PyObject *words)
 	bool fine = !each(ports, 65536, take_port, counter) && !each(first, MAX_FIRST, take_first, counter) &&
 	            !each(samples, MAX_SAMPLED, take_sampled, counter);
 	bool begun = fine && counter_begin(counter);
-	if (begun && !self->counter) { /* the arguments' own code may have come here again */
+	if (begun && !self->counter) { /* code of the arguments may have called __init__ again */
 		self->counter = counter;
 		return 0;
 	}
@@ -245,7 +245,7 @@ static PyObject *counter_read(PyObject *object, PyObject *args, PyObject *words)
 		counter_problem(counter, source.base + source.end, source.damage);
 		counter->truncated = true;
 	}
-	atomic_store(&counter->stopped, false); /* asked of this file, not of the next */
+	atomic_store(&counter->stopped, false); /* stop applies to this file only */
 	counter->file++;
 	if (counter->out_of_memory)
 		return PyErr_NoMemory();
@@ -287,7 +287,7 @@ static PyObject *get_count(PyObject *object, void *which)
 	                                                           : atomic_load(&c->read_bytes));
 }
 
-/* ---- what was counted --------------------------------------------------------------------------- */
+/* ---- results -------------------------------------------------------------------------------------- */
 
 #define GIVE(what)                                                                                  \
 	static PyObject *counter_##what(PyObject *object, PyObject *Py_UNUSED(none))                    \
@@ -312,7 +312,7 @@ static PyObject *counter_rows(PyObject *object, PyObject *args)
 	return counter && PyArg_ParseTuple(args, "y#", &roles, &length) ? give_rows(counter, roles, length) : NULL;
 }
 
-/* ---- the first packet's time, for ordering files -------------------------------------------------- */
+/* ---- the first packet's time, for sorting files --------------------------------------------------- */
 
 typedef struct {
 	int64_t time;

@@ -1,10 +1,10 @@
-/* Pairs of a client and a service: contacts, their regularity, their place in time. */
+/* Pairs of a client and a service: contacts, intervals and timelines. */
 #include "tables.h"
 
 #include <stdlib.h>
 
-#define SILENCE NS /* contacts are at least so far apart */
-#define ROUTER 16u /* a link address with more addresses behind it is a router's */
+#define SILENCE NS /* minimum time between two contacts */
+#define ROUTER 16u /* a link address with more addresses belongs to a router */
 
 /* ---- pairs --------------------------------------------------------------------------------------- */
 
@@ -23,7 +23,7 @@ uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protoco
 			    pair->port == port && pair->kind == kind)
 				return c->pair_slots[at];
 		}
-		/* When it gets tight, the addresses behind a router are counted as one. */
+		/* When the table is almost full, the addresses behind a router are counted as one. */
 		const Host *far = c->hosts + server, *near = c->hosts + client;
 		bool tight = c->pair_count >= c->max_pairs - c->max_pairs / 4;
 		if (tight && turn == 0) {
@@ -52,7 +52,7 @@ uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protoco
 	}
 }
 
-/* The same number every time: reports of one capture are equal. */
+/* Deterministic, so that results are reproducible. */
 static uint32_t roll(Counter *c, uint32_t sides)
 {
 	c->dice ^= c->dice << 13;
@@ -81,7 +81,7 @@ static void fold_timeline(uint16_t *bins)
 
 static uint32_t bin_of(Counter *c, int64_t now)
 {
-	if (now >= c->bin_from && now < c->bin_to) /* as the contact before: divisions are slow */
+	if (now >= c->bin_from && now < c->bin_to) /* the part of the previous contact: divisions are slow */
 		return c->bin_at;
 	if (now <= c->bin_base)
 		return 0;
@@ -98,7 +98,7 @@ static uint32_t bin_of(Counter *c, int64_t now)
 	return c->bin_at;
 }
 
-/* Who has no address yet is only just coming up: 0.0.0.0, or ::. */
+/* A host without an address yet, which is booting: 0.0.0.0 or ::. */
 static bool is_nameless(const Host *host)
 {
 	static const uint8_t nothing[16];
@@ -109,12 +109,12 @@ void contact(Counter *c, Pair *pair, int64_t now)
 {
 	if (pair->contact != INT64_MIN && now - pair->contact < SILENCE && now >= pair->contact)
 		return;
-	/* Nobody knows what was said in a gap between files. */
+	/* An interval across a gap between files is unknown. */
 	if (pair->contact != INT64_MIN && now > pair->contact && pair->contact >= c->resumed)
 		keep_value(c, pair->intervals, INTERVALS, &pair->intervals_seen, now - pair->contact);
-	if (now > pair->contact) /* a connection that never said a word is counted late */
+	if (now > pair->contact) /* an idle connection is counted late */
 		pair->contact = now;
-	/* The node is the one that boots, whoever of the two it is. */
+	/* Either side may be the booting node. */
 	Link *link = c->links + c->hosts[pair->client].link;
 	if (!booting(c, link, now)) {
 		Link *far = c->links + c->hosts[pair->server].link;

@@ -1,7 +1,7 @@
-/* Capture files -> records: pcap in all its dialects, and pcapng.
+/* Capture files -> records: pcap in all its variants, and pcapng.
  *
- * pcap: draft-ietf-opsawg-pcap. pcapng: draft-ietf-opsawg-pcapng. After a record that cannot be, the search goes
- * on bytewise for a place from which three records in a row make sense, or a block that has its length twice.
+ * pcap: draft-ietf-opsawg-pcap. pcapng: draft-ietf-opsawg-pcapng. After an invalid record, reading resumes at the next
+ * offset with three plausible records in a row, or with a block whose two lengths agree.
  */
 #include "core.h"
 
@@ -12,9 +12,9 @@
 
 #define MAX_INTERFACES 4096u
 #define CHAIN 3
-#define FAR 157680000LL /* five years in seconds: further from its neighbour a record found by searching is none */
-#define AHEAD 4096 /* bytes that are fetched into the cache before they are wanted */
-#define EARLY 315532800LL /* 1980: before that no time is taken for one that the others do not confirm */
+#define FAR 157680000LL /* five years in seconds: maximum distance between records found by searching */
+#define AHEAD 4096 /* prefetch distance in bytes */
+#define EARLY 315532800LL /* 1980: earlier times are accepted only if other records confirm them */
 #define MAX_WIRE (16u << 20)
 #define LATEST (INT64_MAX / 2)
 
@@ -39,7 +39,7 @@ static inline bool need(Source *s, const Sink *sink, size_t wanted)
 
 static uint64_t offset_of(const Source *s, size_t place) { return s->base + place; }
 
-/* Passes over bytes that may be more than the window holds. */
+/* Skips bytes, possibly more than the window holds. */
 static bool skip(Source *s, const Sink *sink, uint64_t count)
 {
 	while (count > held(s)) {
@@ -74,7 +74,7 @@ static bool pcap_open(const uint8_t *p, Pcap *pcap)
 				pcap->big = big;
 				pcap->header = dialects[i].header;
 				pcap->scale = dialects[i].scale;
-				/* Some writers put a smaller number there than they keep to. */
+				/* Some writers exceed the snap length in their header. */
 				pcap->limit = snap && snap < MAX_CAPTURED && snap > 65535 ? snap : MAX_CAPTURED;
 				pcap->link = get32(p + 20, big) & 0xffffu;
 				pcap->last_s = -1;
@@ -83,7 +83,7 @@ static bool pcap_open(const uint8_t *p, Pcap *pcap)
 	return false;
 }
 
-/* Whether a record may begin here: stricter than what is followed. Nanoseconds stand in files for microseconds too. */
+/* Whether a record header is plausible: stricter than for accepted records. Some microsecond files hold nanoseconds. */
 static bool likely(const Pcap *pcap, const uint8_t *p)
 {
 	uint32_t part = get32(p + 4, pcap->big), captured = get32(p + 8, pcap->big), wire = get32(p + 12, pcap->big);
@@ -92,8 +92,8 @@ static bool likely(const Pcap *pcap, const uint8_t *p)
 
 static bool near(int64_t one, int64_t two) { return llabs(one - two) < FAR; }
 
-/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. One who searches wants
-   times that agree, with the last one or at least with each other. */
+/* Whether a chain of records begins at `place`; all of it is in the window, or the file ends. When searching, the times
+   must agree with the last record, or at least with each other. */
 static bool chain_here(const Source *s, const Pcap *pcap, size_t place, bool searching)
 {
 	int64_t first = 0;
@@ -124,7 +124,7 @@ static bool chain_here(const Source *s, const Pcap *pcap, size_t place, bool sea
 	return true;
 }
 
-/* Moves to the next place where records go on; false at the end of the file. */
+/* Moves to the next place with valid records; returns false at the end of the file. */
 static bool pcap_search(Source *s, const Sink *sink, const Pcap *pcap)
 {
 	s->start++;
@@ -139,7 +139,7 @@ static bool pcap_search(Source *s, const Sink *sink, const Pcap *pcap)
 	}
 }
 
-/* Whether what follows a record of an odd header says that it is one, and then what time it is. */
+/* Whether the records after one with an unusual header confirm it; `second` is then their time. */
 static bool is_followed(Source *s, const Sink *sink, const Pcap *pcap, uint32_t captured, int64_t *second)
 {
 	fill(s, sink, WINDOW / 2);
@@ -154,7 +154,7 @@ static bool is_followed(Source *s, const Sink *sink, const Pcap *pcap, uint32_t 
 	return true;
 }
 
-/* `big` and `header` are constants where this is called: the usual dialect asks nothing twice. */
+/* `big` and `header` are constants in the calls, so that the usual variant is specialized. */
 static inline __attribute__((always_inline)) void pcap_records(Source *s, const Sink *sink, Pcap *pcap, const bool big,
                                                                 const uint32_t header)
 {
@@ -168,7 +168,7 @@ static inline __attribute__((always_inline)) void pcap_records(Source *s, const 
 		int64_t now = second;
 		if (sane && __builtin_expect(pcap->last_s < 0, 0))
 			pcap->last_s = now;
-		/* Nothing kept, more kept than there was, a leap of years: there is all of that, but damage looks so too. */
+		/* No captured bytes, more than on the wire, a jump of years: all possible, but also signs of damage. */
 		if (sane && __builtin_expect(!timed || captured - 1u >= wire || !near(now, pcap->last_s), 0))
 			sane = is_followed(s, sink, pcap, captured, &now);
 		if (__builtin_expect(!sane, 0)) {
@@ -189,7 +189,7 @@ static inline __attribute__((always_inline)) void pcap_records(Source *s, const 
 			continue;
 		}
 		p = s->data + s->start;
-		__builtin_prefetch(p + AHEAD); /* the lines between come by themselves */
+		__builtin_prefetch(p + AHEAD); /* the hardware prefetches the lines between */
 		pcap->last_s = now;
 		Record record = {
 		    .time = (int64_t)second * NS + (timed ? (int64_t)part * pcap->scale : 0),
@@ -262,7 +262,7 @@ static void add_interface(Pcapng *ng, const uint8_t *body, size_t length)
 		if (code == 14 && size == 8) {
 			uint64_t low = get32(body + at + (ng->big ? 4 : 0), ng->big), high = get32(body + at + (ng->big ? 0 : 4), ng->big);
 			uint64_t seconds = high << 32 | low;
-			/* More than 30,000 years off is nobody's clock. */
+			/* An offset of more than 30,000 years is invalid. */
 			interface.offset = seconds < 1ULL << 40 || seconds > UINT64_MAX - (1ULL << 40) ? (int64_t)seconds : 0;
 		}
 		at += ((size_t)size + 3) & ~(size_t)3;
@@ -310,7 +310,7 @@ broken:
 	return true;
 }
 
-/* The length of a whole block of a known type at this place, which one who searches asks; 0: there is none. */
+/* Returns the length of a complete block of a known type at this place, for searching; 0: none. */
 static uint32_t block_here(const Source *s, bool big, size_t place)
 {
 	if (s->end - place < 12)
@@ -347,7 +347,7 @@ static bool block_search(Source *s, const Sink *sink, bool big)
 	}
 }
 
-/* Whether two blocks in a row stand inside of what claims to be one: then it is none. */
+/* Whether two consecutive blocks are inside of an alleged block, which is then invalid. */
 static bool blocks_inside(Source *s, const Sink *sink, bool big, uint32_t length)
 {
 	fill(s, sink, WINDOW / 2);
@@ -360,7 +360,7 @@ static bool blocks_inside(Source *s, const Sink *sink, bool big, uint32_t length
 	return false;
 }
 
-/* The block at the start of the window, if one can be there: its length, else 0. */
+/* Returns the length of the block at the start of the window; 0 if it is invalid. */
 static uint32_t block_length(Source *s, const Sink *sink, Pcapng *ng, uint32_t *type)
 {
 	*type = get32(s->data + s->start, ng->big);
@@ -377,7 +377,7 @@ static uint32_t block_length(Source *s, const Sink *sink, Pcapng *ng, uint32_t *
 	return length >= least && length % 4 == 0 ? length : 0;
 }
 
-/* Passes over a block that is none of ours, whatever its size; false at the end of the file. */
+/* Skips a block that is not needed, of any size; returns false at the end of the file. */
 static bool pass_block(Source *s, const Sink *sink, bool big, uint32_t length)
 {
 	uint64_t offset = offset_of(s, s->start);
@@ -404,7 +404,7 @@ static void pcapng_blocks(Source *s, const Sink *sink, Pcapng *ng)
 		uint32_t type, length = block_length(s, sink, ng, &type);
 		bool packet = type == ENHANCED || type == SIMPLE || type == OLD_PACKET;
 		if (length > WINDOW / 4 && (type == NAMES || (type > ENHANCED && type != SECTION))) {
-			if (!pass_block(s, sink, ng->big, length)) /* names, secrets, custom blocks: not for us */
+			if (!pass_block(s, sink, ng->big, length)) /* names, secrets, custom blocks: not needed */
 				return;
 			continue;
 		}

@@ -1,12 +1,12 @@
-/* What was counted, as Python's objects; analysis/_core.pyi says what everything means. */
+/* Results as Python objects; analysis/_core.pyi is their documentation. */
 #include "results.h"
 
 #include <stdlib.h>
 
-#define VALUES 2048  /* of a row: as many intervals, and as many latencies */
-#define CLIENTS 4096 /* of a row: as many numbers of hosts */
+#define VALUES 2048  /* maximum intervals, and maximum latencies, of a row */
+#define CLIENTS 4096 /* maximum host indexes of a row */
 
-/* Appends a new reference to a list; false, with the error set, when either went wrong. */
+/* Appends a new reference to a list; returns false, with the exception set, on error. */
 static bool add(PyObject *list, PyObject *item)
 {
 	bool fine = item && !PyList_Append(list, item);
@@ -35,7 +35,7 @@ static PyObject *host_tuple(const Counter *c, uint32_t index)
 	                     (unsigned long long)host->received, host->flags & HOST_OUTGOING ? Py_True : Py_False);
 }
 
-/* (value, weight) of what the pairs of a group kept: together they stand for all that was seen. */
+/* (value, weight) samples of the pairs of a group; the weights add up to all values seen. */
 static PyObject *values(const Counter *c, const uint32_t *order, const Group *group, bool latency)
 {
 	PyObject *list = PyList_New(0);

@@ -1,4 +1,4 @@
-/* What was counted, as Python's objects: new references, or NULL with the error set. */
+/* Results as Python objects: new references, or NULL with the exception set. */
 #ifndef SMS_RESULTS_H
 #define SMS_RESULTS_H
 

@@ -1,4 +1,4 @@
-/* Pairs -> groups of one protocol, port, kind and two roles. */
+/* Pairs -> groups with the same protocol, port, kind and roles. */
 #include "core.h"
 
 #include <stdlib.h>

@@ -1,8 +1,7 @@
-/* Where a capture's bytes come from: a descriptor, read when they are wanted or, from a large file, ahead of that.
+/* Input: reads a descriptor, large files ahead in a thread.
  *
- * Reading ahead takes a thread: half of the time that a large capture needs is the
- * kernel's, copying, and decompressing takes longer than counting. The thread
- * writes into a ring that is mapped twice in a row, so that what is in it is always in one piece.
+ * Half of the time for a large capture is copying in the kernel, and decompression takes longer than counting. The
+ * thread writes into a ring buffer that is mapped twice in a row, so that its contents are always contiguous.
  */
 #include "core.h"
 
@@ -34,7 +33,7 @@ ssize_t source_pull(Source *s, uint8_t *to, size_t room)
 		s->prefix_left -= got;
 		return (ssize_t)got;
 	}
-	/* A pipe that is silent must not put off the end that another thread wants. */
+	/* Poll with a timeout: an idle pipe must not delay stop() of another thread. */
 	while (s->descriptor >= 0 && !atomic_load(s->stopped)) {
 		struct pollfd one = {.fd = s->descriptor, .events = POLLIN};
 		int ready = poll(&one, 1, 200);
@@ -52,7 +51,7 @@ static ssize_t pull(Source *s, uint8_t *to, size_t room)
 	return s->zstd ? zstd_read(s->zstd, s, to, room) : source_pull(s, to, room);
 }
 
-/* ---- ahead ------------------------------------------------------------------------------------- */
+/* ---- read-ahead -------------------------------------------------------------------------------- */
 
 struct Ahead {
 	Source *source;
@@ -126,7 +125,7 @@ static void begin_ahead(Source *s)
 	pthread_mutex_init(&a->lock, NULL);
 	pthread_cond_init(&a->more, NULL);
 	pthread_cond_init(&a->room, NULL);
-	/* Signals are for the thread that knows what to do about them. */
+	/* Signals are handled in the main thread. */
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -165,7 +164,7 @@ static void fill_from_ahead(Source *s, size_t wanted)
 	pthread_mutex_unlock(&a->lock);
 }
 
-/* ---- what reader.c knows ------------------------------------------------------------------------ */
+/* ---- interface for reader.c ---------------------------------------------------------------------- */
 
 bool source_begin(Source *s)
 {
@@ -203,7 +202,7 @@ void source_fill(Source *s, const Sink *sink, size_t wanted)
 		return;
 	}
 	size_t left = s->end - s->start;
-	/* No more is moved than was taken since the last time, or a pipe of small writes would move the same for ever. */
+	/* Move no more than was consumed since the last move, or a pipe with small writes would move it again and again. */
 	if (s->start > 0 && (left <= s->start || WINDOW - s->start < wanted)) {
 		memmove(s->data, s->data + s->start, left);
 		s->base += s->start;

@@ -1,4 +1,4 @@
-/* What the tables of the core know of each other: hosts.c, pairs.c, flows.c, counter.c. */
+/* Shared declarations of the tables: hosts.c, pairs.c, flows.c, counter.c. */
 #ifndef SMS_TABLES_H
 #define SMS_TABLES_H
 
@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* ---- hashing: seeded, so that no capture can be made that collides ----------------------------- */
+/* ---- hashing: seeded, so that no capture can force collisions ---------------------------------- */
 
 static inline uint64_t mix(uint64_t x)
 {
@@ -22,7 +22,7 @@ static inline uint64_t word(const uint8_t *p)
 	return value;
 }
 
-/* Multiplying by a random odd number and taking the upper half spreads whatever comes (Dietzfelbinger 1997). */
+/* Multiply-shift hashing with a random odd factor (Dietzfelbinger 1997). */
 static inline uint32_t hash_address(const Counter *c, const uint8_t *address, uint8_t length)
 {
 	if (length == 4) {
@@ -33,7 +33,7 @@ static inline uint32_t hash_address(const Counter *c, const uint8_t *address, ui
 	return (uint32_t)(mix((word(address) ^ c->seed[0]) * (c->seed[1] | 1) + (word(address + 8) ^ c->seed[2]) * (c->seed[3] | 1)) >> 16);
 }
 
-/* Not memcmp: this is asked twice of every packet, and a call costs more than the answer. */
+/* Not memcmp: this runs twice per packet, and the call would cost more than the comparison. */
 static inline bool same_address(const uint8_t *one, const uint8_t *two, uint8_t length)
 {
 	if (length == 4) {
@@ -45,7 +45,7 @@ static inline bool same_address(const uint8_t *one, const uint8_t *two, uint8_t 
 	return word(one) == word(two) && word(one + 8) == word(two + 8);
 }
 
-/* For tables where the later one takes the place of the earlier: which ones meet there is the same every time. */
+/* For tables where later entries replace earlier ones: unseeded, so that results are reproducible. */
 static inline uint64_t place_of(uint64_t one, uint64_t two)
 {
 	return mix(mix(one * 0x9e3779b97f4a7c15ULL + 1) + two * 0xc2b2ae3d27d4eb4fULL);
@@ -57,7 +57,7 @@ static inline uint64_t hash_words(const Counter *c, uint64_t one, uint64_t two)
 	return mix(sum ^ sum >> 29);
 }
 
-/* ---- what was asked for ------------------------------------------------------------------------ */
+/* ---- options ----------------------------------------------------------------------------------- */
 
 static inline int family(uint8_t protocol)
 {
@@ -72,23 +72,23 @@ static inline bool bit(const uint8_t map[3][8192], uint8_t protocol, uint16_t po
 
 /* ---- counter.c ------------------------------------------------------------------------------- */
 
-/* Makes an array larger, at first `least` entries, then twice as many each time, `most` at last; `array` is the address
- * of the pointer to it. False when it cannot be: no memory, or it has that many. */
+/* Enlarges an array: first to `least` entries, then doubling up to `most`; `array` is the address of the pointer to it.
+ * Returns false if out of memory or at the maximum. */
 bool grow(void *array, uint32_t *room, size_t size, uint32_t least, uint32_t most);
 
 /* ---- hosts.c --------------------------------------------------------------------------------- */
 
 void count_other(Counter *c, int what, uint32_t value, uint64_t packets, uint64_t bytes);
 void count_skipped(Counter *c, const char *reason);
-/* The number of a link address; NULL stands for none, and is number 0. */
+/* Returns the index of a link address; NULL stands for none and has index 0. */
 uint32_t link_of(Counter *c, const uint8_t *mac);
-/* Whether the node of a link address boots; settles one that asked for nothing new for long. */
+/* Returns whether the node of a link address is booting; ends the boot of one without new contacts for SETTLED. */
 bool booting(Counter *c, Link *link, int64_t now);
 void see_dhcp(Counter *c, const Packet *p);
 void see_neighbour(Counter *c, const Packet *p);
-/* The number of an address that was not at its first place in the table; it may be new. */
+/* Finds an address that is not in its first slot, or adds it; returns its index. */
 uint32_t search_host(Counter *c, const uint8_t *address, uint8_t length, uint32_t hash, const uint8_t *mac);
-/* The host that stands for all further addresses behind a router. */
+/* Returns the host that stands for all further addresses behind a router. */
 uint32_t together(Counter *c, uint32_t link);
 void learn_mac(Counter *c, uint32_t index, const uint8_t *mac);
 void claim(Counter *c, const uint8_t *address, uint8_t length, const uint8_t *mac);
@@ -107,11 +107,11 @@ static inline uint32_t host_of(Counter *c, const uint8_t *address, uint8_t lengt
 
 /* ---- pairs.c --------------------------------------------------------------------------------- */
 
-/* The number of a pair; NONE when there is no more room. */
+/* Finds or adds a pair; returns its index, NONE if the table is full. */
 uint32_t find_pair(Counter *c, uint32_t client, uint32_t server, uint8_t protocol, uint16_t port, uint8_t kind);
 /* Reservoir sampling (Vitter 1985, algorithm R). */
 void keep_value(Counter *c, float *kept, uint32_t room, uint32_t *seen, int64_t span);
-/* A client speaks to a service, at most once a second. */
+/* Counts a contact of a client with a service, at most once a second. */
 void contact(Counter *c, Pair *pair, int64_t now);
 
 /* ---- flows.c --------------------------------------------------------------------------------- */

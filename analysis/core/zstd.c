@@ -1,5 +1,5 @@
-/* zstd (RFC 8878), decompressed by the system's libzstd where it has one: a pipe from the program `zstd` would copy
- * every byte twice more. The library is looked for when it is wanted; nothing of it is needed to compile.
+/* zstd (RFC 8878), decompressed by the system's libzstd if available: a pipe from the program `zstd` would copy every
+ * byte twice more. The library is loaded at run time; it is not needed for compiling.
  */
 #include "core.h"
 
@@ -25,12 +25,12 @@ struct Zstd {
 	size_t (*decompress)(void *, Out *, In *);
 	unsigned (*is_error)(size_t);
 	In in;
-	size_t left; /* 0: a frame has ended */
+	size_t left; /* 0: at the end of a frame */
 	bool ended;
 	uint8_t input[INPUT];
 };
 
-/* Function pointers do not come out of dlsym as such in ISO C; POSIX says that this works. */
+/* dlsym returns no function pointers in ISO C; POSIX guarantees that this works. */
 static bool find(void *library, const char *name, void *to)
 {
 	void **place = to;

@@ -1,4 +1,4 @@
-"""DHCP: who gives addresses out, and for how long (RFC 2131, RFC 2132)."""
+"""Decode DHCP: servers, leases and renewals (RFC 2131, RFC 2132)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 import math
 from dataclasses import dataclass
 
-from analysis.protocols import warm
+from analysis.protocols import preload
 
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE, INFORM = range(1, 9)
 FOREVER = 0xFFFFFFFF
-"""A lease that never ends (RFC 2131, section 3.3)."""
+"""An infinite lease (RFC 2131, section 3.3)."""
 BOOTREPLY = 2
 COOKIE = bytes((99, 130, 83, 99))
-"""Stands before the options (RFC 2131, section 3)."""
+"""Magic cookie before the options (RFC 2131, section 3)."""
 LEASE, KIND, RENEWAL, PAD, END = 51, 53, 58, 0, 255
 """Options (RFC 2132)."""
 
@@ -25,10 +25,10 @@ class Dhcp:
     Attributes:
         kind: DISCOVER to INFORM (option 53).
         mac: link address of the client.
-        server: option 54, which names the server; "" without one.
-        lease_s, renew_s: options 51 and 58 in seconds; 0 where they are not given, infinite for FOREVER. renew_s is
-            half the lease where the server leaves it out (RFC 2131, section 4.4.5).
-        renewing: a client that has an address and asks to keep it (its own address stands in ciaddr).
+        server: option 54, the server identifier; "" without one.
+        lease_s, renew_s: options 51 and 58 in seconds; 0 if missing, infinite for FOREVER. renew_s defaults to half
+            the lease (RFC 2131, section 4.4.5).
+        renewing: a request of a client that has an address already (in ciaddr).
     """
 
     kind: int
@@ -40,24 +40,24 @@ class Dhcp:
 
 
 def is_reply(payload: bytes) -> bool:
-    """Whether a server (or a relay) sent it."""
+    """Return whether a server (or a relay) sent it."""
     return payload[:1] == bytes((BOOTREPLY,))
 
 
 def is_relayed(payload: bytes) -> bool:
-    """Whether a relay passed it on, which writes its own address into giaddr (RFC 2131, table 1)."""
+    """Return whether a relay forwarded it, which writes its own address into giaddr (RFC 2131, table 1)."""
     return any(payload[24:28])
 
 
 def has_address(payload: bytes) -> bool:
-    """Whether the client has an address already, which it puts into ciaddr (RFC 2131, table 5)."""
+    """Return whether the client has an address already, in ciaddr (RFC 2131, table 5)."""
     return any(payload[12:16])
 
 
 def terms(payload: bytes) -> tuple[int, bytes, bytes]:
-    """Kind, lease and T1 as they stand in the options: of messages that agree in these one is enough to read.
+    """Return kind, lease and T1 as raw options: of messages with equal terms only one needs decoding.
 
-    (0, b"", b"") for what is no message of DHCP, or cut before its options.
+    (0, b"", b"") if it is not a DHCP message, or cut before its options.
     """
     found: dict[int, bytes] = {}
     at = 240 if payload[236:240] == COOKIE else len(payload)
@@ -70,10 +70,10 @@ def terms(payload: bytes) -> tuple[int, bytes, bytes]:
 
 
 def read_dhcp(payload: bytes) -> Dhcp | None:
-    """The message in the payload of a datagram, None where there is none."""
-    logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns of broken packets, on standard error
+    """Decode the payload of a datagram; None if it is not a DHCP message."""
+    logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns about broken packets on standard error
     try:
-        warm()
+        preload()
         from scapy.layers.dhcp import BOOTP, DHCP
 
         packet = BOOTP(payload)
@@ -93,7 +93,7 @@ def read_dhcp(payload: bytes) -> Dhcp | None:
             renewing=kind == REQUEST and str(packet.ciaddr) != "0.0.0.0",  # noqa: S104
         )
     except Exception:
-        # scapy raises whatever it likes on bytes that are no DHCP, and so they are none.
+        # scapy raises arbitrary exceptions on bytes that are not DHCP.
         return None
 
 

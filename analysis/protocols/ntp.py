@@ -1,22 +1,22 @@
-"""NTP: how often nodes ask for the time (RFC 5905, figure 8)."""
+"""Decode NTP: the poll intervals of nodes (RFC 5905, figure 8)."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 
-from analysis.protocols import warm
+from analysis.protocols import preload
 
 CLIENT, SERVER = 3, 4
 REACH = 8
-"""Polls without an answer until a client gives its server up (RFC 5905, section 9.2: the reach register)."""
+"""Unanswered polls until a client marks its server unreachable (RFC 5905, section 9.2: the reach register)."""
 MIN_POLL, MAX_POLL = 3, 17
 """Exponents of 2 s that clients use (chrony.conf(5) and RFC 5905 end at 17; 3 is ntpd's lowest)."""
 
 
 @dataclass(frozen=True)
 class Ntp:
-    """A packet. ``poll`` is an exponent: the client asks every 2 to the power of poll seconds."""
+    """A packet. ``poll`` is an exponent: the client polls every 2**poll seconds."""
 
     mode: int
     stratum: int
@@ -24,15 +24,15 @@ class Ntp:
 
     @property
     def poll_s(self) -> float:
-        """Seconds between two questions."""
+        """Seconds between two polls."""
         return float(2**self.poll)
 
 
 def read_ntp(payload: bytes) -> Ntp | None:
-    """The packet in the payload of a datagram, None where it is no question and no answer about time."""
+    """Decode the payload of a datagram; None if it is neither a client's nor a server's packet."""
     logging.getLogger("scapy").setLevel(logging.ERROR)
     try:
-        warm()
+        preload()
         from scapy.layers.ntp import NTPHeader
 
         if len(payload) < 48:

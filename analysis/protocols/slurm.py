@@ -1,9 +1,9 @@
-"""Slurm: what a message is.
+"""Decode the header of Slurm messages.
 
-A message begins with its length (4 bytes, src/common/slurm_protocol_socket.c) and the header that ``pack_header`` of
-src/common/slurm_protocol_pack.c writes: version, flags, until 21.08 an index, type (2 bytes each), length of the body
-(4 bytes), all of them big-endian. Versions: src/common/slurm_protocol_common.h; types: src/common/msg_type.h,
-slurm_protocol_defs.h before.
+A message begins with its length (4 bytes, src/common/slurm_protocol_socket.c) and the header written by ``pack_header``
+in src/common/slurm_protocol_pack.c: version, flags, until 21.08 an index, type (2 bytes each), length of the body
+(4 bytes), all big-endian. Versions: src/common/slurm_protocol_common.h; types: src/common/msg_type.h, before that
+slurm_protocol_defs.h.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ _RELEASES = (
     *("23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05", "26.11"),
 )
 OLDEST, WITHOUT_INDEX = 26, 38
-"""High bytes of the protocol's version: of 2.6, and of 22.05, the first without an index."""
+"""High bytes of the protocol version: of 2.6, and of 22.05, the first without an index."""
 
 
 @dataclass(frozen=True)
 class SlurmMessage:
-    """A message. ``release``: "22.05", or "protocol 47" for one that is younger than this list."""
+    """A message. ``release``: "22.05", or "protocol 47" if newer than this list."""
 
     version: int
     type: int
 
     @property
     def release(self) -> str:
-        """Slurm's release that speaks this version."""
+        """Slurm release of this protocol version."""
         at = (self.version >> 8) - OLDEST
         return _RELEASES[at] if at < len(_RELEASES) else f"protocol {self.version >> 8}"
 
     @property
     def name(self) -> str:
-        """The type as Slurm's source calls it."""
+        """Name of the type in Slurm's source."""
         return TYPES.get(self.type, f"type {self.type}")
 
 
 def read_slurm(payload: bytes) -> SlurmMessage | None:
-    """The message that a payload begins with, None where it is none."""
+    """Decode the message at the start of a payload; None if it is not a Slurm message."""
     if len(payload) < 16:
         return None
     length, version = struct.unpack_from("!IH", payload)

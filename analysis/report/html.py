@@ -1,4 +1,4 @@
-"""A classification as one HTML file: no script, nothing fetched, the same file for the same classification."""
+"""Render a classification as one HTML file: no script, no external resources, reproducible."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from analysis import units
 from analysis.model import Classification, Nodes, Service
 from analysis.report import drawing
 
-MOST_SERVICES = 300
-"""Services shown one by one. A real network has tens; a scan of all ports could make thousands."""
-MOST_ROWS = 100
-"""Lines of every other list."""
+MAX_SERVICES = 300
+"""Services shown individually. A real network has tens; a scan of all ports could create thousands."""
+MAX_ROWS = 100
+"""Maximum rows of every other list."""
 
-UNSURE = 0.5
-"""Confidence below which a verdict is called unsure."""
+LOW_CONFIDENCE = 0.5
+"""Verdicts below this confidence are marked."""
 
 _HERE = Path(__file__).parent
 
 
 def render_html(classification: Classification) -> str:
-    """The report, complete. Text of the capture's or of the site's is escaped wherever it stands."""
+    """Return the complete page. Text from the capture or the site is always escaped."""
     found = classification
     style = (_HERE / "report.css").read_text(encoding="utf-8")
-    numbered = list(enumerate(found.services[:MOST_SERVICES], 1))
+    numbered = list(enumerate(found.services[:MAX_SERVICES], 1))
     start = units.read_time(found.capture.start)
     bars, budget_ticks = drawing.budgets(numbered)
     shown = drawing.parts_shown(found)
@@ -46,7 +46,7 @@ def render_html(classification: Classification) -> str:
             services=numbered,
             critical=[pair for pair in numbered if pair[1].verdict == "time-critical"],
             deferrable=[pair for pair in numbered if pair[1].verdict != "time-critical"],
-            left_out=found.services[MOST_SERVICES:],
+            left_out=found.services[MAX_SERVICES:],
             start=start,
             end=units.later(start, found.capture.duration_s),
             bars=bars,
@@ -56,7 +56,7 @@ def render_html(classification: Classification) -> str:
             talk=drawing.talk(found, numbered),
             parts=parts(found),
             notices=notices(found),
-            most=MOST_ROWS,
+            most=MAX_ROWS,
         )
     )
 
@@ -89,13 +89,13 @@ def _environment() -> Environment:
         kind=CLASSES.__getitem__,
         budget_from=units.BUDGETS.__getitem__,
         boots=boots,
-        unsure=UNSURE,
+        low_confidence=LOW_CONFIDENCE,
     )
     return environment
 
 
 class Part(NamedTuple):
-    """A part of the capture's packets; ``begin`` and ``width`` are its piece of the whole, in per cent."""
+    """A category of the capture's packets; ``begin`` and ``width`` are its segment of the bar, in per cent."""
 
     kind: str
     name: str
@@ -106,45 +106,45 @@ class Part(NamedTuple):
 
 
 CLASSES = {"time-critical": "critical", "deferrable": "deferrable"}
-"""A verdict, and what the style sheet calls it."""
+"""CSS class of each verdict."""
 OPENERS = {"node": "nodes", "sms": "SMS", "both": "both"}
 TOWARD = {
-    "sms": "nodes ask the management node",
-    "nodes": "the management node asks nodes",
-    "both": "each asks the other",
-    "outside": "nodes ask the outside, through the management node",
+    "sms": "nodes connect to the management node",
+    "nodes": "the management node connects to nodes",
+    "both": "both sides open connections",
+    "outside": "nodes connect to the outside through the management node",
 }
 PHASES = {"boot": "boot only", "steady": "steady", "both": "boot and steady"}
 
 
 def boots(nodes: Nodes) -> str:
-    """How many boots were seen."""
+    """Describe how many boots were seen."""
     if nodes.boots_hidden:
-        return "boots not to be counted"
+        return "boots cannot be counted"
     return units.counted(nodes.booted, "boot") if nodes.booted else "no boot"
 
 
 def content_policy(style: str) -> str:
-    """What a browser may load for this page: this one style sheet, told by its digest (CSP Level 3), and no more."""
+    """Return the Content-Security-Policy (CSP Level 3): only this style sheet, identified by its digest."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def headline(found: Classification) -> str:
-    """The verdict in one sentence."""
+    """Summarize the verdicts in one sentence."""
     critical = sum(one.verdict == "time-critical" for one in found.services)
     rest = len(found.services) - critical
     if not found.services:
-        return "No service was seen"
+        return "No services seen"
     if not critical:
-        return f"{units.counted(rest, 'service')} can wait, none was seen that must never stop"
+        return f"{units.counted(rest, 'service')} can wait, none seen that must never stop"
     return f"{units.counted(critical, 'service')} must never stop" + (
         f", {units.number(rest)} can wait" if rest else ""
     )
 
 
 def parts(found: Classification) -> list[Part]:
-    """Where the packets went, in pieces of one whole. What is routed is not counted among the services again."""
+    """Split the capture's packets into categories. Routed traffic is not counted among the services again."""
     router = drawing.routing(found)
     services = [one for one in found.services if one is not router]
     by = {verdict: [one for one in services if one.verdict == verdict] for verdict in CLASSES}
@@ -163,22 +163,22 @@ def _sum(services: list[Service]) -> tuple[int, int]:
 
 
 def notices(found: Classification) -> list[tuple[str, str, str]]:
-    """What to know before building on this: (class, heading, text)."""
+    """Return warnings about the verdicts as (CSS class, heading, text)."""
     services = found.services
-    told = [("act", f"{_name(one)} is not carried by the services container", _advice(one)) for one in to_do(services)]
-    said = _names(one for one in services if one.overridden)
-    if said:
-        text = "The site says so; the evidence says what was seen."
-        told.append(("note", f"Verdict of the site's own: {said}", text))
-    vague = [one for one in services if not one.confidence >= UNSURE]
+    result = [("act", f"{_name(one)} cannot run in the services container", _advice(one)) for one in to_do(services)]
+    overridden = _names(one for one in services if one.overridden)
+    if overridden:
+        text = "Set by the site; the evidence shows what was seen."
+        result.append(("note", f"Verdict set by the site: {overridden}", text))
+    vague = [one for one in services if not one.confidence >= LOW_CONFIDENCE]
     if vague:
-        text = f"{_names(vague)}: confidence is under {units.share(UNSURE)}. More time and more nodes say more."
-        told.append(("note", f"{units.counted(len(vague), 'verdict is', 'verdicts are')} unsure", text))
-    return [(kind, heading, text) for kind, heading, text in told[:MOST_ROWS]]
+        text = f"{_names(vague)}: confidence is under {units.share(LOW_CONFIDENCE)}. Capture for longer, or more nodes."
+        result.append(("note", f"{units.counted(len(vague), 'verdict has', 'verdicts have')} low confidence", text))
+    return [(kind, heading, text) for kind, heading, text in result[:MAX_ROWS]]
 
 
 def to_do(services: tuple[Service, ...]) -> list[Service]:
-    """Services that must never stop and that the container cannot carry."""
+    """Return the time-critical services that the services container cannot run."""
     return [one for one in services if one.verdict == "time-critical" and not one.carried]
 
 
@@ -187,7 +187,7 @@ def _name(service: Service) -> str:
 
 
 def _names(services: Iterable[Service]) -> str:
-    """The first six names."""
+    """Join the first six names."""
     names = [_name(one) for one in services]
     return units.listed([*names[:6], *([units.counted(len(names) - 6, "other")] if len(names) > 6 else [])])
 

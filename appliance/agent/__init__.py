@@ -1,4 +1,4 @@
-"""What runs on an admin host beside its overlay: Python 3.6 and its standard library, nothing else.
+"""The agent: runs on admin hosts, next to the overlay. Python 3.6 and its standard library only.
 
-``appliance.tools.agent`` packs this folder into one file, brings it there and starts it.
+``appliance.tools.agent`` packs this folder into one file, copies it to the host and starts it.
 """

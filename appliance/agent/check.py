@@ -1,6 +1,6 @@
-"""Whether a snapshot is whole: its file system, and the state files of the services in it.
+"""Check a snapshot: its file system, and the state files of the services in it.
 
-Only the metadata is laid out for e2fsck: it reads no contents of files, and an image has few percent of metadata.
+e2fsck runs on a sparse image of the metadata only: it does not read file contents, and metadata is a few percent.
 """
 
 import os
@@ -9,44 +9,44 @@ from collections import OrderedDict
 from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 from appliance.agent import ext
+from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader
-from appliance.agent.words import Problem
 
-KEPT_CHUNKS = 512
-"""Chunks of metadata held in memory."""
+CACHED_CHUNKS = 512
+"""Chunks of metadata cached in memory."""
 STATE_BYTES = 256 << 20
-"""So much of the state files is read; a database may be larger, and has a dump besides."""
+"""Bytes of state files that are read at most; a larger database has a dump as well."""
 OPERATIONAL = 8 | 16 | 32 | 128
-"""Bits of e2fsck's exit status that say nothing of the image: it could not do its work (e2fsck(8))."""
+"""Bits of e2fsck's exit status for operational errors, which say nothing about the image (e2fsck(8))."""
 CLOCK = "[options]\nbroken_system_clock = true\n"
-"""e2fsck.conf(5): a clock that jumped is no damage of the file system."""
+"""e2fsck.conf(5): timestamps in the future are not damage."""
 
 
 class Checked(NamedTuple):
-    """What was found, and chunks that e2fsck had to mend: files deleted while open, a journal not replayed."""
+    """Result of a check, and chunks that e2fsck repaired: files deleted while open, a journal not replayed."""
 
-    told: Dict[str, Any]
+    report: Dict[str, Any]
     fixed: Dict[int, bytes]
 
 
-class ByBytes:
-    """A snapshot read by offset and size; the last chunks are kept."""
+class ByteReader:
+    """Reads a snapshot by offset and size; caches the last chunks."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.kept: "OrderedDict[int, bytes]" = OrderedDict()
+        self.cache: "OrderedDict[int, bytes]" = OrderedDict()
 
     def chunk(self, number: int) -> bytes:
-        """The bytes of a chunk."""
-        data = self.kept.get(number)
+        """Return the bytes of a chunk."""
+        data = self.cache.get(number)
         if data is None:
-            data = self.kept[number] = self.reader.read(number)
-            if len(self.kept) > KEPT_CHUNKS:
-                self.kept.popitem(last=False)
+            data = self.cache[number] = self.reader.read(number)
+            if len(self.cache) > CACHED_CHUNKS:
+                self.cache.popitem(last=False)
         return data
 
     def read(self, offset: int, size: int) -> bytes:
-        """So many bytes from an offset on."""
+        """Return ``size`` bytes from an offset on."""
         first, last = offset // CHUNK, (offset + size - 1) // CHUNK
         if first == last:
             return self.chunk(first)[offset % CHUNK : offset % CHUNK + size]
@@ -55,26 +55,26 @@ class ByBytes:
 
 
 def open_image(reader: Reader) -> ext.Image:
-    """The ext3 file system in a snapshot.
+    """Return the ext3 file system in a snapshot.
 
     Raises:
-        Problem: it is none.
+        Damage: it has none that can be read.
     """
     try:
-        return ext.Image(ByBytes(reader).read)
+        return ext.Image(ByteReader(reader).read)
     except ext.Unknown as error:
         raise Damage("its file system cannot be read: %s" % error)
 
 
 def metadata_chunks(image: ext.Image) -> Set[int]:
-    """Numbers of the chunks that hold any metadata.
+    """Return the numbers of the chunks that contain metadata.
 
     Raises:
-        Problem: the file system is damaged.
+        Damage: the file system is damaged.
     """
     block = image.layout.block
     if image.layout.recover:
-        # What the journal's replay will write is not known before.
+        # Which blocks the replay of the journal writes is not known.
         return set(range(-(-image.layout.blocks * block // CHUNK)))
     chunks: Set[int] = set()
     try:
@@ -86,7 +86,7 @@ def metadata_chunks(image: ext.Image) -> Set[int]:
 
 
 def write_metadata_image(reader: Reader, path: str) -> Set[int]:
-    """Lay out a sparse image at ``path`` that has a snapshot's metadata and nothing else; give its chunks."""
+    """Write a sparse image of a snapshot's metadata to ``path``; return the numbers of its chunks."""
     chunks = metadata_chunks(open_image(reader))
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -100,7 +100,7 @@ def write_metadata_image(reader: Reader, path: str) -> Set[int]:
 
 
 def write_all(descriptor: int, data: Any, offset: int) -> None:
-    """pwrite(2) to the end."""
+    """Write all of ``data`` by pwrite(2)."""
     view = memoryview(data)
     while len(view):
         done = os.pwrite(descriptor, view, offset)
@@ -108,7 +108,7 @@ def write_all(descriptor: int, data: Any, offset: int) -> None:
 
 
 def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:
-    """e2fsck's exit status and its last words; ``folder`` is for its configuration."""
+    """Run e2fsck; return its exit status and last lines. Its configuration is written to ``folder``."""
     config = os.path.join(folder, "e2fsck-%d.conf" % os.getpid())
     with open(config, "w") as stream:
         stream.write(CLOCK)
@@ -120,48 +120,48 @@ def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:
         stderr=subprocess.STDOUT,
         env=environment,
     )
-    said = done.communicate()[0].decode(errors="replace").strip()
+    output = done.communicate()[0].decode(errors="replace").strip()
     os.unlink(config)
-    words = " / ".join(said.splitlines()[-4:])[-400:]
-    if done.returncode < 0 or (done.returncode & OPERATIONAL and "superblock" not in said.replace("-", "")):
-        raise Problem("e2fsck could not check %s: %s" % (path, words), "is the machine out of memory or room?")
-    return done.returncode, words
+    last = " / ".join(output.splitlines()[-4:])[-400:]
+    if done.returncode < 0 or (done.returncode & OPERATIONAL and "superblock" not in output.replace("-", "")):
+        raise Problem("e2fsck could not check %s: %s" % (path, last), "is the machine out of memory or disk space?")
+    return done.returncode, last
 
 
 def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) -> Checked:
-    """Check a snapshot's file system, and that its state files can be read.
+    """Check a snapshot's file system, and that its state files are readable.
 
     Args:
-        folder: where a temporary image may lie.
+        folder: folder for a temporary image.
         state: paths in the container whose files must be readable.
-        heads: paths in the container, and what must stand in the first bytes there, where there is such a file.
+        heads: paths in the container, and the text that the first bytes of that file must contain if it exists.
 
     Raises:
         Damage: it is damaged.
         Problem: it could not be checked.
     """
     image = open_image(reader)
-    told: Dict[str, Any] = {}
+    report: Dict[str, Any] = {}
     path = os.path.join(folder, "check-%d.img" % os.getpid())
     try:
         chunks = write_metadata_image(reader, path)
-        mend = image.layout.orphans or image.layout.recover
-        status, words = run_e2fsck(path, "-p" if mend else "-n", folder)
-        if status & ~1 or (status and not mend):
-            raise Damage("its file system is damaged: %s" % words)
-        fixed = _changed_chunks(reader, path, chunks) if mend else {}
-        told["e2fsck"] = "clean"
+        repair = image.layout.orphans or image.layout.recover
+        status, output = run_e2fsck(path, "-p" if repair else "-n", folder)
+        if status & ~1 or (status and not repair):
+            raise Damage("its file system is damaged: %s" % output)
+        fixed = _changed_chunks(reader, path, chunks) if repair else {}
+        report["e2fsck"] = "clean"
         if fixed:
-            told["e2fsck"] = "journal replayed" if image.layout.recover else "deleted files let go"
+            report["e2fsck"] = "journal replayed" if image.layout.recover else "deleted files let go"
     finally:
         if os.path.exists(path):
             os.unlink(path)
-    told.update(_check_state(image, state, heads))
-    return Checked(told, fixed)
+    report.update(_check_state(image, state, heads))
+    return Checked(report, fixed)
 
 
 def _changed_chunks(reader: Reader, path: str, chunks: Set[int]) -> Dict[int, bytes]:
-    """What e2fsck has changed."""
+    """Return the chunks that e2fsck has changed."""
     fixed: Dict[int, bytes] = {}
     with open(path, "rb", 0) as stream:
         for number in sorted(chunks):
@@ -173,28 +173,28 @@ def _changed_chunks(reader: Reader, path: str, chunks: Set[int]) -> Dict[int, by
 
 def _check_state(image: ext.Image, state: List[str], heads: Dict[str, str]) -> Dict[str, Any]:
     files = size = 0
-    whole = True
+    complete = True
     try:
         for path in state:
             found = image.lookup("/upper" + path)
             for raw in image.files_below(found) if found else []:
                 files += 1
                 if size + ext.size_of(raw) > STATE_BYTES:
-                    whole = False
+                    complete = False
                     continue
                 size += ext.size_of(raw)
                 for _, block in image.file(raw).data:
                     image.blocks(block)
-        there = []
+        present = []
         for path, text in heads.items():
             raw_head = image.lookup("/upper" + path)
             if raw_head:
-                there.append(path)
+                present.append(path)
                 if text.encode() not in image.contents(raw_head, 64):
-                    raise Damage("%s in it is not what its service writes" % path)
+                    raise Damage("%s in it does not have its service's format" % path)
     except ext.Unknown as error:
         raise Damage("its state files cannot be read: %s" % error)
-    told: Dict[str, Any] = {"state_files": files, "state_bytes": size, "heads": there}
-    if not whole:
-        told["state_unread"] = True
-    return told
+    report: Dict[str, Any] = {"state_files": files, "state_bytes": size, "heads": present}
+    if not complete:
+        report["state_unread"] = True
+    return report

@@ -1,22 +1,22 @@
-"""A second copy of an image: its blocks shared where the file system can, its holes kept where it cannot."""
+"""Copy an image: by reflink where the file system supports it, else without its holes."""
 
 import errno
 import fcntl
 import os
 
-from appliance.agent import words
-from appliance.agent.store import full
-from appliance.agent.words import Problem
+from appliance.agent import protocol
+from appliance.agent.protocol import Problem
+from appliance.agent.store import disk_error
 from appliance.shared.files import free_bytes
 
 FICLONE = 0x40049409
 """ioctl of linux/fs.h."""
 STEP = 16 << 20
-"""Bytes between two words on how far it is."""
+"""Bytes between two progress messages."""
 
 
-def share(source: int, target: int) -> bool:
-    """Have an open file hold what another one does, by reflink; false where the file system cannot."""
+def reflink(source: int, target: int) -> bool:
+    """Clone an open file into another one by reflink; return False where the file system does not support it."""
     try:
         fcntl.ioctl(target, FICLONE, source)
     except OSError:
@@ -25,21 +25,21 @@ def share(source: int, target: int) -> bool:
 
 
 def copy_into(source: int, target: int, where: str) -> bool:
-    """Copy an open file into an empty one; say whether they share their blocks.
+    """Copy an open file into an empty one; return whether they share their blocks.
 
     Args:
-        where: what stands in the error when the file system is full.
+        where: the path named in errors.
 
     Raises:
-        Problem: there is no room.
+        Problem: there is not enough space.
     """
-    if share(source, target):
+    if reflink(source, target):
         return True
     state = os.fstat(source)
     used, free = state.st_blocks * 512, free_bytes(target)
     if used > free:
         raise Problem(
-            "no room beside %s for a copy: it takes %d MiB, and %d are free" % (where, used >> 20, free >> 20),
+            "no room for a copy next to %s: it needs %d MiB, %d are free" % (where, used >> 20, free >> 20),
             "make room there, then run this again",
             3,
         )
@@ -47,12 +47,12 @@ def copy_into(source: int, target: int, where: str) -> bool:
         os.ftruncate(target, state.st_size)
         _copy_data(source, target, state.st_size, used)
     except OSError as error:
-        raise full(error, where)
+        raise disk_error(error, where)
     return False
 
 
 def _copy_data(source: int, target: int, size: int, used: int) -> None:
-    offset = done = told = 0
+    offset = done = reported = 0
     while offset < size:
         try:
             begin = os.lseek(source, offset, os.SEEK_DATA)
@@ -68,6 +68,6 @@ def _copy_data(source: int, target: int, size: int, used: int) -> None:
                 return
             begin += moved
             done += moved
-            if done - told >= STEP:
-                words.moved(min(done, used), used)
-                told = done
+            if done - reported >= STEP:
+                protocol.progress(min(done, used), used)
+                reported = done

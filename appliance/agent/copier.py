@@ -1,4 +1,4 @@
-"""Copies and removes trees with all that files have: owners, modes, times, attributes, hard links, devices, holes."""
+"""Copy and remove trees with all metadata: owners, modes, times, attributes, hard links, devices, holes."""
 
 import errno
 import fcntl
@@ -7,39 +7,39 @@ import stat
 import struct
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from appliance.agent import words
-from appliance.agent.names import Ladder, kind_of, show
-from appliance.agent.sides import Contents, Side
+from appliance.agent import protocol
+from appliance.agent.diff import attributes, lstat
+from appliance.agent.names import DirCursor, kind_of, show
 from appliance.agent.store import CHUNK
-from appliance.agent.tree import attributes, look
+from appliance.agent.trees import Contents, Tree
 
 GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602
 """ioctls of linux/fs.h: what chattr(1) sets."""
 IMMUTABLE, APPEND = 0x10, 0x20
-CARRIED = 0x8 | IMMUTABLE | APPEND | 0x40 | 0x80 | 0x10000
-"""Flags that are a user's: synchronous, immutable, append-only, no dump, no atime, synchronous folder."""
+COPIED_FLAGS = 0x8 | IMMUTABLE | APPEND | 0x40 | 0x80 | 0x10000
+"""Flags that users set: synchronous, immutable, append-only, no dump, no atime, synchronous folder."""
 PAGE = 4096
 BLANK = bytes(PAGE)
-TOLD_EVERY = 256
-ACCEPTED = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.E2BIG, errno.ERANGE)
+REPORT_EVERY = 256
+UNSUPPORTED = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.E2BIG, errno.ERANGE)
 
 
 class Counts:
-    """What was made."""
+    """What was copied."""
 
     def __init__(self) -> None:
         self.entries = 0
         self.bytes = 0
         self.whiteouts: List[str] = []
-        """Paths of those that were not made."""
+        """Paths of whiteouts that were not created."""
         self.unset = 0
-        """Attributes that the file system there does not take."""
+        """Number of attributes that the target's file system does not support."""
         self.hollow: List[str] = []
-        """Files whose contents lie in the image."""
+        """Files whose contents are in the image only."""
 
 
 class Task(NamedTuple):
-    """A folder under way: names left in it, its state there, its name here."""
+    """A folder being copied: its remaining names, its metadata, its name."""
 
     names: Iterator[bytes]
     state: os.stat_result
@@ -47,26 +47,27 @@ class Task(NamedTuple):
 
 
 class Copier:
-    """Brings trees of one side into another file system.
+    """Copies parts of a tree into another file system.
 
     Args:
-        links: a folder of the target's file system that is in nobody's way: while copying, a file with several
-            names has one there.
-        outside: the target is no overlay: whiteouts are told and not made, what it does not take is counted.
+        links: an empty folder of the target's file system, where each file with several names has a further one while
+            copying.
+        outside: the target is not an overlay: whiteouts are listed instead of created, and attributes that it does not
+            support are counted.
     """
 
-    def __init__(self, side: Side, links: int, *, outside: bool) -> None:
-        self.side = side
+    def __init__(self, tree: Tree, links: int, *, outside: bool) -> None:
+        self.tree = tree
         self.links = links
         self.outside = outside
-        self.made = Counts()
+        self.counts = Counts()
         self.linked: Dict[int, int] = {}
-        """Inodes with several names: how many of them were made."""
+        """Inodes with several names: how many of them were created."""
         self.named: Dict[int, os.stat_result] = {}
         self.path: List[bytes] = []
 
-    def copy(self, source: Ladder, target: Ladder, name: bytes, path: List[bytes]) -> None:
-        """Copy ``name`` from the folder where ``source`` stands into that of ``target``, where it is not yet."""
+    def copy(self, source: DirCursor, target: DirCursor, name: bytes, path: List[bytes]) -> None:
+        """Copy ``name`` from the folder of ``source`` to that of ``target``, where it must not exist."""
         self.path = list(path)
         first = os.stat(name, dir_fd=source.here, follow_symlinks=False)
         if not self._one(source, target, name, first):
@@ -78,7 +79,7 @@ class Copier:
                 task = stack.pop()
                 source.up()
                 target.up()
-                self.dress(source.here, target.here, task.name, task.state)
+                self.apply_metadata(source.here, target.here, task.name, task.state)
                 self.path.pop()
                 continue
             self.path.append(one)
@@ -89,12 +90,12 @@ class Copier:
                 self.path.pop()
 
     def finish(self) -> int:
-        """Take the other names of linked files away; give how many files have fewer names than they had."""
+        """Remove the extra names of linked files; return how many files have fewer names than in the source."""
         for number, state in self.named.items():
             name = b"%d" % number
-            flags = self.side.flags(state) & CARRIED if stat.S_ISREG(state.st_mode) else 0
+            flags = self.tree.flags(state) & COPIED_FLAGS if stat.S_ISREG(state.st_mode) else 0
             descriptor = -1
-            if flags:  # no name of it could be taken away once they are set
+            if flags:  # flags can prevent the removal of a name, so set them after it
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.links)
             os.unlink(name, dir_fd=self.links)
             if flags:
@@ -102,21 +103,21 @@ class Copier:
                 os.close(descriptor)
         return sum(self.named[number].st_nlink > count for number, count in self.linked.items())
 
-    def _enter(self, source: Ladder, target: Ladder, name: bytes, state: os.stat_result) -> Task:
+    def _enter(self, source: DirCursor, target: DirCursor, name: bytes, state: os.stat_result) -> Task:
         os.mkdir(name, 0o700, dir_fd=target.here)
         source.down(name)
         target.down(name)
         return Task(iter(source.names()), state, name)
 
-    def _one(self, source: Ladder, target: Ladder, name: bytes, state: os.stat_result) -> bool:
-        """Make one entry; say whether it is a folder, which is left to do."""
+    def _one(self, source: DirCursor, target: DirCursor, name: bytes, state: os.stat_result) -> bool:
+        """Copy one entry; return True for a folder, which is left to the caller."""
         kind = kind_of(state)
         if kind == "removed" and self.outside:
-            self.made.whiteouts.append(show(self.path))
+            self.counts.whiteouts.append(show(self.path))
             return False
-        self.made.entries += 1
-        if self.made.entries % TOLD_EVERY == 0:
-            words.detail("%d entries" % self.made.entries)
+        self.counts.entries += 1
+        if self.counts.entries % REPORT_EVERY == 0:
+            protocol.detail("%d entries" % self.counts.entries)
         if kind == "folder":
             return True
         if state.st_nlink > 1 and self._link(target, name, state):
@@ -127,39 +128,39 @@ class Copier:
             os.symlink(os.readlink(name, dir_fd=source.here), name, dir_fd=target.here)
         else:
             os.mknod(name, state.st_mode, state.st_rdev, dir_fd=target.here)
-        self.dress(source.here, target.here, name, state)
+        self.apply_metadata(source.here, target.here, name, state)
         if state.st_nlink > 1:
             os.link(name, b"%d" % state.st_ino, src_dir_fd=target.here, dst_dir_fd=self.links, follow_symlinks=False)
             self.named[state.st_ino] = state
             self.linked[state.st_ino] = 1
         return False
 
-    def _link(self, target: Ladder, name: bytes, state: os.stat_result) -> bool:
+    def _link(self, target: DirCursor, name: bytes, state: os.stat_result) -> bool:
         if state.st_ino not in self.linked:
             return False
         os.link(b"%d" % state.st_ino, name, src_dir_fd=self.links, dst_dir_fd=target.here, follow_symlinks=False)
         self.linked[state.st_ino] += 1
         return True
 
-    def _file(self, source: Ladder, target: Ladder, name: bytes, state: os.stat_result) -> None:
-        contents = self.side.contents(source.here, name, state)
+    def _file(self, source: DirCursor, target: DirCursor, name: bytes, state: os.stat_result) -> None:
+        contents = self.tree.contents(source.here, name, state)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=target.here)
         try:
-            self.made.bytes += write_contents(contents, descriptor)
+            self.counts.bytes += write_contents(contents, descriptor)
         finally:
             os.close(descriptor)
             contents.close()
 
-    def dress(self, source: int, target: int, name: bytes, state: os.stat_result) -> None:
-        """Give an entry the owner, mode, attributes, times and flags that it has in the other folder."""
+    def apply_metadata(self, source: int, target: int, name: bytes, state: os.stat_result) -> None:
+        """Set owner, mode, attributes, times and flags of an entry as in the source folder."""
         link = stat.S_ISLNK(state.st_mode)
         os.chown(name, state.st_uid, state.st_gid, dir_fd=target, follow_symlinks=False)
         if not link:
             os.chmod(name, stat.S_IMODE(state.st_mode), dir_fd=target)
         self._attributes(source, target, name)
         os.utime(name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=target, follow_symlinks=False)
-        flags = self.side.flags(state) & CARRIED
+        flags = self.tree.flags(state) & COPIED_FLAGS
         several = state.st_nlink > 1 and not stat.S_ISDIR(state.st_mode)
         if flags and not several and (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode)):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target)
@@ -170,21 +171,21 @@ class Copier:
         wanted = attributes(source, name, internal=True)
         path = b"/proc/self/fd/%d/%s" % (target, name)
         if "trusted.overlay.metacopy" in wanted and self.outside:
-            self.made.hollow.append(show(self.path))
+            self.counts.hollow.append(show(self.path))
         for one in os.listxattr(path, follow_symlinks=False):
-            if one not in wanted:  # an ACL, or a label, that the folder has handed down
+            if one not in wanted:  # an ACL or label inherited from the folder
                 try:
                     os.removexattr(path, one, follow_symlinks=False)
                 except OSError as error:
-                    if error.errno not in ACCEPTED:
+                    if error.errno not in UNSUPPORTED:
                         raise
         for one, value in wanted.items():
             try:
                 os.setxattr(path, one, value, follow_symlinks=False)
             except OSError as error:
-                if not self.outside or error.errno not in ACCEPTED:
+                if not self.outside or error.errno not in UNSUPPORTED:
                     raise
-                self.made.unset += 1
+                self.counts.unset += 1
 
     def _set_flags(self, descriptor: int, flags: int) -> None:
         try:
@@ -192,16 +193,16 @@ class Copier:
         except OSError:
             if not self.outside:
                 raise
-            self.made.unset += 1
+            self.counts.unset += 1
 
 
 def write_contents(contents: Contents, descriptor: int) -> int:
-    """Write a file's bytes into an empty one, zeros as holes; give how many were written."""
+    """Write a file's contents into an empty file, zeros as holes; return the number of bytes written."""
     os.ftruncate(descriptor, contents.size)
     written = 0
     for number in contents.windows():
         data = memoryview(contents.window(number))
-        for at, end in runs(data):
+        for at, end in data_ranges(data):
             offset, view = number * CHUNK + at, data[at:end]
             written += end - at
             while len(view):
@@ -210,8 +211,8 @@ def write_contents(contents: Contents, descriptor: int) -> int:
     return written
 
 
-def runs(data: memoryview) -> Iterator[Tuple[int, int]]:
-    """The parts of it that are not pages of zeros: from, to."""
+def data_ranges(data: memoryview) -> Iterator[Tuple[int, int]]:
+    """Yield the ranges (begin, end) that are not pages of zeros."""
     begin: Optional[int] = None
     for at in range(0, len(data), PAGE):
         page = data[at : at + PAGE]
@@ -226,7 +227,7 @@ def runs(data: memoryview) -> Iterator[Tuple[int, int]]:
 
 
 def get_flags(descriptor: int) -> int:
-    """What chattr(1) has set."""
+    """Return the flags set by chattr(1); 0 where they are not supported."""
     try:
         raw = fcntl.ioctl(descriptor, GET_FLAGS, bytes(8))
     except OSError:
@@ -236,60 +237,60 @@ def get_flags(descriptor: int) -> int:
 
 
 def set_flags(descriptor: int, wanted: int) -> None:
-    """Set those of ``CARRIED``; the others stay as they are."""
-    fcntl.ioctl(descriptor, SET_FLAGS, struct.pack("<Q", (get_flags(descriptor) & ~CARRIED) | wanted))
+    """Set the flags in ``COPIED_FLAGS``; leave the others unchanged."""
+    fcntl.ioctl(descriptor, SET_FLAGS, struct.pack("<Q", (get_flags(descriptor) & ~COPIED_FLAGS) | wanted))
 
 
-def free_folder(descriptor: int) -> int:
-    """Let entries of a folder be made and removed whatever its flags say; give the flags that it had."""
+def make_writable(descriptor: int) -> int:
+    """Clear the flags of a folder that prevent changes to its entries; return its previous flags."""
     flags = get_flags(descriptor)
     if flags & (IMMUTABLE | APPEND):
-        set_flags(descriptor, flags & CARRIED & ~(IMMUTABLE | APPEND))
+        set_flags(descriptor, flags & COPIED_FLAGS & ~(IMMUTABLE | APPEND))
     return flags
 
 
-def remove(ladder: Ladder, name: bytes) -> int:
-    """Remove an entry of the folder where ``ladder`` stands, with all below it; give how many there were.
+def remove(cursor: DirCursor, name: bytes) -> int:
+    """Remove an entry of the cursor's folder, with all below it; return the number of entries removed.
 
-    Only for a file system that nobody else writes.
+    Only for a file system that no other process writes to.
     """
-    state = look(ladder, name)
+    state = lstat(cursor, name)
     if state is None:
         return 0
     if not stat.S_ISDIR(state.st_mode):
-        _unlink(ladder, name, state)
+        _unlink(cursor, name, state)
         return 1
-    ladder.down(name)
-    free_folder(ladder.here)
-    stack = [(iter(ladder.names()), name)]
+    cursor.down(name)
+    make_writable(cursor.here)
+    stack = [(iter(cursor.names()), name)]
     removed = 0
     while stack:
         names, own = stack[-1]
         one = next(names, None)
         if one is None:
             stack.pop()
-            ladder.up()
-            os.rmdir(own, dir_fd=ladder.here)
+            cursor.up()
+            os.rmdir(own, dir_fd=cursor.here)
             removed += 1
             continue
-        state = look(ladder, one)
+        state = lstat(cursor, one)
         if state and stat.S_ISDIR(state.st_mode):
-            ladder.down(one)
-            free_folder(ladder.here)
-            stack.append((iter(ladder.names()), one))
+            cursor.down(one)
+            make_writable(cursor.here)
+            stack.append((iter(cursor.names()), one))
         elif state:
-            _unlink(ladder, one, state)
+            _unlink(cursor, one, state)
             removed += 1
     return removed
 
 
-def _unlink(ladder: Ladder, name: bytes, state: os.stat_result) -> None:
+def _unlink(cursor: DirCursor, name: bytes, state: os.stat_result) -> None:
     try:
-        os.unlink(name, dir_fd=ladder.here)
+        os.unlink(name, dir_fd=cursor.here)
     except OSError as error:
         if error.errno != errno.EPERM or not stat.S_ISREG(state.st_mode):
             raise
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=ladder.here)
-        free_folder(descriptor)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=cursor.here)
+        make_writable(descriptor)
         os.close(descriptor)
-        os.unlink(name, dir_fd=ladder.here)
+        os.unlink(name, dir_fd=cursor.here)

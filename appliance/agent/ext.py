@@ -1,4 +1,4 @@
-"""Reads the structures of an ext3 file system: which blocks are metadata, which belong to what file.
+"""Read the structures of an ext3 file system: which blocks are metadata, and which belong to which file.
 
 Offsets and sizes are those of ext4(5) and of Documentation/filesystems/ext4 in the kernel's sources.
 """
@@ -8,24 +8,24 @@ import struct
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 Read = Callable[[int, int], bytes]
-"""(offset, size) in bytes -> that many bytes."""
+"""(offset, size) in bytes -> ``size`` bytes."""
 
 MAGIC = 0xEF53
 FILETYPE, RECOVER = 0x2, 0x4
 SPARSE_SUPER, LARGE_FILE, BTREE_DIR = 0x1, 0x2, 0x4
 ROOT_INODE, RESIZE_INODE = 2, 7
 IMMEDIATE_LINK = 60
-"""A symbolic link shorter than this lies in the inode itself."""
+"""The target of a symbolic link shorter than this is stored in the inode."""
 CTIME, DTIME, FILE_ACL = 12, 20, 104
 DIRECT, INDIRECT = 12, 3
 
 
 class Unknown(Exception):
-    """The image is no ext3 that we know, or is damaged."""
+    """The image is not an ext3 of a supported format, or is damaged."""
 
 
 class Group(NamedTuple):
-    """Where a group has its bitmaps and its inode table, in blocks."""
+    """Blocks of a group's bitmaps and of its inode table."""
 
     block_bitmap: int
     inode_bitmap: int
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the superblock and the group descriptors say."""
+    """Contents of the superblock and the group descriptors."""
 
     block: int
     blocks: int
@@ -50,20 +50,20 @@ class Layout(NamedTuple):
 
     @property
     def table_blocks(self) -> int:
-        """Blocks of a group's inode table."""
+        """Number of blocks of a group's inode table."""
         return -(-self.inodes_per_group * self.inode_size // self.block)
 
     @property
     def descriptor_blocks(self) -> int:
-        """Blocks of the group descriptors."""
+        """Number of blocks of the group descriptors."""
         return -(-len(self.groups) * 32 // self.block)
 
 
 def read_layout(read: Read) -> Layout:
-    """The layout of an image.
+    """Read the layout of an image.
 
     Raises:
-        Unknown: it has none, or features that ext3 has not.
+        Unknown: it is not ext3, or has features that ext3 does not have.
     """
     data = read(1024, 1024)
     if len(data) < 1024 or struct.unpack_from("<H", data, 56)[0] != MAGIC:
@@ -77,7 +77,7 @@ def read_layout(read: Read) -> Layout:
     (journal,) = struct.unpack_from("<I", data, 224)
     (orphan,) = struct.unpack_from("<I", data, 232)
     if incompat & ~(FILETYPE | RECOVER) or ro_compat & ~(SPARSE_SUPER | LARGE_FILE | BTREE_DIR):
-        raise Unknown("it has features that ext3 has not")
+        raise Unknown("it has features that ext3 does not have")
     if log_block > 6 or inode_size not in (128, 256, 512, 1024) or not 0 < inodes_per_group <= 1 << 19:
         raise Unknown("its superblock is damaged")
     block = 1024 << log_block
@@ -98,14 +98,14 @@ def read_layout(read: Read) -> Layout:
 
 
 class File(NamedTuple):
-    """The blocks of an inode: its contents, (place in the file, block), without holes; and those that list others."""
+    """Blocks of an inode: its data as (index in the file, block), without holes; and its pointer and ACL blocks."""
 
     data: List[Tuple[int, int]]
     lists: List[int]
 
 
 class Image:
-    """An ext3 image behind a way to read it."""
+    """An ext3 image, read by a function."""
 
     def __init__(self, read: Read, layout: Optional[Layout] = None) -> None:
         self.read = read
@@ -113,23 +113,23 @@ class Image:
         self._pointers = struct.Struct("<%dI" % (self.layout.block // 4))
 
     def blocks(self, number: int, count: int = 1) -> bytes:
-        """The bytes of so many blocks."""
+        """Read blocks."""
         return self.read(number * self.layout.block, count * self.layout.block)
 
     def inode(self, number: int) -> bytes:
-        """The raw inode of a number.
+        """Return the raw inode of a number.
 
         Raises:
             Unknown: there is none.
         """
         if not 0 < number <= self.layout.inodes:
-            raise Unknown("it names inode %d, which is not there" % number)
+            raise Unknown("it refers to inode %d, which does not exist" % number)
         group, at = divmod(number - 1, self.layout.inodes_per_group)
         offset = self.layout.groups[group].inode_table * self.layout.block + at * self.layout.inode_size
         return self.read(offset, self.layout.inode_size)
 
     def used_table_blocks(self) -> Iterator[Tuple[int, List[int]]]:
-        """Blocks of inode tables that hold inodes in use, each with the numbers of these inodes."""
+        """Yield the blocks of inode tables with used inodes, each with the numbers of these inodes."""
         layout = self.layout
         each = layout.block // layout.inode_size
         for index, group in enumerate(layout.groups):
@@ -150,14 +150,14 @@ class Image:
                     yield group.inode_table + block, numbers
 
     def unused_table_blocks(self) -> Set[int]:
-        """Blocks of inode tables that hold no inode in use."""
+        """Return the blocks of inode tables without a used inode."""
         tables = (
             range(group.inode_table, group.inode_table + self.layout.table_blocks) for group in self.layout.groups
         )
         return {block for table in tables for block in table} - {block for block, _ in self.used_table_blocks()}
 
     def used_inodes(self) -> Iterator[Tuple[int, bytes]]:
-        """Every inode in use: its number, its raw bytes."""
+        """Yield the number and the raw bytes of every used inode."""
         layout = self.layout
         each = layout.block // layout.inode_size
         for block, numbers in self.used_table_blocks():
@@ -167,10 +167,10 @@ class Image:
                 yield number, data[at : at + layout.inode_size]
 
     def file(self, raw: bytes, *, contents: bool = True) -> File:
-        """The blocks of an inode; without ``contents``, those of a regular file's data are left out.
+        """Return the blocks of an inode; without ``contents``, leave out the data blocks of regular files.
 
         Raises:
-            Unknown: it points beyond the image, or needs what ext3 has not.
+            Unknown: it refers to a block beyond the image, or has features that ext3 does not have.
         """
         found = File([], [])
         mode = struct.unpack_from("<H", raw, 0)[0]
@@ -178,7 +178,7 @@ class Image:
             raise Unknown("it has files with extents")
         acl = struct.unpack_from("<I", raw, FILE_ACL)[0]
         if acl:
-            found.lists.append(self._sane(acl))
+            found.lists.append(self._check_block(acl))
         size = size_of(raw)
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
             return found
@@ -186,10 +186,12 @@ class Image:
             return found
         pointers = struct.unpack_from("<15I", raw, 40)
         wanted = contents or not stat.S_ISREG(mode)
-        # What lies behind the end of the file is not its own.
+        # Pointers beyond the end of the file are ignored.
         count = -(-size // self.layout.block)
         if wanted:
-            found.data.extend((at, self._sane(one)) for at, one in enumerate(pointers[: min(DIRECT, count)]) if one)
+            found.data.extend(
+                (at, self._check_block(one)) for at, one in enumerate(pointers[: min(DIRECT, count)]) if one
+            )
         first = DIRECT
         for depth, pointer in enumerate(pointers[DIRECT:], 1):
             self._walk(pointer, depth, wanted, found, first, count)
@@ -199,13 +201,13 @@ class Image:
     def _walk(self, pointer: int, depth: int, wanted: bool, found: File, first: int, count: int) -> None:
         if not pointer:
             return
-        found.lists.append(self._sane(pointer))
+        found.lists.append(self._check_block(pointer))
         if depth == 1 and not wanted:
             return
         below = self._pointers.unpack(self.blocks(pointer))
         if depth == 1:
             found.data.extend(
-                (first + at, self._sane(one)) for at, one in enumerate(below) if one and first + at < count
+                (first + at, self._check_block(one)) for at, one in enumerate(below) if one and first + at < count
             )
             return
         each = (self.layout.block // 4) ** (depth - 1)
@@ -216,26 +218,26 @@ class Image:
                 raise Unknown("a file has more blocks than there are")
             self._walk(one, depth - 1, wanted, found, first + at * each, count)
 
-    def _sane(self, pointer: int) -> int:
+    def _check_block(self, pointer: int) -> int:
         if pointer >= self.layout.blocks:
-            raise Unknown("it points to block %d, which is not there" % pointer)
+            raise Unknown("it refers to block %d, which does not exist" % pointer)
         return pointer
 
     def journal_blocks(self) -> List[int]:
-        """Blocks of the journal's log; its own superblock, the first, is not among them."""
+        """Return the blocks of the journal's log, without its first one, the journal's superblock."""
         if not self.layout.journal:
             return []
         return [block for at, block in self.file(self.inode(self.layout.journal)).data if at]
 
     def journal_head(self) -> int:
-        """The block of the journal's own superblock."""
+        """Return the block of the journal's superblock."""
         data = self.file(self.inode(self.layout.journal)).data
         if not data:
             raise Unknown("its journal has no blocks")
         return data[0][1]
 
     def metadata(self) -> Iterator[Tuple[int, int]]:
-        """All that e2fsck reads but files' contents and the journal's log: (first block, how many)."""
+        """Yield the blocks that e2fsck reads except the journal's log, as (first block, count)."""
         layout = self.layout
         head = 1 + layout.descriptor_blocks
         for index, group in enumerate(layout.groups):
@@ -257,7 +259,7 @@ class Image:
             yield self.journal_head(), 1
 
     def entries(self, raw: bytes) -> Dict[bytes, int]:
-        """Names in a directory, with the inodes that they stand for; without . and .. themselves."""
+        """Return the names in a directory with their inodes, without . and .. themselves."""
         found: Dict[bytes, int] = {}
         for _, block in self.file(raw).data:
             data, at = self.blocks(block), 0
@@ -272,7 +274,7 @@ class Image:
         return found
 
     def lookup(self, path: str) -> Optional[bytes]:
-        """The raw inode at an absolute path, links not followed; None where nothing is."""
+        """Return the raw inode at an absolute path, without following links; None if there is none."""
         raw = self.inode(ROOT_INODE)
         for name in path.encode().split(b"/"):
             if not name:
@@ -286,7 +288,7 @@ class Image:
         return raw
 
     def files_below(self, raw: bytes) -> Iterator[bytes]:
-        """Raw inodes of the regular files at or below an inode."""
+        """Yield the raw inodes of the regular files at or below an inode."""
         todo, seen = [raw], set()  # type: List[bytes], Set[int]
         while todo:
             one = todo.pop()
@@ -300,7 +302,7 @@ class Image:
                         todo.append(self.inode(number))
 
     def contents(self, raw: bytes, limit: int) -> bytes:
-        """The first ``limit`` bytes of a file."""
+        """Return the first ``limit`` bytes of a file."""
         size = min(size_of(raw), limit)
         found = bytearray(size)
         for at, block in self.file(raw).data:
@@ -311,13 +313,13 @@ class Image:
 
 
 def mode_of(raw: bytes) -> int:
-    """st_mode of a raw inode."""
+    """Return st_mode of a raw inode."""
     mode: int = struct.unpack_from("<H", raw, 0)[0]
     return mode
 
 
 def size_of(raw: bytes) -> int:
-    """st_size of a raw inode."""
+    """Return st_size of a raw inode."""
     low, high = struct.unpack_from("<I", raw, 4)[0], struct.unpack_from("<I", raw, 108)[0]
     return int(low | (high << 32 if stat.S_ISREG(mode_of(raw)) else 0))
 
@@ -335,17 +337,17 @@ def has_superblock(group: int) -> bool:
     return False
 
 
-class Memory:
-    """Remembers every inode in use, and tells later which blocks may have changed since.
+class InodeState:
+    """The used inodes at one moment; finds the blocks that may have changed since.
 
-    A write changes its inode's ctime, and what changes an inode changes its bytes. The exception are
-    inodes whose ctime was younger than ``since`` when they were remembered: these always count as changed.
+    Every change to a file changes its inode, at least the ctime. Inodes whose ctime was ``since`` or later are the
+    exception, as ctimes are coarse: they always count as changed.
     """
 
     def __init__(self, image: Image, since: float) -> None:
         self.layout = image.layout
         self.unused = image.unused_table_blocks()
-        """Blocks of inode tables that had no inode in use whenever it was looked."""
+        """Blocks of inode tables that had no used inode in any query so far."""
         self.tables: Dict[int, bytes] = {}
         self.young: List[int] = []
         each = image.layout.block // image.layout.inode_size
@@ -357,7 +359,7 @@ class Memory:
                     self.young.append(number)
 
     def changed(self, image: Image) -> Optional[Set[int]]:
-        """Blocks that may differ; None where the file system itself has another layout. Writers are held."""
+        """Return the blocks that may differ; None if the file system has another layout now. Needs a freeze."""
         now = image.layout
         if now._replace(recover=False, orphans=False) != self.layout._replace(recover=False, orphans=False):
             return None
@@ -376,7 +378,7 @@ class Memory:
                 old, new = before[at : at + now.inode_size], after[at : at + now.inode_size]
                 if old != new:
                     raws.append(new)
-                    # An attribute block that it has given up has one user less; its other blocks are no longer its own.
+                    # A former attribute block has one user less now; other former blocks do not belong to it any more.
                     given_up = struct.unpack_from("<I", old, FILE_ACL)[0] if old else 0
                     blocks.update([given_up] if 0 < given_up < now.blocks else [])
         raws += [image.inode(number) for number in self.young]

@@ -1,4 +1,4 @@
-"""Holds the writers of a live overlay still, and lets them go whatever happens to this process."""
+"""Freeze the file system of an overlay in use, and thaw it whatever happens to this process."""
 
 import ctypes
 import fcntl
@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import ContextManager, Iterator, List
 
-from appliance.agent.words import Problem
+from appliance.agent.protocol import Problem
 
 FIFREEZE = 0xC0045877
 FITHAW = 0xC0045878
@@ -37,14 +37,14 @@ def sync_file_system(descriptor: int) -> None:
 
 
 def private_mounts() -> None:
-    """Mounts made from now on are seen by this process and its children only, and end with them."""
+    """Enter a mount namespace of its own: later mounts are visible to this process only, and end with it."""
     _call("unshare", CLONE_NEWNS)
     _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    _clear_left()
+    _remove_stale_folders()
 
 
-def _clear_left() -> None:
-    """Remove the folders that killed runs mounted at: their mounts went with them."""
+def _remove_stale_folders() -> None:
+    """Remove the mount points of killed runs, whose mounts ended with them."""
     os.makedirs(FOLDER, 0o755, exist_ok=True)
     for name in os.listdir(FOLDER):
         found = re.match(r"(?:agent|trace)-(\d+)(?:-\d+)?$", name)
@@ -61,13 +61,13 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def unmount(target: str) -> None:
-    """umount2(2), at once for everybody who looks, later for who has it open."""
+    """umount2(2) with MNT_DETACH: open files stay usable."""
     _call("umount2", target.encode(), MNT_DETACH)
 
 
 @contextmanager
 def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[str]:
-    """A file system at a folder of its own, for as long as the context lasts; needs ``private_mounts``."""
+    """Mount a file system on a new folder while the context lasts; needs ``private_mounts``."""
     target = "%s/agent-%d-%d" % (FOLDER, os.getpid(), time.monotonic() * 1e6)
     os.makedirs(target, 0o700)
     try:
@@ -81,18 +81,18 @@ def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[s
 
 
 def find_loops(path: str) -> List[str]:
-    """Loop devices of this machine that have the file open."""
-    said = subprocess.check_output(["losetup", "--noheadings", "--output", "NAME", "--associated", path])
-    return said.decode().split()
+    """Return the loop devices of this machine that have the file open."""
+    output = subprocess.check_output(["losetup", "--noheadings", "--output", "NAME", "--associated", path])
+    return output.decode().split()
 
 
-def joined(loop: str) -> ContextManager[str]:
-    """The file system that is mounted from ``loop`` already, once more, for us: ext3 refuses it read-only."""
+def mounted_again(loop: str) -> ContextManager[str]:
+    """Mount the already mounted file system of ``loop`` once more. Writable, since ext3 refuses to change the mode."""
     return mounted(loop, "ext3", MS_NOATIME | MS_NODEV | MS_NOSUID | MS_NOEXEC)
 
 
 def thaw(descriptor: int) -> bool:
-    """Let writers go; say whether they were held."""
+    """Thaw the file system; return whether it was frozen."""
     try:
         fcntl.ioctl(descriptor, FITHAW, 0)
     except OSError:
@@ -101,10 +101,10 @@ def thaw(descriptor: int) -> bool:
 
 
 class Frozen:
-    """Writers wait from ``hold`` to ``release``.
+    """A file system that is frozen from ``hold`` to ``release``.
 
-    A second process shares the hold: it lets them go when this one is gone or silent for ``limit_s`` seconds.
-    Where that one is killed as well, the file ``mark`` tells the next run to do it.
+    A second process, the watchdog, thaws it when this one ends, or does not release it within ``limit_s`` seconds.
+    If the watchdog is killed as well, the file ``mark`` makes the next run thaw it.
     """
 
     def __init__(self, folder: str, limit_s: float, mark: str) -> None:
@@ -117,14 +117,14 @@ class Frozen:
         self.seconds = 0.0
 
     def hold(self) -> None:
-        """Hold them.
+        """Freeze it.
 
         Raises:
-            Problem: somebody else does already, or the kernel will not.
+            Problem: it is frozen already, or the kernel refuses.
         """
-        sync_file_system(self.descriptor)  # what is written now need not be waited for later
+        sync_file_system(self.descriptor)  # shortens the freeze
         if os.path.exists(self.mark):
-            # A run was killed together with its watchdog.
+            # A run was killed, and its watchdog too.
             thaw(self.descriptor)
         with open(self.mark, "w"):
             pass
@@ -135,25 +135,27 @@ class Frozen:
         except OSError as error:
             self._end_watchdog()
             os.unlink(self.mark)
-            raise Problem("the overlay cannot be frozen: %s" % (error.strerror or error), "does another program do it?")
+            raise Problem(
+                "the overlay cannot be frozen: %s" % (error.strerror or error), "has another program frozen it?"
+            )
 
     def release(self) -> None:
-        """Let them go.
+        """Thaw it.
 
         Raises:
-            Problem: the watchdog has done it before; what was read meanwhile may be mixed.
+            Problem: the watchdog thawed it before; what was read meanwhile may be inconsistent.
         """
-        held = thaw(self.descriptor)
+        frozen = thaw(self.descriptor)
         self.seconds = time.monotonic() - self.began
         self._end_watchdog()
-        if not held or self.seconds > self.limit_s:
+        if not frozen or self.seconds > self.limit_s:
             raise Problem(
-                "writers waited longer than %g s, and were let go" % self.limit_s,
-                "too much changes at once: try again, or --freeze-limit SECONDS (Slurm's MessageTimeout is 10 s)",
+                "writers waited longer than %g s, and the freeze was ended" % self.limit_s,
+                "too much data is changing: try again, or --freeze-limit SECONDS (Slurm's MessageTimeout is 10 s)",
             )
 
     def close(self) -> None:
-        """Let them go in any case."""
+        """Thaw it if it is still frozen, end the watchdog, remove the mark."""
         if self.watcher:
             thaw(self.descriptor)
             self._end_watchdog()
@@ -171,15 +173,15 @@ class Frozen:
         self.watcher = os.fork()
         if not self.watcher:
             try:
-                os.setsid()  # what is sent to our group is not meant for it
+                os.setsid()  # signals to our process group must not reach it
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
                     signal.signal(number, signal.SIG_IGN)
                 os.close(self.pipe)
                 os.write(ready, b".")
-                # Whoever waits for our output to end must not wait for the watchdog.
-                nowhere = os.open(os.devnull, os.O_RDWR)
+                # The watchdog must not keep our output open.
+                null = os.open(os.devnull, os.O_RDWR)
                 for stream in (0, 1, 2):
-                    os.dup2(nowhere, stream)
+                    os.dup2(null, stream)
                 watch(reader, self.descriptor, self.limit_s)
             finally:
                 os._exit(0)
@@ -203,8 +205,10 @@ class Frozen:
 
 
 def watch(reader: int, descriptor: int, limit_s: float) -> None:
-    """Wait for a word. Without one in time let writers go, again and again: a freeze may still be on its way into
-    the kernel, waiting for a write that does not end. Where the process is gone, what it had asked for has ended too.
+    """Wait for a byte from the process, or for its end; then thaw if necessary.
+
+    After ``limit_s`` seconds thaw again and again: FIFREEZE may still be waiting in the kernel for a slow write. When
+    the process is gone, its ioctl has ended too, and thawing once is enough.
     """
     wait = limit_s
     while True:

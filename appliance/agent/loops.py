@@ -1,4 +1,4 @@
-"""Loop devices that end with the process that made them: whatever kills it, none is left."""
+"""Loop devices that are removed when the process ends, even if it is killed."""
 
 import errno
 import fcntl
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import Iterator, Tuple
 
 from appliance.agent.freeze import MS_NOATIME, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, mounted
-from appliance.agent.words import Problem
+from appliance.agent.protocol import Problem
 
 GET_FREE, SET_FD, CLR_FD, SET_STATUS, CONFIGURE = 0x4C82, 0x4C00, 0x4C01, 0x4C04, 0x4C0A
 """ioctls of linux/loop.h; CONFIGURE came with Linux 5.8."""
 READ_ONLY, AUTOCLEAR = 1, 4
 INFO = "<5Q4I64s64s32s2Q"
 """struct loop_info64."""
-MOST_TRIES = 64
-GONE_S = 10.0
-"""Seconds until a device must have let go of its file."""
+MAX_TRIES = 64
+RELEASE_WAIT_S = 10.0
+"""Seconds that a device may take to release its file."""
 
 
 def _info(flags: int, name: bytes) -> bytes:
@@ -26,15 +26,17 @@ def _info(flags: int, name: bytes) -> bytes:
 
 
 def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
-    """A loop device on an open file, which may have no name; give it opened, and its path. Its last user ends it.
+    """Attach a loop device to an open file, which needs no name; return its descriptor and path.
+
+    The kernel detaches it when its last user closes it.
 
     Raises:
-        Problem: the kernel gives none.
+        Problem: no device is free.
     """
     info = _info((READ_ONLY if read_only else 0) | AUTOCLEAR, b"sms")
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             path = "/dev/loop%d" % fcntl.ioctl(control, GET_FREE)
             loop = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
             try:
@@ -42,11 +44,11 @@ def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
                 return loop, path
             except OSError as error:
                 os.close(loop)
-                if error.errno != errno.EBUSY:  # somebody was faster
+                if error.errno != errno.EBUSY:  # another process took it
                     raise
     finally:
         os.close(control)
-    raise Problem("the kernel has no loop device left", "`losetup -l` shows who has them")
+    raise Problem("no loop device is free", "`losetup -l` shows which are in use")
 
 
 def _bind(loop: int, descriptor: int, info: bytes) -> None:
@@ -66,13 +68,13 @@ def _bind(loop: int, descriptor: int, info: bytes) -> None:
 
 @contextmanager
 def image_mounted(descriptor: int, *, read_only: bool) -> Iterator[str]:
-    """The file system in an open file, at a folder of its own; needs ``private_mounts``.
+    """Mount the file system in an open file while the context lasts; needs ``private_mounts``.
 
-    Read-only nothing is written, its journal neither: what is in there is not seen. Otherwise all is in the
+    Read-only, the journal is not replayed, and what is only in the journal is not visible. Writable, all data is in the
     file when the context has ended.
 
     Raises:
-        Problem: it does not let go of the file.
+        Problem: the loop device does not release the file.
     """
     loop, path = attach(descriptor, read_only=read_only)
     flags = MS_NOATIME | MS_NODEV | MS_NOSUID | MS_NOEXEC
@@ -85,14 +87,17 @@ def image_mounted(descriptor: int, *, read_only: bool) -> Iterator[str]:
         if loop >= 0:
             os.close(loop)
     if not read_only:
-        _wait_until_gone(path)
+        _wait_for_release(path)
 
 
-def _wait_until_gone(path: str) -> None:
-    """The device goes when the file system is closed: then all of it is written."""
+def _wait_for_release(path: str) -> None:
+    """Wait until the device is detached: then the file system is closed and all of it is written."""
     backing = "/sys/block/%s/loop/backing_file" % os.path.basename(path)
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + RELEASE_WAIT_S
     while os.path.exists(backing):
         if time.monotonic() > deadline:
-            raise Problem("%s does not let go of the copy" % path, "who uses it? `losetup -l`; then run this again")
+            raise Problem(
+                "%s does not release the copy" % path,
+                "`losetup -l` shows the device; end its user, then run this again",
+            )
         time.sleep(0.01)

@@ -1,23 +1,23 @@
-"""What describes a snapshot, held against what it may be: it comes from other hosts too, and people read it."""
+"""Validate the manifest of a snapshot: it may come from another host, and is shown to people."""
 
 import re
 from typing import Any, Callable, Dict, List
 
+from appliance.agent.protocol import Problem
 from appliance.agent.store import FORMAT
-from appliance.agent.words import Problem
 from appliance.text import one_line
 
 LARGEST = 1 << 44
 """Bytes of the largest overlay that a site file allows (overlay.size_mb)."""
 LAST_NUMBER = 999999
-"""Six digits: as the folder's name in a store, and the archive's in a repository, have them."""
+"""Six digits, as in the folder names of a store and the archive names of a repository."""
 LAST_GENERATION = 1000000
-"""One start a minute for two years; who says more would be the latest one for ever."""
+"""One start per minute for two years. A larger one would make its snapshot the latest forever."""
 LAST_DAY = 253000000000
-"""A time in the year 9987: what lies beyond it is no date."""
+"""A time in the year 9987, the largest that can be shown as a date."""
 LONGEST_TEXT = 4000
 MOST = 1000
-"""Entries of a list."""
+"""Entries of a list at most."""
 
 UUID = r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
@@ -27,18 +27,18 @@ Check = Callable[[Any], bool]
 
 
 def _text(longest: int, pattern: str = "") -> Check:
-    """Text that may be printed."""
+    """Return a check for printable text."""
 
-    def fine(value: Any) -> bool:
+    def is_valid(value: Any) -> bool:
         if not isinstance(value, str) or len(value) > longest or not value.isprintable():
             return False
         return not pattern or re.fullmatch(pattern, value) is not None
 
-    return fine
+    return is_valid
 
 
 def _prose(value: Any) -> bool:
-    """Text that may have lines: ``clean`` makes one of them."""
+    """Check text that may have several lines; ``check_manifest`` joins them."""
     return isinstance(value, str) and len(value) <= LONGEST_TEXT
 
 
@@ -47,7 +47,7 @@ def _whole(least: int, most: int) -> Check:
 
 
 def _amount(most: float) -> Check:
-    """A number from 0 on; not-a-number and infinity are in no range."""
+    """Return a check for a number from 0 to ``most``; NaN and infinity fail it."""
     kinds = (int, float)
     return lambda value: isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= most
 
@@ -60,13 +60,13 @@ def _many(each: Check) -> Check:
     return lambda value: isinstance(value, list) and len(value) <= MOST and all(each(one) for one in value)
 
 
-def _parts(**wanted: Check) -> Check:
-    """An object; of those named what is there must be right, others must not be."""
+def _parts(**checks: Check) -> Check:
+    """Return a check for an object: its keys must be among those named, and their values valid."""
 
-    def fine(value: Any) -> bool:
-        return isinstance(value, dict) and all(name in wanted and wanted[name](part) for name, part in value.items())
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, dict) and all(name in checks and checks[name](part) for name, part in value.items())
 
-    return fine
+    return is_valid
 
 
 CAME = _parts(**{"from": _text(300), "number": _whole(1, LAST_NUMBER), "at": _amount(LAST_DAY)})
@@ -99,37 +99,39 @@ KEYS: Dict[str, Check] = {
     "notes": _many(_prose),
     "reason": _prose,
 }
-"""What every manifest has."""
+"""Required keys of a manifest."""
 
 
-def find_wrong(manifest: Dict[str, Any]) -> List[str]:
-    """Names of keys that are missing, or hold what they must not."""
-    wrong = [name for name, fine in KEYS.items() if name not in manifest or not fine(manifest[name])]
+def find_invalid(manifest: Dict[str, Any]) -> List[str]:
+    """Return the names of keys that are missing or invalid."""
+    invalid = [name for name, is_valid in KEYS.items() if name not in manifest or not is_valid(manifest[name])]
     if "came" in manifest and not CAME(manifest["came"]):
-        wrong.append("came")
-    return wrong
+        invalid.append("came")
+    return invalid
 
 
 def check_manifest(manifest: Any, cluster: str = "") -> Dict[str, Any]:
-    """What is known of the manifest, if it is right: other keys are left out, texts of people are one line.
+    """Validate a manifest; return it without unknown keys, and with texts of people on one line.
 
     Args:
-        cluster: whose it must be; empty: anybody's.
+        cluster: the cluster that it must be of; empty: any.
 
     Raises:
-        Problem: it is not.
+        Problem: it is invalid.
     """
     if not isinstance(manifest, dict):
-        raise Problem("what comes is no snapshot that is known here", "is `sms` the same version on both sides?")
-    wrong = find_wrong(manifest)
-    if wrong:
         raise Problem(
-            "what comes is no snapshot that is known here: no good %s" % ", ".join(wrong),
+            "the data received is not a snapshot of a known format", "is `sms` the same version on both sides?"
+        )
+    invalid = find_invalid(manifest)
+    if invalid:
+        raise Problem(
+            "the data received is not a snapshot of a known format: invalid %s" % ", ".join(invalid),
             "is `sms` the same version on both sides?",
         )
     if cluster and manifest["cluster"] != cluster:
         raise Problem(
-            "what comes is a snapshot of cluster %s, not of %s" % (manifest["cluster"], cluster),
+            "the snapshot received is of cluster %s, not of %s" % (manifest["cluster"], cluster),
             "do two clusters share one store?",
         )
     kept = {name: manifest[name] for name in (*KEYS, "came") if name in manifest}

@@ -1,52 +1,52 @@
-"""Paths in the container, whose names are bytes: checked when they come in, told so that nothing is lost or harmful."""
+"""Paths in the container, whose names are bytes: parse, validate and display them; a cursor through folders."""
 
 import base64
 import os
 import stat
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
-from appliance.agent.words import Problem
+from appliance.agent.protocol import Problem
 from appliance.text import printable
 
 LONGEST = 4096
-"""Bytes of a path that are told (PATH_MAX)."""
+"""Bytes of a path (PATH_MAX)."""
 LONGEST_NAME = 255
-KEPT = 64
-"""So many descriptors are open however deep a tree is."""
+MAX_OPEN = 64
+"""Descriptors that a cursor keeps open, however deep the tree is."""
 
 Names = Tuple[bytes, ...]
-"""A path by its names, the root's first; () is the root itself."""
+"""A path as its components, from the root on; () is the root."""
 
 
 def split_path(text: str) -> Names:
-    """The names of an absolute path.
+    """Return the components of an absolute path.
 
     Raises:
-        Problem: it is no path that can be meant.
+        Problem: it is not a valid path.
     """
     try:
         raw = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise _wrong(text, "is no text")
+        raise _invalid(text, "is not text")
     if not raw.startswith(b"/"):
-        raise _wrong(text, "does not begin with /")
+        raise _invalid(text, "does not begin with /")
     if b"\0" in raw or len(raw) >= LONGEST:
-        raise _wrong(text, "is no path")
+        raise _invalid(text, "is not a path")
     names = tuple(name for name in raw.split(b"/") if name not in (b"", b"."))
     if b".." in names:
-        raise _wrong(text, "has .. in it")
+        raise _invalid(text, "has .. in it")
     if any(len(name) > LONGEST_NAME for name in names):
-        raise _wrong(text, "has a name that is too long")
+        raise _invalid(text, "has a name that is too long")
     return names
 
 
-def _wrong(text: str, why: str) -> Problem:
+def _invalid(text: str, why: str) -> Problem:
     shown = repr(text if len(text) <= 100 else text[:97] + "...") if text else "an empty path"
     return Problem("%s %s" % (shown, why), "give a path as seen in the container, such as /var/spool/slurmctld", 2)
 
 
 def outermost(paths: Iterable[Names]) -> List[Names]:
-    """The paths without those that lie below another one of them, in order."""
+    """Return the paths, sorted, without those below another one of them."""
     found: List[Names] = []
     for path in sorted(set(paths)):
         if not found or path[: len(found[-1])] != found[-1]:
@@ -55,7 +55,7 @@ def outermost(paths: Iterable[Names]) -> List[Names]:
 
 
 def join(names: Iterable[bytes]) -> bytes:
-    """The path as bytes, cut where it is too long for any program."""
+    """Return the path as bytes, truncated to PATH_MAX."""
     path = b""
     for name in names:
         path += b"/" + name
@@ -65,17 +65,17 @@ def join(names: Iterable[bytes]) -> bytes:
 
 
 def show(names: Iterable[bytes]) -> str:
-    """The path as a person reads it, on a terminal too."""
+    """Return the path as printable text."""
     return show_raw(join(names))
 
 
 def show_raw(raw: bytes) -> str:
-    """Bytes that are most often text, safe to print."""
+    """Return bytes, usually text, as printable text."""
     return printable(raw[:LONGEST].decode("utf-8", "backslashreplace"))
 
 
-def tell(names: Sequence[bytes]) -> Dict[str, Any]:
-    """The path for programs: text, and in base64 where it is none."""
+def path_fields(names: Sequence[bytes]) -> Dict[str, Any]:
+    """Return the path for JSON: as text, and also in base64 if it is not UTF-8."""
     raw = join(names)
     try:
         return {"path": raw.decode("utf-8")}
@@ -84,7 +84,7 @@ def tell(names: Sequence[bytes]) -> Dict[str, Any]:
 
 
 def kind_of(state: os.stat_result) -> str:
-    """What lies there."""
+    """Return the kind of a directory entry; a whiteout of overlayfs is "removed"."""
     mode = state.st_mode
     if stat.S_ISREG(mode):
         return "file"
@@ -98,11 +98,11 @@ def kind_of(state: os.stat_result) -> str:
 
 
 class Moved(Problem):
-    """A folder is not where it was a moment ago."""
+    """A folder was moved while it was walked."""
 
 
-class Ladder:
-    """Stands in a folder of a tree, goes down by name and up again. Never follows a link; keeps few descriptors."""
+class DirCursor:
+    """A position in a folder tree, moved by name. Never follows symbolic links; keeps few descriptors open."""
 
     def __init__(self, root: int) -> None:
         self.open = [os.dup(root)]
@@ -111,33 +111,33 @@ class Ladder:
 
     @property
     def here(self) -> int:
-        """The folder it stands in."""
+        """Descriptor of the current folder."""
         return self.open[-1]
 
     @property
     def depth(self) -> int:
-        """Steps below the root."""
+        """Number of folders below the root."""
         return len(self.open) - 1
 
     def down(self, name: bytes) -> None:
-        """Into a folder.
+        """Move into a subfolder.
 
         Raises:
-            OSError: there is none of that name.
+            OSError: there is no folder of that name.
         """
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.here)
         self.open.append(descriptor)
         self.known.append(os.fstat(descriptor).st_ino)
-        far = len(self.open) - 1 - KEPT
+        far = len(self.open) - 1 - MAX_OPEN
         if far > 0 and self.open[far] >= 0:
             os.close(self.open[far])
             self.open[far] = -1
 
     def up(self) -> None:
-        """Out of it.
+        """Move to the parent.
 
         Raises:
-            Moved: somebody has moved it meanwhile.
+            Moved: the folder was moved meanwhile.
         """
         child = self.open.pop()
         self.known.pop()
@@ -146,22 +146,22 @@ class Ladder:
                 parent = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=child)
                 self.open[-1] = parent
                 if os.fstat(parent).st_ino != self.known[-1]:
-                    raise Moved("folders were moved while they were looked at", "run it again")
+                    raise Moved("folders were moved while they were read", "run it again")
         finally:
             os.close(child)
 
     def names(self) -> List[bytes]:
-        """What the folder holds, sorted by bytes."""
+        """Return the names in the folder, sorted by bytes."""
         return sorted(os.fsencode(name) for name in os.listdir(self.here))
 
     def close(self) -> None:
-        """Done with it."""
+        """Close all descriptors."""
         for descriptor in self.open:
             if descriptor >= 0:
                 os.close(descriptor)
         self.open = []
 
-    def __enter__(self) -> "Ladder":
+    def __enter__(self) -> "DirCursor":
         return self
 
     def __exit__(self, *_: object) -> None:

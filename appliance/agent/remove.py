@@ -1,20 +1,20 @@
-"""Takes snapshots away, and the chunks that no other one names."""
+"""Remove snapshots, and the chunks that no other snapshot refers to."""
 
 import os
 from typing import Any, Dict, Iterator, List, Set
 
-from appliance.agent import words
+from appliance.agent import protocol
+from appliance.agent.protocol import Problem, field
 from appliance.agent.store import Damage, Snapshot, Store
-from appliance.agent.words import Problem, field
 
 
 def remove(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove snapshots by number, those too that no longer tell what they are; then, with ``sweep``, chunks.
+    """Remove snapshots by number, also damaged ones; then, with ``sweep``, unused chunks.
 
-    Each is renamed away before anything of it goes, and chunks go last: whatever ends this in the middle leaves
-    a whole store, and the next run goes on, also one that removes nothing. ``swept`` is false where a snapshot does
-    not tell which chunks it needs: then none goes. ``freed_bytes`` does not count what a snapshot taken by reflink
-    shares with others.
+    Each snapshot is renamed before its files are removed, and chunks are removed last: an interrupted run leaves a
+    consistent store, and any later run completes it. ``swept`` is false where a damaged snapshot does not list its
+    chunks: then no chunk is removed. ``freed_bytes`` does not include what a snapshot taken by reflink shares with
+    others.
 
     Raises:
         Problem: there is no such snapshot, or it is the newest verified one; nothing was changed.
@@ -29,23 +29,23 @@ def remove(request: Dict[str, Any]) -> Dict[str, Any]:
         check_numbers(numbers, found, set(broken))
         by_number = {one.number: one for one in found}
         for number in sorted(set(numbers)):
-            words.step("remove", "remove snapshot %d" % number)
+            protocol.step("remove", "remove snapshot %d" % number)
             freed += sum(own_sizes(os.path.join(store.root, "%06d" % number), by_number.get(number)))
             store.remove(number)
         swept, chunks = False, 0
         if field(request, "sweep", bool, True):
-            words.step("sweep", "remove chunks that no snapshot needs")
+            protocol.step("sweep", "remove unused chunks")
             try:
                 chunks, of_chunks = store.sweep()
                 swept, freed = True, freed + of_chunks
-                words.detail("%d chunks" % chunks)
+                protocol.detail("%d chunks" % chunks)
             except Damage as error:
-                words.note("note: no chunk was removed: " + error.message)
+                protocol.note("note: no chunk was removed: " + error.message)
     return {"removed": sorted(set(numbers)), "swept": swept, "chunks": chunks, "freed_bytes": freed}
 
 
 def check_numbers(numbers: List[int], found: List[Snapshot], broken: Set[int]) -> None:
-    """Refuse what must not be removed, before anything is.
+    """Check the numbers before anything is removed.
 
     Raises:
         Problem: there is no such snapshot, or it is the newest verified one.
@@ -56,14 +56,14 @@ def check_numbers(numbers: List[int], found: List[Snapshot], broken: Set[int]) -
     good = [one.number for one in found if one.verified]
     if good and good[-1] in numbers:
         raise Problem(
-            "snapshot %d is the newest verified one, and stays" % good[-1],
+            "snapshot %d is the newest verified one, which is never removed" % good[-1],
             "`sms overlay snapshot` takes a newer one first",
             3,
         )
 
 
 def own_sizes(folder: str, snapshot: Any) -> Iterator[int]:
-    """Bytes on the disk of each file of a snapshot's folder; an image that is shared with others counts nothing."""
+    """Yield the bytes on disk of each file of a snapshot, without an image by reflink, which shares its blocks."""
     for name in os.listdir(folder):
         if name == "image" and snapshot is not None and snapshot.manifest["method"] == "reflink":
             continue

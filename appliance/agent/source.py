@@ -1,29 +1,29 @@
-"""The overlay as it is read for a snapshot: what of it holds data, and the digest of each chunk."""
+"""Read an overlay for a snapshot: find the chunks that hold data, and their digests."""
 
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from appliance.agent import ext, words
+from appliance.agent import ext, protocol
 from appliance.agent.store import CHUNK, ZERO, count_chunks, digest_of
 
 SPAN = 64
-"""Chunks that a worker reads at a time."""
+"""Chunks that a worker reads at once."""
 WORKERS = min(4, os.cpu_count() or 1)
 BLANK = bytes(CHUNK)
 
 Sink = Callable[[int, Any], bytes]
-"""(number of a chunk, its bytes) -> its digest, once it is kept somewhere."""
+"""(number of a chunk, its bytes) -> its digest; stores the chunk."""
 
 
 def is_blank(data: Any) -> bool:
-    """Whether a chunk is zeros alone."""
+    """Whether a chunk consists of zeros."""
     return bool(data == BLANK if len(data) == CHUNK else not any(data))
 
 
 class Source:
-    """An overlay file, read chunk by chunk. The journal's log is read as zeros: nothing in a clean image needs it."""
+    """Reads an overlay file chunk by chunk. Masked blocks, such as the journal's log, are read as zeros."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -35,25 +35,25 @@ class Source:
         self.image: Optional[ext.Image] = None
 
     def close(self) -> None:
-        """Done with it."""
+        """Close the file."""
         os.close(self.descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the file as it is."""
+        """Read bytes of the file, unmasked."""
         return os.pread(self.descriptor, size, offset)
 
-    def understand(self) -> None:
-        """Find the file system's structures, and the journal's log; leave it where they are not known."""
+    def find_structures(self) -> None:
+        """Parse the file system's structures into ``image``; None if its format is not supported."""
         try:
             self.image = ext.Image(self.read)
         except ext.Unknown:
             self.image = None
 
     def mask(self, unused: Iterable[int] = ()) -> None:
-        """Read the journal's log as zeros from now on; only for an image whose journal will be empty.
+        """Read the journal's log as zeros from now on; only for an image whose journal is empty when it is stored.
 
         Args:
-            unused: further blocks to be read as zeros.
+            unused: further blocks to read as zeros.
         """
         if not self.image:
             return
@@ -69,11 +69,11 @@ class Source:
         self.masked = masked
 
     def chunk(self, number: int) -> Any:
-        """The bytes of a chunk."""
+        """Read a chunk, masked."""
         data = self.read(number * CHUNK, CHUNK)
-        return self._without_log(number, data)
+        return self._masked(number, data)
 
-    def _without_log(self, number: int, data: Any) -> Any:
+    def _masked(self, number: int, data: Any) -> Any:
         holes = self.masked.get(number)
         if not holes:
             return data
@@ -84,7 +84,7 @@ class Source:
         return bytes(changed)
 
     def data_chunks(self) -> List[int]:
-        """Numbers of the chunks that lie on the disk; the others are holes."""
+        """Return the numbers of the chunks that are not holes."""
         found: List[int] = []
         offset = last = 0
         while offset < self.size:
@@ -100,32 +100,32 @@ class Source:
             found.extend(range(first, last))
         return found
 
-    def take(self, numbers: Iterable[int], sink: Sink, *, show: bool = False) -> None:
-        """Read chunks, hand them to ``sink``, remember their digests. Several threads."""
+    def read_chunks(self, numbers: Iterable[int], sink: Sink, *, show: bool = False) -> None:
+        """Read chunks in several threads, pass them to ``sink``, and keep their digests; ``show`` reports progress."""
         wanted = sorted(set(numbers))
         spans = list(_spans(wanted))
         done = 0
         with ThreadPoolExecutor(WORKERS) as pool:
-            for index, digests in enumerate(pool.map(lambda span: self._take_span(span, sink), spans)):
+            for index, digests in enumerate(pool.map(lambda span: self._read_span(span, sink), spans)):
                 first, count = spans[index]
                 self.digests[first * 32 : (first + count) * 32] = digests
                 done += count
                 if show and done % (SPAN * 16) < count:
-                    words.moved(done * CHUNK, len(wanted) * CHUNK)
+                    protocol.progress(done * CHUNK, len(wanted) * CHUNK)
 
-    def _take_span(self, span: Tuple[int, int], sink: Sink) -> bytes:
+    def _read_span(self, span: Tuple[int, int], sink: Sink) -> bytes:
         first, count = span
         data = memoryview(self.read(first * CHUNK, count * CHUNK))
         digests = bytearray()
         for at in range(count):
             one: Any = data[at * CHUNK : (at + 1) * CHUNK]
             if first + at in self.masked:
-                one = self._without_log(first + at, one)
+                one = self._masked(first + at, one)
             digests += ZERO if is_blank(one) else sink(first + at, one)
         return bytes(digests)
 
     def differing(self, numbers: Iterable[int]) -> List[Tuple[int, bytes]]:
-        """Those chunks among ``numbers`` that are not what was taken, with their bytes of now. Several threads."""
+        """Return the chunks among ``numbers`` that differ from what was read before, with their current bytes."""
         spans = list(_spans(sorted(set(numbers))))
         with ThreadPoolExecutor(WORKERS) as pool:
             return [one for found in pool.map(self._differing_span, spans) for one in found]
@@ -136,43 +136,43 @@ class Source:
         found = []
         for at in range(count):
             number = first + at
-            one: Any = self._without_log(number, data[at * CHUNK : (at + 1) * CHUNK])
+            one: Any = self._masked(number, data[at * CHUNK : (at + 1) * CHUNK])
             digest = ZERO if is_blank(one) else digest_of(one)
             if digest != self.digests[number * 32 : number * 32 + 32]:
                 found.append((number, bytes(one)))
         return found
 
     def read_many(self, numbers: Iterable[int]) -> List[Tuple[int, bytes]]:
-        """The bytes of chunks as they are."""
+        """Read chunks; return their numbers and bytes."""
         found = []
         for first, count in _spans(sorted(set(numbers))):
             data = self.read(first * CHUNK, count * CHUNK)
             found += [
-                (first + at, self._without_log(first + at, data[at * CHUNK : (at + 1) * CHUNK]))
+                (first + at, self._masked(first + at, data[at * CHUNK : (at + 1) * CHUNK]))
                 for at in range(count)
                 if (first + at) * CHUNK < self.size
             ]
         return found
 
     def put(self, chunks: Iterable[Tuple[int, Any]], sink: Sink) -> None:
-        """Chunks that were read before."""
+        """Pass chunks that were read before to ``sink``, and keep their digests."""
         for number, data in chunks:
             digest = ZERO if is_blank(data) else sink(number, data)
             self.digests[number * 32 : number * 32 + 32] = digest
 
     def blank(self, numbers: Iterable[int]) -> None:
-        """Chunks that count as zeros, whatever stands in them."""
+        """Treat chunks as zeros, whatever they contain."""
         for number in numbers:
             self.digests[number * 32 : number * 32 + 32] = ZERO
 
     def used_bytes(self) -> int:
-        """Bytes of the chunks that are not zeros."""
+        """Return the bytes of all chunks that are not zeros."""
         blank = sum(self.digests[at : at + 32] == ZERO for at in range(0, len(self.digests), 32))
         return (self.count - blank) * CHUNK
 
 
 def _spans(numbers: List[int]) -> List[Tuple[int, int]]:
-    """Runs of numbers that follow each other, none longer than ``SPAN``: (first, how many)."""
+    """Return runs of consecutive numbers, none longer than ``SPAN``, as (first, count)."""
     found: List[Tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][0] + found[-1][1] == number and found[-1][1] < SPAN:
@@ -183,7 +183,7 @@ def _spans(numbers: List[int]) -> List[Tuple[int, int]]:
 
 
 def chunks_of_blocks(blocks: Set[int], size: int) -> Set[int]:
-    """Numbers of the chunks that blocks of ``size`` bytes lie in."""
+    """Return the numbers of the chunks that contain the blocks, which have ``size`` bytes."""
     if size >= CHUNK:
         return {one for block in blocks for one in range(block * size // CHUNK, (block * size + size - 1) // CHUNK + 1)}
     each = CHUNK // size
@@ -191,13 +191,13 @@ def chunks_of_blocks(blocks: Set[int], size: int) -> Set[int]:
 
 
 def free_chunks(image: ext.Image) -> Set[int]:
-    """Numbers of the chunks of which the file system uses no block."""
+    """Return the numbers of the chunks without a block that the file system uses."""
     layout = image.layout
     if layout.blocks_per_group % 8 or layout.block > CHUNK // 8:
         return set()
     bitmap = b"".join(image.blocks(group.block_bitmap)[: layout.blocks_per_group // 8] for group in layout.groups)
     if layout.first:
-        # Small blocks: the first bit is block 1.
+        # With small blocks the bitmap begins at block 1.
         shifted = (int.from_bytes(bitmap, "little") << layout.first) | (1 << layout.first) - 1
         bitmap = shifted.to_bytes(len(bitmap) + 1, "little")
     each = CHUNK // layout.block // 8

@@ -1,20 +1,31 @@
-"""What `sms status` asks of snapshots: little, so that it takes no time."""
+"""The data of `sms status` on snapshots: little, so that it is fast."""
 
 import os
 import time
 from typing import Any, Dict, List
 
+from appliance.agent.protocol import field
 from appliance.agent.store import Snapshot, Store
-from appliance.agent.words import field
 
-TOLD = ("number", "taken", "method", "frozen_ms", "host", "generation", "running", "reason", "new_bytes", "used_bytes")
-"""What is told of the newest verified one."""
+FIELDS = (
+    "number",
+    "taken",
+    "method",
+    "frozen_ms",
+    "host",
+    "generation",
+    "running",
+    "reason",
+    "new_bytes",
+    "used_bytes",
+)
+"""Manifest fields reported of the newest verified snapshot."""
 
 
 def brief(request: Dict[str, Any]) -> Dict[str, Any]:
-    """How snapshots stand. Reads manifests and small files only: no chunk, no size of anything stored.
+    """Return a summary of the snapshots. Reads manifests and small files only, no chunks and no sizes.
 
-    ``texts`` has what the files of the request hold that are there, and when they were written.
+    ``texts`` has the content and the modification time of each requested file that exists.
     """
     store = Store(field(request, "store", str))
     found, broken = store.list()
@@ -24,19 +35,19 @@ def brief(request: Dict[str, Any]) -> Dict[str, Any]:
         "count": len(found),
         "damaged": [one.number for one in found if not one.verified],
         "broken": sorted(broken),
-        "newest": shorten(good[-1]) if good else None,
+        "newest": summarize(good[-1]) if good else None,
         "texts": read_texts(field(request, "files", list, [])),
     }
 
 
-def shorten(snapshot: Snapshot) -> Dict[str, Any]:
-    """What of a manifest is told."""
-    told = snapshot.told()
-    return {name: told[name] for name in TOLD if name in told}
+def summarize(snapshot: Snapshot) -> Dict[str, Any]:
+    """Return the reported fields of a snapshot."""
+    values = snapshot.to_dict()
+    return {name: values[name] for name in FIELDS if name in values}
 
 
 def read_texts(paths: List[str]) -> Dict[str, Dict[str, Any]]:
-    """Each file that is there, and its time."""
+    """Return the text and modification time of each file that exists."""
     texts = {}
     for path in paths:
         try:

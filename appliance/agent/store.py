@@ -1,13 +1,13 @@
-"""The snapshot store: a folder a snapshot, and beside them the chunks that they share, each named by its digest.
+"""The snapshot store: a folder per snapshot, and the chunks that they share, each named by its digest.
 
-    ROOT/000042/manifest.json   what it is; manifest.sha256 tells that it is whole
-    ROOT/000042/digests         32 bytes a chunk, SHA-256 of its bytes; zeros for a chunk of zeros
-    ROOT/000042/image           the overlay itself, where it was taken by reflink or in full
-    ROOT/000042/health.json     what the last check of it found
-    ROOT/chunks/ab/cdef...      a chunk, where it was taken as a delta
-    ROOT/000042.partial/        one under way: it does not count
+    ROOT/000042/manifest.json   description of the snapshot; manifest.sha256 is its checksum
+    ROOT/000042/digests         32 bytes per chunk, SHA-256 of its bytes; zeros for a chunk of zeros
+    ROOT/000042/image           the overlay itself, if it was taken by reflink or in full
+    ROOT/000042/health.json     result of the last check
+    ROOT/chunks/ab/cdef...      a chunk of snapshots taken as a delta
+    ROOT/000042.partial/        a snapshot that is not committed
 
-A snapshot appears by the renaming of its folder, when all it needs is on the disk.
+A snapshot is committed by renaming its folder, after all its data was flushed to the disk.
 """
 
 import errno
@@ -23,42 +23,42 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from appliance.agent.words import Busy, Problem
+from appliance.agent.protocol import Busy, Problem
 from appliance.shared.files import free_bytes, replace_file, sync_folder
 from appliance.shared.locks import Locked, hold_lock
 
 CHUNK = 1 << 16
 """Bytes of a chunk."""
 ZERO = bytes(32)
-"""Stands for the digest of a chunk of zeros."""
+"""Used as the digest of a chunk of zeros."""
 FORMAT = 1
-ORDER = "%06d"
+FOLDER_NAME = "%06d"
 PARTIAL = ".partial"
 KEPT = "before restore"
-"""How the reason begins of those that a restore has made of what it replaced."""
+"""Prefix of the reason of snapshots that a restore takes of the overlay before it is replaced."""
 
 
 def digest_of(data: Any) -> bytes:
-    """What names a chunk."""
+    """Return the digest that names a chunk."""
     return hashlib.sha256(data).digest()
 
 
 def count_chunks(size: int) -> int:
-    """Chunks of an image of ``size`` bytes."""
+    """Return the number of chunks of an image of ``size`` bytes."""
     return -(-size // CHUNK)
 
 
 class Damage(Problem):
-    """Something stored is not what was stored."""
+    """Stored data is missing or has changed."""
 
     @property
     def what(self) -> str:
-        """What is wrong, without the number of the snapshot."""
+        """The damage, without the number of the snapshot."""
         return self.message.partition(" is damaged: ")[2] or self.message
 
 
 class Snapshot(NamedTuple):
-    """One that counts."""
+    """A committed snapshot."""
 
     root: str
     number: int
@@ -67,28 +67,28 @@ class Snapshot(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Where it lies."""
-        return os.path.join(self.root, ORDER % self.number)
+        """Path of its folder."""
+        return os.path.join(self.root, FOLDER_NAME % self.number)
 
     @property
     def order(self) -> Tuple[int, int]:
-        """What comes after what: generations of the lease first, for clocks jump and hosts differ."""
+        """Sort key: by generation of the lease first, because clocks jump and differ between hosts."""
         return (self.manifest["generation"], self.number)
 
     @property
     def verified(self) -> bool:
-        """Whether nothing was wrong with it when it was looked at last."""
+        """Whether the last check found no damage."""
         return bool(self.health.get("ok"))
 
-    def told(self) -> Dict[str, Any]:
-        """Its manifest and health, for people and programs."""
+    def to_dict(self) -> Dict[str, Any]:
+        """Return its manifest, number and health."""
         return dict(self.manifest, number=self.number, health=self.health)
 
     def digests(self) -> bytes:
-        """Its list of digests.
+        """Return its list of digests.
 
         Raises:
-            Damage: it is not the one that was stored.
+            Damage: it cannot be read or has changed.
         """
         try:
             with open(os.path.join(self.folder, "digests"), "rb") as stream:
@@ -100,15 +100,15 @@ class Snapshot(NamedTuple):
         return data
 
     def damaged(self, what: str) -> Damage:
-        """The error that says so."""
+        """Return the error that reports damage."""
         return Damage(
             "snapshot %d is damaged: %s" % (self.number, what),
-            "`sms overlay list` shows others; `sms overlay verify` tells which are whole",
+            "`sms overlay list` shows others; `sms overlay verify` checks which are undamaged",
         )
 
 
 class Reader:
-    """Reads a snapshot's chunks; each is held against its digest."""
+    """Reads a snapshot's chunks; each is verified against its digest."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -122,7 +122,7 @@ class Reader:
                 raise snapshot.damaged("its image cannot be opened: %s" % error.strerror)
 
     def close(self) -> None:
-        """Done with it."""
+        """Close the image."""
         if self.image is not None:
             os.close(self.image)
             self.image = None
@@ -135,22 +135,22 @@ class Reader:
 
     @property
     def count(self) -> int:
-        """Chunks of the image."""
+        """Number of chunks of the image."""
         return count_chunks(self.size)
 
     def digest(self, number: int) -> bytes:
-        """The digest of a chunk."""
+        """Return the digest of a chunk."""
         return self.list[number * 32 : number * 32 + 32]
 
     def length(self, number: int) -> int:
-        """Bytes of a chunk; the last one may be short."""
+        """Return the size of a chunk in bytes; the last one may be short."""
         return min(CHUNK, self.size - number * CHUNK)
 
     def read(self, number: int) -> bytes:
-        """The bytes of a chunk.
+        """Return the bytes of a chunk.
 
         Raises:
-            Damage: they are missing, or others than were stored.
+            Damage: they are missing or have changed.
         """
         wanted = self.digest(number)
         if wanted == ZERO:
@@ -170,7 +170,7 @@ class Reader:
 
 
 def chunk_path(root: str, digest: bytes) -> str:
-    """Where a chunk lies."""
+    """Return the path of a chunk."""
     name = digest.hex()
     return os.path.join(root, "chunks", name[:2], name[2:])
 
@@ -190,10 +190,10 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only one that adds; what a killed one left is cleared away first.
+        """Hold the lock for adding snapshots; remove what a killed run left.
 
         Raises:
-            Problem: another run adds.
+            Problem: another run holds it.
         """
         for folder in (self.root, self.chunks, self.temporary):
             os.makedirs(folder, 0o700, exist_ok=True)
@@ -205,10 +205,10 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Nothing is removed meanwhile.
+        """Hold the lock that prevents removal.
 
         Raises:
-            Problem: there is no store, or another run is removing.
+            Problem: there is no store, or another run is removing snapshots.
         """
         if not os.path.isdir(self.root):
             raise Problem("there are no snapshots in %s" % self.root, "`sms overlay snapshot` takes one", 3)
@@ -217,10 +217,10 @@ class Store:
 
     @contextmanager
     def removing(self) -> Iterator[None]:
-        """Nobody reads or adds meanwhile.
+        """Hold the locks that prevent reading and adding.
 
         Raises:
-            Problem: somebody does.
+            Problem: another run is reading or adding.
         """
         with self._lock("write.lock", "another run is at work on the snapshots in %s" % self.root):
             self._clear_partials()
@@ -240,12 +240,12 @@ class Store:
             if name.endswith(PARTIAL):
                 shutil.rmtree(os.path.join(self.root, name))
         for name in os.listdir(self.temporary) if os.path.isdir(self.temporary) else []:
-            owner = re.search(r"-(\d+)\.", name)  # a verify may be at work: it only reads
+            owner = re.search(r"-(\d+)\.", name)  # a running verify holds no write lock
             if not owner or not os.path.exists("/proc/" + owner.group(1)):
                 _remove(os.path.join(self.temporary, name))
 
     def list(self) -> Tuple[List[Snapshot], Dict[int, str]]:
-        """All that count, the oldest first; and those whose manifest is damaged, with why."""
+        """Return the snapshots, the oldest first; and those with a damaged manifest, with the reason."""
         found = []
         broken = {}
         names = os.listdir(self.root) if os.path.isdir(self.root) else []
@@ -255,7 +255,7 @@ class Store:
             try:
                 found.append(self._load(int(name)))
             except FileNotFoundError:
-                # Removed while we looked: then the folder is on its way out as well.
+                # A snapshot that is removed at this moment is not damaged: then its folder is gone as well.
                 if os.path.isdir(os.path.join(self.root, name)):
                     broken[int(name)] = "it has no manifest"
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -263,7 +263,7 @@ class Store:
         return sorted(found, key=lambda one: one.order), broken
 
     def _load(self, number: int) -> Snapshot:
-        folder = os.path.join(self.root, ORDER % number)
+        folder = os.path.join(self.root, FOLDER_NAME % number)
         with open(os.path.join(folder, "manifest.json"), "rb") as stream:
             data = stream.read()
         with open(os.path.join(folder, "manifest.sha256")) as text:
@@ -272,7 +272,7 @@ class Store:
             raise ValueError("its manifest has changed")
         manifest = json.loads(data.decode())
         if manifest["format"] != FORMAT:
-            raise ValueError("its format %r is not known here" % manifest["format"])
+            raise ValueError("unknown format %r" % manifest["format"])
         health: Dict[str, Any] = {}
         try:
             with open(os.path.join(folder, "health.json")) as text:
@@ -282,19 +282,19 @@ class Store:
         return Snapshot(self.root, number, manifest, health)
 
     def find(self, wanted: str) -> Snapshot:
-        """The snapshot of a number, or the ``latest``, which is the newest verified one.
+        """Return the snapshot of a number, or the ``latest``, which is the newest verified one.
 
         Raises:
-            Problem: there is none.
+            Problem: there is none, or it is damaged.
         """
         found, broken = self.list()
         if wanted == "latest":
             good = [one for one in found if one.verified]
             if not good:
                 raise Problem("there is no verified snapshot", "`sms overlay snapshot` takes one", 3)
-            # What a restore has kept is the state that somebody wanted to get away from.
-            wanted_ones = [one for one in good if not str(one.manifest.get("reason", "")).startswith(KEPT)]
-            return (wanted_ones or good)[-1]
+            # A restore has kept the state that somebody wanted to undo.
+            candidates = [one for one in good if not str(one.manifest.get("reason", "")).startswith(KEPT)]
+            return (candidates or good)[-1]
         if wanted.isdigit() and int(wanted) in broken:
             raise Damage(
                 "snapshot %s is damaged: %s" % (wanted, broken[int(wanted)]), "`sms overlay list` shows others"
@@ -306,15 +306,15 @@ class Store:
         raise Problem("there is no snapshot %s" % wanted, "the newest are: %s" % numbers, 3)
 
     def begin(self) -> Tuple[int, str]:
-        """A number that no snapshot has had, and a folder for what belongs to it."""
+        """Create the folder of a new snapshot; return a number that was never used, and the folder."""
         taken = [int(name) for name in os.listdir(self.root) if name.isdigit()]
         number = max([self._last(), *taken]) + 1
-        folder = os.path.join(self.root, ORDER % number) + PARTIAL
+        folder = os.path.join(self.root, FOLDER_NAME % number) + PARTIAL
         os.mkdir(folder, 0o700)
         return number, folder
 
     def _last(self) -> int:
-        """The highest number that a snapshot has had."""
+        """Return the highest number used so far."""
         try:
             with open(os.path.join(self.root, "counter")) as stream:
                 return int(stream.read())
@@ -322,11 +322,11 @@ class Store:
             return 0
 
     def put(self, data: Any) -> bytes:
-        """Store a chunk; give its digest. One that is there already is not written again."""
+        """Store a chunk, unless it is stored already; return its digest."""
         digest = digest_of(data)
         path = chunk_path(self.root, digest)
         try:
-            # A machine that lost its power may have left an empty file of that name.
+            # A power failure may have left an empty file of that name.
             if os.stat(path).st_size == len(data):
                 return digest
         except OSError:
@@ -344,7 +344,7 @@ class Store:
         return digest
 
     def put_into(self, image: int, number: int, data: Any) -> bytes:
-        """Store a chunk in an image of a snapshot's own; give its digest."""
+        """Store a chunk in a snapshot's own image; return its digest."""
         offset, view = number * CHUNK, memoryview(data)
         while len(view):
             done = os.pwrite(image, view, offset)
@@ -352,13 +352,13 @@ class Store:
         return self.count_only(number, data)
 
     def count_only(self, number: int, data: Any) -> bytes:
-        """A chunk that lies where it should already; give its digest."""
+        """Count a chunk that is in place already; return its digest."""
         with self._guard:
             self.new_bytes += len(data)
         return digest_of(data)
 
     def write_file(self, path: str, data: Any) -> None:
-        """A new file of mode 0600; not on the disk yet."""
+        """Write a file of mode 0600, without flushing it to the disk."""
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", 0) as stream:
                 view = memoryview(data)
@@ -367,10 +367,10 @@ class Store:
         except OSError as error:
             if os.path.exists(path):
                 os.unlink(path)
-            raise full(error, path)
+            raise disk_error(error, path)
 
     def commit(self, number: int, folder: str, manifest: Dict[str, Any], digests: bytes) -> Snapshot:
-        """Make it count: all of it goes to the disk, then its folder gets its name."""
+        """Commit a snapshot: flush all its data to the disk, then rename its folder."""
         manifest = dict(manifest, format=FORMAT, number=number, digests=hashlib.sha256(digests).hexdigest())
         text = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
         self.write_file(os.path.join(folder, "digests"), digests)
@@ -378,61 +378,61 @@ class Store:
         self.write_file(os.path.join(folder, "manifest.sha256"), (hashlib.sha256(text).hexdigest() + "\n").encode())
         self.write_file(os.path.join(folder, "health.json"), json.dumps({"ok": True, "at": time.time()}).encode())
         self.sync()
-        final = os.path.join(self.root, ORDER % number)
+        final = os.path.join(self.root, FOLDER_NAME % number)
         os.rename(folder, final)
-        # One that comes from elsewhere has its number from there.
+        # A received snapshot may have a number above the counter.
         self.replace("counter", b"%d\n" % max(number, self._last()))
         sync_folder(self.root)
         return self._load(number)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a small file of the store anew, whole or not at all."""
+        """Replace a small file of the store atomically."""
         path = os.path.join(self.root, name)
         try:
             replace_file(path, data)
         except OSError as error:
-            raise full(error, path)
+            raise disk_error(error, path)
 
     def sync(self) -> None:
-        """Everything written so far goes to the disk.
+        """Flush everything written so far to the disk.
 
         Raises:
-            Problem: the disk refused some of it.
+            Problem: writing failed.
         """
         try:
             sync_system(self.root)
         except OSError as error:
-            raise full(error, self.root)
+            raise disk_error(error, self.root)
 
     def set_health(self, snapshot: Snapshot, damage: List[str]) -> None:
-        """Write down what a check of it has found."""
-        told = {"ok": not damage, "at": time.time(), "damage": damage}
-        self.replace(os.path.join(ORDER % snapshot.number, "health.json"), json.dumps(told).encode())
+        """Store the result of a snapshot's check."""
+        health = {"ok": not damage, "at": time.time(), "damage": damage}
+        self.replace(os.path.join(FOLDER_NAME % snapshot.number, "health.json"), json.dumps(health).encode())
 
     def drop_new(self, folder: str) -> None:
-        """Give back what this run has stored: what is half a snapshot only fills the disk."""
+        """Remove what this run has stored: an incomplete snapshot only fills the disk."""
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            used = self.used_chunks() if self.new else set()  # another list may name the same chunk
+            used = self.used_chunks() if self.new else set()  # another snapshot may refer to the same chunk
         except Damage:
-            used = set(self.new)  # it may need any of them: the sweep sees to it
+            used = set(self.new)  # a damaged snapshot may need them: leave them to the sweep
         for digest in self.new:
             if digest not in used:
                 _unlink(chunk_path(self.root, digest))
         self.new = []
 
     def used_chunks(self) -> Set[bytes]:
-        """Digests of all chunks that snapshots name.
+        """Return the digests of all chunks that snapshots refer to.
 
         Raises:
-            Damage: a snapshot does not tell its own.
+            Damage: the list of one cannot be read.
         """
         found, broken = self.list()
         if broken:
             number, why = sorted(broken.items())[0]
             raise Damage(
-                "snapshot %d is damaged: %s; what it needs is not known" % (number, why),
-                "nothing is removed; `sms overlay prune %d` removes it by name" % number,
+                "snapshot %d is damaged: %s; which chunks it needs is unknown" % (number, why),
+                "nothing is removed; `sms overlay prune %d` removes this snapshot" % number,
             )
         used: Set[bytes] = set()
         for one in found:
@@ -442,14 +442,14 @@ class Store:
         return used
 
     def remove(self, number: int) -> None:
-        """Take a snapshot away; from the first moment on it does not count. Its chunks stay until ``sweep``."""
-        path = os.path.join(self.root, ORDER % number)
+        """Remove a snapshot: rename its folder first, then remove it. Its chunks stay until ``sweep``."""
+        path = os.path.join(self.root, FOLDER_NAME % number)
         os.rename(path, path + PARTIAL)
         sync_folder(self.root)
         shutil.rmtree(path + PARTIAL)
 
     def sweep(self) -> Tuple[int, int]:
-        """Remove the chunks that no snapshot names; give how many, and their bytes."""
+        """Remove unused chunks; return their number and their bytes on disk."""
         used = self.used_chunks()
         count = freed = 0
         for folder, _, names in os.walk(self.chunks):
@@ -457,7 +457,7 @@ class Store:
             for name in names:
                 try:
                     known = bytes.fromhex(prefix + name) in used
-                except ValueError:  # half a chunk that a killed run left
+                except ValueError:  # an incomplete chunk of a killed run
                     known = False
                 if not known:
                     path = os.path.join(folder, name)
@@ -467,13 +467,13 @@ class Store:
         return count, freed
 
     def set_aside(self, digest: bytes) -> None:
-        """Take a chunk that has changed out of the way: the next snapshot with its contents stores it anew."""
+        """Move a damaged chunk away: the next snapshot with its content stores it again."""
         path = chunk_path(self.root, digest)
         if os.path.exists(path):
             os.rename(path, os.path.join(self.temporary, digest.hex() + ".bad"))
 
     def stored_bytes(self) -> int:
-        """Bytes on the disk that the store takes."""
+        """Return the size of the store on disk in bytes."""
         total = 0
         for folder, _, names in os.walk(self.root):
             for name in names:
@@ -486,22 +486,22 @@ class Store:
         return total
 
     def free_bytes(self) -> int:
-        """Room on its file system."""
+        """Return the free bytes of its file system."""
         return free_bytes(self.root)
 
 
-def full(error: OSError, path: str) -> Problem:
-    """What the system said, as a person reads it."""
+def disk_error(error: OSError, path: str) -> Problem:
+    """Return the error to report for a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Problem(
-            "the file system of %s is full" % path, "`sms overlay prune` makes room; nothing that counted is lost"
+            "the file system of %s is full" % path, "`sms overlay prune` makes room; no committed snapshot is lost"
         )
     return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()))
 
 
 def sync_system(path: str) -> None:
-    """All that is written on the file system of a folder goes to its disk."""
-    from appliance.agent.freeze import sync_file_system  # ctypes takes long, and who only reads needs none
+    """Flush the file system of a folder to its disk."""
+    from appliance.agent.freeze import sync_file_system  # imports ctypes, which is slow and needed only here
 
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,8 +1,8 @@
-"""Takes a snapshot of an overlay, while the appliance writes it or while nobody does.
+"""Take a snapshot of an overlay, in use or not.
 
-While it is written: most is read before the writers are held, and while they wait only what has changed
-since. What that is, the block trace of the loop device tells; where the kernel has none, the inodes do
-(their ctime); where the file system is not known, everything is compared.
+In use: most chunks are read before the file system is frozen, and during the freeze only those that changed since.
+These are found by a block trace of the loop device; where the kernel has none, by the ctimes of the inodes; where the
+file system's format is not known, by comparing everything.
 """
 
 import errno
@@ -14,27 +14,27 @@ import uuid
 from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from appliance.agent import words
+from appliance.agent import protocol
 from appliance.agent.changes import Changes
 from appliance.agent.check import check
-from appliance.agent.clone import share
-from appliance.agent.freeze import Frozen, find_loops, joined, private_mounts
+from appliance.agent.clone import reflink
+from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
+from appliance.agent.protocol import Busy, Problem, field
 from appliance.agent.source import Sink, Source, free_chunks
-from appliance.agent.store import Reader, Snapshot, Store, full
-from appliance.agent.words import Busy, Problem, field
+from appliance.agent.store import Reader, Snapshot, Store, disk_error
 from appliance.shared.locks import Locked, hold_lock
 
 FICLONERANGE = 0x4020940D
 """ioctl of linux/fs.h."""
 LOCK_WAIT_S = 10
 PASSES = 5
-"""Looks at what changed before writers are held."""
-SMALL = 128
-"""Chunks: so little is left to the freeze."""
+"""Rounds of reading changed chunks before the freeze, at most."""
+FREEZE_CHUNKS = 128
+"""Changed chunks that are few enough for the freeze."""
 
 
 def take(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Take one, check it, and only then let it count.
+    """Take a snapshot, check it, and commit it.
 
     Raises:
         Problem: it could not be taken; nothing of it is left.
@@ -47,17 +47,17 @@ def take(request: Dict[str, Any]) -> Dict[str, Any]:
         private_mounts()
         number, folder = store.begin()
         try:
-            snapshot = Taking(store, number, folder, overlay, request).run()
+            snapshot = SnapshotRun(store, number, folder, overlay, request).run()
         except BaseException as error:
             store.drop_new(folder)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise full(error, store.root)
+                raise disk_error(error, store.root)
             raise
-    return {"snapshot": snapshot.told()}
+    return {"snapshot": snapshot.to_dict()}
 
 
 class Pending(Reader):
-    """A snapshot under way, read as one that counts."""
+    """Reads a snapshot that is not committed yet."""
 
     def __init__(self, store: Store, number: int, size: int, digests: bytes, image: Optional[int]) -> None:
         self.snapshot = Snapshot(store.root, number, {}, {})
@@ -66,8 +66,8 @@ class Pending(Reader):
         self.image = image
 
 
-class Taking:
-    """One snapshot under way."""
+class SnapshotRun:
+    """Takes one snapshot."""
 
     def __init__(self, store: Store, number: int, folder: str, overlay: str, request: Dict[str, Any]) -> None:
         self.store = store
@@ -86,7 +86,7 @@ class Taking:
         self.running = False
 
     def run(self) -> Snapshot:
-        """All of it."""
+        """Take the snapshot; return it committed."""
         self.method = choose_method(field(self.request, "method", str, "auto"), self.overlay, self.folder)
         if self.method != "delta":
             self.image = os.open(
@@ -105,21 +105,21 @@ class Taking:
 
     @property
     def sink(self) -> Sink:
-        """Where chunks go: into the shared ones, or into an image of this snapshot's own."""
+        """Where chunks are stored: as shared chunk files, or in this snapshot's own image."""
         image = self.image
         if image is None:
             return lambda number, data: self.store.put(data)
         return lambda number, data: self.store.put_into(image, number, data)
 
     def _take_running(self) -> Optional[Source]:
-        """Of an overlay that is mounted; None where it is not."""
+        """Take it of a mounted overlay; return None where it is not mounted."""
         loops = find_loops(self.overlay)
         if not loops:
             return None
         if len(loops) > 1:
             raise Problem(
                 "%s is in use by %s at once" % (self.overlay, " and ".join(loops)),
-                "two writers destroy it: stop one, `losetup -l` tells who",
+                "two writers destroy it: stop one, `losetup -l` shows them",
                 3,
             )
         loop = loops[0]
@@ -128,97 +128,97 @@ class Taking:
         with ExitStack() as stack:
             source = Source(self.overlay)
             changes = Changes(source, loop, stack, self.limit_s, self.mark)
-            words.step("read", "read the overlay")
-            changes.remember()
-            source.take(set(source.data_chunks()) - changes.free, self.sink, show=True)
+            protocol.step("read", "read the overlay")
+            changes.start()
+            source.read_chunks(set(source.data_chunks()) - changes.free, self.sink, show=True)
             for _ in range(PASSES):
-                found = changes.so_far()
-                if found is None or len(found) <= SMALL:
+                found = changes.collect()
+                if found is None or len(found) <= FREEZE_CHUNKS:
                     if found:
-                        source.take(found, self.sink)
+                        source.read_chunks(found, self.sink)
                     break
-                source.take(found, self.sink)
-            words.step("freeze", "hold the writers for a moment")
-            with locked(self.lock):
-                self._still(loops)
+                source.read_chunks(found, self.sink)
+            protocol.step("freeze", "freeze the file system")
+            with host_locked(self.lock):
+                self._check_still_running(loops)
                 held, self.frozen_s = self._freeze(loop, lambda: changes.final(self.sink))
             self.found_by = changes.found_by
-            words.detail("%.0f ms" % (self.frozen_s * 1000))
-            words.step("store", "store what had changed")
+            protocol.detail("%.0f ms" % (self.frozen_s * 1000))
+            protocol.step("store", "store the last changes")
             source.put(held, self.sink)
             source.blank(changes.free)
         self.running = True
         return source
 
-    def _still(self, loops: List[str]) -> None:
+    def _check_still_running(self, loops: List[str]) -> None:
         if find_loops(self.overlay) != loops:
-            # Where hosts share the folder, it may run on another one by now.
-            raise Problem("the appliance was stopped meanwhile", "run it again", 3)
+            # With a shared overlay, it may be running on another host by now.
+            raise Problem("the services container was stopped meanwhile", "run it again", 3)
 
     def _clone_running(self, loop: str) -> Source:
-        words.step("freeze", "hold the writers for a moment")
-        with locked(self.lock):
-            self._still([loop])
+        protocol.step("freeze", "freeze the file system")
+        with host_locked(self.lock):
+            self._check_still_running([loop])
             _, self.frozen_s = self._freeze(loop, self._clone)
-        words.detail("%.0f ms" % (self.frozen_s * 1000))
+        protocol.detail("%.0f ms" % (self.frozen_s * 1000))
         self.running, self.found_by = True, "clone"
         return self._read_clone()
 
     def _clone(self) -> List[Tuple[int, bytes]]:
         assert self.image is not None
         with open(self.overlay, "rb", 0) as stream:
-            if not share(stream.fileno(), self.image):
+            if not reflink(stream.fileno(), self.image):
                 raise Problem("%s can no longer be cloned" % self.overlay, "take it with --method delta")
         return []
 
     def _read_clone(self) -> Source:
-        words.step("read", "read the clone")
+        protocol.step("read", "read the clone")
         source = Source(os.path.join(self.folder, "image"))
-        source.take(source.data_chunks(), self.store.count_only, show=True)
+        source.read_chunks(source.data_chunks(), self.store.count_only, show=True)
         return source
 
     def _freeze(self, loop: str, work: Any) -> Tuple[List[Tuple[int, bytes]], float]:
-        with joined(loop) as folder:
+        with mounted_again(loop) as folder:
             frozen = Frozen(folder, self.limit_s, self.mark)
             try:
                 self.taken = time.time()
                 frozen.hold()
-                words.step("frozen", "")
+                protocol.step("frozen", "")
                 held = work()
                 frozen.release()
             finally:
                 frozen.close()
-        words.step("thawed", "")
+        protocol.step("thawed", "")
         return held, frozen.seconds
 
     def _take_stopped(self) -> Source:
-        with locked(self.lock):
+        with host_locked(self.lock):
             if find_loops(self.overlay):
-                raise Problem("the appliance has started meanwhile", "run it again", 3)
+                raise Problem("the services container was started meanwhile", "run it again", 3)
             self.taken, self.found_by, self.running = time.time(), "stopped", False
-            before = identity(self.overlay)
+            before = file_identity(self.overlay)
             if self.method == "reflink":
                 self._clone()
-                self._untouched(before)
+                self._check_unused(before)
                 return self._read_clone()
-            words.step("read", "read the overlay")
+            protocol.step("read", "read the overlay")
             source = Source(self.overlay)
-            source.understand()
+            source.find_structures()
             free: Set[int] = set()
             if source.image and not source.image.layout.recover:
                 source.mask()
                 free = free_chunks(source.image)
-            source.take(set(source.data_chunks()) - free, self.sink, show=True)
-            self._untouched(before)
+            source.read_chunks(set(source.data_chunks()) - free, self.sink, show=True)
+            self._check_unused(before)
         return source
 
-    def _untouched(self, before: Tuple[int, ...]) -> None:
-        # Who asked may have been killed, and its lock with it.
-        if find_loops(self.overlay) or identity(self.overlay) != before:
+    def _check_unused(self, before: Tuple[int, ...]) -> None:
+        # The caller, and with it its lock, may have been killed.
+        if find_loops(self.overlay) or file_identity(self.overlay) != before:
             raise Problem("the overlay came into use while it was read", "run it again", 3)
 
     def _finish(self, source: Source) -> Snapshot:
-        words.step("check", "check the file system and the state files")
+        protocol.step("check", "check the file system and the state files")
         digests = bytes(source.digests)
         request = self.request
         found = check(
@@ -228,8 +228,8 @@ class Taking:
             field(request, "heads", dict, {}),
         )
         source.put(sorted(found.fixed.items()), self.sink)
-        words.detail("e2fsck: %s; %d state files" % (found.told["e2fsck"], found.told["state_files"]))
-        words.step("commit", "let it count")
+        protocol.detail("e2fsck: %s; %d state files" % (found.report["e2fsck"], found.report["state_files"]))
+        protocol.step("commit", "commit the snapshot")
         manifest = dict(
             field(request, "facts", dict),
             uuid=str(uuid.uuid4()),
@@ -241,22 +241,22 @@ class Taking:
             size=source.size,
             used_bytes=source.used_bytes(),
             new_bytes=self.store.new_bytes,
-            checks=found.told,
+            checks=found.report,
             notes=field(request, "notes", list, []),
             reason=field(request, "reason", str, ""),
         )
         return self.store.commit(self.number, self.folder, manifest, bytes(source.digests))
 
 
-def identity(path: str) -> Tuple[int, ...]:
-    """What changes when anybody writes a file, or puts another in its place."""
+def file_identity(path: str) -> Tuple[int, ...]:
+    """Return values that change when the file is written or replaced."""
     state = os.stat(path)
     return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 @contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Hold the host's lock, so that nobody starts or stops the appliance; without a path the caller holds it.
+def host_locked(path: str) -> Iterator[None]:
+    """Hold the host's lock, which prevents starts and stops; an empty path means that the caller holds it.
 
     Raises:
         Problem: another run holds it.
@@ -272,27 +272,27 @@ def locked(path: str) -> Iterator[None]:
 
 
 def choose_method(wanted: str, overlay: str, folder: str) -> str:
-    """How to take it: by reflink where the overlay and the store share a file system that can, else as a delta.
+    """Return the method: reflink where overlay and store are on one file system that supports it, else delta.
 
     Raises:
-        Problem: reflink is wanted and cannot be.
+        Problem: reflink was requested and is not possible.
     """
     if wanted in ("delta", "full"):
         return wanted
     if wanted not in ("auto", "reflink"):
-        raise Problem("no method %s" % wanted, "auto, reflink, delta, full", 2)
+        raise Problem("invalid method %s" % wanted, "auto, reflink, delta, full", 2)
     probe = os.path.join(folder, "probe")
     with open(overlay, "rb", 0) as stream, open(probe, "wb", 0) as target:
         try:
             fcntl.ioctl(target.fileno(), FICLONERANGE, struct.pack("=qQQQ", stream.fileno(), 0, 4096, 0))
-            can = True
+            supported = True
         except OSError:
-            can = False
+            supported = False
     os.unlink(probe)
-    if wanted == "reflink" and not can:
+    if wanted == "reflink" and not supported:
         raise Problem(
             "no reflink from %s to %s" % (overlay, os.path.dirname(folder)),
-            "both must lie on one XFS or Btrfs: set snapshots.directory, or take it with --method auto",
+            "both must be on the same XFS or Btrfs: set snapshots.directory, or take it with --method auto",
             3,
         )
-    return "reflink" if can else "delta"
+    return "reflink" if supported else "delta"

@@ -1,6 +1,6 @@
-"""Which parts of a block device were written since when: the kernel's trace of completed block requests.
+"""Find the written chunks of a block device by the kernel's trace of completed block requests.
 
-Through tracefs, not blktrace(8): that one reads debugfs, which a kernel locked down for Secure Boot does not allow.
+Reads tracefs, not blktrace(8), which needs debugfs: kernel lockdown (Secure Boot) forbids that.
 """
 
 import os
@@ -12,29 +12,29 @@ from typing import Set
 from appliance.agent.freeze import MS_NODEV, MS_NOEXEC, MS_NOSUID, mount, unmount
 
 BUFFER_KB = 4096
-"""Of each CPU: some 40,000 requests."""
+"""Per CPU: about 40,000 requests."""
 PAUSE_S = 0.05
 SECTOR = 512
 INSTANCE = re.compile(r"sms-(?:(\d+)-)?(\d+)")
-"""Names of ours: the pid namespace (not in older versions), and the pid in it."""
-OLD_S = 3600
-"""After this, an instance of another pid namespace is removed, unless somebody reads its trace."""
+"""Names of our instances: the pid namespace (not in older versions), and the pid in it."""
+STALE_S = 3600
+"""Seconds after which an instance of another pid namespace is removed, unless its trace is being read."""
 COMPLETED = re.compile(rb" block_rq_complete: \d+,\d+ ([A-Z]+) \(.*?\) (\d+) \+ (\d+) ")
 """Device, kind (W write, D discard), first sector, sectors: TP_printk of include/trace/events/block.h."""
 READS = re.compile(rb"R|F*$")
-"""Kinds that change nothing: reads, and flushes of no data (blk_fill_rwbs of kernel/trace/blktrace.c)."""
+"""Kinds that write no data: reads and empty flushes (blk_fill_rwbs of kernel/trace/blktrace.c)."""
 LOST = re.compile(rb"\[LOST (?:\d+ )?EVENTS\]")
-"""What trace_pipe says where the kernel had no room for all (print_lost_events of kernel/trace/trace_output.c)."""
+"""Line in trace_pipe when the buffer was full (print_lost_events of kernel/trace/trace_output.c)."""
 
 
 class Untraceable(Exception):
-    """This kernel does not let us."""
+    """The trace is not available, or incomplete."""
 
 
 class Trace:
-    """Follows the writes to ``device`` from ``start`` to ``stop``; needs ``private_mounts``.
+    """Records the chunks of ``device`` written from ``start`` to ``stop``; needs ``private_mounts``.
 
-    A request's completion is what is noted, so that one under way when the trace begins is not missed.
+    It traces completions, so that a request in progress when the trace begins is not missed.
     """
 
     def __init__(self, device: str, chunk: int) -> None:
@@ -48,18 +48,18 @@ class Trace:
         self.lost = False
         self._guard = threading.Lock()
         self._ended = threading.Event()
-        self._reader = threading.Thread(target=self._drain_on, daemon=True)
+        self._reader = threading.Thread(target=self._drain_until_ended, daemon=True)
 
     def start(self) -> None:
-        """Begin.
+        """Start the trace.
 
         Raises:
-            Untraceable: there is no such trace here.
+            Untraceable: the kernel does not support it or refuses.
         """
         try:
             os.makedirs(self.root, 0o700, exist_ok=True)
             mount("none", self.root, "tracefs", MS_NODEV | MS_NOSUID | MS_NOEXEC)
-            remove_left(os.path.join(self.root, "instances"))
+            remove_stale(os.path.join(self.root, "instances"))
             os.mkdir(self.folder)
             self._set("buffer_size_kb", "%d" % BUFFER_KB)
             number = os.major(self.number) << 20 | os.minor(self.number)  # MKDEV of linux/kdev_t.h
@@ -72,20 +72,20 @@ class Trace:
         self._reader.start()
 
     def written(self) -> Set[int]:
-        """Numbers of the chunks written since the last call.
+        """Return the numbers of the chunks written since the last call.
 
         Raises:
-            Untraceable: the kernel could not note all of them.
+            Untraceable: the kernel's buffer was full.
         """
         self._drain()
         with self._guard:
             found, self.found = self.found, set()
         if self.lost:
-            raise Untraceable("more was written than the kernel could note")
+            raise Untraceable("more was written than the trace buffer holds")
         return found
 
     def stop(self) -> None:
-        """End it."""
+        """End the trace and remove its instance."""
         self._ended.set()
         if self._reader.is_alive():
             self._reader.join()
@@ -102,7 +102,7 @@ class Trace:
         with open(os.path.join(self.folder, name), "w") as stream:
             stream.write(value)
 
-    def _drain_on(self) -> None:
+    def _drain_until_ended(self) -> None:
         while not self._ended.wait(PAUSE_S):
             self._drain()
 
@@ -133,12 +133,12 @@ class Trace:
 
 
 def pid_namespace() -> int:
-    """The number of ours: all of one kernel's namespaces share its instances."""
+    """Return the number of our pid namespace: all namespaces share the kernel's instances."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def remove_left(folder: str) -> None:
-    """Instances of runs that were killed. The kernel keeps one that is in use."""
+def remove_stale(folder: str) -> None:
+    """Remove instances of killed runs. The kernel refuses to remove one in use."""
     for name in os.listdir(folder):
         found = INSTANCE.fullmatch(name)
         path = os.path.join(folder, name)
@@ -146,10 +146,10 @@ def remove_left(folder: str) -> None:
             if not found:
                 continue
             if found.group(1) in (None, str(pid_namespace())):
-                left = not os.path.exists("/proc/" + found.group(2))
+                stale = not os.path.exists("/proc/" + found.group(2))
             else:
-                left = time.time() - os.stat(path).st_mtime > OLD_S
-            if left:
+                stale = time.time() - os.stat(path).st_mtime > STALE_S
+            if stale:
                 os.rmdir(path)
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""The catalogue: every service and every base, each described once in a file of its own."""
+"""The catalogue: definitions of services and bases, one file each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Base", "ExtraFiles", "Service", "read_bases", "read_catalog", "read_
 
 
 def read_catalog(*folders: Path) -> dict[str, Service]:
-    """Services by name from ``folders``; a later folder's file replaces an earlier one of its name.
+    """Return services by name from ``folders``; a file of a later folder replaces one of the same name.
 
     Raises:
         ConfigError: with every mistake of every file.
@@ -44,44 +44,44 @@ def _unknown_needs(services: Mapping[str, Service]) -> Iterable[Problem]:
 
 
 def read_bases(folder: Path) -> dict[str, Base]:
-    """Bases by name."""
+    """Return bases by name."""
     return {path.stem: read_model(path.read_text(), str(path), Base) for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_extra_files(path: Path) -> ExtraFiles:
-    """The files that every overlay holds."""
+    """Return the files of every overlay."""
     return read_model(path.read_text(), str(path), ExtraFiles)
 
 
 def select(catalog: Mapping[str, Service], names: Iterable[str]) -> tuple[Service, ...]:
-    """The named services and all they need, in starting order: what is needed comes first.
+    """Return the named services and their dependencies in start order, dependencies first.
 
     Raises:
-        ConfigError: a name is unknown, the container cannot carry it, or needs run in a circle.
+        ConfigError: a name is unknown, the container cannot run the service, or dependencies are circular.
     """
     ordered: list[Service] = []
     under_way: list[str] = []
 
     def visit(name: str) -> None:
         if name in under_way:
-            raise ConfigError(f"services need each other in a circle: {' -> '.join([*under_way, name])}")
+            raise ConfigError(f"circular dependency of services: {' -> '.join([*under_way, name])}")
         if name not in catalog:
             raise ConfigError(f"unknown service: {name}", hint=f"known: {', '.join(sorted(catalog))}")
         service = catalog[name]
         if service in ordered:
             return
         if not service.container:
-            raise ConfigError(f"the container cannot carry {name}", hint=service.outage.why)
+            raise ConfigError(f"the container cannot run {name}", hint=service.outage.why)
         under_way.append(name)
         for need in service.needs:
             visit(need)
         for other in service.after:
-            if other in wanted:
+            if other in requested:
                 visit(other)
         under_way.pop()
         ordered.append(service)
 
-    wanted = sorted(names)
-    for name in wanted:
+    requested = sorted(names)
+    for name in requested:
         visit(name)
     return tuple(ordered)

@@ -1,4 +1,4 @@
-"""What an image is built from: ``definitions/bases/<name>.yaml``."""
+"""Operating systems that images are built from: ``definitions/bases/<name>.yaml``."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from appliance.catalog.traffic import Section
 
 
 class Repository(Section):
-    """A package repository of the base; where its mirror is comes from the site or the build host."""
+    """A package repository of the base; the site or the build host gives its mirror."""
 
     suites: tuple[str, ...] = Field((), description="Suites (apt) below the mirror.")
     components: tuple[str, ...] = Field((), description="Components (apt).")
-    mirror: str = Field("", description="The mirror it is a part of, where the site names a whole one.")
+    mirror: str = Field("", description="Name of the whole mirror that it is a part of.")
     path: str = Field("", description="Its folder below that mirror.")
-    ids: tuple[str, ...] = Field((), description="What dnf or zypper of the build host call it; * matches anything.")
+    ids: tuple[str, ...] = Field((), description="Its ids in dnf or zypper of the build host; * is a wildcard.")
     keys: str = Field(
-        "", description="The keys that sign its packages, on the build host; * matches anything. No mirror is asked."
+        "", description="Files of its signing keys on the build host, never fetched from a mirror; * is a wildcard."
     )
 
 
 class Base(Section):
-    """An operating system to build on, and how packages come into it."""
+    """An operating system to build on, and how packages are installed."""
 
     name: Name
     summary: str
     manager: Literal["apt", "dnf", "zypper"]
-    package_sets: tuple[PackageSet, ...] = Field(description="Package sets of the catalogue, the first found is taken.")
+    package_sets: tuple[PackageSet, ...] = Field(description="Package sets of the catalogue; the first match is used.")
     repositories: dict[Name, Repository]
-    keyring: str = Field("", description="Keys that the packages are held against (apt).")
-    packages: tuple[str, ...] = Field(description="Packages that every image has.")
+    keyring: str = Field("", description="Keyring that packages are verified with (apt).")
+    packages: tuple[str, ...] = Field(description="Packages of every image.")
     python: str = Field(
-        "/usr/bin/python3", description="The interpreter of our programs in the image, Python 3.9 or newer."
+        "/usr/bin/python3", description="Python interpreter of sms's programs in the image, 3.9 or newer."
     )
-    header: str = Field(description="The head of the Apptainer definition (Jinja2).")
-    setup: str = Field(description="Shell in %post before packages come in (Jinja2).")
-    install: str = Field(description="The command that installs `packages` (Jinja2).")
-    cleanup: str = Field("", description="Shell in %post after that (Jinja2).")
-    list_packages: str = Field(description="Prints name, version, architecture and source, separated by tabs.")
+    header: str = Field(description="Header of the Apptainer definition (Jinja2).")
+    setup: str = Field(description="Shell in %post before the packages are installed (Jinja2).")
+    install: str = Field(description="Command that installs `packages` (Jinja2).")
+    cleanup: str = Field("", description="Shell in %post after the packages are installed (Jinja2).")
+    list_packages: str = Field(description="Command that prints name, version, architecture and source, tab-separated.")
     purl: str = Field(description="Type and namespace of package URLs: deb/debian.")
 
 

@@ -1,7 +1,7 @@
-"""One service, described once: what ``definitions/services/<name>.yaml`` holds.
+"""Definition of a service: ``definitions/services/<name>.yaml``.
 
-Strings of ``run``, ``setup``, ``probe`` and ``files`` are Jinja2 templates over ``site`` and
-``service``; the plan renders them.
+Strings of ``run``, ``setup``, ``probe`` and ``files`` are Jinja2 templates with ``site`` and
+``service``, rendered by the plan.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ PackageSet = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+$")]
 
 
 class Probe(Section):
-    """How to ask the service, in its own protocol, whether it serves. Exactly one way."""
+    """Readiness probe of a service, in its own protocol. Exactly one kind."""
 
     exec: tuple[tuple[str, ...], ...] | None = Field(
-        None, description="A pipeline of commands; every one must end with status 0."
+        None, description="A pipeline of commands; each must exit with status 0."
     )
-    expect: str | None = Field(None, description="A regular expression that the output of `exec` must hold.")
-    ntp: str | None = Field(None, description="Address asked for the time (RFC 5905, client mode).")
+    expect: str | None = Field(None, description="Regular expression that must match the output of `exec`.")
+    ntp: str | None = Field(None, description="Address queried for the time (RFC 5905, client mode).")
     smtp: str | None = Field(None, description="Address whose port 25 must greet with 220 (RFC 5321).")
-    syslog: str | None = Field(None, description="Address that a line is sent to (UDP 514); it must come up in `file`.")
+    syslog: str | None = Field(None, description="Address that a line is sent to (UDP 514); it must appear in `file`.")
     http: str | None = Field(
-        None, description="http+unix:/path or http://address:port/path that must answer below 500."
+        None, description="http+unix:/path or http://address:port/path; the status must be below 500."
     )
-    fresh: AbsolutePath | None = Field(None, description="A JSON file {state, detail, until}: fine until that time.")
-    file: AbsolutePath | None = Field(None, description="Where `syslog` looks.")
-    timeout_s: float = Field(5, gt=0, le=60, description="Seconds until no answer is a failure.")
-    outside: bool = Field(False, description="Whether it takes a machine beyond the container to answer it.")
+    fresh: AbsolutePath | None = Field(None, description="JSON file {state, detail, until}: healthy until that time.")
+    file: AbsolutePath | None = Field(None, description="Log file that `syslog` checks.")
+    timeout_s: float = Field(5, gt=0, le=60, description="Timeout in seconds.")
+    outside: bool = Field(False, description="Whether the reply comes from a machine outside the container.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Probe:
@@ -51,9 +51,9 @@ class Probe(Section):
 class SeedFile(Section):
     """A file of a fresh overlay."""
 
-    path: AbsolutePath = Field(description="Where it lies in the container.")
+    path: AbsolutePath = Field(description="Path in the container.")
     template: str | None = Field(None, description="A template below overlays/.")
-    content: str | None = Field(None, description="The template itself, where it is short.")
+    content: str | None = Field(None, description="The template itself, if it is short.")
     owner: str = "root"
     group: str = "root"
     mode: Mode = "0644"
@@ -66,81 +66,82 @@ class SeedFile(Section):
 
 
 class Outage(Section):
-    """How long compute nodes live without the service."""
+    """Tolerated outage of the service."""
 
-    seconds: float = Field(ge=0, description="Seconds until nodes notice.")
-    why: str = Field(description="What happens then, and where that is written.")
+    seconds: float = Field(ge=0, description="Outage that compute nodes tolerate, in seconds.")
+    why: str = Field(description="What happens after that, with the source.")
     pause_s: float | None = Field(
-        None, ge=0, description="Seconds that a planned move may take it away for; `seconds` when not given."
+        None, ge=0, description="Outage budget of a planned migration, in seconds (default: `seconds`)."
     )
 
     @property
     def budget_s(self) -> float:
-        """Seconds that a planned move may take it away for."""
+        """Outage budget of a planned migration, in seconds."""
         return self.seconds if self.pause_s is None else self.pause_s
 
 
 class Accounts(Section):
     """System users and groups whose ids must be the same in every image: an overlay outlives its image.
 
-    Packages number their users as they come; the ids here, below 1000 and above what a package
-    would take, are given out before any package is installed.
+    Packages allocate ids in the order of installation. The ids here are below 1000, above those that
+    packages allocate, and are created before any package is installed.
     """
 
-    users: dict[AccountName, int] = Field({}, description="User, and group of the same name and id.")
-    groups: dict[AccountName, int] = Field({}, description="Group alone.")
+    users: dict[AccountName, int] = Field({}, description="Users, each with a group of the same name and id.")
+    groups: dict[AccountName, int] = Field({}, description="Groups without a user.")
 
 
 class Service(Section):
     """A service of the management node."""
 
     name: Name
-    known_as: tuple[str, ...] = Field((), description="Other names of it: its daemons', or those of IANA's registry.")
-    summary: str = Field(description="What it is for, in one line.")
-    role: Role | None = Field(None, description="Its part in the cluster, by which other parts of sms find it.")
-    critical: bool = Field(description="Whether compute nodes need it at every moment.")
-    container: bool = Field(True, description="Whether the services container can carry it.")
-    default: bool = Field(False, description="Whether a starter site file has it.")
+    known_as: tuple[str, ...] = Field((), description="Other names: of its daemons, or in IANA's registry.")
+    summary: str = Field(description="Its purpose, in one line.")
+    role: Role | None = Field(None, description="Its role in the cluster, by which other parts of sms find it.")
+    critical: bool = Field(description="Whether compute nodes need it at all times.")
+    container: bool = Field(True, description="Whether the services container can run it.")
+    default: bool = Field(False, description="Whether it is enabled by default.")
     packages: dict[PackageSet, tuple[str, ...]] = Field({}, description="Packages by package set of the base.")
     accounts: dict[PackageSet, Accounts] = Field({}, description="Accounts by package set of the base.")
     run: tuple[str, ...] = Field((), description="The foreground command.")
-    user: str = Field("root", description="Who runs it.")
+    user: str = Field("root", description="User that runs it.")
     setup: str = Field("", description="Shell, run as root before every start; must be idempotent.")
-    needs: tuple[Name, ...] = Field((), description="Services whose probe must pass before this one starts.")
-    after: tuple[Name, ...] = Field((), description="Services waited for only where the site has them.")
-    ports: tuple[OnePort, ...] = Field((), description="Where it listens.")
-    traffic: Traffic = Field(Traffic(), description="How it shows on the wire besides its ports.")
-    state: tuple[AbsolutePath, ...] = Field((), description="What it writes and must keep.")
+    needs: tuple[Name, ...] = Field((), description="Services whose probe must succeed before this one starts.")
+    after: tuple[Name, ...] = Field((), description="Services to wait for, if the site has them.")
+    ports: tuple[OnePort, ...] = Field((), description="Ports that it listens on.")
+    traffic: Traffic = Field(Traffic(), description="How its traffic is recognised besides its ports.")
+    state: tuple[AbsolutePath, ...] = Field((), description="Persistent state paths.")
     running: AbsolutePath | None = Field(
         None,
-        description="A file below `state` that is there while it runs, and stays where it did not end with status 0: "
-        "`setup` finds SMS_UNCLEAN set then.",
+        description="A file below `state` that exists while it runs, and remains if it did not exit with status 0: "
+        "`setup` then runs with SMS_UNCLEAN set.",
     )
     state_heads: dict[AbsolutePath, str] = Field(
-        {}, description="State files, and the text that each has near its beginning when it is whole."
+        {}, description="State files, with the text near the beginning of each intact one."
     )
     dump: str = Field(
         "",
-        description="Shell, run as root in the container before a snapshot; puts a dump of its data below `state`, "
-        "whole or not at all, mode 0600.",
+        description="Shell, run as root in the container before a snapshot; writes a dump of its data below `state` "
+        "atomically, mode 0600.",
     )
-    dump_wait_s: int = Field(300, ge=1, le=3600, description="Seconds that a dump may take.")
+    dump_wait_s: int = Field(300, ge=1, le=3600, description="Timeout of a dump, in seconds.")
     live: bool = Field(
-        False, description="Whether it serves on while the overlay is carried off: it keeps nothing there but `tails`."
+        False,
+        description="Whether it keeps running while the overlay is copied: all it writes there is `tails`.",
     )
     tails: tuple[AbsolutePath, ...] = Field(
-        (), description="Files below /var/log that it only appends to; a move brings their last lines after it."
+        (), description="Append-only files below /var/log, whose last lines are copied at the end of a migration."
     )
-    sync: tuple[AbsolutePath, ...] = Field((), description="Files it takes from the provisioning node.")
+    sync: tuple[AbsolutePath, ...] = Field((), description="Files that it pulls from the provisioning node.")
     files: tuple[SeedFile, ...] = Field((), description="Files of a fresh overlay.")
     probe: Probe | None = None
     outage: Outage
-    advice: str = Field("", description="What to do where nodes need it and the container cannot carry it.")
+    advice: str = Field("", description="What to do if nodes need it and the container cannot run it.")
     stop_signal: Literal["TERM", "INT", "QUIT"] = "TERM"
-    stop_wait_s: int = Field(30, ge=1, le=600, description="Seconds it may take to end.")
+    stop_wait_s: int = Field(30, ge=1, le=600, description="Timeout of its shutdown, in seconds.")
 
     @model_validator(mode="after")
     def _runnable(self) -> Service:
         if self.container and not (self.run and self.probe):
-            raise ValueError("a service that the container carries needs run and probe")
+            raise ValueError("a service that the container runs needs run and probe")
         return self

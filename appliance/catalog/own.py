@@ -1,4 +1,4 @@
-"""The site's own word on services: a folder of files of the catalogue's shape that `sms classify` reads besides it."""
+"""Service definitions of the site: a folder of files in the catalogue's format, for `sms classify`."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from appliance.config.read import read_text, validate
 from appliance.errors import ConfigError, Problem
 
 MOST_FIRST = 254
-"""Patterns of first bytes that the native core tells apart: it has one byte for their number, and 0 is none."""
+"""Maximum number of first-byte patterns: the native core stores their number in one byte, and 0 is none."""
 
 
 class OwnService(Service):
-    """A service of the site's, told by its traffic; nothing is built or started by it."""
+    """A service of the site, used for classification only."""
 
-    critical: bool = Field(True, description="What to think of it where too little was seen.")
-    container: bool = Field(False, description="Nothing is built from a file of the site's own.")
-    verdict: Literal["", "time-critical", "deferrable"] = Field("", description="Stands before what was seen.")
-    why: str = Field("", description="Why the site says so.")
+    critical: bool = Field(True, description="Assumed verdict if the capture is too short.")
+    container: bool = Field(False, description="Always false: images are not built from the site's files.")
+    verdict: Literal["", "time-critical", "deferrable"] = Field("", description="Overrides the measured verdict.")
+    why: str = Field("", description="Reason for the verdict.")
 
 
 def read_own(folder: Path, shipped: Mapping[str, Service]) -> dict[str, OwnService]:
-    """The site's own services by name.
+    """Return the site's own services by name.
 
-    A file named as one that is shipped says only what differs: the rest is the shipped one's.
+    A file with the name of a shipped service only overrides the fields that it contains.
 
     Raises:
-        ConfigError: with every mistake of every file, such as a port that two of them claim; or there is no such
-            folder, or nothing in it.
+        ConfigError: with every problem of every file, such as a port that two of them claim; or the folder does not
+            exist or is empty.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder", hint="--services takes a folder of files NAME.yaml")
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and not path.is_dir())
     if not paths:
-        raise ConfigError(f"{folder} has no file that ends in .yaml", hint="write one a service: NAME.yaml")
+        raise ConfigError(f"{folder} has no .yaml files", hint="write one file per service: NAME.yaml")
     services: dict[str, OwnService] = {}
     files: dict[str, str] = {}
     problems: list[Problem] = []
@@ -62,27 +62,27 @@ def read_own(folder: Path, shipped: Mapping[str, Service]) -> dict[str, OwnServi
 
 
 def _claimed_twice(services: Mapping[str, OwnService], files: Mapping[str, str]) -> list[Problem]:
-    """Ports that two of the site's services say are theirs: whose verdict would stand is nobody's guess."""
+    """Return a problem for each port that two of the site's services claim, which would make the verdict ambiguous."""
     owners: dict[str, str] = {}
     problems = []
     for name, service in services.items():
         for port in dict.fromkeys((*service.ports, *service.traffic.ports)):
             if (owner := owners.setdefault(port, name)) != name:
-                hint = f"leave it to one of them; {files[owner]} says which ports {owner} has"
-                problems.append(Problem(files[name], 0, "ports", f"{port} is {owner}'s already", hint))
+                hint = f"remove it from one of them; {files[owner]} lists the ports of {owner}"
+                problems.append(Problem(files[name], 0, "ports", f"{port} already belongs to {owner}", hint))
     return problems
 
 
 def _too_many(
     services: Mapping[str, OwnService], files: Mapping[str, str], shipped: Mapping[str, Service]
 ) -> list[Problem]:
-    """More first bytes, together with those that are shipped, than the core tells apart."""
+    """Return a problem if there are more first-byte patterns, with the shipped ones, than the core supports."""
     both: dict[str, Service] = {**shipped, **services}
     if (count := sum(len(each.traffic.first) for each in both.values())) <= MOST_FIRST or not services:
         return []
     most = max(services, key=lambda name: len(services[name].traffic.first))
     words = f"{len(services[most].traffic.first)} patterns, {count} with those of all other services: too many"
-    return [Problem(files[most], 0, "traffic.first", words, f"{MOST_FIRST} is the most; tell services by ports")]
+    return [Problem(files[most], 0, "traffic.first", words, f"the limit is {MOST_FIRST}; use ports")]
 
 
 def _read(path: Path, shipped: Mapping[str, Service]) -> OwnService:

@@ -1,4 +1,4 @@
-"""How a service shows on the wire: the part ``traffic`` of its file, which ``sms classify`` names it by."""
+"""How ``sms classify`` recognises the traffic of a service: the section ``traffic`` of its file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 LONGEST = 32
-"""Bytes that a pattern may have."""
+"""Maximum length of a pattern, in bytes."""
 
 
 def _known_port(value: str) -> str:
@@ -26,32 +26,30 @@ Port = Annotated[
 
 def _one_port(value: str) -> str:
     if value in ("tcp/any", "udp/any", "sctp/any"):
-        raise ValueError(f"{value} would be every service; where the first bytes tell, write it under traffic.first")
+        raise ValueError(f"{value} would match every service; use traffic.first to match first bytes")
     return value
 
 
 OnePort = Annotated[Port, AfterValidator(_one_port)]
-"""A port, or all of a protocol that has none: icmp/any."""
+"""A port, or all traffic of a protocol without ports: icmp/any."""
 
 Bytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-fA-F]{2}){1,32}$")]
 
 
 class Section(BaseModel):
-    """A part of a service's description: frozen, and strict about unknown keys."""
+    """A section of a definition: frozen, and strict about unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class First(Section):
-    """What the first bytes that a client sends tell. Either text, or a lowest and a highest value of each byte."""
+    """Pattern of the first bytes that a client sends: either text, or a minimum and a maximum of each byte."""
 
-    port: Port = Field(description="Where: tcp/80; tcp/any is every port that no service names.")
-    starts: str = Field("", max_length=LONGEST, description="The text they begin with.")
-    at: int = Field(0, ge=0, le=64, description="Where `low` and `high` begin, counted from 0.")
-    low: Bytes | Literal[""] = Field("", description="The lowest value of each byte, in hexadecimal.")
-    high: Bytes | Literal[""] = Field(
-        "", description="The highest value of each byte; the same as `low` when left out."
-    )
+    port: Port = Field(description="Port, such as tcp/80; tcp/any is every port that no service claims.")
+    starts: str = Field("", max_length=LONGEST, description="Text that they start with.")
+    at: int = Field(0, ge=0, le=64, description="Offset of `low` and `high`, from 0.")
+    low: Bytes | Literal[""] = Field("", description="Minimum of each byte, in hexadecimal.")
+    high: Bytes | Literal[""] = Field("", description="Maximum of each byte, in hexadecimal (default: `low`).")
 
     @model_validator(mode="after")
     def _one_way(self) -> First:
@@ -63,24 +61,24 @@ class First(Section):
             raise ValueError("starts must be ASCII")
         low, high = self.bounds
         if len(low) != len(high) or any(least > most for least, most in zip(low, high, strict=True)):
-            raise ValueError("low and high must be equally long, and no byte of low above that of high")
+            raise ValueError("low and high must have the same length, and no byte of low may exceed that of high")
         return self
 
     @property
     def bounds(self) -> tuple[bytes, bytes]:
-        """The lowest and the highest value of each byte."""
+        """Minimum and maximum of each byte."""
         if self.starts:
             return self.starts.encode("ascii"), self.starts.encode("ascii")
         return bytes.fromhex(self.low), bytes.fromhex(self.high or self.low)
 
 
 class Traffic(Section):
-    """How a service is told by its traffic; its ``ports`` stand beside this."""
+    """How the traffic of a service is recognised, in addition to its ``ports``."""
 
-    ports: tuple[OnePort, ...] = Field((), description="Ports besides `ports`: of its daemons on nodes, or older ones.")
-    first: tuple[First, ...] = Field((), description="What the first bytes tell; stands before ports.")
-    routed: bool = Field(False, description="This is the traffic through the management node to addresses outside.")
-    boot: bool = Field(False, description="Nodes need it while they boot only.")
-    poll: bool = Field(False, description="Nodes poll it and fetch only what has changed.")
-    silent: bool = Field(False, description="It has no traffic of its own, so not seeing it means nothing.")
-    every_s: float = Field(0, ge=0, description="Seconds between two contacts of one node, as a rule.")
+    ports: tuple[OnePort, ...] = Field((), description="Additional ports: of its daemons on nodes, or older ones.")
+    first: tuple[First, ...] = Field((), description="Patterns of first bytes; they take precedence over ports.")
+    routed: bool = Field(False, description="It is the traffic through the management node to addresses outside.")
+    boot: bool = Field(False, description="Nodes need it only while they boot.")
+    poll: bool = Field(False, description="Nodes poll it and fetch only changes.")
+    silent: bool = Field(False, description="It has no traffic of its own, so its absence means nothing.")
+    every_s: float = Field(0, ge=0, description="Usual interval between contacts of a node, in seconds.")

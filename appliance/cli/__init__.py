@@ -1,4 +1,4 @@
-"""The command line. One file a verb; each adds its own parser and imports its work when it runs."""
+"""The command line. One file per verb; each adds its parser and imports its operation when it runs."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from appliance.cli.common import standard_output
 from appliance.errors import SmsError
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "what must never stop": ("classify.classify",),
-    "the site": ("site.init", "site.config", "site.key", "hosts.host", "hosts.doctor"),
-    "the image": ("image.build", "image.verify", "image.image"),
-    "the running appliance": tuple(f"services.{name}" for name in ("start", "stop", "status", "logs", "exec", "shell")),
-    "what it has written": ("overlay.overlay",),
-    "moving it": (
+    "classification": ("classify.classify",),
+    "site and hosts": ("site.init", "site.config", "site.key", "hosts.host", "hosts.doctor"),
+    "image": ("image.build", "image.verify", "image.image"),
+    "services container": tuple(f"services.{name}" for name in ("start", "stop", "status", "logs", "exec", "shell")),
+    "overlay and snapshots": ("overlay.overlay",),
+    "migration and upgrade": (
         *("migration.migrate", "migration.failover", "services.guard"),
         *("upgrade.rehearse", "upgrade.upgrade", "services.journal"),
     ),
-    "the provisioning VM": ("vm.vm", "nodes.node", "nodes.files", "nodes.user"),
-    "trying it out": ("lab.lab", "completion"),
+    "provisioning VM and nodes": ("vm.vm", "nodes.node", "nodes.files", "nodes.user"),
+    "lab and tools": ("lab.lab", "completion"),
 }
-"""Modules of this package in the order of the help; each has the name of its verb."""
+"""Modules of this package in the order of the help; each is named like its verb."""
 VERBS = {module.rpartition(".")[2]: module for modules in GROUPS.values() for module in modules}
-"""Verb, and its module."""
+"""Module by verb."""
 
 CHANGING = (
     *("failover", "migrate", "rehearse", "upgrade", "build", "start", "host", "lab", "image", "overlay"),
     *("vm", "node", "files", "user"),
 )
-"""Verbs that an interruption may meet in the middle of a change."""
+"""Verbs that may be interrupted in the middle of a change."""
 
 DESCRIPTION = """\
-Take an HPC cluster's management node apart: what compute nodes need at every moment runs in a
-small, signed, read-only container; the rest can be switched off at will."""
+Decouple an HPC cluster's management node: the services that compute nodes need at every moment
+run in a small, signed, read-only container; everything else can be switched off at any time."""
 
 EPILOG = """\
 examples:
@@ -52,21 +52,21 @@ examples:
   sms config check                                  every problem in it, with its line
   sms build                                         build, sign and verify the image
   sms start --host host-a                           start it there and wait until it serves
-  sms status                                        ask every service in its own protocol
-  sms lab demo                                      all of it on this one machine
+  sms status                                        probe every service in its own protocol
+  sms lab demo                                      try everything on a single machine
 
-exit status: 0 fine, 1 the work failed, 2 usage or configuration, 3 refused before anything was
+exit status: 0 success, 1 failed, 2 usage or configuration error, 3 refused before anything was
 changed, 4 done but unhealthy, 5 rolled back"""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors say where help is."""
+    """An argument parser whose errors have a hint."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(2, f"{self.prog}: {message}\n  hint: {self._nearest(message) or f'{self.prog} --help'}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it; what is unknown is told by the parser of the action that was named."""
+        """Parse as argparse does; unknown arguments are reported by the parser of the selected action."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             self._deepest(found).error(f"unrecognized arguments: {' '.join(rest)}")
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def _nearest(self, message: str) -> str:
-        """The choice that was meant, where a word is none of them; how a value is written that looks like an option."""
+        """Return a hint: the closest choice for an invalid one, or how to pass a value that looks like an option."""
         if given := re.search(r"argument (--group|--mac): expected one argument", message):
             return f"{self.prog} --help; a value that begins with a dash is written {given[1]}=-VALUE"
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -90,10 +90,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The whole parser; also what completion and the man pages are made from.
+    """Return the parser; completion and the man page are generated from it, too.
 
     Args:
-        only: the one verb that it is for: the parsers of all take as long as `sms status` does.
+        only: add only this verb: the parsers of all verbs take as long as `sms status`.
     """
     parser = Parser(
         prog="sms", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -105,8 +105,8 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         metavar="FILE",
         help="the site file (default: $SMS_SITE, ./sms.yaml, /etc/sms/sms.yaml)",
     )
-    parser.add_argument("--state", type=Path, metavar="DIR", help="where images, overlays and leases lie")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, errors and results only")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="folder of images, overlays and leases")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only errors and results, no progress")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
     for name in (only,) if only else VERBS:
@@ -115,7 +115,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def find_verb(argv: Sequence[str]) -> str | None:
-    """The verb that arguments are for; None where that is not plain, and the whole parser is to tell."""
+    """Return the verb of the arguments; None if it is not obvious and the whole parser is needed."""
     words = iter(argv)
     for word in words:
         if word in ("--site", "--state"):
@@ -128,8 +128,8 @@ def find_verb(argv: Sequence[str]) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; give its exit status."""
-    # Nobody plugs anything into our models; looking for who might takes as long as reading the catalogue.
+    """Run one verb; return its exit status."""
+    # There are no plugins; searching for them takes as long as reading the catalogue.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         verb = arguments.verb
         signal.signal(signal.SIGTERM, _interrupt)
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has its way
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # unless started by nohup
             signal.signal(signal.SIGHUP, _interrupt)
         status: int = arguments.run(arguments)
         _flush()
@@ -158,33 +158,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show(error)
         return error.status
     except KeyboardInterrupt as error:
-        words = "; what was begun has been undone, or the next run goes on from here" if verb in CHANGING else ""
-        sys.stderr.write(f"\nsms: interrupted{f'; {error}' if str(error) else words}\n")
+        note = "; the change was rolled back, or the next run resumes it" if verb in CHANGING else ""
+        sys.stderr.write(f"\nsms: interrupted{f'; {error}' if str(error) else note}\n")
         return 130
     except BrokenPipeError:
-        # `sms logs | head`: nobody reads on.
-        _give_up_output()
+        # The output pipe was closed, as in `sms logs | head`.
+        _discard_output()
         return 141
     except OSError as error:
         if debug:
             raise
-        _give_up_output()
-        _show(SmsError(_told(error)))
+        _discard_output()
+        _show(SmsError(_os_error_text(error)))
         return 1
     return status
 
 
 def _open_standard_streams() -> None:
-    """Make sure that there are three: the next file opened would take the place of one that is closed."""
+    """Open missing standard streams: otherwise the next opened file would take their number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
             setattr(sys, name, os.fdopen(number, mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A locale without the sign for micro is no reason to show nothing.
+        # Some locales lack characters such as the micro sign.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -193,8 +193,8 @@ def _flush() -> None:
         pass
 
 
-def _give_up_output() -> None:
-    """Where output goes nowhere, Python would try once more to write it when it ends, and say so."""
+def _discard_output() -> None:
+    """Redirect a broken standard output to /dev/null, or Python would try to flush it again at exit."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -202,8 +202,8 @@ def _give_up_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(error: OSError) -> str:
-    """An error of the system, with what it was about."""
+def _os_error_text(error: OSError) -> str:
+    """Return the text of an error of the system, with the file that it is about."""
     reason = (error.strerror or str(error)).lower()
     return f"{error.filename}: {reason}" if error.filename else reason
 

@@ -1,4 +1,4 @@
-"""What the verbs that act on an admin host share: their options, and the way to the host."""
+"""Helpers shared by verbs that act on an admin host: options, value types, and opening the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, description: str, examples: str) -> Any:
-    """A parser of a verb, with examples below its options."""
+    """Add the parser of a verb, with examples below its options."""
     return verbs.add_parser(
         name,
         help=help,
@@ -28,24 +28,24 @@ def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, descripti
 
 
 def add_actions(parser: argparse.ArgumentParser, modules: Iterable[str]) -> None:
-    """The actions of a verb: each is a module of ``appliance.cli`` with a function ``add``."""
+    """Add the actions of a verb; each is a module of ``appliance.cli`` with a function ``add``."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name in modules:
         importlib.import_module(f"appliance.cli.{name}").add(actions)
 
 
 def add_host(parser: argparse.ArgumentParser) -> None:
-    """The admin host to act on."""
+    """Add the option for the admin host to act on."""
     parser.add_argument("--host", metavar="NAME", help="the admin host to act on (default: this machine)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Results for scripts."""
+    """Add the option for machine-readable results."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def duration(text: str) -> float:
-    """Seconds of a duration such as ``60s`` or ``1h30m``; for argparse."""
+    """Parse a duration such as ``60s`` or ``1h30m`` into seconds; for argparse."""
     try:
         return read_duration(text)
     except ValueError as error:
@@ -53,41 +53,41 @@ def duration(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above zero, of a day at most; for argparse."""
+    """Parse a positive number of seconds up to one day; for argparse."""
     try:
         found = float(text)
     except ValueError:
         found = 0.0
     if not 0 < found <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to 86400")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
     return found
 
 
 def positive(text: str) -> int:
-    """A number of things, one at least; for argparse."""
+    """Parse a positive whole number; for argparse."""
     try:
         found = int(text)
     except ValueError:
         found = 0
     if found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return found
 
 
 def filled(text: str) -> str:
-    """A word that is not empty: an empty one is most often a variable of the shell that was never set.
+    """Return the text unless it is empty, which usually comes from an unset shell variable.
 
     Raises:
         argparse.ArgumentTypeError: it is empty.
     """
     if not text.strip():
-        raise argparse.ArgumentTypeError("is empty: a variable of the shell that is not set?")
+        raise argparse.ArgumentTypeError("is empty: is a shell variable not set?")
     return text
 
 
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
-    """Where results go, written out at the end; what fails says so.
+    """Yield standard output and flush it at the end; an error names it.
 
     Raises:
         OSError: it cannot be written to.
@@ -103,7 +103,7 @@ def standard_output() -> Iterator[TextIO]:
 
 
 def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
-    """The site's cluster and the host that the verb acts on."""
+    """Return the site's cluster and the host that the verb acts on."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site

@@ -21,7 +21,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the completion script."""
     import shtab
 
     from appliance.cli import make_parser

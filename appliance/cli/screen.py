@@ -1,4 +1,4 @@
-"""What the terminal shows: progress on standard error, results on standard output."""
+"""Terminal output: progress on standard error, results on standard output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
@@ -39,7 +39,7 @@ class _ShownStep:
 
     def moved(self, done: int, total: int) -> None:
         if (total or done) < 1 << 20:
-            # "0 of 0 MiB" tells nobody anything.
+            # "0 of 0 MiB" is no information.
             return
         elapsed = max(time.monotonic() - self.began, 0.001)
         rate = done / elapsed
@@ -49,7 +49,7 @@ class _ShownStep:
 
 
 class Shown:
-    """Progress for a person: a spinner on a terminal, a line a step elsewhere."""
+    """Progress for the user: a spinner on a terminal, otherwise one line per step."""
 
     @contextmanager
     def step(self, text: str) -> Iterator[Step]:
@@ -72,10 +72,10 @@ class Shown:
         detail = f": {step.last}" if step.last else ""
         err.print(f"[green]✓[/] {escape(text)}{escape(detail)} [dim]({took})[/]")
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         err.print(escape(text))
 
 
 def progress(quiet: bool) -> Progress:
-    """Progress as the user asked for it."""
+    """Return the progress display that the user chose."""
     return Silent() if quiet else Shown()

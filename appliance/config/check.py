@@ -1,4 +1,4 @@
-"""Rules of the site file that concern more than one value."""
+"""Validation rules of the site file that involve more than one value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from appliance.config.check_provisioning import check_provisioning
 from appliance.config.check_slurm import check_slurm
 from appliance.config.document import Document, Place, first_problems
-from appliance.config.finding import Finding, why_no_mac, why_unusable
+from appliance.config.finding import Finding, address_problem, mac_problem
 from appliance.config.model import EVEN_MINUTES, PublicNetwork, ServicesFrom, Site
 from appliance.config.wording import nearest
 from appliance.errors import Problem
@@ -19,18 +19,18 @@ def check_site(
     *,
     services: Collection[str],
     bases: Collection[str],
-    wanted: Collection[str] = (),
+    selected: Collection[str] = (),
     controllers: Collection[str] = (),
 ) -> list[Problem]:
-    """Every rule that the site breaks.
+    """Return a problem for every rule that the site breaks.
 
     Args:
-        services, bases: the names that exist.
-        wanted: the services that the site's classification stands for, or the usual ones, where it names none itself.
+        services, bases: known names.
+        selected: services from the site's classification, or the defaults, if the site lists none itself.
         controllers: those services that schedule jobs.
     """
     if isinstance(site.services, tuple):
-        wanted = site.services
+        selected = site.services
     findings = [
         *_networks(site),
         *_gateway(site.networks.public),
@@ -40,7 +40,7 @@ def check_site(
         *check_provisioning(site),
         *_services(site, services),
         *_base(site, bases),
-        *check_slurm(site, scheduled=any(name in controllers for name in wanted)),
+        *check_slurm(site, scheduled=any(name in controllers for name in selected)),
     ]
     return first_problems([document.problem(found.place, found.message, found.hint) for found in findings])
 
@@ -48,26 +48,26 @@ def check_site(
 def _networks(site: Site) -> Iterator[Finding]:
     both = {"provisioning": site.networks.provisioning, "public": site.networks.public}
     for name, network in both.items():
-        if words := why_unusable(network.address):
-            yield Finding(("networks", name, "address"), *words)
+        if problem := address_problem(network.address):
+            yield Finding(("networks", name, "address"), *problem)
     provisioning, public = both.values()
     if provisioning.address.network.overlaps(public.address.network):
         yield Finding(
             ("networks", "public", "address"),
             f"{public.address.network} overlaps the provisioning network {provisioning.address.network}",
-            "the two networks need address ranges of their own; is a prefix too short?",
+            "the two networks must not overlap; is a prefix too short?",
         )
     if provisioning.bridge == public.bridge:
         yield Finding(
             ("networks", "public", "bridge"),
-            f"{public.bridge} is the bridge of the provisioning network already",
-            "the container joins two bridges; give each network its own, such as br-prov and br-pub",
+            f"{public.bridge} is already the bridge of the provisioning network",
+            "the container is attached to two bridges; give each network its own, such as br-prov and br-pub",
         )
     if provisioning.port and provisioning.port == public.port:
         yield Finding(
             ("networks", "public", "port"),
-            f"{public.port} is the port of the provisioning network already",
-            "an interface can be in one bridge only; a VLAN interface such as eth0.20 can be the second",
+            f"{public.port} is already the port of the provisioning network",
+            "an interface can be in one bridge only; use a VLAN interface such as eth0.20 for the second",
         )
 
 
@@ -75,9 +75,7 @@ def _gateway(public: PublicNetwork) -> Iterator[Finding]:
     place: Place = ("networks", "public", "gateway")
     gateway, network = public.gateway, public.address.network
     if gateway == public.address.ip:
-        yield Finding(
-            place, f"{gateway} is the container's own address", "name the router that leads from there to the outside"
-        )
+        yield Finding(place, f"{gateway} is the container's own address", "set it to the router towards the outside")
     elif gateway not in network:
         yield Finding(
             place,
@@ -86,13 +84,13 @@ def _gateway(public: PublicNetwork) -> Iterator[Finding]:
         )
     elif network.prefixlen < 31 and gateway in (network.network_address, network.broadcast_address):
         yield Finding(
-            place, f"{gateway} is the network or broadcast address of {network}", "name the address of the router"
+            place, f"{gateway} is the network or broadcast address of {network}", "use the address of the router"
         )
     if public.probe == public.address.ip:
         yield Finding(
             ("networks", "public", "probe"),
             f"{public.probe} is the container's own address",
-            "name an address outside; only an answer from there shows that NAT works",
+            "use an address outside; only a reply from there shows that NAT works",
         )
 
 
@@ -100,36 +98,36 @@ def _macs(site: Site) -> Iterator[Finding]:
     both = {"provisioning": site.networks.provisioning.mac, "public": site.networks.public.mac}
     for name, mac in both.items():
         place: Place = ("networks", name, "mac")
-        if words := why_no_mac(mac):
-            yield Finding(place, *words)
+        if problem := mac_problem(mac):
+            yield Finding(place, *problem)
     if both["provisioning"].lower() == both["public"].lower():
         yield Finding(
             ("networks", "public", "mac"),
             f"{both['public']} is used twice",
-            "each network needs a MAC address of its own",
+            "each network needs its own MAC address",
         )
 
 
 def _admin_hosts(site: Site) -> Iterator[Finding]:
     names: set[str] = set()
-    ends: set[tuple[str, int]] = set()
+    endpoints: set[tuple[str, int]] = set()
     own = {str(network.address.ip) for network in (site.networks.provisioning, site.networks.public)}
     for index, host in enumerate(site.admin_hosts):
         place: Place = ("admin_hosts", index)
         if host.name in names:
-            yield Finding((*place, "name"), f"{host.name} is there twice", "every admin host needs a name of its own")
+            yield Finding((*place, "name"), f"{host.name} is listed twice", "every admin host needs its own name")
         if host.name == site.hostname:
-            yield Finding((*place, "name"), f"{host.name} is the container's host name too", "change `hostname`")
-        if (host.address, host.port) in ends:
-            yield Finding((*place, "address"), f"{host.address} is there twice", "every admin host needs its own")
+            yield Finding((*place, "name"), f"{host.name} is also the container's host name", "change `hostname`")
+        if (host.address, host.port) in endpoints:
+            yield Finding((*place, "address"), f"{host.address} is listed twice", "every admin host needs its own")
         if host.address in own:
             yield Finding(
                 (*place, "address"),
                 f"{host.address} is the container's address",
-                "the container moves between hosts: it needs an address that no host has",
+                "the container moves between hosts: its address must not be a host's",
             )
         names.add(host.name)
-        ends.add((host.address, host.port))
+        endpoints.add((host.address, host.port))
         if host.fence and sum(map(bool, (host.fence.command, host.fence.redfish, host.fence.ipmi))) != 1:
             yield Finding(
                 (*place, "fence"),
@@ -143,14 +141,16 @@ def _snapshots(site: Site) -> Iterator[Finding]:
     if every not in EVEN_MINUTES:
         yield Finding(
             ("snapshots", "every_minutes"),
-            f"nothing can be run evenly every {every} minutes: they must divide an hour, or be hours that divide a day",
-            f"take {min(EVEN_MINUTES, key=lambda even: abs(even - every))}",
+            f"an interval of {every} minutes must divide an hour, or be whole hours that divide a day",
+            f"use {min(EVEN_MINUTES, key=lambda even: abs(even - every))}",
         )
     names = {host.name for host in site.admin_hosts}
     for at, name in enumerate(site.snapshots.standby):
         if name not in names:
             yield Finding(
-                ("snapshots", "standby", at), f"{name} is no admin host of the site", f"there are: {', '.join(names)}"
+                ("snapshots", "standby", at),
+                f"{name} is not an admin host of the site",
+                f"known: {', '.join(names)}",
             )
 
 
@@ -161,14 +161,12 @@ def _services(site: Site, known: Collection[str]) -> Iterator[Finding]:
     else:
         names = site.services or ()
         if site.services == ():
-            yield Finding(place, "names no service", f"take some of: {', '.join(sorted(known))}")
+            yield Finding(place, "the list of services is empty", f"choose from: {', '.join(sorted(known))}")
     for index, name in enumerate(names):
         if name not in known:
-            yield Finding(
-                (*place, index), f"{name} is not a service that the container can carry", nearest(name, known)
-            )
+            yield Finding((*place, index), f"{name} is not a service that the container can run", nearest(name, known))
         elif name in names[:index]:
-            yield Finding((*place, index), f"{name} is there twice", "remove one of the two")
+            yield Finding((*place, index), f"{name} is listed twice", "remove one of the two")
 
 
 def _base(site: Site, known: Collection[str]) -> Iterator[Finding]:

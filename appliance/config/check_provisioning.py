@@ -1,4 +1,4 @@
-"""Rules of the site file's ``provisioning`` part."""
+"""Validation rules of the section ``provisioning`` of the site file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 
 from appliance.config.document import Place
-from appliance.config.finding import Finding, why_no_mac, why_unusable
+from appliance.config.finding import Finding, address_problem, mac_problem
 from appliance.config.hostlist import HostListError, expand
 from appliance.config.model import Network, Site
 from appliance.config.provisioning import Provisioning
 
 SECTION = "provisioning"
 OWN_PATHS = ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/munge/munge.key", "/etc/slurm/slurm.conf")
-"""Files that have a place of their own in the site file."""
+"""Files that are configured elsewhere in the site file."""
 
 
 def check_provisioning(site: Site) -> Iterator[Finding]:
-    """Every rule about the provisioning VM that the site breaks."""
+    """Yield a finding for every rule about the provisioning VM that the site breaks."""
     vm = site.provisioning
     if vm is None:
         return
@@ -26,26 +26,26 @@ def check_provisioning(site: Site) -> Iterator[Finding]:
     if vm.public:
         yield from _place(site, "public", ("public",), vm.public.address, vm.public.mac)
     if vm.hostname in (site.hostname, *(host.name for host in site.admin_hosts)):
-        yield Finding((SECTION, "hostname"), f"{vm.hostname} is another machine's name already", "give it its own")
+        yield Finding((SECTION, "hostname"), f"{vm.hostname} is already another machine's name", "choose another name")
     yield from _pool(site, vm)
     yield from _profiles(vm)
     yield from _files(vm)
 
 
 def _place(site: Site, name: str, below: Place, address: IPv4Interface, mac: str) -> Iterator[Finding]:
-    """The VM's address and MAC in one of the two networks."""
+    """Check the VM's address and MAC in one of the two networks."""
     network: Network = getattr(site.networks, name)
     at: Place = (SECTION, *below, "address")
-    if words := why_unusable(address):
-        yield Finding(at, *words)
+    if problem := address_problem(address):
+        yield Finding(at, *problem)
     elif address.network != network.address.network:
         yield Finding(
-            at, f"{address} is not in the {name} network {network.address.network}", "take one of that network's"
+            at, f"{address} is not in the {name} network {network.address.network}", "use an address of that network"
         )
     elif owner := _owner(site, address.ip):
-        yield Finding(at, f"{address.ip} is {owner}", "the VM needs an address of its own")
-    if words := why_no_mac(mac):
-        yield Finding((SECTION, *below, "mac"), *words)
+        yield Finding(at, f"{address.ip} is {owner}", "the VM needs its own address")
+    if problem := mac_problem(mac):
+        yield Finding((SECTION, *below, "mac"), *problem)
     taken = {network.mac.lower() for network in (site.networks.provisioning, site.networks.public)}
     if below and site.provisioning:
         taken.add(site.provisioning.mac.lower())
@@ -54,7 +54,7 @@ def _place(site: Site, name: str, below: Place, address: IPv4Interface, mac: str
 
 
 def _owner(site: Site, address: IPv4Address) -> str:
-    """Whose an address is already, in words."""
+    """Describe who already has an address; empty if nobody."""
     if address in (site.networks.provisioning.address.ip, site.networks.public.address.ip):
         return "the container's address"
     if address == site.networks.public.gateway:
@@ -66,8 +66,8 @@ def _pool(site: Site, vm: Provisioning) -> Iterator[Finding]:
     if vm.unknown == "discover" and vm.pool is None:
         yield Finding(
             (SECTION, "unknown"),
-            "machines that are to be looked at need addresses",
-            "name a range as provisioning.pool",
+            "discovery of unknown machines needs a pool of addresses",
+            "set a range as provisioning.pool",
         )
     if vm.pool is None:
         return
@@ -77,28 +77,28 @@ def _pool(site: Site, vm: Provisioning) -> Iterator[Finding]:
             yield Finding(
                 (SECTION, "pool", key),
                 f"{address} is not an address of the provisioning network {network}",
-                "see there",
+                "use addresses of that network",
             )
     if vm.pool.last < vm.pool.first:
         yield Finding((SECTION, "pool", "last"), f"{vm.pool.last} comes before {vm.pool.first}", "swap the two")
     for address in sorted({vm.address.ip, site.networks.provisioning.address.ip, *_addresses(site)}):
         if vm.pool.first <= address <= vm.pool.last:
-            whose = "the VM's address" if address == vm.address.ip else _owner(site, address) or "a node's address"
+            owner = "the VM's address" if address == vm.address.ip else _owner(site, address) or "a node's address"
             yield Finding(
-                (SECTION, "pool"), f"{address} in it is {whose}", "DHCP hands these out: take a range that is free"
+                (SECTION, "pool"), f"it contains {address}, {owner}", "DHCP leases these addresses: use a free range"
             )
             return
 
 
 def _addresses(site: Site) -> Iterator[IPv4Address]:
-    """Addresses of admin hosts and of nodes that slurm.conf knows."""
-    words = [host.address for host in site.admin_hosts]
+    """Yield the addresses of admin hosts and of the nodes in slurm.conf."""
+    texts = [host.address for host in site.admin_hosts]
     for node in site.slurm.nodes:
-        with suppress(HostListError):  # told by the rules of its own part
-            words += expand(node.address) if node.address else []
-    for word in words:
+        with suppress(HostListError):  # check_slurm reports it
+            texts += expand(node.address) if node.address else []
+    for text in texts:
         try:
-            yield IPv4Address(word)
+            yield IPv4Address(text)
         except ValueError:
             continue
 
@@ -109,8 +109,8 @@ def _profiles(vm: Provisioning) -> Iterator[Finding]:
         for group in profile.groups or ("",):
             other = owner.setdefault(group, name)
             if other != name:
-                what = f"group {group} boots {other} already" if group else f"{other} is for all other nodes already"
-                yield Finding((SECTION, "profiles", name, "groups"), what, "a node boots one image")
+                what = f"group {group} already boots {other}" if group else f"{other} is already for all other nodes"
+                yield Finding((SECTION, "profiles", name, "groups"), what, "a node can only boot one image")
 
 
 def _files(vm: Provisioning) -> Iterator[Finding]:
@@ -118,7 +118,7 @@ def _files(vm: Provisioning) -> Iterator[Finding]:
     for index, file in enumerate(vm.files):
         at: Place = (SECTION, "files", index, "path")
         if file.path in OWN_PATHS:
-            yield Finding(at, f"{file.path} is pushed from accounts, secrets and slurm", "name it there")
+            yield Finding(at, f"{file.path} is pushed from accounts, secrets and slurm", "configure it there")
         if file.path in seen:
-            yield Finding(at, f"{file.path} is there twice", "a path has one master: a template can tell groups apart")
+            yield Finding(at, f"{file.path} is listed twice", "use one template that distinguishes groups")
         seen.add(file.path)

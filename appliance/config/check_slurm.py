@@ -1,4 +1,4 @@
-"""Rules of the site file's ``slurm`` part."""
+"""Validation rules of the section ``slurm`` of the site file."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from appliance.config.model import Site, SlurmNode
 from appliance.config.wording import nearest
 
 OWNED: dict[str, str] = {
-    "ClusterName": "it is the site's `cluster`",
-    "SlurmctldHost": "it is the site's `hostname`",
-    "ControlMachine": "it is the site's `hostname`",
-    "ControlAddr": "it is the address in networks.provisioning",
-    "AuthType": "nodes and container trust each other through munge",
-    "StateSaveLocation": "the state must lie in the overlay, where migration and snapshots find it",
+    "ClusterName": "it is set from the site's `cluster`",
+    "SlurmctldHost": "it is set from the site's `hostname`",
+    "ControlMachine": "it is set from the site's `hostname`",
+    "ControlAddr": "it is set from the address in networks.provisioning",
+    "AuthType": "nodes and container authenticate with munge",
+    "StateSaveLocation": "the state must be in the overlay, which migration and snapshots copy",
 }
-"""Settings of slurm.conf that the appliance writes itself, and why a site cannot."""
+"""Settings of slurm.conf that sms sets itself, and why a site cannot set them."""
 
 _SETTING = re.compile(r"(?:^|\s)([A-Za-z]+)\s*=\s*(\S*)")
 
 
 @dataclass
 class _Nodes:
-    """The nodes of the site, gathered while they are checked."""
+    """Names and addresses of the site's nodes, collected during validation."""
 
     names: set[str] = field(default_factory=set)
     addresses: set[str] = field(default_factory=set)
 
 
 def check_slurm(site: Site, *, scheduled: bool) -> Iterator[Finding]:
-    """Every rule that nodes, partitions and extra lines break; ``scheduled``: a service of the site schedules jobs."""
+    """Yield a finding for every rule that nodes, partitions and extra lines break.
+
+    Args:
+        scheduled: whether a service of the site schedules jobs.
+    """
     nodes = _Nodes()
     for index, entry in enumerate(site.slurm.nodes):
         yield from _node(site, entry, ("slurm", "nodes", index), nodes)
         if len(nodes.names) > MAX_HOSTS:
-            yield Finding(("slurm", "nodes", index), f"these are more than {MAX_HOSTS} nodes", "Slurm takes no more")
+            yield Finding(("slurm", "nodes", index), f"there are more than {MAX_HOSTS} nodes", "this is Slurm's limit")
             return
     yield from _extra(site, nodes)
     yield from _partitions(site, nodes)
@@ -62,7 +66,7 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
         yield Finding((*place, "name"), f"{entry.name} {error}", "write it as node[001-450]")
         return
     if again := next((name for name in names if name in nodes.names), "") or _repeated(names):
-        yield Finding((*place, "name"), f"{again} is there twice", "name every node once")
+        yield Finding((*place, "name"), f"{again} is listed twice", "list every node once")
     nodes.names.update(names)
     if entry.address is None:
         return
@@ -74,32 +78,32 @@ def _node(site: Site, entry: SlurmNode, place: Place, nodes: _Nodes) -> Iterator
     if len(addresses) != len(names):
         yield Finding(
             (*place, "address"),
-            f"stands for {len(addresses)} addresses, but {entry.name} for {len(names)} names",
-            "names and addresses belong together one by one",
+            f"expands to {len(addresses)} addresses, but {entry.name} to {len(names)} names",
+            "give one address for each name",
         )
     if again := next((each for each in addresses if each in nodes.addresses), "") or _repeated(addresses):
-        yield Finding((*place, "address"), f"{again} is there twice", "every node needs an address of its own")
+        yield Finding((*place, "address"), f"{again} is listed twice", "every node needs its own address")
     nodes.addresses.update(addresses)
-    # One wrong range makes hundreds of wrong addresses: the first is enough to mend it.
-    if words := next(filter(None, (_unusable(site, each) for each in addresses)), None):
-        yield Finding((*place, "address"), *words)
+    # One wrong range gives hundreds of wrong addresses: report only the first.
+    if problem := next(filter(None, (_node_address_problem(site, each) for each in addresses)), None):
+        yield Finding((*place, "address"), *problem)
 
 
-def _unusable(site: Site, text: str) -> tuple[str, str] | None:
-    """Why a node cannot have this address; names are taken as they are."""
+def _node_address_problem(site: Site, text: str) -> tuple[str, str] | None:
+    """Return message and hint if a node cannot have this address; host names are not checked."""
     if not re.fullmatch(r"[0-9]+(\.[0-9]+){3}", text):
         return None
     try:
         address = IPv4Address(text)
     except ValueError:
-        return f"{text} is not an IPv4 address", "each of its four numbers is 255 at most, without leading zeros"
+        return f"{text} is not an IPv4 address", "use four numbers of at most 255, without leading zeros"
     network = site.provisioning_network
     if address not in network:
         return f"{text} is not in the provisioning network {network}", "is the prefix of the network right?"
     if address == site.networks.provisioning.address.ip:
-        return f"{text} is the container's address", "leave it out of the range"
+        return f"{text} is the container's address", "exclude it from the range"
     if address in (network.network_address, network.broadcast_address):
-        return f"{text} is the network or broadcast address of {network}", "leave it out of the range"
+        return f"{text} is the network or broadcast address of {network}", "exclude it from the range"
     return None
 
 
@@ -109,10 +113,10 @@ def _partitions(site: Site, nodes: _Nodes) -> Iterator[Finding]:
     for index, partition in enumerate(site.slurm.partitions):
         place: Place = ("slurm", "partitions", index)
         if partition.name in names:
-            yield Finding((*place, "name"), f"{partition.name} is there twice", "name every partition once")
+            yield Finding((*place, "name"), f"{partition.name} is listed twice", "list every partition once")
         names.add(partition.name)
         if partition.default and default:
-            yield Finding((*place, "default"), f"{default} is the default already", "one partition can be the default")
+            yield Finding((*place, "default"), f"{default} is already the default", "only one can be the default")
         if partition.default:
             default = partition.name
         if partition.nodes == "ALL":
@@ -129,7 +133,7 @@ def _partitions(site: Site, nodes: _Nodes) -> Iterator[Finding]:
 
 def _hint(name: str, nodes: _Nodes) -> str:
     if len(nodes.names) > 20:
-        return "the names must be those of slurm.nodes, with the same number of digits"
+        return "use the names of slurm.nodes, with the same number of digits"
     return nearest(name, nodes.names) if nodes.names else "describe the nodes under slurm.nodes"
 
 
@@ -139,8 +143,8 @@ def _extra(site: Site, nodes: _Nodes) -> Iterator[Finding]:
         for key, value in _SETTING.findall(line.partition("#")[0]):
             if key.lower() in owned:
                 name, why = owned[key.lower()]
-                yield Finding(("slurm", "extra", index), f"{name} is not the site's to set", f"remove it: {why}")
-            # Partitions may name what these lines define.
+                yield Finding(("slurm", "extra", index), f"{name} cannot be set by the site", f"remove it: {why}")
+            # Partitions may refer to nodes that these lines define.
             if key.lower() in ("nodename", "nodeset"):
                 try:
                     nodes.names.update(expand(value))
@@ -152,17 +156,17 @@ def _scheduler(site: Site, nodes: _Nodes) -> Iterator[Finding]:
     if not nodes.names:
         yield Finding(
             ("slurm", "nodes"),
-            "slurmctld is wanted, but no compute node is named",
-            "describe them, such as `nodes: [{name: 'node[001-450]', cpus: 32}]`, or take slurmctld from `services`",
+            "slurmctld is enabled, but there are no compute nodes",
+            "add them, such as `nodes: [{name: 'node[001-450]', cpus: 32}]`, or remove slurmctld from `services`",
         )
     if not site.slurm.partitions:
         yield Finding(
             ("slurm", "partitions"),
-            "slurmctld is wanted, but there is no partition",
+            "slurmctld is enabled, but there is no partition",
             "add one, such as `partitions: [{name: batch, default: true}]`",
         )
 
 
 def _repeated(names: list[str]) -> str:
-    """The first name that is there more than once."""
+    """Return the first name that occurs more than once, or an empty string."""
     return next((name for name, count in Counter(names).items() if count > 1), "")

@@ -1,9 +1,9 @@
-"""YAML with its line numbers, and without its traps.
+"""YAML reader that keeps line numbers and avoids the implicit types of YAML 1.1.
 
-Reads the one document of a file into plain values and remembers the line of every place in it.
-Plain words mean what they look like: only ``true``, ``false``, ``null`` and decimal numbers are
-special. YAML 1.1 would read the MAC address 52:54:00:12:34:56 as a number, the host ``no`` as
-false and the mode 0600 as 384. Whatever a file holds, the outcome is a Document or a ConfigError.
+Reads the single document of a file into plain values and records the line of every place in it.
+Unquoted scalars are strings, except ``true``, ``false``, ``null`` and decimal numbers. YAML 1.1
+would read the MAC address 52:54:00:12:34:56 as a number, the host ``no`` as false and the mode
+0600 as 384. Any input gives either a Document or a ConfigError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from appliance.errors import ConfigError, Problem
 from appliance.text import SHORT, printable
 
 Place = tuple[str | int, ...]
-"""Where a value is: ("admin_hosts", 0, "name")."""
+"""Path of a value in the document: ("admin_hosts", 0, "name")."""
 
 MAX_CHARACTERS = 1 << 20
 MAX_VALUES = 100_000
@@ -36,34 +36,34 @@ _PLAIN_TAGS = frozenset(_TAG + kind for kind in ("str", "int", "float", "bool", 
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says, and on which line it says it."""
+    """The data of a file, with the line of each place."""
 
     file: str
     data: Any
     lines: Mapping[Place, int]
 
     def line(self, place: Place) -> int:
-        """The line of a place, or of the nearest thing around it that was written; 0 when none was."""
+        """Return the line of a place, or of the nearest enclosing place that the file has; 0 if there is none."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 0)
 
     def problem(self, place: Place, message: str, hint: str = "") -> Problem:
-        """A problem with what is at ``place``."""
+        """Return a problem at ``place``."""
         return Problem(self.file, self.line(place), dotted(place), message, hint)
 
 
 def first_problems(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems in the order of the file, cut where nobody would read on."""
+    """Return the problems in the order of the file, at most ``MAX_PROBLEMS`` and a count of the others."""
     ordered = sorted(problems, key=lambda problem: problem.line)
     if len(ordered) <= MAX_PROBLEMS:
         return ordered
-    more = Problem(ordered[0].file, 0, "", f"{len(ordered) - MAX_PROBLEMS} problems more", "mend those above first")
+    more = Problem(ordered[0].file, 0, "", f"{len(ordered) - MAX_PROBLEMS} more problems", "fix those above first")
     return [*ordered[:MAX_PROBLEMS], more]
 
 
 def dotted(place: Place) -> str:
-    """A place as a person writes it: ``admin_hosts[0].name``."""
+    """Format a place as ``admin_hosts[0].name``."""
     text = ""
     for part in place:
         if isinstance(part, int):
@@ -74,7 +74,7 @@ def dotted(place: Place) -> str:
 
 
 def read_document(text: str, file: str) -> Document:
-    """Read the YAML in ``text``; ``file`` is the name that problems carry."""
+    """Read the YAML in ``text``; ``file`` is the file name used in problems."""
     if len(text) > MAX_CHARACTERS:
         raise _failed(file, 0, f"the file is larger than {MAX_CHARACTERS >> 20} MiB")
     try:
@@ -85,9 +85,9 @@ def read_document(text: str, file: str) -> Document:
         raise _failed(file, mark.line + 1 if mark else 0, printable(what, 200), _syntax_hint(what)) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _failed(file, line, "a character that YAML does not allow", "remove it; is this a text file?") from None
+        raise _failed(file, line, "character not allowed in YAML", "remove it; is this a text file?") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, IndexError):
-        raise _failed(file, 0, "this is not YAML", "check the indent and the quotes") from None
+        raise _failed(file, 0, "invalid YAML", "check the indentation and the quotes") from None
     reader = _Reader(file)
     data = reader.value(root, ()) if root else None
     if reader.problems:
@@ -96,7 +96,7 @@ def read_document(text: str, file: str) -> Document:
 
 
 def _compose(text: str) -> yaml.Node | None:
-    """The document's nodes: by libyaml, which is five times faster, and where that fails by PyYAML, which says why."""
+    """Compose the document with libyaml, which is five times faster; on failure with PyYAML, for its error message."""
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None and len(text) <= MAX_CHARACTERS:
         try:
@@ -110,7 +110,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def _is_shallow(text: str, loader: Any) -> bool:
-    """Whether nothing is nested too deep: libyaml's composer recurses with nobody to count."""
+    """Return whether the nesting is within the limit: libyaml's composer recurses without one."""
     depth = 0
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -123,23 +123,23 @@ def _is_shallow(text: str, loader: Any) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only, and stops early in documents nested too deep."""
+    """Loader that only composes nodes and limits the nesting depth."""
 
     depth = 0
 
-    # Counted here because PyYAML recurses here: a million brackets must not reach the stack's end.
+    # PyYAML recurses here: a million brackets must not overflow the stack.
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             mark = self.get_mark()
-            raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels inside each other", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
 
 class _Reader:
-    """Turns composed nodes into values, noting lines and problems."""
+    """Converts composed nodes to values, recording lines and problems."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -148,13 +148,13 @@ class _Reader:
         self.seen = 0
 
     def value(self, node: yaml.Node, place: Place, line: int = 0) -> Any:
-        """The value of a node, where ``line`` is that of its key."""
+        """Return the value of a node; ``line`` is that of its key."""
         self.lines[place] = line or node.start_mark.line + 1
         self.seen += 1
-        # Aliases are followed, so a small file can stand for a huge one or for itself.
+        # Aliases are expanded, so a small file can expand to a huge one, or refer to itself.
         if self.seen > MAX_VALUES or len(place) > MAX_DEPTH:
             raise _failed(
-                self.file, self.lines[place], "too much for one document, aliases counted in full", "make it shorter"
+                self.file, self.lines[place], "the document is too large with its aliases expanded", "make it shorter"
             )
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, place)
@@ -162,9 +162,7 @@ class _Reader:
             return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS:
             return self._scalar(node, place)
-        self._complain(
-            place, f"the tag {printable(node.tag, SHORT)} is not understood", "remove the word that begins with !"
-        )
+        self._complain(place, f"unsupported tag {printable(node.tag, SHORT)}", "remove the word that begins with !")
         return None
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
@@ -172,15 +170,15 @@ class _Reader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode) or not _encodable(key_node.value):
-                self._complain(place, "a key must be a word", "write it as `key: value`", line)
+                self._complain(place, "a key must be a scalar", "write it as `key: value`", line)
                 continue
             key = key_node.value
             if key == "<<" and not key_node.style:
-                self._complain(place, "merge keys (<<) are not understood", "write the keys out", line)
+                self._complain(place, "merge keys (<<) are not supported", "write the keys out", line)
             elif key in found:
                 first = self.lines[(*place, key)]
                 self._complain(
-                    (*place, key), "the same key again", f"it is on line {first} already; keep one of the two", line
+                    (*place, key), "duplicate key", f"it is already on line {first}; keep one of the two", line
                 )
             else:
                 found[key] = self.value(value_node, (*place, key), line)
@@ -189,7 +187,7 @@ class _Reader:
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> Any:
         text: str = node.value
         if not _encodable(text):
-            self._complain(place, "half a character (a lone surrogate)", "write the character itself")
+            self._complain(place, "invalid character (a lone surrogate)", "write the character itself")
             return ""
         if node.style:  # quoted, or a block
             return text
@@ -218,17 +216,17 @@ def _failed(file: str, line: int, message: str, hint: str = "") -> ConfigError:
 
 
 def _syntax_hint(what: str) -> str:
-    """What to do about a message of PyYAML's."""
+    """Return the hint for a message of PyYAML."""
     hints = {
         "'\\t'": "indent with spaces, not tabs",
         "single document": "keep one document: remove the line ---",
         "undefined alias": "a word that begins with * must be in quotes",
-        "mapping values are not allowed": "a value that holds a colon and a space must be in quotes; check the indent",
-        "expected <block end>": "lines of one level must begin in the same column",
+        "mapping values are not allowed": "quote a value that contains a colon and a space; check the indentation",
+        "expected <block end>": "lines of the same level must start in the same column",
         "could not find expected ':'": "write it as `key: value`, with a space after the colon",
-        "quoted scalar": "a quote that was opened is not closed",
-        "levels inside": "nothing here needs so many",
+        "quoted scalar": "a quote is not closed",
+        "levels deep": "no setting needs so many levels",
     }
     return next(
-        (hint for sign, hint in hints.items() if sign in what), "check the indent and the quotes near this line"
+        (hint for sign, hint in hints.items() if sign in what), "check the indentation and the quotes near this line"
     )

@@ -1,4 +1,4 @@
-"""Looks into pydantic models: which field is at a place, and which keys are known there."""
+"""Introspection of pydantic models: the field at a place, and the known keys there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from appliance.config.document import Place
 
 
 def describe(model: type[BaseModel], place: Place) -> str:
-    """What the setting at ``place`` is for, or the nearest thing around it that says so."""
+    """Return the description of the setting at ``place``, or of the nearest enclosing one that has a description."""
     while place:
         info = _field(model, place)
         if info and info.description:
@@ -24,7 +24,7 @@ def describe(model: type[BaseModel], place: Place) -> str:
 
 
 def known_keys(model: type[BaseModel], place: Place) -> list[str]:
-    """The keys that the mapping at ``place`` may have."""
+    """Return the known keys of the mapping at ``place``."""
     return [key for kind in _kinds_at(model, place) for key, _ in _fields(kind)]
 
 
@@ -37,14 +37,14 @@ def _field(model: type[BaseModel], place: Place) -> FieldInfo | None:
 
 
 def _fields(kind: Any) -> list[tuple[str, FieldInfo]]:
-    """The keys of a model with their fields; none for what is no model."""
+    """Return the keys of a model with their fields; none if ``kind`` is not a model."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return []
     return [(info.alias or name, info) for name, info in kind.model_fields.items()]
 
 
 def _kinds_at(model: type[BaseModel], place: Place) -> list[Any]:
-    """The types that a value at ``place`` may have."""
+    """Return the types that a value at ``place`` may have."""
     kinds: list[Any] = [model]
     for key in place:
         kinds = [inner for kind in kinds for step in _step(kind, key) for inner in _alternatives(step)]
@@ -52,7 +52,7 @@ def _kinds_at(model: type[BaseModel], place: Place) -> list[Any]:
 
 
 def _step(kind: Any, key: str | int) -> Iterator[Any]:
-    """The types of what is found under ``key`` in a ``kind``."""
+    """Yield the types of the value under ``key`` in a ``kind``."""
     origin, arguments = get_origin(kind), get_args(kind)
     yield from (info.annotation for name, info in _fields(kind) if name == key)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -62,7 +62,7 @@ def _step(kind: Any, key: str | int) -> Iterator[Any]:
 
 
 def _alternatives(kind: Any) -> Iterator[Any]:
-    """The types that a union allows, with annotations taken off."""
+    """Yield the types that a union allows, without annotations."""
     origin = get_origin(kind)
     if origin is Annotated:
         yield from _alternatives(get_args(kind)[0])

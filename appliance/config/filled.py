@@ -1,4 +1,4 @@
-"""What one part of a site says for another."""
+"""Defaults of one section of a site that depend on another section."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from appliance.config.model import Site
 SYNC_PORT = 8443
 SYNC_PATH = "/sms/v1/sync"
 TLS_FILES = {"tls_ca": "ca.pem", "tls_cert": "services.pem", "tls_key": "services.key"}
-"""The container's secrets, and what `sms init` has made of them in the folder tls/ beside the site file."""
+"""Secrets of the container, and their files that `sms init` creates in the folder tls/ beside the site file."""
 
 
 def fill_provisioning(site: Site, folder: Path) -> Site:
-    """A site with a provisioning VM takes its files from there, with the certificates of the site's own authority.
+    """Configure file synchronisation from the provisioning VM, with certificates of the site's own CA.
 
-    What the site file says itself stays. ``folder`` is the site file's.
+    Explicit settings of the site file take precedence.
+
+    Args:
+        folder: the folder of the site file.
     """
     if site.provisioning is None:
         return site

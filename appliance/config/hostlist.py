@@ -1,4 +1,4 @@
-"""Slurm host lists: ``node[001-003,5],login`` stands for node001, node002, node003, node5 and login."""
+"""Slurm host lists: ``node[001-003,5],login`` expands to node001, node002, node003, node5 and login."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HOSTS = 65533
-"""Slurm's own bound on the nodes of a cluster."""
+"""Slurm's limit on the number of nodes of a cluster."""
 
 _PART = re.compile(r"([^\[\],]+)|\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class HostListError(ValueError):
-    """The text is not a host list, or it stands for too many hosts."""
+    """The text is not a valid host list, or expands to too many hosts."""
 
 
 def expand(text: str) -> list[str]:
-    """The names that a host list stands for, in its order, repeated ones included."""
+    """Return the names of a host list in its order, including duplicates."""
     hosts: list[str] = []
     for item in _split(text):
         hosts += itertools.islice(_expand_item(item), MAX_HOSTS + 1)
         if len(hosts) > MAX_HOSTS:
-            raise HostListError(f"stands for more than {MAX_HOSTS} names")
+            raise HostListError(f"expands to more than {MAX_HOSTS} names")
     return hosts
 
 
 def _split(text: str) -> list[str]:
-    """The items between the commas that are outside of brackets."""
+    """Split at the commas outside of brackets."""
     items = [""]
     inside = False
     for letter in text:
@@ -37,24 +37,24 @@ def _split(text: str) -> list[str]:
             continue
         if letter in "[]":
             if (letter == "[") == inside:
-                raise HostListError("has brackets that do not match")
+                raise HostListError("has unbalanced brackets")
             inside = letter == "["
         items[-1] += letter
     if inside:
-        raise HostListError("has brackets that do not match")
+        raise HostListError("has unbalanced brackets")
     if not all(items):
-        raise HostListError("has nothing between two commas")
+        raise HostListError("has an empty item between two commas")
     return items
 
 
 def _expand_item(item: str) -> Iterator[str]:
-    """The names of one item; several brackets stand for every combination, the last one counting fastest."""
+    """Return the names of one item; with several brackets every combination, the last one varying fastest."""
     parts = [[literal] if literal else _expand_ranges(ranges) for literal, ranges in _PART.findall(item)]
     total = 1
     for part in parts:
         total *= len(part)
     if total > MAX_HOSTS:
-        raise HostListError(f"stands for more than {MAX_HOSTS} names")
+        raise HostListError(f"expands to more than {MAX_HOSTS} names")
     return ("".join(combination) for combination in itertools.product(*parts))
 
 
@@ -66,27 +66,27 @@ def _expand_ranges(ranges: str) -> list[str]:
             raise HostListError(f"[{ranges[:40]}] is not a list of numbers and ranges")
         low, high = match[1], match[2] or match[1]
         if int(low) > int(high):
-            raise HostListError(f"the range {text} runs backwards")
+            raise HostListError(f"the range {text} is descending")
         if int(high) - int(low) + len(numbers) >= MAX_HOSTS:
-            raise HostListError(f"stands for more than {MAX_HOSTS} names")
-        # The width of the lower bound is that of all: [008-010] is 008, 009, 010.
+            raise HostListError(f"expands to more than {MAX_HOSTS} names")
+        # The lower bound sets the width: [008-010] is 008, 009, 010.
         numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     return numbers
 
 
 def fold(names: Iterable[str]) -> str:
-    """Names as a host list: ``node[001-003,007],login``."""
+    """Fold names into a host list: ``node[001-003,007],login``."""
     numbered: dict[tuple[str, int], list[int]] = {}
     plain = []
     for name in dict.fromkeys(names):
         if found := re.fullmatch(r"(.*?)([0-9]{1,9})", name):
-            # A number without zeros before it has no width of its own: node9 and node10 are one range.
+            # A number without leading zeros has no fixed width: node9 and node10 are one range.
             width = len(found[2]) if found[2].startswith("0") else 0
             numbered.setdefault((found[1], width), []).append(int(found[2]))
         else:
             plain.append(name)
     for (prefix, width), numbers in list(numbered.items()):
-        # node099 and node100 are of one list, as far as the width goes.
+        # node099 and node100 belong to one list, up to the width.
         wide = (prefix, 0)
         if width and wide in numbered:
             fits = [number for number in numbered[wide] if len(str(number)) == width]

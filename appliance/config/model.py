@@ -1,7 +1,6 @@
 """The site file, ``sms.yaml``, as typed values.
 
-Every field carries the words that ``sms config schema`` hands to editors and that a problem with
-it is explained in.
+The description of each field is part of the JSON Schema and of the hints of validation errors.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ SshUser = Annotated[
 ]
 
 PartitionName = Annotated[
-    str, Text(r"[A-Za-z0-9_-]{1,64}", "a name of a partition", "use letters, digits, dashes and underscores")
+    str, Text(r"[A-Za-z0-9_-]{1,64}", "a partition name", "use letters, digits, dashes and underscores")
 ]
 
 SlurmTime = Annotated[
     str,
     Text(
         r"INFINITE|UNLIMITED|[0-9]{1,9}(:[0-9]{1,2}){0,2}|[0-9]{1,5}-[0-9]{1,2}(:[0-9]{1,2}){0,2}",
-        "a time as Slurm writes it",
+        "a time in Slurm's format",
         "write it as 30 (minutes), 12:00:00, 7-00:00:00 or INFINITE",
     ),
 ]
@@ -63,97 +62,97 @@ Fingerprint = Annotated[
 
 
 class Redfish(Section):
-    """A management controller that speaks Redfish."""
+    """A management controller with Redfish."""
 
     url: Annotated[
         str,
         Text(
             r"https://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~/-]*)?",
-            "a URL of https",
-            "write it as https://bmc-1.example.org, or with the system's path behind it: /redfish/v1/Systems/1",
+            "an https URL",
+            "write it as https://bmc-1.example.org, optionally with the path of the system: /redfish/v1/Systems/1",
         ),
-    ] = Field(description="Where it is; with the path of the system where it has more than one.")
-    user: BmcUser = Field(description="A user that may switch the power.")
-    password_file: File = Field(description="A file of mode 0600 with the password.")
-    ca: File | None = Field(None, description="The CA that has signed its certificate; those of the system, if none.")
-    insecure: bool = Field(False, description="Take any certificate: the password goes to whoever answers.")
+    ] = Field(description="Its URL; with the path of the system if it has more than one.")
+    user: BmcUser = Field(description="User that may switch the power.")
+    password_file: File = Field(description="File with the password, mode 0600.")
+    ca: File | None = Field(None, description="CA that signed its certificate (default: the CAs of the host).")
+    insecure: bool = Field(False, description="Accept any certificate; the password can be intercepted.")
 
 
 class Ipmi(Section):
-    """A management controller that speaks IPMI 2.0 (lanplus), asked with ipmitool."""
+    """A management controller with IPMI 2.0 (lanplus), controlled with ipmitool."""
 
-    address: HostName = Field(description="Its address or name.")
-    user: BmcUser = Field(description="A user that may switch the power.")
-    password_file: File = Field(description="A file of mode 0600 with the password.")
+    address: HostName = Field(description="Its address or host name.")
+    user: BmcUser = Field(description="User that may switch the power.")
+    password_file: File = Field(description="File with the password, mode 0600.")
 
 
 class Fence(Section):
-    """How `sms failover` makes sure that a dead host is off: one of the three."""
+    """How `sms failover` powers off a failed host: exactly one of command, redfish and ipmi."""
 
     command: tuple[Line, ...] = Field(
-        (), description="A command and its arguments; with exit status 0 the host is off for sure."
+        (), description="Fencing command and its arguments; exit status 0 means that the host is off."
     )
-    timeout_s: int = Field(120, ge=1, le=3600, description="Seconds that it may take until the host is off.")
-    redfish: Redfish | None = Field(None, description="Power it off by Redfish, and wait until it is.")
-    ipmi: Ipmi | None = Field(None, description="Power it off by IPMI, and wait until it is.")
+    timeout_s: int = Field(120, ge=1, le=3600, description="Timeout for powering the host off, in seconds.")
+    redfish: Redfish | None = Field(None, description="Power the host off with Redfish.")
+    ipmi: Ipmi | None = Field(None, description="Power the host off with IPMI.")
 
 
 class AdminHost(Section):
-    """A machine that can carry the services container."""
+    """A machine that can run the services container."""
 
-    name: HostName = Field(description="Its host name, as `hostname` prints it there.")
-    address: HostName = Field(description="Where SSH reaches it: an address or a name.")
-    user: SshUser = Field("root", description="The SSH user; one that is not root needs sudo without a password.")
-    port: int = Field(22, ge=1, le=65535, description="The SSH port.")
-    key: File | None = Field(None, description="The SSH private key; without it, the agent and the usual files.")
-    fence: Fence | None = Field(None, description="How `sms failover` makes sure that this host is off.")
+    name: HostName = Field(description="Its host name, as `hostname` prints it.")
+    address: HostName = Field(description="Address or host name for SSH.")
+    user: SshUser = Field("root", description="SSH user; a user other than root needs sudo without a password.")
+    port: int = Field(22, ge=1, le=65535, description="SSH port.")
+    key: File | None = Field(None, description="SSH private key (default: the agent's keys and the default files).")
+    fence: Fence | None = Field(None, description="How `sms failover` powers this host off.")
 
 
 class Network(Section):
-    """One of the two networks that the container joins."""
+    """One of the two networks of the container."""
 
-    bridge: Interface = Field(description="The Linux bridge on every admin host.")
-    address: AddressWithPrefix = Field(description="The container's address, with its prefix: 10.0.0.1/16.")
-    mac: Mac = Field(description="The container's MAC address: it stays the same on every host.")
+    bridge: Interface = Field(description="Linux bridge on every admin host.")
+    address: AddressWithPrefix = Field(description="Address of the container, with prefix: 10.0.0.1/16.")
+    mac: Mac = Field(description="MAC address of the container, the same on every host.")
     port: Interface | None = Field(
         None,
-        description="The host's interface that `sms host prepare` puts into the bridge.",
+        description="Interface of the host that `sms host prepare` adds to the bridge when it creates it.",
     )
 
 
 class PublicNetwork(Network):
-    """The network towards the outside."""
+    """The public network."""
 
-    gateway: Address = Field(description="The router towards the outside.")
-    probe: Address | None = Field(None, description="The address that the NAT probe pings; the gateway when not given.")
+    gateway: Address = Field(description="Default gateway.")
+    probe: Address | None = Field(None, description="Address that the NAT probe pings (default: the gateway).")
 
 
 class Networks(Section):
     """The provisioning network (compute nodes) and the public one."""
 
-    provisioning: Network = Field(description="Where the compute nodes are (HPE Cray EX: the node management network).")
-    public: PublicNetwork = Field(description="Towards the outside (HPE Cray EX: the customer access network).")
+    provisioning: Network = Field(description="Network of the compute nodes (HPE Cray EX: node management network).")
+    public: PublicNetwork = Field(description="Public network (HPE Cray EX: customer access network).")
     dns: tuple[Address, ...] = Field((), max_length=3, description="Name servers for the container.")
 
 
 class ServicesFrom(Section):
-    """Services taken from a classification, with the site's own changes."""
+    """Services from a classification, with changes of the site."""
 
     classification: File = Field(
         alias="from",
-        description="A file that `sms classify --format yaml` (or json) wrote; its time-critical services are taken.",
+        description="File written by `sms classify --format yaml` (or json); its time-critical services are used.",
     )
-    also: tuple[Name, ...] = Field((), description="Services besides those.")
-    without: tuple[SeenName, ...] = Field((), description="Services of the classification to leave out.")
+    also: tuple[Name, ...] = Field((), description="Additional services.")
+    without: tuple[SeenName, ...] = Field((), description="Services of the classification to exclude.")
 
 
 class Base(Section):
     """What the image is built from."""
 
-    os: Name = Field("debian-12", description="One of the bases under definitions/bases.")
+    os: Name = Field("debian-12", description="A base of definitions/bases.")
     mirrors: dict[Name, Url] = Field(
         {},
-        description="Package mirrors by repository name; the others are those of this host.",
+        description="Package mirrors by repository name (default: the mirrors of the build host).",
     )
 
 
@@ -161,100 +160,98 @@ class SlurmNode(Section):
     """A NodeName line of slurm.conf."""
 
     name: NodeList = Field(description="The nodes, as a Slurm host list: node[001-450].")
-    address: NodeList | None = Field(None, description="NodeAddr, where the names do not resolve: 10.0.1.[1-450].")
-    cpus: int = Field(1, ge=1, description="CPUs a node.")
-    memory_mb: int = Field(1, ge=1, description="Memory a node, in MiB (RealMemory).")
-    extra: Line | None = Field(None, description="More of the line: Feature=gpu Gres=gpu:4.")
+    address: NodeList | None = Field(None, description="NodeAddr, if the names do not resolve: 10.0.1.[1-450].")
+    cpus: int = Field(1, ge=1, description="CPUs per node.")
+    memory_mb: int = Field(1, ge=1, description="Memory per node, in MiB (RealMemory).")
+    extra: Line | None = Field(None, description="Additional settings of the line: Feature=gpu Gres=gpu:4.")
 
 
 class SlurmPartition(Section):
     """A PartitionName line of slurm.conf."""
 
-    name: PartitionName = Field(description="Its name.")
+    name: PartitionName = Field(description="Name of the partition.")
     nodes: NodeList = Field("ALL", description="Its nodes, as a Slurm host list.")
-    default: bool = Field(False, description="Jobs that name no partition come here.")
-    max_time: SlurmTime = Field("INFINITE", description="The longest a job may run: 7-00:00:00.")
-    extra: Line | None = Field(None, description="More of the line.")
+    default: bool = Field(False, description="Use it for jobs that name no partition.")
+    max_time: SlurmTime = Field("INFINITE", description="Time limit of a job: 7-00:00:00.")
+    extra: Line | None = Field(None, description="Additional settings of the line.")
 
 
 class Slurm(Section):
-    """What slurm.conf says of this cluster."""
+    """Settings for slurm.conf."""
 
     nodes: tuple[SlurmNode, ...] = Field((), description="The compute nodes.")
     partitions: tuple[SlurmPartition, ...] = Field((), max_length=1000, description="The partitions.")
-    max_nodes: int = Field(1024, ge=1, le=65533, description="MaxNodeCount: room for nodes that come by themselves.")
-    extra: tuple[Line, ...] = Field((), description="More lines of slurm.conf; they come last and win.")
+    max_nodes: int = Field(1024, ge=1, le=65533, description="MaxNodeCount: room for dynamic nodes (slurmd -Z).")
+    extra: tuple[Line, ...] = Field((), description="Additional lines of slurm.conf; they take precedence.")
 
 
 class Accounts(Section):
-    """Users that the scheduler must know; uid and gid below 1000 are left to the image."""
+    """Users that the scheduler must know; entries with a uid or gid below 1000 are ignored."""
 
     passwd: File | None = Field(None, description="A passwd file.")
     group: File | None = Field(None, description="A group file.")
 
 
 class Secrets(Section):
-    """Files that reach the container through its overlay only, mode 0600, never the image."""
+    """Files of mode 0600 that are stored in the overlay of the container, never in the image."""
 
-    munge_key: File | None = Field(
-        None, description="The cluster's munge key; one is made on first start when not given."
-    )
+    munge_key: File | None = Field(None, description="Munge key of the cluster (default: created at the first start).")
     shadow: File | None = Field(None, description="A shadow file for the accounts.")
-    tls_ca: File | None = Field(None, description="The CA that file synchronisation trusts.")
-    tls_cert: File | None = Field(None, description="The container's own certificate.")
-    tls_key: File | None = Field(None, description="The key of that certificate.")
+    tls_ca: File | None = Field(None, description="CA that file synchronisation trusts.")
+    tls_cert: File | None = Field(None, description="Certificate of the container.")
+    tls_key: File | None = Field(None, description="Key of that certificate.")
 
 
 class FileSync(Section):
-    """Files pulled from the provisioning node."""
+    """File synchronisation: files pulled from the provisioning node."""
 
-    server: SafeUrl | None = Field(None, description="Where they are; without it the client waits quietly.")
-    interval_s: int = Field(300, ge=5, le=86400, description="Seconds between two looks.")
+    server: SafeUrl | None = Field(None, description="URL of the server; without it the client is idle.")
+    interval_s: int = Field(300, ge=5, le=86400, description="Polling interval, in seconds.")
 
 
 class Mail(Section):
-    """Where mail of nodes and jobs goes."""
+    """Delivery of mail from nodes and jobs."""
 
-    relay: Peer | None = Field(None, description="The site's mail server; without it mail stays in the container.")
-    domain: HostName | None = Field(None, description="The domain that local senders get.")
-    root: MailAddress | None = Field(None, description="Who reads the mail to root.")
+    relay: Peer | None = Field(None, description="The site's mail relay; without it mail stays in the container.")
+    domain: HostName | None = Field(None, description="Domain of local senders.")
+    root: MailAddress | None = Field(None, description="Recipient of root's mail.")
 
 
 class Signing(Section):
-    """Keys that images are signed with and held against."""
+    """Keys that sign and verify images."""
 
     private_key: File = Field(
         Path("/etc/sms/keys/sign.pem"), description="PEM key that `sms build` signs with, mode 0600."
     )
     public_keys: tuple[File, ...] = Field(
-        (Path("/etc/sms/keys/sign.pub"),), min_length=1, description="PEM keys of which one must have signed an image."
+        (Path("/etc/sms/keys/sign.pub"),), min_length=1, description="PEM keys, one of which must have signed an image."
     )
     pgp_fingerprint: Fingerprint | None = Field(
         None,
-        description="Sign and verify with this PGP key, not with PEM: the execution control list knows only PGP.",
+        description="Sign and verify with this PGP key instead of PEM keys, for Apptainer's execution control list.",
     )
     pgp_keyring: File | None = Field(None, description="Folder of Apptainer's PGP keyring.")
 
 
 class Overlay(Section):
-    """The writable part of the container: one ext3 file."""
+    """The writable layer of the container: an ext3 image file."""
 
-    size_mb: int = Field(2048, ge=64, le=1 << 24, description="Its size in MiB; it is sparse.")
-    directory: File | None = Field(None, description="Where it lies; the state folder's overlays/ when not given.")
+    size_mb: int = Field(2048, ge=64, le=1 << 24, description="Size in MiB; the file is sparse.")
+    directory: File | None = Field(None, description="Folder of the overlay (default: overlays/ in the state folder).")
 
 
 class Retention(Section):
     """How many snapshots are kept."""
 
-    last: int = Field(3, ge=1, description="The newest ones, whatever their age.")
-    hourly: int = Field(24, ge=0, description="One an hour, for so many hours.")
-    daily: int = Field(7, ge=0, description="One a day, for so many days.")
-    weekly: int = Field(4, ge=0, description="One a week, for so many weeks.")
-    monthly: int = Field(6, ge=0, description="One a month, for so many months.")
+    last: int = Field(3, ge=1, description="Number of the newest snapshots to keep, whatever their age.")
+    hourly: int = Field(24, ge=0, description="Number of hourly snapshots to keep.")
+    daily: int = Field(7, ge=0, description="Number of daily snapshots to keep.")
+    weekly: int = Field(4, ge=0, description="Number of weekly snapshots to keep.")
+    monthly: int = Field(6, ge=0, description="Number of monthly snapshots to keep.")
 
 
 class BorgRepository(Section):
-    """A Borg repository that snapshots are pushed to, from the admin host that has them."""
+    """A Borg repository to which the admin host pushes its snapshots."""
 
     repository: Annotated[
         str,
@@ -263,81 +260,79 @@ class BorgRepository(Section):
             "a Borg repository",
             "write it as /backup/sms.borg or ssh://borg@backup.example.org/srv/sms.borg",
         ),
-    ] = Field(description="Where it is: a folder, or ssh://user@host/path.")
-    passphrase: File = Field(description="A file of mode 0600 with the passphrase that encrypts it.")
-    ssh_key: File | None = Field(None, description="The SSH private key; without it, the usual files of root.")
-    known_hosts: File | None = Field(None, description="SSH host keys; root's own file when not given.")
+    ] = Field(description="Its location: a folder, or ssh://user@host/path.")
+    passphrase: File = Field(description="File with the passphrase of the repository, mode 0600.")
+    ssh_key: File | None = Field(None, description="SSH private key (default: root's default files).")
+    known_hosts: File | None = Field(None, description="SSH known_hosts file (default: root's).")
 
 
 _HOUR, _DAY = 60, 1440
 EVEN_MINUTES = tuple(
     every for every in range(1, _DAY + 1) if _HOUR % every == 0 or (every % _HOUR == 0 and _DAY % every == 0)
 )
-"""Minutes between two runs that both cron and systemd can keep: they divide an hour, or are hours that divide a day."""
+"""Intervals in minutes that cron and systemd support: they divide an hour, or are whole hours that divide a day."""
 
 
 class Snapshots(Section):
-    """How snapshots of the overlay are taken, and where else they go."""
+    """How snapshots of the overlay are taken, and where they are pushed."""
 
     directory: File | None = Field(
         None,
-        description="Where they lie; the state folder's snapshots/ when not given. On the overlay's own XFS or "
-        "Btrfs they are taken by reflink.",
+        description="Folder of the snapshots (default: snapshots/ in the state folder). On the same XFS or Btrfs as "
+        "the overlay they are reflinks.",
     )
-    method: Literal["auto", "reflink", "delta", "full"] = Field("auto", description="How they are taken.")
-    every_minutes: int = Field(15, ge=1, le=1440, description="Minutes between two scheduled ones.")
+    method: Literal["auto", "reflink", "delta", "full"] = Field("auto", description="How snapshots are taken.")
+    every_minutes: int = Field(15, ge=1, le=1440, description="Interval of scheduled snapshots, in minutes.")
     oldest_minutes: int | None = Field(
         None,
         ge=2,
         le=43200,
-        description="Age of the newest verified one that is too old; twice `every_minutes` and "
-        "five more when not given.",
+        description="Maximum age of the newest verified snapshot, in minutes (default: twice `every_minutes` plus "
+        "five).",
     )
-    dump: bool = Field(True, description="Dump databases before each one.")
-    borg: BorgRepository | None = Field(None, description="A Borg repository that they are pushed to.")
-    standby: tuple[HostName, ...] = Field((), description="Admin hosts that they are pushed to.")
+    dump: bool = Field(True, description="Dump databases before each snapshot.")
+    borg: BorgRepository | None = Field(None, description="Borg repository to which snapshots are pushed.")
+    standby: tuple[HostName, ...] = Field((), description="Admin hosts to which snapshots are pushed.")
 
 
 class Site(Section):
-    """One cluster: all that `sms` needs to know of it."""
+    """The configuration of one cluster."""
 
-    cluster: Name = Field(description="The cluster's name; Slurm's ClusterName as well.")
-    hostname: HostName = Field("sms-services", description="The container's host name.")
-    admin_hosts: tuple[AdminHost, ...] = Field(min_length=1, description="The machines that can carry the container.")
+    cluster: Name = Field(description="Name of the cluster, also Slurm's ClusterName.")
+    hostname: HostName = Field("sms-services", description="Host name of the container.")
+    admin_hosts: tuple[AdminHost, ...] = Field(min_length=1, description="Machines that can run the container.")
     known_hosts: File | None = Field(
-        None, description="SSH host keys of the admin hosts; the user's own file when not given."
+        None, description="SSH known_hosts file of the admin hosts (default: the user's own)."
     )
-    networks: Networks = Field(description="The two networks that the container joins.")
+    networks: Networks = Field(description="The two networks of the container.")
     services: tuple[Name, ...] | ServicesFrom | None = Field(
-        None, description="Services by name, or taken from a classification; the catalogue's usual ones when not given."
+        None, description="Services by name, or from a classification (default: the catalogue's default services)."
     )
     base: Base = Field(Base(), description="What the image is built from.")
-    slurm: Slurm = Field(Slurm(), description="The cluster, as slurm.conf has it.")
-    ntp: tuple[Peer, ...] = Field((), description="Time servers that the container follows.")
-    syslog_forward: Peer | None = Field(None, description="A syslog server that gets all messages as well (TCP).")
-    mail: Mail = Field(Mail(), description="Where mail goes.")
-    filesync: FileSync = Field(FileSync(), description="Files pulled from the provisioning node.")
+    slurm: Slurm = Field(Slurm(), description="Settings for slurm.conf.")
+    ntp: tuple[Peer, ...] = Field((), description="Time servers of the container.")
+    syslog_forward: Peer | None = Field(None, description="Syslog server to which all messages are forwarded (TCP).")
+    mail: Mail = Field(Mail(), description="Delivery of mail.")
+    filesync: FileSync = Field(FileSync(), description="File synchronisation from the provisioning node.")
     provisioning: Provisioning | None = Field(
-        None, description="The provisioning VM, which may be off for days; none where something else provisions."
+        None, description="The provisioning VM, which may be off for days; omit it if another system provisions nodes."
     )
     accounts: Accounts = Field(Accounts(), description="Users that the scheduler must know.")
-    secrets: Secrets = Field(Secrets(), description="Files that never reach an image.")
-    signing: Signing = Field(Signing(), description="Keys that images are signed with and held against.")
-    overlay: Overlay = Field(Overlay(), description="The writable part of the container.")
-    snapshots: Snapshots = Field(Snapshots(), description="How snapshots are taken, and where else they go.")
+    secrets: Secrets = Field(Secrets(), description="Secret files, never stored in an image.")
+    signing: Signing = Field(Signing(), description="Keys that sign and verify images.")
+    overlay: Overlay = Field(Overlay(), description="The writable layer of the container.")
+    snapshots: Snapshots = Field(Snapshots(), description="How snapshots are taken, and where they are pushed.")
     retention: Retention = Field(Retention(), description="How many snapshots are kept.")
-    state: File = Field(
-        Path("/var/lib/sms"), description="Images, overlays, snapshots, leases, journal: all below here."
-    )
+    state: File = Field(Path("/var/lib/sms"), description="State folder: images, overlays, snapshots, leases, journal.")
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """The services wanted; `open_site` has put their names in the place of all else."""
+        """The names of the enabled services, as resolved by `open_site`."""
         if not isinstance(self.services, tuple):
             raise TypeError("the services have not been resolved yet: use open_site")
         return self.services
 
     @property
     def provisioning_network(self) -> IPv4Network:
-        """The network the compute nodes are in."""
+        """The network of the compute nodes."""
         return self.networks.provisioning.address.network

@@ -1,4 +1,4 @@
-"""The provisioning VM in the site file: the machine, what nodes boot, the files that it is master of."""
+"""The section ``provisioning`` of the site file: the VM, the images that nodes boot, the master files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BmcUser = Annotated[
 
 GroupName = Annotated[
     str,
-    Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "a name of a group", "use letters, digits, dots, dashes and underscores"),
+    Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "a group name", "use letters, digits, dots, dashes and underscores"),
 ]
 
 NodeName = Annotated[
-    str, Text(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", "a name of a node", "use letters, digits and dashes, such as node001")
+    str, Text(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", "a node name", "use letters, digits and dashes, such as node001")
 ]
 
 NamePattern = Annotated[
@@ -28,12 +28,12 @@ NamePattern = Annotated[
     Text(
         r"[A-Za-z0-9][A-Za-z0-9-]{0,40}%(0[1-9])?d([A-Za-z0-9-]{0,20}[A-Za-z0-9])?",
         "a pattern of node names",
-        "write it as node%03d or nid%06d: one number in it",
+        "write it as node%03d or nid%06d, with one number",
     ),
 ]
 
 PackageName = Annotated[
-    str, Text(r"[a-z0-9][a-z0-9+.-]{1,99}", "a name of a package", "write it as apt knows it, such as libopenmpi3")
+    str, Text(r"[a-z0-9][a-z0-9+.-]{1,99}", "a package name", "write it as apt does, such as libopenmpi3")
 ]
 
 ClientPath = Annotated[
@@ -55,80 +55,80 @@ SystemUser = Annotated[
 
 
 class VmNetwork(Section):
-    """The VM's place in a network besides the provisioning one."""
+    """An additional network of the VM."""
 
-    address: AddressWithPrefix = Field(description="The VM's address there, with its prefix.")
-    mac: Mac = Field(description="The VM's MAC address there.")
+    address: AddressWithPrefix = Field(description="Address of the VM in this network, with prefix.")
+    mac: Mac = Field(description="MAC address of the VM in this network.")
 
 
 class Pool(Section):
-    """Addresses for nodes that the inventory does not know, while they are looked at."""
+    """Addresses for machines that are not in the inventory, during discovery."""
 
     first: Address = Field(description="The first address.")
-    last: Address = Field(description="The last one.")
+    last: Address = Field(description="The last address.")
 
 
 class Bmc(Section):
-    """How management controllers of nodes are reached."""
+    """Access to the management controllers of nodes."""
 
-    user: BmcUser = Field("root", description="A user that may switch the power; $SMS_BMC_USER stands before it.")
+    user: BmcUser = Field("root", description="User that may switch the power; $SMS_BMC_USER overrides it.")
     password_file: File | None = Field(
-        None, description="A file of mode 0600 with the password; $SMS_BMC_PASSWORD stands before it."
+        None, description="File with the password, mode 0600; $SMS_BMC_PASSWORD overrides it."
     )
-    ca: File | None = Field(None, description="The CA that has signed their certificates; the site's own, if none.")
-    insecure: bool = Field(False, description="Take any certificate: the password goes to whoever answers.")
+    ca: File | None = Field(None, description="CA that signed their certificates (default: the site's own CA).")
+    insecure: bool = Field(False, description="Accept any certificate; the password can be intercepted.")
 
 
 class Profile(Section):
-    """What nodes of some groups boot."""
+    """The image that nodes of some groups boot."""
 
-    groups: tuple[GroupName, ...] = Field((), description="Nodes of these groups boot it; of none: all others.")
-    packages: tuple[PackageName, ...] = Field((), max_length=500, description="Debian packages besides the usual ones.")
-    arguments: Line | None = Field(None, description="More of the kernel's command line.")
+    groups: tuple[GroupName, ...] = Field((), description="Groups whose nodes boot it (default: all other nodes).")
+    packages: tuple[PackageName, ...] = Field((), max_length=500, description="Additional Debian packages.")
+    arguments: Line | None = Field(None, description="Additional kernel arguments.")
     kernel: Literal["cloud", "generic"] = Field(
-        "generic", description="Debian's kernel: `generic` for real machines, `cloud` for virtual ones."
+        "generic", description="Debian kernel: `generic` for physical machines, `cloud` for virtual ones."
     )
 
 
 class MasterFile(Section):
-    """A file that the VM is master of: nodes and the container pull it."""
+    """A file whose master copy is on the VM; nodes and the container pull it."""
 
-    path: ClientPath = Field(description="Where it lies on those who have it.")
-    source: File = Field(description="Where `sms files push` takes it from, on the machine where that runs.")
-    mode: FileMode = Field("0644", description="Its permissions.")
-    owner: SystemUser = Field("root", description="Its owner there.")
-    group: SystemUser = Field("root", description="Its group there.")
-    template: bool = Field(False, description="It is a Jinja template: {{ node.name }}, {{ node.address }}.")
-    groups: tuple[GroupName, ...] = Field((), description="Nodes of these groups have it.")
+    path: ClientPath = Field(description="Path on the clients.")
+    source: File = Field(description="File that `sms files push` uploads, on the machine where it is run.")
+    mode: FileMode = Field("0644", description="Permissions.")
+    owner: SystemUser = Field("root", description="Owner on the clients.")
+    group: SystemUser = Field("root", description="Group on the clients.")
+    template: bool = Field(False, description="Whether it is a Jinja template: {{ node.name }}, {{ node.address }}.")
+    groups: tuple[GroupName, ...] = Field((), description="Groups whose nodes receive it.")
     nodes: tuple[NodeName, ...] = Field(
-        (), description="These nodes have it; all, if neither nodes nor groups are named."
+        (), description="Nodes that receive it (default: all, if there are no groups either)."
     )
-    services: bool = Field(False, description="The services container has it, too.")
+    services: bool = Field(False, description="Whether the services container receives it, too.")
 
 
 class Provisioning(Section):
-    """A virtual machine that provisions nodes and is master of their files; the cluster runs on when it is off."""
+    """A VM that provisions nodes and holds their master files; the cluster keeps running while it is off."""
 
-    address: AddressWithPrefix = Field(description="The VM's address in the provisioning network: 10.0.0.2/16.")
-    hostname: HostName = Field("sms-provision", description="The VM's host name.")
-    mac: Mac = Field(description="The VM's MAC address in the provisioning network.")
-    public: VmNetwork | None = Field(None, description="Its place in the public network, where it has one.")
-    memory_mb: int = Field(1024, ge=384, le=1 << 20, description="Its memory, in MiB.")
-    cpus: int = Field(1, ge=1, le=256, description="Its CPUs.")
+    address: AddressWithPrefix = Field(description="Address of the VM in the provisioning network: 10.0.0.2/16.")
+    hostname: HostName = Field("sms-provision", description="Host name of the VM.")
+    mac: Mac = Field(description="MAC address of the VM in the provisioning network.")
+    public: VmNetwork | None = Field(None, description="Address of the VM in the public network, if it has one.")
+    memory_mb: int = Field(1024, ge=384, le=1 << 20, description="Memory, in MiB.")
+    cpus: int = Field(1, ge=1, le=256, description="Number of CPUs.")
     disk_mb: int = Field(
-        16384, ge=512, le=1 << 24, description="The disk of its inventory, files and node images, in MiB; it is sparse."
+        16384, ge=512, le=1 << 24, description="Disk for inventory, files and node images, in MiB; it is sparse."
     )
-    directory: File | None = Field(None, description="Where its disks lie; the state folder's vm/ when not given.")
+    directory: File | None = Field(None, description="Folder of its disks (default: vm/ in the state folder).")
     unknown: Literal["refuse", "discover"] = Field(
-        "refuse", description="What a machine that the inventory does not know gets: a refusal, or a look at it."
+        "refuse", description="What to do with machines that are not in the inventory: refuse or discover them."
     )
-    pool: Pool | None = Field(None, description="Addresses for machines that the inventory does not know.")
+    pool: Pool | None = Field(None, description="Addresses for machines that are not in the inventory.")
     database: File | None = Field(
-        None, description="A file of mode 0600 with the URL of a PostgreSQL database; SQLite on its own disk, if none."
+        None, description="File with the URL of a PostgreSQL database, mode 0600 (default: SQLite on its own disk)."
     )
     profiles: dict[Name, Profile] = Field(
-        {"compute": Profile()}, min_length=1, max_length=100, description="What nodes boot, by the image's name."
+        {"compute": Profile()}, min_length=1, max_length=100, description="Images that nodes boot, by name."
     )
-    files: tuple[MasterFile, ...] = Field((), max_length=2000, description="The site's own files.")
-    node_names: NamePattern = Field("node%03d", description="How `sms node discover` names new nodes.")
-    bmc: Bmc = Field(Bmc(), description="How management controllers of nodes are reached.")
+    files: tuple[MasterFile, ...] = Field((), max_length=2000, description="Additional master files of the site.")
+    node_names: NamePattern = Field("node%03d", description="Pattern by which `sms node discover` names new nodes.")
+    bmc: Bmc = Field(Bmc(), description="Access to the management controllers of nodes.")

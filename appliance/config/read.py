@@ -1,4 +1,4 @@
-"""Reads a YAML file into a pydantic model; every mistake becomes a Problem that a person can act on."""
+"""Read a YAML file into a pydantic model; every validation error becomes a Problem with a hint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from appliance.config.document import MAX_CHARACTERS, Document, first_problems, read_document
-from appliance.config.wording import Mistake, worded
+from appliance.config.wording import Mistake, to_message
 from appliance.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_site(path: Path) -> tuple[Site, Document]:
-    """Read a site file; relative paths in it start at its folder."""
+    """Read a site file; relative paths in it are resolved against its folder."""
     text = read_text(path)
     return read_site_text(text, str(path), folder=path.absolute().parent)
 
 
 def read_site_text(text: str, file: str, *, folder: Path | None = None) -> tuple[Site, Document]:
-    """Read a site file's text; the document tells the line of each place."""
-    # Building the site's model takes 20 ms, and who reads the catalogue alone has no use for it.
+    """Read a site file's text; the document has the line of each place."""
+    # Building the site's model takes 20 ms, which readers of the catalogue do not need.
     from appliance.config.model import Site
 
     document = read_document(text, file)
@@ -39,7 +39,7 @@ def read_model(text: str, file: str, model: type[Model], *, folder: Path | None 
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that should be UTF-8 and of a size that a person may have written."""
+    """Return the text of a UTF-8 file, up to the size limit."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(4 * MAX_CHARACTERS + 1)
@@ -50,12 +50,16 @@ def read_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        problem = Problem(str(path), line, "", "this is not UTF-8 text", "save the file as UTF-8; is it a text file?")
+        problem = Problem(str(path), line, "", "invalid UTF-8", "save the file as UTF-8; is it a text file?")
         raise ConfigError(problems=[problem]) from None
 
 
 def validate(document: Document, model: type[Model], *, folder: Path | None = None) -> Model:
-    """Hold a document against ``model``."""
+    """Validate a document against ``model``.
+
+    Raises:
+        ConfigError: with every problem in it.
+    """
     if not isinstance(document.data, dict):
         what = "the file is empty" if document.data is None else "the file is not a mapping of keys to values"
         raise ConfigError(problems=[document.problem((), what, "write `key: value` lines")])
@@ -67,12 +71,12 @@ def validate(document: Document, model: type[Model], *, folder: Path | None = No
 
 def _problems(error: ValidationError, document: Document, model: type[BaseModel]) -> list[Problem]:
     mistakes = [_located(raw, document.data) for raw in error.errors(include_url=False)]
-    found = [(mistake.place, worded(mistake, model)) for mistake in _one_branch(mistakes)]
-    return first_problems([document.problem(place, *words) for place, words in found if words])
+    found = [(mistake.place, to_message(mistake, model)) for mistake in _one_branch(mistakes)]
+    return first_problems([document.problem(place, *message) for place, message in found if message])
 
 
 def _located(raw: Mapping[str, Any], data: Any) -> Mistake:
-    """Tell the keys of the document in pydantic's location from its names of union branches."""
+    """Separate the keys of the document in pydantic's location from its names of union branches."""
     place: list[str | int] = []
     branches: list[tuple[int, str]] = []
     of_key = False
@@ -91,10 +95,9 @@ def _located(raw: Mapping[str, Any], data: Any) -> Mistake:
 
 
 def _one_branch(mistakes: list[Mistake], depth: int = 0) -> list[Mistake]:
-    """Keep one branch of each union.
+    """Keep the errors of one branch of each union.
 
-    pydantic reports what is wrong for every branch; the person meant one of them, the one that
-    takes this kind of value at all.
+    pydantic reports errors for every branch; the user meant the one that accepts this kind of value.
     """
     kept = [mistake for mistake in mistakes if len(mistake.branches) <= depth]
     unions: dict[tuple[Any, ...], dict[str, list[Mistake]]] = {}
@@ -114,5 +117,5 @@ def _one_branch(mistakes: list[Mistake], depth: int = 0) -> list[Mistake]:
 
 
 def _of_kind(mistake: Mistake, place: tuple[Any, ...]) -> bool:
-    """Whether the value as a whole is of the wrong kind for this branch."""
+    """Return whether the whole value is of the wrong type for this branch."""
     return mistake.place == place and mistake.kind.endswith(("_type", "_parsing"))

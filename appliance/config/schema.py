@@ -9,7 +9,7 @@ from appliance.config.model import Site
 
 
 def make_schema() -> dict[str, Any]:
-    """The schema as a mapping."""
+    """Return the schema as a mapping."""
     body = Site.model_json_schema(by_alias=True)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -20,5 +20,5 @@ def make_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as `sms config schema` prints it."""
+    """Return the schema as `sms config schema` prints it."""
     return json.dumps(make_schema(), indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""What every part of the site file is: frozen, and strict about keys."""
+"""Base class of every section of the site file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """A part of the site file: frozen, and strict about unknown keys."""
+    """A section of the site file: frozen, and strict about unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _without_empty(cls, data: Any) -> Any:
-        """A key with nothing behind it (all its settings commented out) is as good as absent."""
+        """Treat a key without a value (all its settings commented out) as absent."""
         if not isinstance(data, Mapping):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}

@@ -1,7 +1,7 @@
-"""Kinds of values in the files that administrators write, each with words for what is wrong.
+"""Types of values in configuration files, each with its error message and hint.
 
-Text that ends up in a daemon's configuration is held to patterns without white space or control
-characters, so that no value can add a line of its own.
+Text that is rendered into a daemon's configuration must match patterns without white space or
+control characters, so that no value can inject a line.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 def wrong(what: str, hint: str) -> PydanticCustomError:
-    """An error of ours: ``what`` follows the value, as in "10.0.0.0/33 is not an address"."""
+    """Return a custom error; ``what`` follows the value, as in "10.0.0.0/33 is not an address"."""
     return PydanticCustomError("worded", "{what}", {"what": what, "hint": hint})
 
 
 @dataclass(frozen=True)
 class Text:
-    """Text held to a pattern: a wrong value "is not ``what``", and ``hint`` says what is."""
+    """Text that must match a pattern: the message is "VALUE is not ``what``"."""
 
     pattern: str
     what: str
@@ -43,7 +43,7 @@ class Text:
 Name = Annotated[
     str, Text(r"[a-z][a-z0-9-]{0,30}", "a name", "use 1 to 31 lower case letters, digits and dashes, a letter first")
 ]
-"""A name of ours: lower case letters, digits and dashes."""
+"""A name that sms uses: lower case letters, digits and dashes."""
 
 SeenName = Annotated[
     str,
@@ -53,7 +53,7 @@ SeenName = Annotated[
         "write it as the classification does, such as nfs or tcp/4444",
     ),
 ]
-"""A service as a classification names it: the catalogue's name, IANA's, or protocol and port."""
+"""A service name in a classification: the catalogue's name, IANA's, or protocol and port."""
 
 HostName = Annotated[
     str,
@@ -68,11 +68,11 @@ Interface = Annotated[
     str,
     Text(
         r"[A-Za-z0-9_.-]{1,15}",
-        "a name of a network interface",
+        "a network interface name",
         "Linux allows 15 letters, digits, dashes, dots and underscores, such as br-prov",
     ),
 ]
-"""A Linux interface name: 15 characters at most (IFNAMSIZ less its end)."""
+"""A Linux interface name: 15 characters at most (IFNAMSIZ without the terminator)."""
 
 Mac = Annotated[
     str,
@@ -101,13 +101,13 @@ Peer = Annotated[
         "write it as mail.example.org or 192.0.2.25:25",
     ),
 ]
-"""A host name or address, with a port where it is not the usual one."""
+"""A host name or address, with an optional port."""
 
 Url = Annotated[
     str,
     Text(
         r"https?://[^\s\"'\\]+",
-        "a URL of http or https",
+        "an http or https URL",
         "begin with http:// or https://, without spaces, quotes and backslashes",
     ),
 ]
@@ -116,8 +116,8 @@ SafeUrl = Annotated[
     str,
     Text(
         r"https://[^\s\"'\\]+",
-        "a URL of https",
-        "begin with https://, without spaces, quotes and backslashes: shadow must not travel in the clear",
+        "an https URL",
+        "begin with https://, without spaces, quotes and backslashes: shadow must not be sent unencrypted",
     ),
 ]
 
@@ -127,7 +127,7 @@ Line = Annotated[
 
 
 def _address(value: Any) -> Any:
-    # IPv4Address takes a number as well; a person who writes 10 never means 0.0.0.10.
+    # IPv4Address also accepts a number, but 10 in a configuration never means 0.0.0.10.
     if not isinstance(value, IPv4Address):
         try:
             return IPv4Address(value if isinstance(value, str) else "")
@@ -144,7 +144,7 @@ def _interface(value: Any) -> Any:
         found = IPv4Address(address)
     except ValueError:
         raise wrong("is not an address with prefix", "write it such as 10.0.0.1/16") from None
-    # Without a prefix Python takes 32, with which the container would reach nobody.
+    # Without a prefix Python assumes 32, with which the container could not reach any host.
     if not slash:
         raise wrong("is an address without its prefix", f"add the prefix of the network, such as {found}/24")
     if not re.fullmatch(r"0|[1-9][0-9]?", prefix) or int(prefix) > 32:
@@ -160,7 +160,7 @@ def _file(value: Path, info: ValidationInfo) -> Path:
     try:
         value = value.expanduser()
     except RuntimeError:
-        raise wrong("is in the home of an unknown user", "write the whole path") from None
+        raise wrong("is in the home of an unknown user", "use an absolute path") from None
     folder = (info.context or {}).get("folder")
     return Path(folder) / value if folder else value
 
@@ -169,4 +169,4 @@ Address = Annotated[IPv4Address, BeforeValidator(_address)]
 AddressWithPrefix = Annotated[IPv4Interface, BeforeValidator(_interface)]
 
 File = Annotated[Path, AfterValidator(_file)]
-"""A path; a relative one starts at the folder of the file that names it."""
+"""A path; a relative one is resolved against the folder of the configuration file."""

@@ -1,4 +1,4 @@
-"""Says in words of an administrator what pydantic found wrong."""
+"""Translate pydantic's validation errors into messages and hints for administrators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appliance.config.document import Place
 from appliance.config.fields import describe, known_keys
 from appliance.text import SHORT, printable
 
-Words = tuple[str, str]
+Message = tuple[str, str]
 """A message and a hint."""
 
 KINDS: dict[str, str] = {
@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
     "bool": "true or false",
     "path": "a path",
 }
-"""What pydantic's names of kinds mean."""
+"""Names of types for users, by pydantic's names."""
 
 EXAMPLES: dict[str, str] = {
     "a list": "write it as [a, b], or as one line `- item` for each",
@@ -44,7 +44,7 @@ EXAMPLES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """One error of pydantic's, with its place in the document told from its branches of unions."""
+    """One error of pydantic, with its place in the document separated from its union branches."""
 
     place: Place
     branches: tuple[tuple[int, str], ...]
@@ -56,32 +56,32 @@ class Mistake:
     kinds: tuple[str, ...] = ()
 
     def of_kinds(self, place: Place, kinds: tuple[str, ...]) -> Mistake:
-        """The same for a value that is none of the kinds that a union allows."""
+        """Return a copy for a value that is of none of the types that a union allows."""
         return replace(self, place=place, kind=kinds[0], kinds=kinds)
 
 
-def worded(mistake: Mistake, model: type[BaseModel]) -> Words | None:
-    """Message and hint for a mistake; None for one that only follows from another."""
-    message, hint = _words(mistake, model)
+def to_message(mistake: Mistake, model: type[BaseModel]) -> Message | None:
+    """Return message and hint for a mistake; None for one that only follows from another."""
+    message, hint = _message(mistake, model)
     if not message:
         return None
     purpose = describe(model, mistake.place)
     if mistake.of_key:
         message = f"the key {message}"
-    return message, hint or (f"it is for: {purpose}" if purpose else "")
+    return message, hint or (f"purpose: {purpose}" if purpose else "")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that names the known word most like ``word``, or else all of them."""
+    """Return a hint with the known name closest to ``word``, or all of them."""
     names = sorted(set(known))
     close = difflib.get_close_matches(word[:100].lower(), names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
-    return f"known here: {', '.join(names)}" if names else "there are none"
+    return f"known: {', '.join(names)}" if names else "none are known"
 
 
 def shown(value: Any) -> str:
-    """A value as the file has it, short."""
+    """Format a value as in the file, shortened."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
     return printable(str(value), SHORT) or '""'
 
 
-def _words(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _message(mistake: Mistake, model: type[BaseModel]) -> Message:
     special = _SPECIAL.get(mistake.kind)
     if special:
         return special(mistake, model)
@@ -100,81 +100,81 @@ def _words(mistake: Mistake, model: type[BaseModel]) -> Words:
     return f"{shown(mistake.value)}: {printable(mistake.message, 160)}", ""
 
 
-def _missing(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _missing(mistake: Mistake, model: type[BaseModel]) -> Message:
     purpose = describe(model, mistake.place)
     return "is missing", f"add {mistake.place[-1]}: {purpose}" if purpose else f"add {mistake.place[-1]}"
 
 
-def _unknown(mistake: Mistake, model: type[BaseModel]) -> Words:
-    return "this key is not known", nearest(str(mistake.place[-1]), known_keys(model, mistake.place[:-1]))
+def _unknown(mistake: Mistake, model: type[BaseModel]) -> Message:
+    return "unknown key", nearest(str(mistake.place[-1]), known_keys(model, mistake.place[:-1]))
 
 
-def _ours(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _custom(mistake: Mistake, model: type[BaseModel]) -> Message:
     return f"{shown(mistake.value)} {mistake.context['what']}", str(mistake.context["hint"])
 
 
-def _wrong_kind(mistake: Mistake) -> Words:
-    wanted: list[str] = []
+def _wrong_kind(mistake: Mistake) -> Message:
+    expected: list[str] = []
     for kind in mistake.kinds or (mistake.kind,):
         name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")
-        wanted.append(KINDS.get(name, name.replace("_", " ")))
-    wanted = list(dict.fromkeys(wanted))
-    hint = " or ".join(EXAMPLES[kind] for kind in wanted if kind in EXAMPLES)
-    if "text" in wanted and isinstance(mistake.value, int | float):
+        expected.append(KINDS.get(name, name.replace("_", " ")))
+    expected = list(dict.fromkeys(expected))
+    hint = " or ".join(EXAMPLES[kind] for kind in expected if kind in EXAMPLES)
+    if "text" in expected and isinstance(mistake.value, int | float):
         hint = f'put it in quotes: "{shown(mistake.value)}"'
-    if len(wanted) > 1:
-        return f"{shown(mistake.value)} is neither {' nor '.join(wanted)}", hint
-    return f"{shown(mistake.value)} is not {wanted[0]}", hint
+    if len(expected) > 1:
+        return f"{shown(mistake.value)} is neither {' nor '.join(expected)}", hint
+    return f"{shown(mistake.value)} is not {expected[0]}", hint
 
 
-def _too_long(mistake: Mistake, model: type[BaseModel]) -> Words:
-    return f"{shown(mistake.value)} is too large", "no such number is of use here"
+def _too_long(mistake: Mistake, model: type[BaseModel]) -> Message:
+    return f"{shown(mistake.value)} is too large", "use a smaller number"
 
 
-def _pattern(mistake: Mistake, model: type[BaseModel]) -> Words:
-    return f"{shown(mistake.value)} is not of the form it must have", f"it must match {mistake.context['pattern']}"
+def _pattern(mistake: Mistake, model: type[BaseModel]) -> Message:
+    return f"{shown(mistake.value)} has the wrong format", f"it must match {mistake.context['pattern']}"
 
 
-def _choice(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _choice(mistake: Mistake, model: type[BaseModel]) -> Message:
     expected = str(mistake.context["expected"])
     choices = list(filter(None, expected.replace("'", "").replace(" or ", ", ").split(", ")))
-    return f"{shown(mistake.value)} is none of the choices", nearest(str(mistake.value), choices)
+    return f"{shown(mistake.value)} is not a valid choice", nearest(str(mistake.value), choices)
 
 
-def _count(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _count(mistake: Mistake, model: type[BaseModel]) -> Message:
     least = mistake.context.get("min_length")
     if least is None:
-        return "has too many items", f"{mistake.context['max_length']} at most"
-    # Items that are wrong themselves do not count for pydantic; their own problems are enough.
+        return "has too many items", f"use at most {mistake.context['max_length']}"
+    # pydantic does not count invalid items, which have problems of their own.
     if len(mistake.value) >= least:
         return "", ""
-    return "has too few items", f"write {least} or more"
+    return "has too few items", f"use at least {least}"
 
 
-def _length(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _length(mistake: Mistake, model: type[BaseModel]) -> Message:
     if "min_length" in mistake.context:
-        return f"{shown(mistake.value)} is too short", f"{mistake.context['min_length']} characters or more"
-    return f"{shown(mistake.value)} is too long", f"{mistake.context['max_length']} characters at most"
+        return f"{shown(mistake.value)} is too short", f"use at least {mistake.context['min_length']} characters"
+    return f"{shown(mistake.value)} is too long", f"use at most {mistake.context['max_length']} characters"
 
 
-def _bound(words: str, limit: str, key: str) -> Callable[[Mistake, type[BaseModel]], Words]:
-    def say(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _bound(words: str, limit: str, key: str) -> Callable[[Mistake, type[BaseModel]], Message]:
+    def to_words(mistake: Mistake, model: type[BaseModel]) -> Message:
         bound = mistake.context[key]
-        # A field of kind float gives its bound as 0.0, which nobody would write.
+        # The bound of a float field would be printed as 0.0.
         whole = int(bound) if isinstance(bound, float) and bound.is_integer() else bound
         return f"{shown(mistake.value)} {words}", f"use {limit.format(whole)}"
 
-    return say
+    return to_words
 
 
-def _value(mistake: Mistake, model: type[BaseModel]) -> Words:
+def _value(mistake: Mistake, model: type[BaseModel]) -> Message:
     return printable(str(mistake.context.get("error", mistake.message)), 200), ""
 
 
-_SPECIAL: dict[str, Callable[[Mistake, type[BaseModel]], Words]] = {
+_SPECIAL: dict[str, Callable[[Mistake, type[BaseModel]], Message]] = {
     "missing": _missing,
     "extra_forbidden": _unknown,
-    "worded": _ours,
+    "worded": _custom,
     "int_parsing_size": _too_long,
     "string_pattern_mismatch": _pattern,
     "literal_error": _choice,

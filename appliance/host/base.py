@@ -1,4 +1,4 @@
-"""The one door to the outside: run an argv, move bytes, hold something open on a host."""
+"""Host interface: run commands, copy files, stream bytes. All access to the outside goes through it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from appliance.host.stream import Stream
 
 BLOCK = 1 << 18
-"""Bytes moved at a time by ``send`` and ``fetch``."""
+"""Block size of ``send`` and ``fetch``, in bytes."""
 
-SHORT = 77
-"""Exit status where other than the promised number of bytes arrived."""
-WRITE_BESIDE = f"""\
+SIZE_MISMATCH = 77
+"""Exit status of ``WRITE_ATOMIC`` when the input has another size than announced."""
+WRITE_ATOMIC = f"""\
 trap 'rm -f "$1.new"' EXIT
 trap 'exit 143' HUP INT TERM
 umask 077
 mkdir -p "$(dirname "$1")" && cat >"$1.new" || exit
-[ "$(stat -c %s "$1.new")" = "$3" ] || exit {SHORT}
+[ "$(stat -c %s "$1.new")" = "$3" ] || exit {SIZE_MISMATCH}
 chmod "$2" "$1.new" && sync "$1.new" && mv -fT "$1.new" "$1"
 """
-"""Shell: $3 bytes of standard input to file $1 with mode $2, so that a reader sees the old file or the new one.
+"""Shell script: write $3 bytes of standard input to file $1 with mode $2, atomically.
 
-A connection that breaks looks like the end of the input from there: hence the number.
+The size is checked because a broken connection looks like the end of the input.
 """
 
 OnLine = Callable[[str], None]
 Progress = Callable[[int], None]
-"""Called with the number of bytes moved so far."""
+"""Called with the number of bytes copied so far."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command left: exit status, and its two outputs as bytes."""
+    """Result of a command: exit status, standard output and standard error."""
 
     host: str
     argv: tuple[str, ...]
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """Standard output as text, without the white space around it."""
+        """Standard output as text, stripped of surrounding white space."""
         return self.stdout.decode(errors="replace").strip()
 
 
@@ -59,31 +59,31 @@ class CommandError(SmsError):
 
     def __init__(self, result: Result, *, hint: str = "") -> None:
         self.result = result
-        said = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()[-8:]
+        output = (result.stderr or result.stdout).decode(errors="replace").strip().splitlines()[-8:]
         command = shlex.join(result.argv)
         if len(command) > 300:
             command = command[:300] + " ..."
         message = f"{result.host}: `{command}` ended with status {result.status}"
-        super().__init__("\n    ".join([message, *said]), hint=hint)
+        super().__init__("\n    ".join([message, *output]), hint=hint)
 
 
 class CommandTimeout(CommandError):
-    """A command did not end in time and was ended, with all it had started."""
+    """A command exceeded its time limit and was terminated with its process group."""
 
 
 class Unreachable(SmsError):
-    """The host cannot be reached, or is not the one it should be."""
+    """The host cannot be reached, or its identity cannot be verified."""
 
 
 class Stuck(Unreachable):
-    """The host takes connections, and answers nothing in time: it is alive, and overloaded or broken."""
+    """The host accepts connections but does not respond in time: it is alive, but overloaded or broken."""
 
 
 def count_bytes(source: BinaryIO) -> int:
-    """Bytes from where ``source`` stands to its end.
+    """Return the number of bytes from the current position of ``source`` to its end.
 
     Raises:
-        SmsError: it is no file that can be measured.
+        SmsError: ``source`` is not seekable.
     """
     try:
         here = source.tell()
@@ -92,23 +92,24 @@ def count_bytes(source: BinaryIO) -> int:
     except OSError as error:
         raise SmsError(
             f"{getattr(source, 'name', 'a stream')} cannot be sent: its size is not known",
-            hint="write it into a file first",
+            hint="write it to a file first",
         ) from error
     return end - here
 
 
 def check_written(host: str, path: str, status: int, stderr: bytes) -> None:
-    """Raise what ``WRITE_BESIDE`` ended with."""
+    """Raise CommandError if ``WRITE_ATOMIC`` ended with a nonzero status."""
     if status:
-        hint = "other than all its bytes arrived, the file is as it was: run it again" if status == SHORT else ""
+        hint = (
+            "the transfer was incomplete and the file is unchanged; run the command again"
+            if status == SIZE_MISMATCH
+            else ""
+        )
         raise CommandError(Result(host, ("write", path), status, b"", stderr), hint=hint)
 
 
 class Host(ABC):
-    """A machine that commands run on. Everything outside this process happens through one.
-
-    ``run`` may be called from several threads.
-    """
+    """A machine that runs commands. ``run`` is thread-safe."""
 
     name: str
 
@@ -121,99 +122,96 @@ class Host(ABC):
         timeout: float | None = 60,
         on_line: OnLine | None = None,
     ) -> Result:
-        """Run ``argv`` and wait for its end.
+        """Run ``argv`` and wait for it to end.
 
         Args:
-            input: bytes for its standard input; without them it reads an empty one.
-            ok: the exit statuses that are fine; ``None`` takes any.
-            timeout: seconds until the command and all it started are ended; ``None`` waits.
-            on_line: called with each line of standard output as it comes.
+            input: bytes for its standard input; empty by default.
+            ok: accepted exit statuses; ``None`` accepts any.
+            timeout: seconds until the command's process group is terminated; ``None`` for no limit.
+            on_line: called with each line of standard output as it arrives.
 
         Raises:
             CommandError: the status is not in ``ok``.
-            CommandTimeout: it did not end in time.
-            Unreachable: the host did not answer.
+            CommandTimeout: the time limit was exceeded.
+            Unreachable: the host did not respond.
         """
 
     @abstractmethod
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        """Copy ``source`` to ``path`` on the host: written beside it, flushed to disk, renamed.
+        """Copy ``source`` to ``path`` on the host: write a temporary file beside it, fsync, rename.
 
         Raises:
-            SmsError: the size of ``source`` cannot be known.
-            CommandError: it could not be written, or not all of it arrived; ``path`` is as it was.
+            SmsError: ``source`` is not seekable.
+            CommandError: the write failed or was incomplete; ``path`` is unchanged.
             Unreachable: the connection broke.
         """
 
     @abstractmethod
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
-        """Copy the bytes of ``path`` on the host to ``sink``."""
+        """Copy ``path`` on the host to ``sink``."""
 
     @abstractmethod
     def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:
-        """Run ``argv`` for as long as the context lasts; give the first line it prints.
+        """Run ``argv`` for the duration of the context; yield the first line it prints.
 
         The command must print one line when it is ready, and end when its standard input
         closes, which also happens when this process or the connection dies.
 
         Raises:
-            CommandError: it ended before it printed a line.
-            CommandTimeout: it did not print one in time.
-            Unreachable: the host did not answer.
+            CommandError: the command ended before it printed a line.
+            CommandTimeout: the command printed no line in time.
+            Unreachable: the host did not respond.
         """
 
     @abstractmethod
     def stream(self, *argv: str, on_line: OnLine | None = None) -> AbstractContextManager[Stream]:
-        """Run ``argv`` with its input and its output in the caller's hands, for GBs both ways, without a time limit.
+        """Run ``argv`` and let the caller stream its input and output, without a time limit.
 
-        Left before its ``result``, by an error or Ctrl-C, the command is ended with all it started.
+        On exit before ``result``, by an error or Ctrl-C, the command's process group is terminated.
 
         Args:
-            on_line: called with each line of standard error as it comes, by another thread.
+            on_line: called with each line of standard error as it arrives, from another thread.
 
         Raises:
-            Unreachable: the host did not answer.
+            Unreachable: the host did not respond.
         """
 
     @abstractmethod
     def interact(self, *argv: str) -> int:
-        """Run ``argv`` on the user's terminal and give its exit status."""
+        """Run ``argv`` on the user's terminal and return its exit status."""
 
     def works(self, *argv: str) -> bool:
-        """Whether ``argv`` runs and ends with status 0."""
+        """Return whether ``argv`` ends with status 0."""
         return self.run(*argv, ok=None).status == 0
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of a small file, or None where there is none."""
+        """Return the content of a small file, or None if it does not exist."""
         result = self.run("sh", "-c", '[ -e "$1" ] || exit 44; exec cat -- "$1"', "read", path, ok=(0, 44))
         return None if result.status == 44 else result.stdout
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
-        """Make ``path`` hold ``data`` with ``mode``; say whether anything had to change.
-
-        Written beside it, flushed and renamed, so that a reader sees the old file or the new one.
-        """
+        """Write ``data`` to ``path`` with ``mode``, atomically; return whether anything changed."""
         state = self.run("sh", "-c", '[ -f "$1" ] && stat -c %a "$1" && exec cat -- "$1"', "state", path, ok=None)
         if state.status == 0 and state.stdout == f"{mode:o}\n".encode() + data:
             return False
-        argv = ("sh", "-c", WRITE_BESIDE, "write", path, f"{mode:o}", str(len(data)))
+        argv = ("sh", "-c", WRITE_ATOMIC, "write", path, f"{mode:o}", str(len(data)))
         result = self.run(*argv, input=data, ok=None)
         check_written(self.name, path, result.status, result.stderr)
         return True
 
     def remove(self, path: str) -> None:
-        """Remove one file, if it is there. Never a folder."""
+        """Remove one file, if it exists. Never a folder."""
         self.run("rm", "-f", "--", path)
 
     @contextmanager
     def lock(self, path: str, *, wait_s: float = 0) -> Iterator[None]:
-        """Hold an exclusive lock on ``path``; it is let go when this process dies, however.
+        """Hold an exclusive lock on ``path``; it is released when this process dies for any reason.
 
         Args:
-            wait_s: seconds to wait for another run that holds it.
+            wait_s: seconds to wait for another holder.
 
         Raises:
-            CommandError: another run holds it.
+            CommandError: another process holds the lock.
         """
         script = 'mkdir -p "$(dirname "$1")" && exec flock -w "$2" -E 75 "$1" sh -c "echo held; exec cat >/dev/null"'
         with self.hold("sh", "-c", script, "lock", path, f"{wait_s:g}", timeout=30 + wait_s):

@@ -1,4 +1,4 @@
-"""A host for unit tests: answers from a table and writes down what it was asked."""
+"""A host for unit tests: looks results up in a table and records the commands."""
 
 from __future__ import annotations
 
@@ -6,30 +6,40 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from appliance.host.base import BLOCK, SHORT, CommandError, Host, OnLine, Progress, Result, check_written, count_bytes
-from appliance.host.stream import Ears, Stream
+from appliance.host.base import (
+    BLOCK,
+    SIZE_MISMATCH,
+    CommandError,
+    Host,
+    OnLine,
+    Progress,
+    Result,
+    check_written,
+    count_bytes,
+)
+from appliance.host.stream import LineReader, Stream
 
 Answer = tuple[int, str] | Callable[[tuple[str, ...], bytes | None], tuple[int, str]]
 
 
 class FakeStream(Stream):
-    """Answers all at once when it is first read, from what was written until then."""
+    """Computes its whole output at the first read, from the input written so far."""
 
-    def __init__(self, host: str, argv: tuple[str, ...], answer: Callable[[bytes], Result], ears: Ears) -> None:
+    def __init__(self, host: str, argv: tuple[str, ...], answer: Callable[[bytes], Result], stderr: LineReader) -> None:
         self.host = host
         self.argv = argv
         self.answer = answer
-        self.ears = ears
+        self.stderr = stderr
         self.given = b""
         self._result: Result | None = None
         self._out = b""
 
-    def _answered(self) -> Result:
+    def _complete(self) -> Result:
         if self._result is None:
             self._result = self.answer(self.given)
             self._out = self._result.stdout
-            self.ears.hear(self._result.stderr)
-            self.ears.hear(b"")
+            self.stderr.feed(self._result.stderr)
+            self.stderr.feed(b"")
         return self._result
 
     def write(self, data: bytes | memoryview) -> int:
@@ -40,22 +50,22 @@ class FakeStream(Stream):
         pass
 
     def read(self, size: int = BLOCK) -> bytes:
-        self._answered()
+        self._complete()
         block, self._out = self._out[:size], self._out[size:]
         return block
 
     def result(self, *, ok: Container[int] | None = (0,)) -> Result:
-        found = self._answered()
-        result = Result(self.host, self.argv, found.status, b"", self.ears.said)
+        complete = self._complete()
+        result = Result(self.host, self.argv, complete.status, b"", self.stderr.tail)
         if ok is not None and result.status not in ok:
             raise CommandError(result)
         return result
 
 
 class Fake(Host):
-    """``answers`` maps the beginning of an argv to its status and output; the longest match wins.
+    """``answers`` maps argv prefixes to status and output; the longest match wins.
 
-    An argv without an answer is an error of the test, not an empty success.
+    An argv without an entry is an error of the test, not an empty success.
     """
 
     def __init__(self, answers: Mapping[tuple[str, ...], Answer], *, name: str = "fake") -> None:
@@ -100,7 +110,7 @@ class Fake(Host):
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         size = count_bytes(source)
         data = source.read()
-        check_written(self.name, path, 0 if len(data) == size else SHORT, b"")
+        check_written(self.name, path, 0 if len(data) == size else SIZE_MISMATCH, b"")
         self.files[path] = data
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
@@ -113,7 +123,7 @@ class Fake(Host):
 
     @contextmanager
     def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
-        yield FakeStream(self.name, argv, lambda given: self._answer(argv, given), Ears(on_line))
+        yield FakeStream(self.name, argv, lambda given: self._answer(argv, given), LineReader(on_line))
 
     def interact(self, *argv: str) -> int:
         return self.run(*argv, ok=None).status

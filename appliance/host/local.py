@@ -18,7 +18,7 @@ from typing import BinaryIO
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
-    WRITE_BESIDE,
+    WRITE_ATOMIC,
     CommandError,
     CommandTimeout,
     Host,
@@ -28,68 +28,70 @@ from appliance.host.base import (
     check_written,
     count_bytes,
 )
-from appliance.host.stream import LATE_S, Ears, Stream
+from appliance.host.stream import LATE_S, LineReader, Stream
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-"""What commands see besides the caller's own environment: messages that can be read back."""
+"""Variables set in addition to the caller's environment: untranslated messages and a full PATH."""
 
 CONTAINER_TOOLS = ("APPTAINER_", "SINGULARITY_")
 PIPE_BYTES = 1 << 20
-"""What a pipe of a stream holds, so that both sides work at the same time."""
-KEPT = {tool + what for tool in CONTAINER_TOOLS for what in ("TMPDIR", "CACHEDIR")}
+"""Pipe capacity of a stream: large enough that both sides work at the same time."""
+KEPT = {tool + suffix for tool in CONTAINER_TOOLS for suffix in ("TMPDIR", "CACHEDIR")}
 
 
 def inherited() -> dict[str, str]:
-    """The caller's environment without what sites export for their users' containers, such as APPTAINER_BIND."""
+    """Return the caller's environment without container settings such as APPTAINER_BIND that sites export to users."""
     return {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(CONTAINER_TOOLS)}
 
 
 @dataclass
 class Running:
-    """A command under way. Read ``out``, its standard output, to the end; then ask for its ``result``."""
+    """A running command. Read ``out``, its standard output, to the end; then call ``result``."""
 
     process: subprocess.Popen[bytes]
     out: int
-    said: BinaryIO
+    stderr: BinaryIO
     host: str
     argv: tuple[str, ...]
     stopped: bool = False
 
     def stop(self) -> None:
-        """End it as Ctrl-C on a terminal does; asked again, for good. ``out`` comes to its end then."""
+        """Send SIGINT; SIGKILL at the second call. ``out`` then reaches its end."""
         signum, self.stopped = signal.SIGKILL if self.stopped else signal.SIGINT, True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
 
     def result(self) -> Result:
-        """Wait for its end. ``stdout`` is empty: it has been read."""
+        """Wait for the command to end. ``stdout`` is empty: it has been read."""
         status = self.process.wait()
-        self.said.seek(0)
-        return Result(self.host, self.argv, status, b"", self.said.read())
+        self.stderr.seek(0)
+        return Result(self.host, self.argv, status, b"", self.stderr.read())
 
 
 class LocalStream(Stream):
-    """A child of this process, in a session of its own."""
+    """A child process in its own session."""
 
-    def __init__(self, host: str, argv: tuple[str, ...], process: subprocess.Popen[bytes], errors: int, ears: Ears):
+    def __init__(
+        self, host: str, argv: tuple[str, ...], process: subprocess.Popen[bytes], errors: int, stderr: LineReader
+    ):
         self.host = host
         self.argv = argv
         self.process = process
-        self.ears = ears
+        self.stderr = stderr
         assert process.stdin and process.stdout
         self._in: int | None = process.stdin.fileno()
         self._out = process.stdout.fileno()
         for descriptor in (self._in, self._out):
-            with contextlib.suppress(OSError):  # more than a user may have
+            with contextlib.suppress(OSError):  # exceeds the limit of an unprivileged user
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._thread = threading.Thread(target=self._hear, args=(errors,), daemon=True)
+        self._thread = threading.Thread(target=self._read_stderr, args=(errors,), daemon=True)
         self._thread.start()
 
-    def _hear(self, errors: int) -> None:
+    def _read_stderr(self, errors: int) -> None:
         with open(errors, "rb", 0) as stream:
             while block := stream.read(BLOCK):
-                self.ears.hear(block)
-        self.ears.hear(b"")
+                self.stderr.feed(block)
+        self.stderr.feed(b"")
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
@@ -98,11 +100,11 @@ class LocalStream(Stream):
                 assert self._in is not None, "its input is closed"
                 view = view[os.write(self._in, view) :]
             except BrokenPipeError:
-                raise self._went() from None
+                raise self._ended_early() from None
         return len(data)
 
-    def _went(self) -> CommandError:
-        return CommandError(self.result(ok=None), hint="it ended before it had read all")
+    def _ended_early(self) -> CommandError:
+        return CommandError(self.result(ok=None), hint="the command ended before it had read all its input")
 
     def end(self) -> None:
         if self._in is not None:
@@ -120,13 +122,13 @@ class LocalStream(Stream):
             pass
         status = self.process.wait()
         self._thread.join(LATE_S)
-        result = Result(self.host, self.argv, status, b"", self.ears.said)
+        result = Result(self.host, self.argv, status, b"", self.stderr.tail)
         if ok is not None and status not in ok:
             raise CommandError(result)
         return result
 
     def close(self) -> None:
-        """End it, if it has not ended, and let go of its pipes."""
+        """Terminate the command if it still runs, and close its pipes."""
         if self.process.poll() is None:
             _end_group(self.process)
         self.end()
@@ -136,7 +138,7 @@ class LocalStream(Stream):
 
 
 class Local(Host):
-    """Commands run as children of this process, each in a session of its own."""
+    """Commands run as child processes, each in its own session."""
 
     def __init__(self, name: str = "localhost", prefix: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -174,9 +176,11 @@ class Local(Host):
             else:
                 stdout, stderr = _communicate_lines(process, input, timeout, on_line)
         except subprocess.TimeoutExpired:
-            said = _end_group(process)
-            result = Result(self.name, argv, -signal.SIGKILL, b"", said)
-            raise CommandTimeout(result, hint=f"it did not end within {timeout:g} s and was ended") from None
+            stderr = _end_group(process)
+            result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
+            raise CommandTimeout(
+                result, hint=f"the command did not end within {timeout:g} s and was terminated"
+            ) from None
         except BaseException:
             _end_group(process)
             raise
@@ -187,7 +191,7 @@ class Local(Host):
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         size = count_bytes(source)
-        process = self._spawn(("sh", "-c", WRITE_BESIDE, "send", path, f"{mode:o}", str(size)), subprocess.PIPE)
+        process = self._spawn(("sh", "-c", WRITE_ATOMIC, "send", path, f"{mode:o}", str(size)), subprocess.PIPE)
         assert process.stdin
         done = 0
         try:
@@ -195,7 +199,7 @@ class Local(Host):
                 try:
                     process.stdin.write(block)
                 except BrokenPipeError:
-                    break  # its own words are below
+                    break  # the cause is in its standard error
                 done += len(block)
                 if progress:
                     progress(done)
@@ -235,7 +239,9 @@ class Local(Host):
                 _, stderr = process.communicate()
                 if expired.is_set():
                     result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
-                    raise CommandTimeout(result, hint=f"it was not ready within {timeout:g} s and was ended")
+                    raise CommandTimeout(
+                        result, hint=f"the command was not ready within {timeout:g} s and was terminated"
+                    )
                 raise CommandError(Result(self.name, argv, process.returncode, b"", stderr))
             watchdog.cancel()
             yield line.decode(errors="replace").rstrip("\n")
@@ -253,27 +259,27 @@ class Local(Host):
 
     @contextmanager
     def running(self, *argv: str) -> Iterator[Running]:
-        """Run ``argv`` and give its standard output to read while it runs; it ends with the context."""
-        with tempfile.TemporaryFile() as said:  # not a pipe, which fills up while nobody reads it
-            process = self._spawn(argv, subprocess.DEVNULL, said)
+        """Run ``argv`` and let the caller read its standard output; terminate it when the context ends."""
+        with tempfile.TemporaryFile() as stderr:  # not a pipe: an unread pipe fills up and blocks
+            process = self._spawn(argv, subprocess.DEVNULL, stderr)
             assert process.stdout
             with process.stdout:
                 try:
-                    yield Running(process, process.stdout.fileno(), said, self.name, argv)
+                    yield Running(process, process.stdout.fileno(), stderr, self.name, argv)
                 finally:
                     if process.poll() is None:
                         _end_group(process)
 
     @contextmanager
     def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
-        errors, theirs = os.pipe2(os.O_CLOEXEC)
+        errors, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            with open(theirs, "wb", 0) as far:  # noqa: PTH123 - a descriptor
-                process = self._spawn(argv, subprocess.PIPE, far)
+            with open(write_end, "wb", 0) as stderr:  # noqa: PTH123 - a descriptor
+                process = self._spawn(argv, subprocess.PIPE, stderr)
         except BaseException:
             os.close(errors)
             raise
-        stream = LocalStream(self.name, argv, process, errors, Ears(on_line))
+        stream = LocalStream(self.name, argv, process, errors, LineReader(on_line))
         try:
             yield stream
         finally:
@@ -286,7 +292,7 @@ class Local(Host):
 def _communicate_lines(
     process: subprocess.Popen[bytes], input: bytes | None, timeout: float | None, on_line: OnLine
 ) -> tuple[bytes, bytes]:
-    """Like ``communicate``, handing over each line of standard output as it comes."""
+    """Like ``communicate``, but call ``on_line`` with each line of standard output as it arrives."""
     errors: list[bytes] = []
     lines: list[bytes] = []
 
@@ -332,12 +338,12 @@ def _expire(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> bytes:
-    """End the process and all it started, wait for it, and give what it had said on stderr."""
+    """Terminate the process group, wait for it, and return the process's standard error."""
     for signum, grace in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signum)
         deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and _lives(process, with_group=signum == signal.SIGTERM):
+        while time.monotonic() < deadline and _is_alive(process, with_group=signum == signal.SIGTERM):
             time.sleep(0.02)
     try:
         return process.communicate(timeout=1)[1] or b""
@@ -345,8 +351,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> bytes:
         return b""
 
 
-def _lives(process: subprocess.Popen[bytes], *, with_group: bool) -> bool:
-    """Whether the process, or any of its group, has not ended."""
+def _is_alive(process: subprocess.Popen[bytes], *, with_group: bool) -> bool:
+    """Return whether the process, or any member of its group, is still running."""
     if process.poll() is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""A host of the one-machine lab: a process tree with its own network, mounts, name and pids."""
+"""A host of the one-machine lab: a process tree with its own network, mount, UTS and PID namespaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from appliance.host.local import Local
 
 
 class Netns(Local):
-    """Commands enter all namespaces of the host whose first process is ``pid``.
+    """Commands enter all namespaces of process ``pid``, the init process of the lab host.
 
     Not ``ip netns exec``: it remounts /sys and hides the cgroups, and slurmd refuses to start.
     """

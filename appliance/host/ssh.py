@@ -1,4 +1,4 @@
-"""A host over SSH. Its key must be known; nothing is asked, nothing is accepted on trust."""
+"""A host over SSH. Its host key must be known; there are no prompts, and no key is accepted on first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
-    WRITE_BESIDE,
+    WRITE_ATOMIC,
     CommandError,
     CommandTimeout,
     Host,
@@ -35,34 +35,34 @@ from appliance.host.base import (
     check_written,
     count_bytes,
 )
-from appliance.host.stream import KILL_S, LATE_S, TERM_S, Ears, Stream
+from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
 
-# It writes tracebacks of its threads to standard error where nobody has set up logging.
+# Without a handler paramiko's threads write tracebacks to standard error.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 TIMED_OUT = 124
 """Exit status of timeout(1) when it ended the command."""
 SIGNALLED = -1
-"""Status of a command that a signal ended: paramiko does not tell which one."""
+"""Status of a command that a signal ended; paramiko does not report which one."""
 KILLED = (TIMED_OUT, SIGNALLED, 128 + signal.SIGKILL)
-"""What a command can end with once its time is over: the last resort of timeout(1) ends itself, too."""
+"""Statuses after a timeout: with --kill-after, timeout(1) also kills itself."""
 KILL_AFTER_S = 5
 GRACE_S = 15
-"""How much later than the far side this one gives up."""
+"""Seconds that the local timeout exceeds the remote one."""
 STALLED_S = 120
-"""Seconds without one byte moved until a copy is given up."""
+"""Seconds without progress until a copy is aborted."""
 GONE_MS = 60_000
-"""How long the far side's kernel may leave what was sent unacknowledged, the keepalives included."""
+"""TCP_USER_TIMEOUT: how long sent data, keepalives included, may stay unacknowledged."""
 WINDOW_BYTES = 1 << 24
-"""What the far side of a stream may send before we have read it: with paramiko's own 2 MiB it waits for us often."""
+"""Receive window of a stream. Paramiko's default of 2 MiB often stalls the sender."""
 PACKET_BYTES = 1 << 15
-"""What a channel sends at a time (OpenSSH's limit)."""
-TELL_PID = 'echo "sms-pid:$$" >&2; exec "$@"'
-"""Shell: a command that says its process id on standard error before all else."""
+"""Maximum packet size (OpenSSH's limit)."""
+PRINT_PID = 'echo "sms-pid:$$" >&2; exec "$@"'
+"""Shell script: print the process ID on standard error, then exec the command."""
 PID_LINE = re.compile(rb"(?:^|\n)sms-pid:([0-9]{1,10})\n")
-"""What ``TELL_PID`` says. Before it may come words of sudo (`unable to resolve host`), or of a shell's start files."""
-LATEST_PID = 1 << 16
-"""Bytes of such words, after which no process id is waited for."""
+"""Output of ``PRINT_PID``. Messages of sudo (`unable to resolve host`) or of shell start-up files may precede it."""
+PID_SEARCH_BYTES = 1 << 16
+"""Bytes of standard error that are searched for the process ID."""
 END_GROUP = """\
 group=$(ps -o pgid= -p "$1" | tr -d " ") && [ -n "$group" ] || exit 0
 for name in TERM KILL; do
@@ -71,23 +71,23 @@ for name in TERM KILL; do
     shift
 done
 """
-"""Shell: SIGTERM to the group of process $1; SIGKILL to what is left after $2 tenths of a second, which has $3."""
-OF_INPUT = (MSG_CHANNEL_DATA, MSG_CHANNEL_EOF)
-BROKEN = (OSError, EOFError, paramiko.SSHException)
-AGAIN = "run the command again"
+"""Shell script: SIGTERM to the group of process $1, $2 tenths of a second later SIGKILL, then wait $3 tenths."""
+INPUT_MESSAGES = (MSG_CHANNEL_DATA, MSG_CHANNEL_EOF)
+CONNECTION_ERRORS = (OSError, EOFError, paramiko.SSHException)
+RETRY_HINT = "run the command again"
 
 
 class Transport(paramiko.Transport):
-    """paramiko's, which can send the end of a command's input, or more of it, after it has closed the channel.
+    """Paramiko's transport without a race: it drops input, and the end of input, for channels already closed.
 
-    It answers the close of a command that has ended in a thread of its own. sshd ends the whole connection for what
-    comes later: `ieof packet referred to nonexistent channel`.
+    Paramiko's reader thread answers a channel close while another thread may still send input. sshd then ends the
+    whole connection with `ieof packet referred to nonexistent channel`.
     """
 
     def _send_message(self, data: paramiko.Message) -> None:
-        # One message at a time comes here, and a channel counts as closed before its close does.
+        # Calls are serialized, and a channel is marked closed before its close message is sent.
         raw = data.asbytes()
-        if raw[0] in OF_INPUT:
+        if raw[0] in INPUT_MESSAGES:
             number = int.from_bytes(raw[1:5], "big")
             channels = self._channels.values()  # type: ignore[attr-defined]
             if not any(one.remote_chanid == number and not one.closed for one in channels):
@@ -96,7 +96,7 @@ class Transport(paramiko.Transport):
 
 
 def _make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
-    """A connection that asks for AES-GCM first, where paramiko has it: twice the bytes a second of its own choice."""
+    """Return a transport that prefers AES-GCM, if available: twice the throughput of paramiko's default."""
     transport = Transport(sock, **options)
     choice = transport.get_security_options()
     choice.ciphers = tuple(sorted(choice.ciphers, key=lambda name: "gcm" not in name))
@@ -104,44 +104,44 @@ def _make_transport(sock: Any, /, **options: Any) -> paramiko.Transport:
 
 
 class SshStream(Stream):
-    """A command behind a channel of its own."""
+    """A command in its own channel."""
 
-    def __init__(self, host: Ssh, channel: paramiko.Channel, argv: tuple[str, ...], ears: Ears) -> None:
+    def __init__(self, host: Ssh, channel: paramiko.Channel, argv: tuple[str, ...], stderr: LineReader) -> None:
         self.host = host
         self.channel = channel
         self.argv = argv
-        self.ears = ears
+        self.stderr = stderr
         self.pid = ""
-        self._begun = threading.Event()
-        self._told = False
+        self._started = threading.Event()
+        self._finished = False
         channel.settimeout(STALLED_S)
-        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread = threading.Thread(target=self._read_stderr, daemon=True)
         self._thread.start()
 
-    def _hear(self) -> None:
+    def _read_stderr(self) -> None:
         first: bytes | None = b""
-        with contextlib.suppress(*BROKEN):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             while True:
                 try:
-                    block = heard = self.channel.recv_stderr(BLOCK)
+                    block = output = self.channel.recv_stderr(BLOCK)
                 except TimeoutError:
-                    continue  # it has nothing to say
+                    continue  # no output yet
                 if first is not None:
                     first += block
                     found = PID_LINE.search(first)
-                    if block and not found and len(first) < LATEST_PID:
+                    if block and not found and len(first) < PID_SEARCH_BYTES:
                         continue
                     if found:
                         self.pid = found[1].decode()
                         first = first[: found.start()] + (b"\n" if found.start() else b"") + first[found.end() :]
-                    heard, first = first, None
-                    self._begun.set()
-                if heard:
-                    self.ears.hear(heard)
+                    output, first = first, None
+                    self._started.set()
+                if output:
+                    self.stderr.feed(output)
                 if not block:
                     break
-        self._begun.set()
-        self.ears.hear(b"")
+        self._started.set()
+        self.stderr.feed(b"")
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
@@ -149,20 +149,22 @@ class SshStream(Stream):
             try:
                 view = view[self.channel.send(bytes(view[:PACKET_BYTES])) :]
             except TimeoutError as error:
-                self._still_there(error)
-            except BROKEN:
-                # It ended, or the connection did: its status tells.
-                raise CommandError(self.result(ok=None), hint="it ended before it had read all") from None
+                self._check_responsive(error)
+            except CONNECTION_ERRORS:
+                # The command ended, or the connection broke: the status shows which.
+                raise CommandError(
+                    self.result(ok=None), hint="the command ended before it had read all its input"
+                ) from None
         return len(data)
 
-    def _still_there(self, error: TimeoutError) -> None:
-        """Nothing moved for long: a slow command may go on, a silent host may not."""
+    def _check_responsive(self, error: TimeoutError) -> None:
+        """Raise Unreachable if the host does not respond; return if only the command is slow."""
         why = self.host._silent(self.channel, self.argv, STALLED_S)
         if isinstance(why, Unreachable):
             raise why from error
 
     def end(self) -> None:
-        with contextlib.suppress(*BROKEN):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             self.channel.shutdown_write()
 
     def read(self, size: int = BLOCK) -> bytes:
@@ -170,12 +172,12 @@ class SshStream(Stream):
             try:
                 block = self.channel.recv(size)
             except TimeoutError as error:
-                self._still_there(error)
+                self._check_responsive(error)
                 continue
-            except BROKEN as error:
+            except CONNECTION_ERRORS as error:
                 raise self.host._broken(self.argv, error) from error
             if not block and not self.channel.eof_received:
-                # A connection that broke looks like an end as well.
+                # A broken connection looks like the end of the output.
                 self.channel.get_transport().join(0.2)
                 if not self.channel.get_transport().is_active():
                     raise self.host._broken(self.argv)
@@ -186,7 +188,7 @@ class SshStream(Stream):
             try:
                 return self.host._status(self.channel, self.argv)
             except CommandTimeout:
-                continue  # the host answers: the command takes its time
+                continue  # the host responds: the command is slow
 
     def result(self, *, ok: Container[int] | None = (0,)) -> Result:
         self.end()
@@ -194,29 +196,29 @@ class SshStream(Stream):
             pass
         status = self._status()
         self._thread.join(LATE_S)
-        self._told = True
-        result = Result(self.host.name, self.argv, status, b"", self.ears.said)
+        self._finished = True
+        result = Result(self.host.name, self.argv, status, b"", self.stderr.tail)
         if ok is not None and status not in ok:
             raise CommandError(result)
         return result
 
     def close(self) -> None:
-        """End it, if it has not ended.
+        """Terminate the command if it still runs.
 
-        sshd tells a command without a terminal nothing when its channel closes: one that neither reads nor
-        writes would go on.
+        sshd does not signal a command without a terminal when its channel closes: one that neither reads nor
+        writes would keep running.
         """
-        if self._told or self.channel.status_event.is_set():
+        if self._finished or self.channel.status_event.is_set():
             return
         self.end()
-        self._begun.wait(LATE_S)  # left at once, its process id is still on the way
+        self._started.wait(LATE_S)  # the process ID may not have arrived yet
         if self.pid:
             tenths = (f"{grace * 10:.0f}" for grace in (TERM_S, KILL_S))
             self.host.run("sh", "-c", END_GROUP, "end", self.pid, *tenths, ok=None, timeout=30)
 
 
 class Ssh(Host):
-    """Commands run over one SSH connection, each in a channel of its own."""
+    """Commands run over one SSH connection, each in its own channel."""
 
     def __init__(
         self,
@@ -238,7 +240,7 @@ class Ssh(Host):
         self._connecting = threading.Lock()
 
     def _transport(self) -> paramiko.Transport:
-        """The open connection; made anew where it broke."""
+        """Return the open connection; reconnect if it broke."""
         with self._connecting:
             return self._connected()
 
@@ -258,7 +260,7 @@ class Ssh(Host):
             client.close()
             raise
         transport.set_keepalive(5)
-        # Keepalives wait for no answer; without this a host that lost its power is noticed after a quarter of an hour.
+        # Keepalives wait for no reply; without this a power failure of the host is noticed only after 15 minutes.
         if isinstance(transport.sock, socket.socket):
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
         self._client = client
@@ -283,79 +285,83 @@ class Ssh(Host):
             )
         except paramiko.BadHostKeyException as error:
             raise Unreachable(
-                f"{self.name}: {where} shows another host key than the known one",
-                hint="someone may be in between; if the host was reinstalled, update the known_hosts file",
+                f"{self.name}: {where}: host key does not match known_hosts",
+                hint="possible man-in-the-middle attack; if the host was reinstalled, update the known_hosts file",
             ) from error
         except paramiko.AuthenticationException as error:
             if "timeout" in str(error).lower():
                 raise Stuck(f"{self.name}: {where}: {error}", hint="is it overloaded?") from error
             raise Unreachable(
-                f"{self.name}: {where} refuses the login: {error}", hint="check the user and the key"
+                f"{self.name}: {where}: authentication failed: {error}", hint="check the user and the key"
             ) from error
-        except BROKEN as error:
+        except CONNECTION_ERRORS as error:
             unknown = "not found in known_hosts" in str(error)
             if not isinstance(error, OSError) and not unknown:
-                raise Stuck(f"{self.name}: {where}: {error}", hint="is it overloaded, or sshd at its limit?") from error
+                raise Stuck(
+                    f"{self.name}: {where}: {error}", hint="is it overloaded, or has sshd reached MaxStartups?"
+                ) from error
             hint = (
                 f"compare its fingerprint on the host, then: ssh-keyscan -p {self.port} {self.address}"
                 if unknown
                 else "is the host up, and sshd running?"
             )
-            said = str(error).removeprefix("[Errno None] ")  # paramiko's, of several refusals at once
-            raise Unreachable(f"{self.name}: {where}: {said}", hint=hint) from error
+            reason = str(error).removeprefix("[Errno None] ")  # paramiko's prefix when several addresses failed
+            raise Unreachable(f"{self.name}: {where}: {reason}", hint=hint) from error
 
     @contextmanager
     def _start(self, argv: tuple[str, ...], *, window: int | None = None) -> Iterator[paramiko.Channel]:
-        """A channel that ``argv`` runs behind, closed in the end however that comes."""
+        """Run ``argv`` in a new channel, which is closed when the context ends."""
         sudo = () if self.user == "root" else ("sudo", "-n", "--")
         transport = self._transport()
         try:
             channel = transport.open_session(window_size=window, timeout=10)
         except paramiko.ChannelException as error:
-            raise Unreachable(f"{self.name}: it takes no further session: {error}", hint=AGAIN) from error
-        except BROKEN as error:
+            raise Unreachable(f"{self.name}: session refused: {error}", hint=RETRY_HINT) from error
+        except CONNECTION_ERRORS as error:
             transport.close()
             raise self._broken(argv, error) from error
         try:
             try:
                 channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
-            except BROKEN as error:
+            except CONNECTION_ERRORS as error:
                 raise self._broken(argv, error) from error
             yield channel
         finally:
-            with contextlib.suppress(*BROKEN):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 channel.close()
 
     def _broken(self, argv: tuple[str, ...], error: BaseException | None = None) -> Unreachable:
-        """What to raise; with the reason, where the connection's own thread or ``error`` has one."""
+        """Return the error to raise, with the reason if the transport or ``error`` has one."""
         transport = self._client.get_transport() if self._client else None
         why = str((transport and transport.get_exception()) or error or "")
         command = shlex.join(argv)[:200]
-        return Unreachable(f"{self.name}: the connection broke during `{command}`{why and f': {why}'}", hint=AGAIN)
+        return Unreachable(f"{self.name}: the connection broke during `{command}`{why and f': {why}'}", hint=RETRY_HINT)
 
     def _silent(self, channel: paramiko.Channel, argv: tuple[str, ...], waited: float) -> SmsError:
-        """What to raise when nothing came in time: the command hangs, or the host does not answer."""
+        """Return the error to raise when nothing arrived in time: the command hangs, or the host does not respond."""
         transport = channel.get_transport()
         try:
             transport.open_session(timeout=5).close()
         except paramiko.ChannelException:
-            pass  # even a refusal is an answer
-        except BROKEN:
+            pass  # even a refusal is a response
+        except CONNECTION_ERRORS:
             transport.close()
-            return Unreachable(f"{self.name} does not answer", hint="is it up? Then run the command again")
-        hint = f"nothing came from it within {waited:g} s"
+            return Unreachable(
+                f"{self.name} does not answer", hint="check that the host is up, then run the command again"
+            )
+        hint = f"no output within {waited:g} s"
         return CommandTimeout(Result(self.name, argv, TIMED_OUT, b"", b""), hint=hint)
 
     def _blocks(
         self, channel: paramiko.Channel, argv: tuple[str, ...], recv: Callable[[int], bytes]
     ) -> Iterator[bytes]:
-        """What comes from one output of the command until its end, or the connection's."""
+        """Yield blocks from one output of the command until it ends."""
         while True:
             try:
                 block = recv(BLOCK)
             except TimeoutError as error:
                 raise self._silent(channel, argv, channel.gettimeout() or 0) from error
-            except BROKEN as error:
+            except CONNECTION_ERRORS as error:
                 raise self._broken(argv, error) from error
             if not block:
                 return
@@ -369,16 +375,16 @@ class Ssh(Host):
         timeout: float | None = 60,
         on_line: OnLine | None = None,
     ) -> Result:
-        # Closing a channel does not end what runs behind it: the far side keeps the time itself.
+        # Closing a channel does not end its command: the remote side enforces the time limit.
         timed = ("timeout", f"--kill-after={KILL_AFTER_S}", f"{timeout:g}", *argv) if timeout else argv
-        began = time.monotonic()
+        start = time.monotonic()
         with self._start(timed) as channel:
             channel.settimeout(timeout + KILL_AFTER_S + GRACE_S if timeout else None)
             stdout, stderr = self._read(channel, argv, input, on_line)
             status = self._status(channel, argv)
         result = Result(self.name, argv, status, stdout, stderr)
-        if timeout and status in KILLED and time.monotonic() - began >= timeout:
-            raise CommandTimeout(result, hint=f"it did not end within {timeout:g} s and was ended")
+        if timeout and status in KILLED and time.monotonic() - start >= timeout:
+            raise CommandTimeout(result, hint=f"the command did not end within {timeout:g} s and was terminated")
         if ok is not None and status not in ok:
             raise CommandError(result)
         return result
@@ -386,17 +392,17 @@ class Ssh(Host):
     def _read(
         self, channel: paramiko.Channel, argv: tuple[str, ...], input: bytes | None, on_line: OnLine | None
     ) -> tuple[bytes, bytes]:
-        """Read both outputs together: one after the other hangs once the other's window is full."""
+        """Read both outputs concurrently: reading one after the other blocks once the other's window is full."""
         outputs: list[bytes] = []
         errors: list[bytes] = []
 
         def read_errors() -> None:
-            with contextlib.suppress(*BROKEN):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 while block := channel.recv_stderr(BLOCK):
                     errors.append(block)
 
         def feed() -> None:
-            with contextlib.suppress(*BROKEN):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 if input:
                     channel.sendall(input)
                 channel.shutdown_write()
@@ -418,17 +424,17 @@ class Ssh(Host):
         return b"".join(outputs), b"".join(errors)
 
     def _status(self, channel: paramiko.Channel, argv: tuple[str, ...]) -> int:
-        """Exit status of the command, or ``SIGNALLED``.
+        """Return the exit status of the command, or ``SIGNALLED``.
 
         Raises:
-            Unreachable: the connection broke, and nobody knows.
+            Unreachable: the connection broke, so the status is unknown.
         """
         timeout = channel.gettimeout()
         if not channel.status_event.wait(timeout):
             raise self._silent(channel, argv, timeout or 0)
         status = channel.recv_exit_status()
         if status == SIGNALLED or not channel.eof_received:
-            # A dying transport closes its channels just before it says that it is dead.
+            # A dying transport closes its channels just before it becomes inactive.
             transport = channel.get_transport()
             transport.join(0.2)
             if not transport.is_active():
@@ -439,21 +445,21 @@ class Ssh(Host):
         size = count_bytes(source)
         argv = ("write", path)
         done = 0
-        # Left early, the channel is closed, and the far side refuses what it has by its size.
-        with self._start(("sh", "-c", WRITE_BESIDE, "send", path, f"{mode:o}", str(size))) as channel:
+        # On early exit the channel is closed, and the remote side rejects the incomplete data by its size.
+        with self._start(("sh", "-c", WRITE_ATOMIC, "send", path, f"{mode:o}", str(size))) as channel:
             channel.settimeout(STALLED_S)
             while block := source.read(BLOCK):
                 try:
                     channel.sendall(block)
                 except TimeoutError as error:
                     raise self._silent(channel, argv, STALLED_S) from error
-                except BROKEN:
-                    break  # it ended, or the connection did: its status tells
+                except CONNECTION_ERRORS:
+                    break  # the command ended, or the connection broke: the status shows which
                 done += len(block)
                 if progress:
                     progress(done)
-            channel.settimeout(None)  # flushing to a slow disk takes as long as it takes
-            with contextlib.suppress(*BROKEN):
+            channel.settimeout(None)  # flushing to a slow disk has no time limit
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 channel.shutdown_write()
             stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
             status = self._status(channel, argv)
@@ -478,30 +484,30 @@ class Ssh(Host):
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
         with self._start(argv) as channel:
             channel.settimeout(timeout)
-            said = b""
+            output = b""
             for block in self._blocks(channel, argv, channel.recv):
-                said += block
-                if b"\n" in said:
+                output += block
+                if b"\n" in output:
                     break
-            if not said:
+            if not output:
                 stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
                 raise CommandError(Result(self.name, argv, self._status(channel, argv), b"", stderr))
             channel.settimeout(None)
             try:
-                yield said.partition(b"\n")[0].decode(errors="replace")
+                yield output.partition(b"\n")[0].decode(errors="replace")
             finally:
-                with contextlib.suppress(*BROKEN):
+                with contextlib.suppress(*CONNECTION_ERRORS):
                     channel.shutdown_write()
                 channel.status_event.wait(5)
 
     @contextmanager
     def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
-        with self._start(("sh", "-c", TELL_PID, "stream", *argv), window=WINDOW_BYTES) as channel:
-            stream = SshStream(self, channel, argv, Ears(on_line))
+        with self._start(("sh", "-c", PRINT_PID, "stream", *argv), window=WINDOW_BYTES) as channel:
+            stream = SshStream(self, channel, argv, LineReader(on_line))
             try:
                 yield stream
             finally:
-                with contextlib.suppress(SmsError):  # there is a better reason for its end
+                with contextlib.suppress(SmsError):  # do not mask the original exception
                     stream.close()
 
     def interact(self, *argv: str) -> int:
@@ -511,13 +517,13 @@ class Ssh(Host):
         if self.key:
             options += ["-i", str(self.key)]
         sudo = [] if self.user == "root" else ["sudo", "-n", "--"]
-        # A terminal there only where there is one here: it would turn line ends and swallow stderr.
+        # Allocate a remote terminal only for a local one: it converts line ends and merges stderr into stdout.
         terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else ["-T"]
         command = ["ssh", *terminal, *options, f"{self.user}@{self.address}", shlex.join([*sudo, *argv])]
         return subprocess.run(command, check=False).returncode
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._client:
             self._client.close()
             self._client = None

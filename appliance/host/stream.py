@@ -1,4 +1,4 @@
-"""A command under way with both its ends in our hands: bytes flow in and out while it runs."""
+"""A running command whose standard input and output the caller streams."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from collections.abc import Container
 from appliance.host.base import BLOCK, CommandError, OnLine, Result
 
 KEPT_LINES = 100
-"""The last lines of standard error that a result has."""
+"""Number of trailing lines of standard error that a result contains."""
 TERM_S, KILL_S = 5.0, 5.0
-"""Seconds that a command gets to end when it is asked to, and when it is not asked any more."""
+"""Seconds to wait after SIGTERM, and after SIGKILL."""
 LATE_S = 5.0
-"""Seconds to wait for the last words of one that has ended: a child of its own may hold its standard error open."""
+"""Seconds to wait for standard error after the command ended: its child processes may hold it open."""
 
 
 class Stream(ABC):
-    """Its standard input and output are read and written here; what it says on standard error is heard by the line.
+    """A command's standard input and output as bytes; standard error is collected by line.
 
-    Reading and writing may be done by two threads at once, and must be, where the command answers more than a pipe
-    holds before it has read all. Whoever leaves the context before ``result`` ends the command.
+    Reading and writing may be done by two threads at once, and must be if the command writes more than a pipe
+    holds before it has read all its input. Leaving the context before ``result`` terminates the command.
     """
 
     @abstractmethod
     def write(self, data: bytes | memoryview) -> int:
-        """Give it all of ``data``; waits while it does not read.
+        """Write all of ``data``; block while the command does not read.
 
         Raises:
-            CommandError: it has ended.
+            CommandError: the command has ended.
             Unreachable: the connection broke.
         """
 
     @abstractmethod
     def end(self) -> None:
-        """Close its standard input."""
+        """Close the command's standard input."""
 
     @abstractmethod
     def read(self, size: int = BLOCK) -> bytes:
-        """Up to so many bytes, as soon as there are any; none at its end.
+        """Return up to ``size`` bytes as soon as any are available; empty at the end.
 
         Raises:
             Unreachable: the connection broke.
@@ -46,7 +46,7 @@ class Stream(ABC):
 
     @abstractmethod
     def result(self, *, ok: Container[int] | None = (0,)) -> Result:
-        """Close its input, leave what it still prints unread, wait for its end. ``stdout`` is empty.
+        """Close the input, discard the remaining output, wait for the command to end. ``stdout`` is empty.
 
         Raises:
             CommandError: the status is not in ``ok``.
@@ -54,32 +54,32 @@ class Stream(ABC):
         """
 
     def read_exactly(self, size: int) -> bytes:
-        """So many bytes.
+        """Return exactly ``size`` bytes.
 
         Raises:
-            CommandError: it ended before.
+            CommandError: the output ended before.
             Unreachable: the connection broke.
         """
         parts, missing = [], size
         while missing:
             block = self.read(min(missing, BLOCK))
             if not block:
-                raise CommandError(self.result(ok=None), hint=f"it ended {missing} bytes too early")
+                raise CommandError(self.result(ok=None), hint=f"the output ended {missing} bytes too early")
             parts.append(block)
             missing -= len(block)
         return b"".join(parts)
 
 
-class Ears:
-    """Hears a command's standard error by the line, and keeps the last ones."""
+class LineReader:
+    """Splits a byte stream into lines, passes them on and keeps the last ones."""
 
     def __init__(self, on_line: OnLine | None) -> None:
         self.on_line = on_line
         self.last: deque[str] = deque(maxlen=KEPT_LINES)
         self._rest = b""
 
-    def hear(self, block: bytes) -> None:
-        """The next bytes of it; none are its end."""
+    def feed(self, block: bytes) -> None:
+        """Add the next block; an empty one marks the end."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         if not block and self._rest:
             lines, self._rest = [self._rest], b""
@@ -92,6 +92,6 @@ class Ears:
             self.on_line(text)
 
     @property
-    def said(self) -> bytes:
-        """The last lines."""
+    def tail(self) -> bytes:
+        """The last ``KEPT_LINES`` lines."""
         return "\n".join(self.last).encode()

@@ -1,6 +1,6 @@
-"""A cluster on one machine, out of namespaces: every host with its own network, mounts, name and pids.
+"""A cluster on one machine, made of namespaces: every host has its own network, mounts, name and pids.
 
-``up`` makes one, ``Lab.open`` finds its hosts, ``down`` removes it.
+``up`` creates one, ``Lab.open`` opens it, ``down`` removes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from appliance.host.netns import Netns
 from appliance.lab.down import down
 from appliance.lab.journal import Journal, alive, read_journal
 from appliance.lab.layout import Layout
-from appliance.lab.metal import Metal, find_metal, look
+from appliance.lab.metal import Metal, find_metal, query_machines
 from appliance.lab.power import power_off, power_on
 from appliance.lab.up import put_up_cables, up, up_planned, wait_ready
 
@@ -29,16 +29,16 @@ class Lab:
 
     @classmethod
     def open(cls, name: str = "lab") -> Lab:
-        """The lab of this name.
+        """Open the lab of this name.
 
         Raises:
-            SmsError: there is none, or it is not whole.
+            SmsError: there is none, or a part of it is not running.
         """
         journal = read_journal(name)
         if not journal:
             raise SmsError(f"there is no lab {name}", hint=f"sms lab up --name {name}")
         if not alive(journal):
-            raise SmsError(f"lab {name} is not whole", hint=f"`sms lab up --name {name}` makes it anew")
+            raise SmsError(f"lab {name} is incomplete", hint=f"`sms lab up --name {name}` recreates it")
         return cls(journal)
 
     @property
@@ -56,7 +56,7 @@ class Lab:
         return tuple(host.name for host in self.layout.hosts)
 
     def host(self, name: str) -> Netns:
-        """A host to run commands on.
+        """Return a host to run commands on.
 
         Raises:
             SmsError: the lab has none of this name.
@@ -66,7 +66,7 @@ class Lab:
         return Netns(name, self._pids[name])
 
     def metal(self, name: str) -> Metal:
-        """A machine without a disk, as it is now.
+        """Return the current state of a diskless machine.
 
         Raises:
             SmsError: the lab has none of this name.
@@ -74,17 +74,17 @@ class Lab:
         return find_metal(self.layout, name)
 
     def all_metal(self) -> list[Metal]:
-        """Every one of them."""
-        return look(self.layout)
+        """Return the current state of every diskless machine."""
+        return query_machines(self.layout)
 
     def power_off(self, name: str) -> None:
-        """A host dies, as when its power fails; nobody is told."""
+        """Power a host off without a shutdown."""
         power_off(self.name, name)
 
     def power_on(self, name: str) -> None:
-        """A host that has died starts; its disk is as it was."""
+        """Start a powered-off host; its disk is unchanged."""
         self._pids[name] = power_on(self.name, name)
 
     def failing(self, name: str) -> str:
-        """The daemons of a host that do not answer now, by name; empty when all do."""
+        """Return the names of a host's daemons that do not answer; empty if all do."""
         return self.host(name).run("bash", "/lab/ready.sh", "0", ok=(0, 1)).text

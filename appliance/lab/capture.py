@@ -1,4 +1,4 @@
-"""Where in a lab its provisioning network can be listened to."""
+"""Capture points of a lab's provisioning network."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ SWITCH = "switch"
 
 
 def places(layout: Layout) -> tuple[str, ...]:
-    """Hosts on the provisioning network, and the switch, which sees what all of them send."""
+    """Return the capture points: the switch, which sees all traffic, and the hosts on the provisioning network."""
     return (SWITCH, *(host.name for host in layout.hosts if PROVISIONING in host.addresses))
 
 
 def listener(layout: Layout, place: str) -> tuple[Local, str]:
-    """This machine in the network of the place, and the interface there.
+    """Return this machine in the network namespace of the capture point, and the interface.
 
     Raises:
-        ConfigError: there is no such place on the provisioning network.
+        ConfigError: there is no such capture point.
     """
     if place not in places(layout):
         raise ConfigError(
@@ -26,14 +26,14 @@ def listener(layout: Layout, place: str) -> tuple[Local, str]:
             hint=f"--at {', '.join((*places(layout), 'sms'))}",
         )
     found = {host.name: host for host in layout.hosts}.get(place)
-    # What a carrier sends itself passes its bridge, not its cable alone.
+    # Local traffic of a carrier is on its bridge, not on its cable.
     interface = found.interface(PROVISIONING) if found and found.kind == "node" else layout.plan.bridges[PROVISIONING]
     return in_network(place, f"/run/netns/{layout.namespace(place)}"), interface
 
 
 def in_network(name: str, namespace: str) -> Local:
-    """This machine, with the network of a namespace's file: its programs and files, another's interfaces.
+    """Return this machine with another network namespace.
 
-    The network alone is entered: a namespace of pids would put a process between a signal and the command.
+    Only the network namespace is entered: with a PID namespace signals would not reach the command directly.
     """
     return Local(name, ("nsenter", f"--net={namespace}", "--"))

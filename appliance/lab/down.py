@@ -1,4 +1,4 @@
-"""Takes a lab down, whatever state it is in."""
+"""Remove a lab, whatever its state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from appliance.host.local import Local
 from appliance.lab.journal import Journal, busy, changing, read_journal
 from appliance.lab.layout import CACHE, DISK, LOCKS, RUNNING, Layout
 
-# Every process in a network namespace of the lab is the lab's: no pid is trusted across time.
-# The namespaces of pids and mounts end with their first processes.
+# Finds processes by network namespace, because recorded pids may have been reused. PID and mount
+# namespaces end with their first processes.
 KILL = """
 for try in $(seq 200); do
     pids=$(for space; do [ -e "/run/netns/$space" ] && ip netns pids "$space"; done)
@@ -24,7 +24,7 @@ echo "still there: $pids" >&2
 exit 1
 """
 
-# A plain file is what a restart of the machine or a killed `ip netns add` leaves.
+# A reboot or a killed `ip netns add` leaves a plain file.
 UNNAME = 'for space; do [ -e "/run/netns/$space" ] || continue; ip netns del "$space" || rm "/run/netns/$space"; done'
 
 
@@ -32,9 +32,9 @@ def down(name: str, everything: bool = False) -> None:
     """Remove the lab: processes, namespaces, mounts, loop devices, its folder under /run.
 
     Args:
-        everything: what it keeps on disk as well, and the cached root when no other lab is up.
+        everything: also its files on disk, and the cached root file system if no other lab is up.
     """
-    Layout(name, 0)  # a name that is none ends here
+    Layout(name, 0)  # validates the name
     with changing(name):
         journal = read_journal(name)
         if journal:
@@ -45,7 +45,7 @@ def down(name: str, everything: bool = False) -> None:
 
 
 def take_down(journal: Journal) -> None:
-    """Remove what the journal speaks of. The caller holds the lab."""
+    """Remove everything in the journal. The caller holds the lab's lock."""
     layout = journal.layout
     local = busy(layout.name)
     local.run("sh", "-c", KILL, "kill", *layout.namespaces)
@@ -56,16 +56,16 @@ def take_down(journal: Journal) -> None:
 
 
 def lab_loops(layout: Layout) -> list[str]:
-    """Loop devices on files of the lab's folder on disk.
+    """Return the loop devices on files of the lab's folder on disk.
 
-    They are told by the device and inode of the file behind them: its path is one that only the
-    host saw. Most go by themselves with the last mount, which the kernel ends in its own time.
+    They are identified by device and inode of their backing file, because its path is one in the
+    host's mount namespace. Most are released asynchronously with the last mount.
     """
     return loops_below(layout.disk)
 
 
 def loops_below(folder: Path) -> list[str]:
-    """Loop devices on files below a folder of this machine."""
+    """Return the loop devices on files below a folder of this machine."""
     columns = ("--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO")
     rows = [line.split() for line in Local().run("losetup", "--list", *columns).text.splitlines()]
     states = [path.stat() for path in folder.rglob("*") if path.is_file()]
@@ -80,11 +80,11 @@ def _free_loops(layout: Layout) -> None:
             return
         Local().run("losetup", "--detach", *loops, ok=None)
         time.sleep(0.1)
-    raise SmsError(f"loop devices of lab {layout.name} stay in use: {' '.join(loops)}", hint="`losetup -l` shows them")
+    raise SmsError(f"loop devices of lab {layout.name} are in use: {' '.join(loops)}", hint="`losetup -l` lists them")
 
 
 def _remove_cache() -> None:
     if not Local().works("sh", "-c", 'ls "$1"/*/journal.json', "ls", str(RUNNING)):
-        lock = str(LOCKS / "sms-lab-root.lock")  # not under the hands of one who builds
+        lock = str(LOCKS / "sms-lab-root.lock")  # not during a build
         Local().run("flock", lock, "rm", "-rf", "--one-file-system", str(CACHE), timeout=900)
         Local().run("rmdir", "--ignore-fail-on-non-empty", str(DISK), ok=(0, 1))

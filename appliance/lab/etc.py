@@ -1,4 +1,4 @@
-"""What a lab keeps on disk: its keys, and the folder that is /etc/sms on the admin hosts."""
+"""Persistent files of a lab: its keys, and the folder mounted as /etc/sms on the admin hosts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from appliance.lab import render
 from appliance.lab.journal import busy
 from appliance.lab.layout import ALICE, ALICE_GROUP, BMC, Layout
 
-# $1 the lab's folder on disk, then the hosts that get an SSH key. Makes what is missing only.
+# $1 the lab's folder on disk, then the hosts that get an SSH key. Creates only what is missing.
 KEYS = """
 umask 077
 disk=$1; shift
@@ -23,17 +23,17 @@ done
 """
 
 
-# $1 a file; made where it is missing.
+# $1 a file; created if it is missing.
 BMC_LOGIN = """
 umask 077
 [ -s "$1" ] || { head -c 12 /dev/urandom | od -An -tx1 | tr -d ' \\n' >"$1.new" && mv "$1.new" "$1"; }
 """
 BMC_PAIR = ("bmc.pem", "bmc.key")
-"""The controllers' certificate, which the site's authority has signed, in a folder of the lab's disk."""
+"""Certificate and key of the management controllers, signed by the site's CA, in the lab's folder on disk."""
 
 
 def make_etc(layout: Layout) -> render.Keys:
-    """Keys on disk, the site file beside them; give what hosts are told of the keys."""
+    """Create keys and the site file on disk; return the keys that hosts get."""
     names = render.ssh_hosts(layout)
     busy(layout.name).run("sh", "-c", KEYS, "keys", str(layout.disk), *names)
     ssh = layout.disk / "ssh"
@@ -57,6 +57,6 @@ def make_etc(layout: Layout) -> render.Keys:
 
 
 def _bmc_files(layout: Layout) -> dict[str, bytes]:
-    """What the management controllers show, and ask for."""
+    """Return certificate, key and password of the management controllers."""
     paths = [*(layout.disk / BMC / name for name in BMC_PAIR), layout.etc / "keys" / "bmc.password"]
     return {path.name: path.read_bytes() for path in paths}

@@ -1,7 +1,7 @@
-"""What is known of a lab that is up or being made, and who may change it.
+"""Record and lock of a lab that is up or being created.
 
-Every name a lab uses follows from its own name and its number of nodes. So one record, written
-before the first of them is used, is enough to find all of it again.
+Every name that a lab uses is derived from its own name and its number of nodes. One record, written
+before the first of them is used, is therefore enough to find all parts of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from appliance.lab.layout import LOCKS, RUNNING, USUAL, Layout, Plan
 
 @dataclass(frozen=True)
 class Journal:
-    """A lab: ``pids`` (each host's first process) is empty until all of it stands; ``plan``: not the usual one."""
+    """Record of a lab. ``pids``: first process of each host, empty until all run; ``plan``: None for the default."""
 
     name: str
     nodes: int
@@ -33,11 +33,11 @@ class Journal:
 
     @property
     def layout(self) -> Layout:
-        """What there is by these names."""
+        """The layout that these names give."""
         return Layout(self.name, self.nodes, Plan.from_dict(self.plan) if self.plan else USUAL, self.metal)
 
     def write(self) -> None:
-        """To disk, before what it says is begun."""
+        """Write the record to disk."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         busy(self.name).write(str(_path(self.name)), text.encode())
 
@@ -47,16 +47,16 @@ def _path(name: str) -> Path:
 
 
 def read_journal(name: str) -> Journal | None:
-    """The lab's record, or None where there is no lab of this name."""
+    """Return the lab's record, or None if there is no lab of this name."""
     data = Local().read(str(_path(name)))
     return Journal(**json.loads(data)) if data else None
 
 
 def busy(name: str) -> Local:
-    """This machine, for commands that make or end a part of the lab.
+    """Return this machine, for commands that create or remove a part of the lab.
 
     Each holds a shared lock while it runs. It outlives a killed `sms`, and `changing` waits for
-    it: what such a command was about to make must not appear behind the back of `down`.
+    it, so that such a command cannot create anything during `down`.
     """
     return Local(prefix=("flock", "--shared", "--close", _busy_path(name)))
 
@@ -67,19 +67,19 @@ def _busy_path(name: str) -> str:
 
 @contextmanager
 def changing(name: str) -> Iterator[None]:
-    """Be the only one who changes this lab, and wait for what a killed run has under way.
+    """Hold the lab's lock, and wait for commands of a killed run.
 
     Raises:
-        Refused: another run is at it.
+        Refused: another run holds it.
     """
     with ExitStack() as stack:
         for _ in range(10):
-            # The lock of a run that was killed just now is let go a moment later.
+            # The lock of a run that was just killed is released a moment later.
             if _try_lock(name, stack):
                 break
             time.sleep(0.1)
         else:
-            raise Refused(f"another run is changing lab {name}", hint="wait until it has ended")
+            raise Refused(f"another run is changing lab {name}", hint="wait until it ends")
         Local().run("flock", "--wait", "30", "--exclusive", _busy_path(name), "true")
         yield
 
@@ -88,14 +88,14 @@ def _try_lock(name: str, stack: ExitStack) -> bool:
     try:
         stack.enter_context(Local().lock(str(LOCKS / f"sms-lab-{name}.lock")))
     except CommandError as error:
-        if error.result.status != 75:  # flock's own: held by another
+        if error.result.status != 75:  # flock: held by another process
             raise
         return False
     return True
 
 
 def alive(journal: Journal) -> bool:
-    """Whether every host's first process runs, and is that host's: it is in its namespace."""
+    """Return whether every host's first process runs and is in the host's namespace."""
     layout = journal.layout
     hosts = {host.name for host in layout.hosts}
     return hosts == set(journal.pids) and all(

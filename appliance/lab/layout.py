@@ -1,4 +1,4 @@
-"""Who is in the lab: its hosts, their addresses and interfaces, and where its files lie. Pure."""
+"""Layout of a lab: hosts, addresses, interfaces, and paths of its files. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from appliance.errors import ConfigError
 
 RUNNING = Path("/run/sms-lab")
-"""One folder a lab while it is up: what was rendered for it, its logs, its journal."""
+"""One folder per lab while it is up: rendered files, logs, journal."""
 DISK = Path("/var/lib/sms-lab")
-"""One folder a lab, kept by `down`: /etc/sms, the admin hosts' state, what they share."""
+"""One folder per lab, kept by `down`: /etc/sms, state of the admin hosts, shared folders."""
 CACHE = Path("/var/cache/sms-lab")
-"""The compute nodes' root file system, built once for all labs."""
+"""Root file system of the compute nodes, built once for all labs."""
 LOCKS = Path("/run/lock")
 
 CONTAINER = "sms-services"
@@ -29,7 +29,7 @@ MAX_METAL = 4
 BMC = "bmc"
 BMC_ADDRESS = "10.77.0.90"
 PROVISION_ADDRESSES = {PROVISIONING: "10.77.0.2", PUBLIC: "10.78.0.3"}
-"""The provisioning VM's."""
+"""Addresses of the provisioning VM."""
 ALICE = "alice:x:2000:2000:Alice:/home/alice:/bin/bash"
 ALICE_GROUP = "alice:x:2000:"
 
@@ -38,11 +38,13 @@ ALICE_GROUP = "alice:x:2000:"
 class LabHost:
     """One host of the lab.
 
-    ``kind`` is ``carrier`` (an admin host that can carry the container), ``admin`` (where a person
-    sits), ``node`` (a compute node), ``bmc`` (where the management controllers of machines are) or ``outside`` (the
-    world beyond the public network). ``addresses`` by network: an
-    empty one is a cable without an address. ``tag`` stands in names of interfaces, which are short. ``more``: pairs of
-    a network, or ``lo``, and an address with its prefix that it has besides.
+    Attributes:
+        kind: ``carrier`` (an admin host that can run the container), ``admin`` (the administrator's machine), ``node``
+            (a compute node), ``bmc`` (the management controllers of machines) or ``outside`` (everything outside the
+            public network).
+        addresses: by network; an empty one is a cable without an address.
+        tag: short name for interface names.
+        more: additional addresses: pairs of a network, or ``lo``, and an address with prefix.
     """
 
     name: str
@@ -53,27 +55,27 @@ class LabHost:
 
     @property
     def own_root(self) -> bool:
-        """Whether it runs on the compute nodes' root, not on this machine's."""
+        """Whether it uses the compute nodes' root file system, not this machine's."""
         return self.kind in ("node", "outside")
 
     def interface(self, network: str) -> str:
-        """The interface of its own that leads to the network's switch."""
+        """Return its interface that is connected to the network's switch."""
         several = self.kind == "carrier" or len(self.addresses) > 1
         return {PROVISIONING: "prov0", PUBLIC: "pub0"}[network] if several else "eth0"
 
     def port(self, network: str) -> str:
-        """The switch's end of that cable."""
+        """Return the name of the switch port of that cable."""
         return f"{'p' if network == PROVISIONING else 'u'}-{self.tag or self.name}"
 
     def mac(self, network: str) -> str:
-        """The MAC of its interface there."""
+        """Return the MAC of its interface in the network."""
         address = self.addresses[network]
         return mac(address) if address else {PROVISIONING: "02:01:00:00:00:01", PUBLIC: "02:01:00:00:00:02"}[network]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine without a disk: QEMU while it is on. ``port`` is its cable's name at the switch, ``bmc`` an address."""
+    """A diskless machine, run by QEMU while it is on. ``port``: its switch port; ``bmc``: its controller's address."""
 
     name: str
     address: str
@@ -83,20 +85,23 @@ class Machine:
 
     @property
     def mac(self) -> str:
-        """The MAC of its only card."""
+        """The MAC of its only network card."""
         return mac(self.address)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The networks of a lab, and who is in it; the usual lab's where nothing else is said.
+    """Networks and hosts of a lab; the defaults are those of the standard lab.
 
-    Addresses, bridges, gateways and prefix lengths by network, ``addresses`` being the container's. ``hosts``: none
-    are the usual ones. ``held``: nodes' cables are down until somebody puts them up. ``disk``: where it keeps things,
-    a folder of its name below ``DISK`` when empty. ``user``: one line of passwd and one of group, empty for none.
-    ``answers``: addresses by name that the outside tells as name server; any other name is the outside's own.
-    ``ports``: more ports that the outside takes syslog and mail on. ``binds``: folders of the machine that carriers see
-    at the same path.
+    Attributes:
+        addresses: of the container, by network, as are bridges, gateways and prefix lengths.
+        hosts: empty for the default hosts.
+        held: the nodes' cables stay down until ``put_up_cables``.
+        disk: folder for persistent files; empty: a folder of its name below ``DISK``.
+        user: one line of passwd and one of group, empty for none.
+        answers: addresses by name of the outside's name server, which resolves other names to itself.
+        ports: additional ports on which the outside accepts syslog and mail.
+        binds: folders of the machine that are mounted on carriers at the same path.
     """
 
     container: str = CONTAINER
@@ -114,21 +119,21 @@ class Plan:
     binds: tuple[str, ...] = ()
 
     def gateway(self, host: LabHost) -> str | None:
-        """Where a host's packets to elsewhere go; nowhere from the outside, and from who has no address."""
+        """Return the default gateway of a host; None for the outside and for hosts without an address."""
         network = PROVISIONING if host.kind == "node" else PUBLIC
         return self.gateways[network] if host.kind not in ("outside", "bmc") and host.addresses[network] else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the plan for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, said: dict[str, Any]) -> Plan:
-        """What ``as_dict`` gave, by way of JSON."""
-        hosts = tuple(LabHost(**{**host, "more": tuple(map(tuple, host["more"]))}) for host in said["hosts"])
-        lists = {name: tuple(said[name]) for name in ("user", "binds")}
-        ports = {name: tuple(numbers) for name, numbers in said["ports"].items()}
-        return cls(**{**said, **lists, "hosts": hosts, "ports": ports})
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """Restore a plan from the JSON of ``as_dict``."""
+        hosts = tuple(LabHost(**{**host, "more": tuple(map(tuple, host["more"]))}) for host in data["hosts"])
+        lists = {name: tuple(data[name]) for name in ("user", "binds")}
+        ports = {name: tuple(numbers) for name, numbers in data["ports"].items()}
+        return cls(**{**data, **lists, "hosts": hosts, "ports": ports})
 
 
 USUAL = Plan()
@@ -136,7 +141,7 @@ USUAL = Plan()
 
 @dataclass(frozen=True)
 class Layout:
-    """A lab by its name and numbers of compute nodes and machines; everything else follows from these and its plan."""
+    """A lab: its name and numbers of compute nodes and machines; everything else is derived from these and its plan."""
 
     name: str
     count: int
@@ -146,14 +151,14 @@ class Layout:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", self.name):
             raise ConfigError(
-                f"{self.name!r} is no name for a lab", hint="use up to 20 small letters, digits and dashes"
+                f"invalid lab name {self.name!r}", hint="use up to 20 lower case letters, digits and dashes"
             )
         if not 0 <= self.count <= MAX_NODES:
-            raise ConfigError(f"a lab of {self.count} nodes cannot be made", hint=f"ask for 0 to {MAX_NODES}")
+            raise ConfigError(f"invalid number of nodes {self.count}", hint=f"use 0 to {MAX_NODES}")
         if not 0 <= self.metal <= MAX_METAL:
             raise ConfigError(
-                f"a lab of {self.metal} machines cannot be made",
-                hint=f"ask for 0 to {MAX_METAL}: each takes a CPU and half a GiB",
+                f"invalid number of machines {self.metal}",
+                hint=f"use 0 to {MAX_METAL}: each needs a CPU and half a GiB",
             )
 
     @property
@@ -165,7 +170,7 @@ class Layout:
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The machines without a disk."""
+        """The diskless machines."""
         return tuple(
             Machine(f"metal{i}", f"10.77.0.{150 + i}", f"10.77.0.{190 + i}", f"m-metal{i}")
             for i in range(1, self.metal + 1)
@@ -173,7 +178,7 @@ class Layout:
 
     @property
     def hosts(self) -> tuple[LabHost, ...]:
-        """Every host; the container is not one of them."""
+        """Every host, without the container."""
         if self.plan.hosts:
             return self.plan.hosts
         both = ((PROVISIONING, "10.77.0"), (PUBLIC, "10.78.0"))
@@ -188,27 +193,27 @@ class Layout:
         return (outside, *carriers, LabHost("admin", "admin", {PUBLIC: "10.78.0.20"}), *nodes, *bmc)
 
     def namespace(self, host: str) -> str:
-        """The network namespace of a host, or of the ``switch``."""
+        """Return the network namespace of a host, or of the ``switch``."""
         return f"sms-{self.name}-{host}"
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """All of them."""
+        """All network namespaces."""
         return tuple(self.namespace(name) for name in ("switch", *(host.name for host in self.hosts)))
 
     @property
     def running(self) -> Path:
-        """What there is only while the lab is up."""
+        """Folder of files that exist only while the lab is up."""
         return RUNNING / self.name
 
     @property
     def disk(self) -> Path:
-        """What stays when the lab goes down."""
+        """Folder of files that are kept when the lab goes down."""
         return Path(self.plan.disk) if self.plan.disk else DISK / self.name
 
     @property
     def consoles(self) -> Path:
-        """What its machines say on their serial lines, a file each; and what QEMU needs beside them."""
+        """Folder of the serial console logs of its machines, and other files of QEMU."""
         return self.running / "metal"
 
     @property
@@ -217,7 +222,7 @@ class Layout:
         return self.disk / "etc-sms"
 
     def address_lines(self, viewer: LabHost) -> Iterator[tuple[str, str]]:
-        """Address and name of everyone, by the address that ``viewer`` reaches best."""
+        """Yield address and name of every host, preferring the networks of ``viewer``."""
         order = sorted((PROVISIONING, PUBLIC), key=lambda network: network not in viewer.addresses)
         everyone = [(host.name, host.addresses) for host in self.hosts]
         everyone += [(machine.name, {PROVISIONING: machine.address}) for machine in self.machines]
@@ -232,5 +237,5 @@ class Layout:
 
 
 def mac(address: str) -> str:
-    """The MAC that goes with an IPv4 address: it is the same at every start."""
+    """Derive a MAC from an IPv4 address, so that it is the same at every start."""
     return ":".join(["02", "00", *(f"{int(part):02x}" for part in address.split("."))])

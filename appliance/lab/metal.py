@@ -1,4 +1,4 @@
-"""Machines without a disk, as somebody sees them who stands beside them: on or off, and what they say."""
+"""State of diskless machines: power and serial console."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from appliance.lab.layout import Layout, Machine
 
 @dataclass(frozen=True)
 class Metal:
-    """A machine as it is now: ``pid`` is that of its QEMU on this machine, None while it is off."""
+    """Current state of a machine: ``pid`` of its QEMU on this machine, None while it is off."""
 
     machine: Machine
     console: Path
@@ -23,16 +23,16 @@ class Metal:
         """Whether its power is on."""
         return self.pid is not None
 
-    def said(self) -> str:
-        """What it has said on its serial line."""
+    def console_text(self) -> str:
+        """Return the output of its serial console."""
         try:
             return self.console.read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
 
-def look(layout: Layout) -> list[Metal]:
-    """Every machine of a lab. Its controller is not asked: it may be gone."""
+def query_machines(layout: Layout) -> list[Metal]:
+    """Return the state of every machine of a lab, from the processes: controllers may be down."""
     words = Local().run("ip", "netns", "pids", layout.namespace("switch"), ok=None).text.split()
     running = {name: int(pid) for pid in words if (name := _guest(pid))}
     return [
@@ -42,12 +42,12 @@ def look(layout: Layout) -> list[Metal]:
 
 
 def find_metal(layout: Layout, name: str) -> Metal:
-    """One of them.
+    """Return the state of one machine.
 
     Raises:
         SmsError: the lab has none of this name.
     """
-    found = {one.machine.name: one for one in look(layout)}
+    found = {one.machine.name: one for one in query_machines(layout)}
     if name not in found:
         has = f"it has {', '.join(found)}" if found else f"sms lab up --name {layout.name} --metal 2"
         raise SmsError(f"lab {layout.name} has no machine {name}", hint=has)
@@ -55,7 +55,7 @@ def find_metal(layout: Layout, name: str) -> Metal:
 
 
 def _guest(pid: str) -> str:
-    """The name of the machine that a process is, if it is one."""
+    """Return the name of the machine that a process runs, or an empty string."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""A lab host loses its power, and gets it back: its disk is as it was, all else is gone."""
+"""Power a lab host off and on: its disk is kept, everything else is lost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ THAW = """
 folder=$(mktemp -d) && mount -t ext3 "$1" "$folder" && fsfreeze -u "$folder"
 umount "$folder"; rmdir "$folder"
 """
-"""A file system that was frozen as its host died stays so in this kernel, which has not died."""
+"""Shell: thaw a file system that was frozen when its host was powered off; the kernel keeps it frozen otherwise."""
 
 
 def power_off(name: str, host: str) -> None:
-    """End a host at once and without a word to anybody: its cables are dead before it is."""
+    """End a host abruptly; its cables go down first, so that peers see no packets of dying processes."""
     with changing(name):
         journal, known = _find(name, host)
         layout, local = journal.layout, busy(name)
@@ -32,7 +32,7 @@ def power_off(name: str, host: str) -> None:
 
 
 def power_on(name: str, host: str) -> int:
-    """Start a host that has lost its power; give its first process, as soon as its daemons answer."""
+    """Start a powered-off host; return its first process once its daemons answer."""
     with changing(name):
         journal, known = _find(name, host)
         layout, local = journal.layout, busy(name)
@@ -60,7 +60,7 @@ def _find(name: str, host: str) -> tuple[Journal, LabHost]:
 
 
 def _free_overlay(journal: Journal, host: str) -> None:
-    """Wait until the kernel has let go of what the host had mounted."""
+    """Wait until the kernel has released the loop devices of the host's mounts."""
     folder = journal.layout.disk / host
     for tried in range(100):
         loops = loops_below(folder)
@@ -70,4 +70,4 @@ def _free_overlay(journal: Journal, host: str) -> None:
             for loop in loops:
                 busy(journal.name).run("unshare", "-m", "sh", "-c", THAW, "thaw", loop, ok=None)
         time.sleep(0.1)
-    raise SmsError(f"loop devices of {host} stay in use: {' '.join(loops)}", hint="`losetup -l` shows them")
+    raise SmsError(f"loop devices of {host} are in use: {' '.join(loops)}", hint="`losetup -l` lists them")

@@ -1,4 +1,4 @@
-"""Every text of the lab: configurations, start scripts, the site file. Pure but for its templates."""
+"""Rendered files of the lab: configurations, start scripts, the site file. Pure except for reading templates."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from appliance.share import share
 DOMAIN = "example.test"
 
 Bind = tuple[str, str, bool]
-"""A folder of the machine, where a host sees it, and whether it may only read it."""
+"""A folder of the machine, its mount point on a host, and whether it is read-only."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to be: its bytes and its mode."""
+    """A file to write: content and mode."""
 
     data: bytes
     mode: int = 0o644
@@ -47,7 +47,7 @@ class File:
 
 @dataclass(frozen=True)
 class Daemon:
-    """A program a host keeps running; ``probe`` is bash that succeeds once it answers."""
+    """A supervised program of a host; ``probe`` is bash that succeeds once it answers."""
 
     name: str
     command: str
@@ -57,7 +57,7 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Keys:
-    """What hosts know each other by; made once, kept on disk."""
+    """Keys of the hosts; created once, kept on disk."""
 
     munge: bytes
     authorized: bytes
@@ -70,7 +70,7 @@ def _listens(port: int, address: str = "127.0.0.1") -> str:
 
 
 def _slurmd(container: str) -> Daemon:
-    # It ends when no controller answers: it is started once one listens, and that is asked quietly.
+    # It exits if no controller answers: start it once one listens.
     command = (
         f"/bin/sh -c 'until munge -n </dev/null >/dev/null 2>&1 && nc -z -w 1 {container} 6817; "
         f"do sleep 0.3; done; exec slurmd -D --conf-server {container}:6817'"
@@ -100,10 +100,10 @@ _NAMES = Daemon("names", "python3 /lab/names.py", "[ -e /run/names.ready ]")
 
 
 def daemons(plan: Plan, host: LabHost) -> tuple[Daemon, ...]:
-    """What a host of a lab by this plan keeps running."""
+    """Return the daemons of a host."""
     usual = {"slurmd": _slurmd(plan.addresses[PROVISIONING])}
-    wanted = tuple(usual.get(one.name, one) for one in DAEMONS[host.kind] if plan.ssh or one is not _SSHD)
-    return (*wanted, _NAMES) if host.kind == "outside" and plan.answers is not None else wanted
+    found = tuple(usual.get(one.name, one) for one in DAEMONS[host.kind] if plan.ssh or one is not _SSHD)
+    return (*found, _NAMES) if host.kind == "outside" and plan.answers is not None else found
 
 
 def _environment() -> jinja2.Environment:
@@ -127,12 +127,12 @@ def _render(template: str, **values: object) -> str:
 
 
 def _span(first: int, count: int) -> str:
-    """A Slurm host list's number part."""
+    """Return the number part of a Slurm host list."""
     return f"[{first}-{first + count - 1}]" if count > 1 else str(first)
 
 
 def site_file(layout: Layout) -> str:
-    """The site file of the appliance in this lab."""
+    """Return the site file of this lab."""
     return _render(
         "sms.yaml",
         cluster="lab",
@@ -153,7 +153,7 @@ def site_file(layout: Layout) -> str:
 
 
 def switch_batch(layout: Layout) -> str:
-    """For ``ip -batch`` in the switch: two bridges, and a cable to each host."""
+    """Return the ``ip -batch`` input of the switch: two bridges, and a cable to each host."""
     bridges = layout.plan.bridges
     lines = [f"link add {bridge} type bridge stp_state 0 forward_delay 0" for bridge in bridges.values()]
     lines += [f"link set {name} up" for name in ("lo", *bridges.values())]
@@ -170,12 +170,12 @@ def switch_batch(layout: Layout) -> str:
 
 
 def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
-    """For ``ip -batch`` in a host: its bridges where it has them, its addresses, its way out."""
+    """Return the ``ip -batch`` input of a host: its bridges if any, its addresses, its default route."""
     lines = ["link set lo up"]
     for network, address in host.addresses.items():
         cable, holder = host.interface(network), host.interface(network)
         if host.kind == "carrier":
-            # A given MAC stays; a bridge without one takes the lowest of its ports, as they come and go.
+            # Without an explicit MAC a bridge takes the lowest of its ports, which changes with them.
             holder = plan.bridges[network]
             lines += [f"link add {holder} address {host.mac(network)} type bridge stp_state 0 forward_delay 0"]
             lines += [f"link set {cable} master {holder} up"]
@@ -191,7 +191,7 @@ def host_batch(host: LabHost, plan: Plan = USUAL) -> str:
 
 
 def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[str, File]:
-    """What differs in a host's root file system, by path."""
+    """Return the files that are specific to a host, by path in its root file system."""
     values = {
         "host": host,
         "daemons": daemons(layout.plan, host),
@@ -206,23 +206,23 @@ def host_files(layout: Layout, host: LabHost, keys: Keys, *, sms: str) -> dict[s
         "addresses": [*host.addresses.values(), *(address.partition("/")[0] for _, address in host.more)],
         "sms": sms,
     }
-    wanted = {
+    templates = {
         "lab/setup.sh": "setup.sh",
         "lab/ready.sh": "ready.sh",
         "lab/supervisord.conf": "supervisord.conf",
         "etc/hosts": "hosts",
     }
     if host.own_root:
-        wanted |= {"etc/rsyslog.conf": "rsyslog.conf", "etc/chrony/chrony.conf": "chrony.conf"}
-        wanted |= {"etc/postfix/main.cf": "postfix.cf"}
+        templates |= {"etc/rsyslog.conf": "rsyslog.conf", "etc/chrony/chrony.conf": "chrony.conf"}
+        templates |= {"etc/postfix/main.cf": "postfix.cf"}
     else:
-        wanted |= {"etc/ssh/ssh_config.d/sms-lab.conf": "ssh_config"}
+        templates |= {"etc/ssh/ssh_config.d/sms-lab.conf": "ssh_config"}
     if host.kind == "outside":
-        wanted |= {"etc/nginx/nginx.conf": "nginx.conf"}
-        wanted |= {"lab/names.py": "names.py"} if layout.plan.answers is not None else {}
+        templates |= {"etc/nginx/nginx.conf": "nginx.conf"}
+        templates |= {"lab/names.py": "names.py"} if layout.plan.answers is not None else {}
     if layout.plan.ssh and _SSHD in DAEMONS[host.kind]:
-        wanted |= {"lab/sshd_config": "sshd_config"}
-    files = {path: File(_render(template, **values).encode()) for path, template in wanted.items()}
+        templates |= {"lab/sshd_config": "sshd_config"}
+    files = {path: File(_render(template, **values).encode()) for path, template in templates.items()}
     plain = {"etc/hostname": f"{host.name}\n", "etc/resolv.conf": "", "lab/net": host_batch(host, layout.plan)}
     files |= {path: File(text.encode()) for path, text in plain.items()}
     if host.kind == "bmc":
@@ -249,13 +249,13 @@ def _secret_files(host: LabHost, keys: Keys) -> dict[str, File]:
 
 
 def init_script(layout: Layout, host: LabHost, *, lower: str, binds: list[Bind]) -> str:
-    """What a host's first process runs to make its root file system."""
+    """Return the script with which a host's first process sets up its root file system."""
     folder, switch = str(layout.running / host.name), f"/run/netns/{layout.namespace('switch')}"
     return _render("init.sh", host=host, folder=folder, lower=lower, binds=binds, switch=switch)
 
 
 def archive(files: Mapping[str, File]) -> bytes:
-    """The files as a tar archive, the same for the same files."""
+    """Return the files as a reproducible tar archive."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as tar:
         for path in sorted(files):
@@ -266,7 +266,7 @@ def archive(files: Mapping[str, File]) -> bytes:
 
 
 def digest(*parts: bytes) -> str:
-    """A short name for content."""
+    """Return a short digest of content."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "big") + part)
@@ -274,12 +274,12 @@ def digest(*parts: bytes) -> str:
 
 
 def ssh_hosts(layout: Layout) -> tuple[str, ...]:
-    """The hosts that run sshd."""
+    """Return the hosts that run sshd."""
     return tuple(host.name for host in layout.hosts if _SSHD in daemons(layout.plan, host))
 
 
 def known_hosts(layout: Layout, public_keys: Mapping[str, str]) -> str:
-    """The lines by which SSH knows the lab's hosts, by name and by each address."""
+    """Return the known_hosts lines of the lab's hosts, by name and by each address."""
     lines = []
     for host in layout.hosts:
         if host.name in public_keys:

@@ -1,4 +1,4 @@
-"""The root file system of the compute nodes and of the outside, built once and cached as a folder."""
+"""The root file system of the compute nodes and the outside host, built once and cached as a folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PACKAGES = (
     *("python3-minimal", "ca-certificates", "less"),
 )
 
-# The new process tree ends with this one, however it ends, and takes its mounts along. One build
-# at a time: a second lab waits for the first one's.
+# The new process tree and its mounts end with this process, however it ends. One build at a time:
+# a second lab waits for the first one.
 BUILD = """
 [ -d "$1" ] && exit 0
 rm -rf --one-file-system "$1.new"
@@ -31,14 +31,15 @@ mv -T "$1.new" "$1"
 
 
 def root_path() -> str:
-    """Where the root with these packages lies, built or not."""
+    """Return the path of the root file system with these packages, built or not."""
     return str(CACHE / f"root-{digest(SUITE.encode(), BUILD.encode(), *(name.encode() for name in PACKAGES))}")
 
 
 def source_lines(targets: str) -> list[str]:
-    """sources.list lines for the suite, out of what ``apt-get indextargets`` says; Pure.
+    """Return the sources.list lines of the suite, from the output of ``apt-get indextargets``. Pure.
 
-    Each line of ``targets``: origin, code name, URI, component, separated by bars.
+    Args:
+        targets: lines of origin, code name, URI and component, separated by bars.
     """
     lines: dict[str, None] = {}
     for target in targets.splitlines():
@@ -59,12 +60,12 @@ def _mirrors() -> Iterable[str]:
 
 
 def make_root(progress: Progress) -> str:
-    """Build the root where it is not there yet; give its path."""
+    """Build the root file system if it does not exist; return its path."""
     path = root_path()
     local = Local()
     if local.works("test", "-d", path):
         return path
-    with progress.step("Building the compute nodes' root file system") as step:
+    with progress.step("build the compute nodes' root file system") as step:
         local.run(
             *("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc"),
             *("flock", str(LOCKS / "sms-lab-root.lock"), "sh", "-c", BUILD, "build"),

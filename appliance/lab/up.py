@@ -1,4 +1,4 @@
-"""Makes a lab."""
+"""Create a lab."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ NEEDED_BY_METAL = {
     "/usr/lib/ipxe/qemu/efi-virtio.rom": "ipxe-qemu",
     "/usr/share/ovmf/OVMF.fd": "ovmf",
 }
-"""The same, where it has machines without a disk."""
+"""The same, for a lab with diskless machines."""
 
 # $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
-# own root. That this waits matters: until then `down` must wait for it too (see journal.busy).
+# own root. It must wait, because until then `down` must wait for it too (see journal.busy).
 SPAWN = """
-rm -f "$2/log" # of a start before this one
+rm -f "$2/log" # of an earlier start
 setsid nsenter --net="/run/netns/$1" unshare -m -u -i -p -f --kill-child --propagation private \
     env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
     sh "$2/init.sh" >"$2/log" 2>&1 </dev/null &
@@ -58,10 +58,10 @@ exit 1
 
 
 def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 0) -> bool:
-    """Make the lab, unless it is up and the same already; say whether anything had to be done.
+    """Create the lab, unless it is already up and the same; return whether anything had to be done.
 
     Args:
-        metal: machines without a disk; the certificate of their controllers lies in the lab's folder already.
+        metal: number of diskless machines; the certificate of their controllers must be in the lab's folder.
     """
     progress = progress or Silent()
     layout = Layout(name, nodes, metal=metal)
@@ -71,7 +71,7 @@ def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 
         if before and before.nodes == nodes and before.digest == _digest(layout) and alive(before):
             return False
         if before:
-            with progress.step(f"Taking down what there was of lab {name}"):
+            with progress.step(f"remove the previous lab {name}"):
                 take_down(before)
         make_root(progress)
         with _undone_on_failure(layout):
@@ -80,10 +80,10 @@ def up(name: str, nodes: int, progress: Progress | None = None, *, metal: int = 
 
 
 def up_planned(layout: Layout, munge: bytes, progress: Progress) -> None:
-    """Make a lab by another plan than the usual; what there is of its name is taken down.
+    """Create a lab from a custom plan; an existing one of its name is removed.
 
     Args:
-        munge: the key of its nodes.
+        munge: munge key of its nodes.
     """
     check_machine()
     with changing(layout.name):
@@ -96,17 +96,20 @@ def up_planned(layout: Layout, munge: bytes, progress: Progress) -> None:
 
 
 def put_up_cables(layout: Layout) -> None:
-    """Put up the nodes' cables, where the plan holds them down."""
+    """Set the nodes' cables up, which the plan keeps down."""
     nodes = [host for host in layout.hosts if host.kind == "node"]
     lines = [f"link set {host.port(network)} up\n" for host in nodes for network in host.addresses]
     Local().run("ip", "-n", layout.namespace("switch"), "-batch", "-", input="".join(lines).encode())
 
 
 def check_machine(*, metal: bool = False) -> None:
-    """Refuse where the machine lacks what every lab needs, or one with machines.
+    """Check that this machine has what a lab needs.
+
+    Args:
+        metal: whether the lab has diskless machines.
 
     Raises:
-        Refused: with the command that mends it.
+        Refused: with the command that fixes it.
     """
     probe = (
         'for name; do case $name in /*) [ -r "$name" ] ;; *) command -v "$name" >/dev/null ;; esac || echo "$name"; '
@@ -115,7 +118,7 @@ def check_machine(*, metal: bool = False) -> None:
     needed = {**NEEDED, **(NEEDED_BY_METAL if metal else {})}
     missing = Local().run("sh", "-c", probe, "probe", *needed).text.split()
     if "root" in missing:
-        raise Refused("a lab is made of namespaces, which takes root", hint="run it with sudo")
+        raise Refused("a lab is made of namespaces, which requires root", hint="run it with sudo")
     if missing:
         packages = " ".join(sorted({needed[program] for program in missing}))
         raise Refused(f"the lab needs {', '.join(missing)}", hint=f"apt-get install {packages}")
@@ -141,7 +144,7 @@ def _undone_on_failure(layout: Layout) -> Iterator[None]:
 
 
 def _digest(layout: Layout) -> str:
-    """What a lab is made from: another digest, another lab."""
+    """Return the digest of a lab's inputs; a lab with another digest is recreated."""
     templates = sorted(share("definitions", "lab").iterdir())
     parts = [path.read_bytes() for path in templates if path.is_file()]
     parts += [Path(render.__file__).read_bytes(), SPAWN.encode(), repr(layout.hosts).encode()]
@@ -152,7 +155,7 @@ def _digest(layout: Layout) -> str:
 def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -> None:
     plan = layout.plan.as_dict() if layout.plan.hosts else None
     Journal(layout.name, layout.count, plan=plan, metal=layout.metal).write()
-    with progress.step(f"Cabling {len(layout.hosts)} hosts"):
+    with progress.step(f"connect {len(layout.hosts)} hosts"):
         keys = keys or make_etc(layout)
         _write_files(layout, keys)
         local = busy(layout.name)
@@ -160,19 +163,19 @@ def _make(layout: Layout, progress: Progress, keys: render.Keys | None = None) -
         local.run("ip", "-batch", "-", input=spaces.encode())
         switch = ("ip", "-n", layout.namespace("switch"))
         local.run(*switch, "-batch", "-", input=render.switch_batch(layout).encode())
-    with progress.step("Starting them") as step, ThreadPoolExecutor(max_workers=4) as pool:
+    with progress.step("start the hosts") as step, ThreadPoolExecutor(max_workers=4) as pool:
         started = pool.map(lambda host: start_host(layout, host), layout.hosts)
         pids = {}
         for number, (host, pid) in enumerate(zip(layout.hosts, started, strict=True), 1):
             pids[host.name] = pid
             step.detail(f"{number} of {len(layout.hosts)}")
-    with progress.step("Waiting for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
+    with progress.step("wait for their daemons"), ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda item: wait_ready(Netns(*item)), pids.items()))
     Journal(layout.name, layout.count, _digest(layout), pids, plan, layout.metal).write()
 
 
 def _write_files(layout: Layout, keys: render.Keys) -> None:
-    """One folder a host, as its init.sh wants it; all in one archive, since each command takes a while."""
+    """Write one folder per host, as init.sh expects it; as one archive, to save commands."""
     files: dict[str, render.File] = {}
     sms = str(Path(sys.prefix) / "bin" / "sms")
     for host in layout.hosts:
@@ -189,16 +192,16 @@ def _write_files(layout: Layout, keys: render.Keys) -> None:
 
 def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
     if host.own_root:
-        # Users' homes are shared, as on any cluster: a job's output lies where it was submitted.
+        # Homes are shared, as on any cluster: a job's output is in the folder of its submission.
         return [(str(layout.disk / "home"), "/home", False)] if host.kind == "node" else []
     if layout.plan.hosts:
         return [(path, path, False) for path in layout.plan.binds]
     if host.kind == "bmc":
-        # What machines say is read from outside; and their cables are at the switch.
+        # The consoles are read from outside; the machines' cables are at the switch.
         return [(str(layout.consoles), "/srv/metal", False)] + [(str(path), str(path), True) for path in _code()]
     binds = [(str(layout.etc), "/etc/sms", False)]
     if host.kind == "admin":
-        # Images that were built on the machine itself are to be seen here.
+        # The admin host sees images that were built on this machine.
         binds += [("/var/lib/sms", "/var/lib/sms", False)]
     else:
         binds += [(str(layout.disk / host.name), "/var/lib/sms", False)]
@@ -207,9 +210,9 @@ def _binds(layout: Layout, host: LabHost) -> list[render.Bind]:
 
 
 def _code() -> list[Path]:
-    """Where this program lies, unless it belongs to the system.
+    """Return the folders of this program, unless it is part of the system.
 
-    Through the overlay's lower layer a host would miss later changes, and file systems other
+    Through the overlay's lower layer a host would see neither later changes nor file systems other
     than the root.
     """
     folders = {Path(sys.prefix).resolve(), share()}
@@ -219,14 +222,14 @@ def _code() -> list[Path]:
 
 
 def start_host(layout: Layout, host: LabHost) -> int:
-    """Start a host whose files are written and whose cables lie; give its first process."""
+    """Start a host whose files and cables exist; return its first process."""
     folder = str(layout.running / host.name)
     try:
         pid = busy(layout.name).run("sh", "-c", SPAWN, "spawn", layout.namespace(host.name), folder).text
     except CommandError as error:
-        said = (error.result.stderr or b"").decode(errors="replace").strip()
+        output = (error.result.stderr or b"").decode(errors="replace").strip()
         raise SmsError(
-            f"lab host {host.name} does not start: {said}", hint="these are the words of its start script"
+            f"lab host {host.name} does not start: {output}", hint="this is the output of its start script"
         ) from None
     return int(pid)
 
@@ -235,10 +238,10 @@ def wait_ready(host: Netns, seconds: int = 30) -> None:
     """Wait until the host's daemons answer.
 
     Raises:
-        SmsError: some do not; with the last lines of the first one's log.
+        SmsError: timeout; with the last lines of the log of the first that does not.
     """
     missing = host.run("bash", "/lab/ready.sh", str(seconds), ok=(0, 1), timeout=seconds + 30).text
     if missing:
         log = f"/var/log/lab/{missing.split()[0]}.log"
-        said = host.run("tail", "-n", "8", log, ok=None).text
-        raise SmsError(f"lab host {host.name}: not ready after {seconds} s: {missing}\n{said}")
+        lines = host.run("tail", "-n", "8", log, ok=None).text
+        raise SmsError(f"lab host {host.name}: not ready after {seconds} s: {missing}\n{lines}")

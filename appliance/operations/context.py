@@ -1,4 +1,4 @@
-"""What most verbs begin with: the site, its catalogue, and the host to act on."""
+"""The context of most verbs: the site, its catalogue, and the host to act on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from appliance.share import share
 
 @dataclass(frozen=True)
 class Cluster:
-    """A site together with the services it wants, in starting order; ``path`` is where its file lies."""
+    """A site with its selected services in starting order; ``path`` is that of the site file."""
 
     site: Site
     services: tuple[Service, ...]
@@ -35,54 +35,54 @@ class Cluster:
 
     @property
     def places(self) -> Places:
-        """Where things lie on an admin host."""
+        """File locations on an admin host."""
         return places(self.site)
 
     def find_role(self, role: Role) -> Service | None:
-        """The service with that part in the cluster; None where the site has none."""
+        """Return the service with that role; None if the site has none."""
         return next((service for service in self.services if service.role == role), None)
 
-    def host(self, wanted: str | None) -> Host:
-        """The admin host of that name, or the one this process runs on: the same object, and so the same connection.
+    def host(self, name: str | None) -> Host:
+        """Return the admin host of that name, or the local one. Always the same object, so connections are reused.
 
         Raises:
             ConfigError: no admin host has that name.
-            Refused: none was named, and this machine is not an admin host.
+            Refused: no name was given, and this machine is not an admin host.
         """
         here = socket.gethostname()
         by_name = {host.name: host for host in self.site.admin_hosts}
-        if wanted is None:
+        if name is None:
             if here not in by_name:
                 raise Refused(
                     f"this machine ({here}) is not an admin host of the site",
                     hint=f"name one: --host {', '.join(by_name)}",
                 )
-            wanted = here
-        if wanted not in by_name:
-            raise ConfigError(f"no admin host named {wanted}", hint=f"the site has: {', '.join(by_name)}")
+            name = here
+        if name not in by_name:
+            raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(by_name)}")
         with self._opening:
-            if wanted not in self._hosts:
-                self._hosts[wanted] = Local(here) if wanted == here else _over_ssh(self.site, by_name[wanted])
-            return self._hosts[wanted]
+            if name not in self._hosts:
+                self._hosts[name] = Local(here) if name == here else _over_ssh(self.site, by_name[name])
+            return self._hosts[name]
 
-    def target(self, wanted: str | None) -> Host:
-        """The admin host to act on, as ``host`` gives it; on this one, acting takes root."""
-        host = self.host(wanted)
+    def target(self, name: str | None) -> Host:
+        """Return the admin host to act on, as ``host`` does; acting on the local host requires root."""
+        host = self.host(name)
         if isinstance(host, Local):
             need_root()
         return host
 
 
 def open_cluster(path: Path, state: Path | None, progress: Progress, *, classification: Path | None = None) -> Cluster:
-    """The site at ``path``, checked, its services in starting order, and its base.
+    """Return the checked site at ``path`` with its services in starting order and its base.
 
     Args:
-        state: stands before the folder that the file names.
-        classification: a file that says the services instead of the site file.
+        state: overrides the state folder that the site file names.
+        classification: a file that selects the services instead of the site file.
     """
     loaded = open_site(path, state, classification)
     for notice in loaded.notices:
-        progress.say(f"note: {notice}")
+        progress.report(f"note: {notice}")
     site = loaded.site
     catalog = read_catalog(share("definitions", "services"))
     bases = read_bases(share("definitions", "bases"))
@@ -90,29 +90,29 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
 
 
 def _over_ssh(site: Site, host: AdminHost) -> Host:
-    from appliance.host.ssh import Ssh  # paramiko takes a tenth of a second, and most verbs act here
+    from appliance.host.ssh import Ssh  # importing paramiko takes 0.1 s, and most verbs act locally
 
     return Ssh(host.name, host.address, user=host.user, port=host.port, key=host.key, known_hosts=site.known_hosts)
 
 
 def runtime_files() -> dict[str, bytes]:
-    """The programs that run inside the container."""
+    """Return the programs that run inside the container, by file name."""
     folder = share("definitions", "runtime")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def need_root() -> None:
-    """Refuse when this process is not root.
+    """Refuse unless this process is root.
 
     Raises:
-        Refused: it is not.
+        Refused: it is not root.
     """
     if os.geteuid():
         raise Refused("this needs root", hint="run it with sudo")
 
 
 def read_given(site: Site, names: Sequence[tuple[str, Path | None]]) -> dict[str, bytes]:
-    """Bytes of the files that the site names, secrets among them. They stay in memory."""
+    """Return the contents of files that the site names, by setting. May be secrets: keep them in memory only."""
     given: dict[str, bytes] = {}
     for name, path in names:
         if path is None:
@@ -120,7 +120,7 @@ def read_given(site: Site, names: Sequence[tuple[str, Path | None]]) -> dict[str
         try:
             given[name] = path.read_bytes()
         except OSError as error:
-            made = "; `sms key ca create` makes one" if name.startswith("tls_") else ""
-            hint = f"the site file names it as {name}{made}"
+            create = "; `sms key ca create` creates one" if name.startswith("tls_") else ""
+            hint = f"the site file names it as {name}{create}"
             raise Refused(f"cannot read {path}: {error.strerror}", hint=hint) from error
     return given

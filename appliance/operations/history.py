@@ -1,4 +1,4 @@
-"""What verbs did on a host, one JSON line each: for people afterwards, and for runs that go on with what one began."""
+"""The history of a host: one JSON line per event, for the user and for runs that resume an interrupted one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from appliance.operations.context import Cluster
 APPEND = """\
 umask 077
 mkdir -p -m 0700 "$(dirname "$1")" && line=$(cat) || exit
-# Who was to say it may have been killed.
+# The writer may have been killed.
 [ "${#line}" = "$2" ] || exit 1
-# A crash may have cut the last line short.
+# A crash may have truncated the last line.
 [ -z "$(tail -c 1 "$1" 2>/dev/null)" ] || echo >>"$1"
 printf '%s\\n' "$line" >>"$1" && sync "$1"
 """
-"""Shell: a line of $2 characters of standard input to the end of file $1, in one write: lines never mix."""
+"""Shell: append a line of $2 characters from standard input to file $1 in one write, so that lines never mix."""
 
 
 def note(cluster: Cluster, host: Host, verb: str, event: str, **facts: Any) -> None:
-    """Write down what happened on ``host``, for good before this returns.
+    """Append an event to the history of ``host``; it is synced to the disk when this returns.
 
     Raises:
         CommandError: it could not be written.
@@ -33,7 +33,7 @@ def note(cluster: Cluster, host: Host, verb: str, event: str, **facts: Any) -> N
 
 
 def read_history(cluster: Cluster, host: Host) -> list[dict[str, Any]]:
-    """What happened on ``host``, the oldest first; a line that a crash cut short is left out."""
+    """Return the events on ``host``, the oldest first; lines truncated by a crash are skipped."""
     lines = []
     for text in (host.read(str(cluster.places.history)) or b"").splitlines():
         try:

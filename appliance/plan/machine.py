@@ -1,4 +1,4 @@
-"""Where things lie on an admin host, and the commands that start and stop the appliance."""
+"""File locations on an admin host, and the commands that start and stop the services container."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appliance.plan.services.network import network_options
 
 @dataclass(frozen=True)
 class Places:
-    """Paths on an admin host. All but the run folder lie below the state folder."""
+    """Paths on an admin host, below the state folder except for the locks in /run/sms."""
 
     images: PurePosixPath
     current: PurePosixPath
@@ -33,7 +33,7 @@ class Places:
 
 
 def places(site: Site) -> Places:
-    """Where this site's things lie."""
+    """Return the paths of this site's files on an admin host."""
     state = PurePosixPath(site.state)
     overlays = PurePosixPath(site.overlay.directory) if site.overlay.directory else state / "overlays"
     overlay = overlays / f"{site.cluster}.img"
@@ -41,11 +41,11 @@ def places(site: Site) -> Places:
         images=state / "images",
         current=state / "images" / f"{site.cluster}.sif",
         overlay=overlay,
-        # Where the overlay lies when it is mirrored; its own path is a link to there then.
+        # Folder of a mirrored overlay; the path of the overlay is then a link into it.
         mirror=overlays / f"{site.cluster}.mirror",
         mirror_note=overlays / f"{site.cluster}.mirror.json",
         snapshots=PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster,
-        # Beside the overlay: where hosts share the one they share the other.
+        # Beside the overlay: hosts that share the overlay share the lease.
         lease=overlays / f"{site.cluster}.lease",
         journal=state / "journal",
         history=state / "journal" / f"{site.cluster}.history",
@@ -53,34 +53,34 @@ def places(site: Site) -> Places:
         guard_lock=PurePosixPath("/run/sms") / f"{site.cluster}.guard.lock",
         guard_log=state / "journal" / f"{site.cluster}.guard.log",
         public_keys=state / "keys",
-        # Its cache, and what it remembers of repositories.
+        # Borg's cache and its data about repositories.
         borg=state / "borg" / site.cluster,
         borg_lock=PurePosixPath("/run/sms") / f"{site.cluster}.borg.lock",
     )
 
 
 def instance_name(site: Site) -> str:
-    """The name of the Apptainer instance."""
+    """Return the name of the Apptainer instance."""
     return f"sms-{site.cluster}"
 
 
 def container_options(site: Site) -> list[str]:
-    """Options of every run of the image: nothing of the host's but the kernel and the time zone."""
+    """Return the options of every run of the image: only the kernel and the time zone are the host's."""
     options = ["--no-home", "--contain", "--cleanenv", "--no-mount", "/etc/hosts"]
-    # A resolver of the host's may be out of the container's reach; an address that refuses at
-    # once beats one that never answers.
+    # The container may not be able to reach the host's resolver; an address that refuses at once
+    # is better than one that never answers.
     dns = ",".join(str(server) for server in site.networks.dns) or "127.0.0.1"
     return [*options, "--dns", dns]
 
 
-def start_argv(site: Site, image: str, *, held: bool = False) -> tuple[str, ...]:
-    """The command that starts the appliance; ``held``: unseen by anybody (``network.hold_bridges``)."""
+def start_argv(site: Site, image: str, *, isolated: bool = False) -> tuple[str, ...]:
+    """Return the command that starts the instance; ``isolated``: on ``network.isolated_bridges``."""
     return (
         "apptainer",
         "instance",
         "start",
         *container_options(site),
-        *network_options(site, held=held),
+        *network_options(site, isolated=isolated),
         "--hostname",
         site.hostname,
         "--overlay",
@@ -91,30 +91,30 @@ def start_argv(site: Site, image: str, *, held: bool = False) -> tuple[str, ...]
 
 
 def seed_argv(site: Site, image: str, overlay: str, mark: str) -> tuple[str, ...]:
-    """The command that reads the seed's archive and brings it into an overlay nobody uses.
+    """Return the command that reads the seed archive and seeds an overlay that is not in use.
 
-    ``mark`` is written last; it tells what the overlay was seeded with.
+    ``mark`` is written last; it identifies what the overlay was seeded with.
     """
     options = container_options(site)
     return ("apptainer", "exec", *options, "--overlay", overlay, image, "/opt/sms/bin/sms-seed", mark)
 
 
 def stop_timeout(services: Sequence[Service]) -> int:
-    """Seconds that the supervisor gets: it ends the services one after the other."""
+    """Return how many seconds the supervisor may take to stop all services, one after the other."""
     return sum(service.stop_wait_s for service in services) + 30
 
 
 def stop_argv(site: Site, timeout_s: int) -> tuple[str, ...]:
-    """The command that stops the appliance."""
+    """Return the command that stops the instance."""
     return ("apptainer", "instance", "stop", "--signal", "SIGTERM", "--timeout", str(timeout_s), instance_name(site))
 
 
 def dump_argv(site: Site, service: Service) -> tuple[str, ...]:
-    """The command that has a service of the running appliance dump its data."""
+    """Return the command that makes a service dump its data inside the running instance."""
     limit = ("timeout", "--kill-after=10", str(service.dump_wait_s))
     return inside_argv(site, *limit, "sh", "-c", service.dump, f"dump-{service.name}")
 
 
 def inside_argv(site: Site, *argv: str) -> tuple[str, ...]:
-    """A command that runs in the running appliance."""
+    """Return the command that runs ``argv`` inside the running instance."""
     return ("apptainer", "exec", "--cleanenv", "--pwd", "/", f"instance://{instance_name(site)}", *argv)

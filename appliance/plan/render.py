@@ -1,4 +1,4 @@
-"""Templates: rendered in a sandbox, and strict about names that do not exist."""
+"""Templates, rendered in a sandbox; an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from appliance.errors import ConfigError
 
 
 class Templates:
-    """Renders texts, and templates below ``folder``, over the values given."""
+    """Renders texts, and templates below ``folder``, with the given values."""
 
     def __init__(self, folder: Path, **values: object) -> None:
-        # Most verbs render nothing, and loading it takes a tenth of their processor time.
+        # Most verbs render nothing, and importing jinja2 takes a tenth of their CPU time.
         from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -26,12 +26,12 @@ class Templates:
             autoescape=False,
         )
         self._environment.policies["json.dumps_function"] = json.dumps
-        # Not tojson's default, which writes characters as \\u0026 for the sake of HTML.
+        # The default of tojson escapes characters for HTML (\\u0026).
         self._environment.filters["tojson"] = json.dumps
         self._environment.globals.update(values)
 
     def text(self, source: str, **values: object) -> str:
-        """Render a template that is itself a value."""
+        """Render a template given as text."""
         try:
             return self._environment.from_string(source).render(**values)
         except self._wrong as error:

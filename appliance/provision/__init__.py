@@ -1,5 +1,5 @@
-"""What runs in the provisioning VM: the inventory, boot scripts, files and images over HTTP.
+"""The service in the provisioning VM: inventory, boot scripts, files and images over HTTP.
 
-This room goes into the VM as it is and runs there on Debian 12's own packages, so it imports nothing of ours
-but the leaves, and is written for old releases (Starlette 0.26, SQLAlchemy 1.4) and new ones alike.
+This package is copied into the VM and runs there on the packages of Debian 12. It may import only the leaf modules
+and `shared`, and must work with old releases (Starlette 0.26, SQLAlchemy 1.4) and new ones.
 """

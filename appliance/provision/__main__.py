@@ -16,16 +16,16 @@ import uvicorn
 from appliance.errors import SmsError
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, read_config
-from appliance.provision.dnsmasq import Keeper, check_range
+from appliance.provision.dnsmasq import ConfigWriter, check_range
 from appliance.provision.world import World, make_world
 
 
 def main() -> int:
-    """Serve until told to stop; 1 or 2 with words where that cannot begin."""
+    """Serve until stopped. Return the exit status: 1 or 2 if the service cannot start."""
     parser = argparse.ArgumentParser(prog="sms-provd", description=__doc__)
     parser.add_argument("--config", type=Path, default=Path("/etc/sms/provision.json"))
     parser.add_argument("--listen", metavar="ADDRESS:PORT", help="a TCP port instead of the socket (tests)")
-    parser.add_argument("--trust-headers", action="store_true", help="with --listen: X-SMS-... say who asks")
+    parser.add_argument("--trust-headers", action="store_true", help="with --listen: trust the X-SMS-... headers")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -39,9 +39,9 @@ def main() -> int:
         return error.status
     app = make_app(world, trust=arguments.trust_headers or not arguments.listen)
     if not arguments.listen:
-        Keeper(world, Path(config.socket).parent).start()
-    tell_systemd()
-    # nginx has written who asked what.
+        ConfigWriter(world, Path(config.socket).parent).start()
+    notify_systemd()
+    # nginx writes the access log.
     Server(uvicorn.Config(app, access_log=False, log_level="warning", lifespan="off", proxy_headers=False), world).run(
         sockets=[server]
     )
@@ -49,27 +49,27 @@ def main() -> int:
     return 0
 
 
-def tell_systemd() -> None:
-    """The socket listens and dnsmasq's files are there: who starts after us may (sd_notify(3))."""
+def notify_systemd() -> None:
+    """Report readiness with sd_notify(3): the socket listens and dnsmasq's files are written."""
     if path := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             notify.sendto(b"READY=1", path)
 
 
 class Server(uvicorn.Server):
-    """A server that, told to stop, answers all that wait for a push: else it would wait for them."""
+    """A server that answers all requests waiting for a push when it is stopped: shutdown would wait for them."""
 
     def __init__(self, config: uvicorn.Config, world: World) -> None:
         super().__init__(config)
         self.world = world
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.world.parts["bell"].close()
+        self.world.parts["notifier"].close()
         super().handle_exit(sig, frame)
 
 
 def open_port(listen: str) -> socket.socket:
-    """A listening TCP port; SmsError where it is taken."""
+    """Return a listening TCP socket; SmsError if the port is in use."""
     host, _, port = listen.rpartition(":")
     try:
         return socket.create_server((host or "127.0.0.1", int(port)), backlog=512)
@@ -78,20 +78,20 @@ def open_port(listen: str) -> socket.socket:
 
 
 def open_socket(config: Config) -> socket.socket:
-    """The socket that nginx alone reaches; SmsError where it cannot be made."""
+    """Return the listening Unix socket for nginx; SmsError if it cannot be created."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old = os.umask(0o117)
     try:
         Path(config.socket).unlink(missing_ok=True)
         server.bind(config.socket)
     except OSError as error:
-        raise SmsError(f"{config.socket} cannot be made: {error}", hint="does its folder exist?") from error
+        raise SmsError(f"cannot create {config.socket}: {error}", hint="does its folder exist?") from error
     finally:
         os.umask(old)
     try:
         os.chown(config.socket, -1, grp.getgrnam(config.socket_group).gr_gid)
     except (KeyError, PermissionError):
-        logging.getLogger("sms-provd").warning("%s stays with this process's own group", config.socket)
+        logging.getLogger("sms-provd").warning("%s keeps the group of this process", config.socket)
     server.listen(512)
     return server
 

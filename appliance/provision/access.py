@@ -1,6 +1,6 @@
-"""Who asks, as nginx found out by the certificate, and what that one may.
+"""Authentication and authorization of requests, from the client certificate that nginx verified.
 
-Only nginx reaches the socket, so its headers are the truth there; on a TCP port only with ``--trust-headers``.
+Only nginx can connect to the socket, so its headers are trusted there; on a TCP port only with ``--trust-headers``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAIR = re.compile(r"(?:^|,)\s*([A-Za-z]+)=((?:\\.|[^,\\+])*)(?=,|$)")
 
 @dataclass(frozen=True)
 class Caller:
-    """One who asks: ``name`` is the certificate's CN, ``address`` the peer's, as nginx saw it."""
+    """The client of a request: ``name`` is the certificate's CN, ``address`` the peer address that nginx reports."""
 
     role: str
     name: str
@@ -28,7 +28,7 @@ class Caller:
 
 
 def read_subject(subject: str) -> tuple[str, str]:
-    """CN and OU of a subject in RFC 2253's form; empty where there is not exactly one of each."""
+    """Return CN and OU of a subject in RFC 2253 form; empty unless there is exactly one of each."""
     found: dict[str, list[str]] = {"CN": [], "OU": []}
     at = 0
     for match in _PAIR.finditer(subject):
@@ -41,8 +41,8 @@ def read_subject(subject: str) -> tuple[str, str]:
     return found["CN"][0], found["OU"][0]
 
 
-def who(request: HTTPConnection) -> Caller:
-    """Who asks. Whoever shows no certificate of ours is nobody."""
+def identify(request: HTTPConnection) -> Caller:
+    """Return the caller of a request. Its role is "nobody" without a certificate of this site."""
     peer = request.client.host if request.client else ""
     if not getattr(request.app.state, "trust", False):
         return Caller("nobody", "", peer)
@@ -51,7 +51,7 @@ def who(request: HTTPConnection) -> Caller:
     secure = headers.get("x-sms-scheme") == "https"
     if secure and headers.get("x-sms-verify") == "SUCCESS":
         name, unit = read_subject(headers.get("x-sms-subject", ""))
-        # The authority in the VM vouches for nodes, and for nobody else.
+        # The CA in the VM may issue certificates for nodes only.
         if unit != "node" and read_subject(headers.get("x-sms-issuer", "") + ",OU=issuer")[0] == NODE_ISSUER:
             unit = ""
         if name and unit in ("admin", "services", "node"):
@@ -59,14 +59,16 @@ def who(request: HTTPConnection) -> Caller:
     return Caller("nobody", "", address, secure)
 
 
-def need(request: HTTPConnection, *roles: str) -> Caller:
-    """The caller, if it is one of these roles; else 401 (no certificate) or 403."""
-    caller = who(request)
+def require_role(request: HTTPConnection, *roles: str) -> Caller:
+    """Return the caller if it has one of these roles; otherwise 401 (no certificate) or 403."""
+    caller = identify(request)
     if caller.role in roles or "nobody" in roles:
         return caller
     if caller.role == "nobody":
-        raise HttpProblem(401, f"this asks for a certificate of {_either(roles)}", hint="ask at port 8443, with one")
-    raise HttpProblem(403, f"{caller.name} is {caller.role}; this is for {_either(roles)}")
+        raise HttpProblem(
+            401, f"this requires a certificate with role {_either(roles)}", hint="use port 8443 with a certificate"
+        )
+    raise HttpProblem(403, f"{caller.name} has role {caller.role}; this requires {_either(roles)}")
 
 
 def _either(roles: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The application: routes of all modules behind one gate, which asks the contract."""
+"""The application: the routes of all modules behind middleware that checks requests against the contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.errors import SmsError
 from appliance.provision import contract
-from appliance.provision.access import need
+from appliance.provision.access import require_role
 from appliance.provision.contract import Contract, Operation
 from appliance.provision.problem import HttpProblem, answer, not_found
 from appliance.provision.world import World
@@ -27,40 +27,41 @@ MODULES += ["image_routes"]
 
 
 def make_app(world: World, *, trust: bool = False) -> Starlette:
-    """The application of a world. ``trust``: nginx's headers say who asks; else everybody is nobody."""
+    """Return the application. ``trust``: take the caller from nginx's headers; otherwise every caller is "nobody"."""
     routes = [route for name in MODULES for route in module_routes(name, world)]
-    app = Starlette(routes=routes, exception_handlers={HttpProblem: _tell, SmsError: _tell_sms, Exception: _tell_any})
+    app = Starlette(
+        routes=routes,
+        exception_handlers={HttpProblem: _handle_problem, SmsError: _handle_sms_error, Exception: _handle_unexpected},
+    )
     app.state.trust, app.state.world = trust, world
-    app.add_middleware(Gate, contract=world.contract)
+    app.add_middleware(ContractMiddleware, contract=world.contract)
     return app
 
 
 def module_routes(name: str, world: World) -> list[BaseRoute]:
-    """The routes of one module of this package."""
+    """Return the routes of one module of this package."""
     return list(importlib.import_module(f"appliance.provision.{name}").routes(world))
 
 
-def _tell(_request: Request, error: Exception) -> Response:
+def _handle_problem(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpProblem)
     return answer(error)
 
 
-def _tell_sms(_request: Request, error: Exception) -> Response:
+def _handle_sms_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, SmsError)
     return answer(HttpProblem(409 if error.status == 3 else 400, error.message, hint=error.hint))
 
 
-def _tell_any(request: Request, error: Exception) -> Response:
+def _handle_unexpected(request: Request, error: Exception) -> Response:
     log.error("%s %s: %s", request.method, request.url.path, type(error).__name__)
-    return answer(
-        HttpProblem(500, "the service has a fault; its log has more", hint="sms vm exec journalctl -u sms-provd")
-    )
+    return answer(HttpProblem(500, "internal error; see the service's log", hint="sms vm exec journalctl -u sms-provd"))
 
 
-class Gate:
-    """Before any route: is there such an operation, may this one ask it, is its body what the contract says?
+class ContractMiddleware:
+    """Check operation, role, query and body of each request before its route runs.
 
-    The parsed body is then at ``request.state.body``; one that is not JSON is left to be read by the route.
+    The parsed JSON body is stored in ``request.state.body``; other bodies are left to the route.
     """
 
     def __init__(self, app: ASGIApp, contract: Contract) -> None:
@@ -74,12 +75,12 @@ class Gate:
             operation = self.contract.find(scope["method"], scope["path"])
             if operation is None:
                 raise not_found(f"there is no {scope['path'][:200]}")
-            need(Request(scope), *operation.roles)
+            require_role(Request(scope), *operation.roles)
             contract.check_query(operation, scope["query_string"].decode("latin-1"))
             if operation.json:
                 data = await _read(scope, receive, operation)
                 scope.setdefault("state", {})["body"] = contract.parse_body(operation, data)
-                receive = _again(data, receive)
+                receive = _replay(data, receive)
         except HttpProblem as problem:
             await answer(problem)(scope, receive, send)
             return
@@ -87,7 +88,7 @@ class Gate:
 
 
 async def _read(scope: Scope, receive: Receive, operation: Operation) -> bytes:
-    """The whole body; 413 for one that is too large, before it is in memory."""
+    """Return the whole body; 413 as soon as it exceeds the limit."""
     found, size = [], 0
     while True:
         message = await receive()
@@ -101,14 +102,14 @@ async def _read(scope: Scope, receive: Receive, operation: Operation) -> bytes:
             return b"".join(found)
 
 
-def _again(data: bytes, receive: Receive) -> Receive:
-    """A channel that says the body once more, for a route that reads it itself."""
-    said: list[Any] = []
+def _replay(data: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that delivers the body again, for a route that reads it itself."""
+    sent: list[Any] = []
 
     async def again() -> Message:
-        if said:
+        if sent:
             return await receive()
-        said.append(True)
+        sent.append(True)
         return {"type": "http.request", "body": data, "more_body": False}
 
     return again

@@ -1,4 +1,4 @@
-"""Contents by their digest, on the state disk: written beside, checked, renamed."""
+"""Content-addressed files on the state disk: written to a temporary file, verified, renamed."""
 
 from __future__ import annotations
 
@@ -13,82 +13,82 @@ from pathlib import Path
 
 from appliance.provision.problem import HttpProblem, bad_request
 
-SPARE_B = 64 << 20
-"""Bytes of the disk that master files leave free: the inventory needs them."""
-KEPT_S = 3600
-"""A content that nobody names yet has so long until somebody must."""
-FULL = "sms files list shows what may go; `sms image list` too"
+RESERVE_B = 64 << 20
+"""Bytes of the disk reserved for the inventory."""
+GRACE_S = 3600
+"""Seconds until unreferenced content is removed."""
+FULL = "see `sms files list` and `sms image list` for what can be removed"
 
 
 class Blobs:
-    """A folder of contents."""
+    """A folder of content-addressed files."""
 
-    def __init__(self, folder: Path, *, spare_b: int = SPARE_B) -> None:
-        self.folder, self.spare_b = folder, spare_b
+    def __init__(self, folder: Path, *, reserve_b: int = RESERVE_B) -> None:
+        self.folder, self.reserve_b = folder, reserve_b
 
     def path(self, digest: str) -> Path:
-        """Where a content is, or would be."""
+        """Return the path of a content, which may not exist."""
         return self.folder / digest[:2] / digest
 
     def read(self, digest: str) -> bytes | None:
-        """A content; None where it is not there, or is not what it was."""
+        """Return a content; None if it is missing or does not match its digest."""
         try:
             data = self.path(digest).read_bytes()
         except FileNotFoundError:
             return None
         return data if hashlib.sha256(data).hexdigest() == digest else None
 
-    async def take(self, digest: str, size: int, blocks: AsyncIterator[bytes]) -> None:
-        """Keep what comes, if it is what its digest and size say; 400 where it is not, 507 where the disk is full."""
+    async def store(self, digest: str, size: int, blocks: AsyncIterator[bytes]) -> None:
+        """Store content of this digest and size; 400 if it does not match, 507 if the disk is full."""
         self.check_space(size)
         path = self.path(digest)
         beside = path.with_name(f".{digest}.{secrets.token_hex(4)}")
-        found, came = hashlib.sha256(), 0
+        found, received = hashlib.sha256(), 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Blocks are small, and come as fast as the network brings them: no thread is worth its while.
+            # Blocks are small and arrive at network speed: a thread would not pay off.
             with beside.open("xb") as stream:
                 beside.chmod(0o600)
                 async for block in blocks:
-                    came += len(block)
-                    if came > size:
-                        raise bad_request(f"more than the {size} bytes came that were announced")
+                    received += len(block)
+                    if received > size:
+                        raise bad_request(f"more than the announced {size} bytes received")
                     found.update(block)
                     stream.write(block)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if came != size or found.hexdigest() != digest:
-                raise bad_request("what came is not what its digest and size say: cut off on its way?")
+            if received != size or found.hexdigest() != digest:
+                raise bad_request("digest or size does not match: was the transfer interrupted?")
             beside.replace(path)
         except OSError as error:
-            raise full(error) from error
+            raise disk_full(error) from error
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
 
     def check_space(self, size: int) -> None:
-        """507 where so many bytes would fill the disk."""
+        """Raise 507 if ``size`` more bytes would use up the reserve."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             free = shutil.disk_usage(self.folder).free
         except OSError as error:
-            raise full(error) from error
-        if free - size < self.spare_b:
+            raise disk_full(error) from error
+        if free - size < self.reserve_b:
             raise HttpProblem(
-                507, f"the VM's disk is full: {free >> 20} MiB are free, {self.spare_b >> 20} must stay", hint=FULL
+                507, f"the VM's disk is full: {free >> 20} MiB are free, {self.reserve_b >> 20} are reserved", hint=FULL
             )
 
     def prune(self, named: Collection[str]) -> int:
-        """Remove what nobody names and is not new; how many."""
-        gone = 0
+        """Remove content that is unreferenced and older than ``GRACE_S``; return how many files."""
+        removed = 0
         for path in self.folder.glob("??/*"):
             with contextlib.suppress(OSError):
-                if path.name not in named and path.stat().st_mtime < time.time() - KEPT_S:
+                if path.name not in named and path.stat().st_mtime < time.time() - GRACE_S:
                     path.unlink()
-                    gone += 1
-        return gone
+                    removed += 1
+        return removed
 
 
-def full(error: OSError) -> HttpProblem:
-    """A failed write, as the client is to hear it."""
-    return HttpProblem(507, f"the VM's disk cannot be written: {(error.strerror or str(error)).lower()}", hint=FULL)
+def disk_full(error: OSError) -> HttpProblem:
+    """Return the 507 response for a failed write."""
+    return HttpProblem(507, f"cannot write to the VM's disk: {(error.strerror or str(error)).lower()}", hint=FULL)

@@ -19,7 +19,7 @@ from appliance.provision.world import World
 
 PARAMETERS = "/boot/v1/bootparameters"
 SCOPES = {"hosts": "host", "macs": "mac", "nids": "nid", "groups": "group"}
-"""Key of a payload, and what its values are kept as."""
+"""Payload key, and the scope under which its values are stored."""
 DEFAULT = ("host", "Default")
 
 
@@ -36,7 +36,7 @@ def routes(world: World) -> list[Route]:
 
 
 def keys_of(inventory: Inventory, node: Component) -> Iterator[tuple[str, str]]:
-    """Where boot parameters of a node are looked for: its own, its groups', its role's, everybody's."""
+    """Yield the keys of a node's boot parameters in order of precedence: node, groups, role, default."""
     yield "host", node.id
     if node.name and node.name != node.id:
         yield "host", node.name
@@ -52,7 +52,7 @@ def keys_of(inventory: Inventory, node: Component) -> Iterator[tuple[str, str]]:
 
 
 def read_keys(body: dict[str, Any]) -> list[tuple[str, str]]:
-    """The hosts of a payload; 400 for a MAC address that is none. Without hosts: the kernel's or initrd's own."""
+    """Return the keys of a payload: its hosts, or without any the kernel or initrd. 400 for an invalid MAC address."""
     found = []
     for name, scope in SCOPES.items():
         for each in body.get(name) or ():
@@ -65,12 +65,12 @@ def read_keys(body: dict[str, Any]) -> list[tuple[str, str]]:
     if not found:
         found = [(scope, body[scope]) for scope in ("kernel", "initrd") if body.get(scope)]
     if not found:
-        raise bad_request("say whom this is for: hosts, macs, nids, groups, or a kernel or initrd alone")
+        raise bad_request("no target given: hosts, macs, nids, groups, or a kernel or initrd alone")
     return found
 
 
 def show(boot: Boot) -> dict[str, Any]:
-    """Boot parameters as BSS shows them."""
+    """Return boot parameters in BSS's form."""
     shown: dict[str, Any] = {}
     for name, scope in SCOPES.items():
         if scope == boot.scope:
@@ -80,30 +80,30 @@ def show(boot: Boot) -> dict[str, Any]:
 
 
 class Parameters:
-    """Answers at ``bootparameters``."""
+    """Request handlers of ``bootparameters``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     async def show(self, request: Request) -> Response:
         query = request.query_params
-        asked: dict[str, Any] = {key: query.getlist(one) for one, key in (("name", "hosts"), ("mac", "macs"))}
-        asked["nids"] = [each for each in query.getlist("nid") if each.isascii() and each.isdigit()]
-        # BSS takes the hosts in a body as well, and its documents ask so.
+        requested: dict[str, Any] = {key: query.getlist(one) for one, key in (("name", "hosts"), ("mac", "macs"))}
+        requested["nids"] = [each for each in query.getlist("nid") if each.isascii() and each.isdigit()]
+        # BSS also accepts the hosts in a body, and its documentation uses that form.
         operation = self.world.contract.operations["DELETE", PARAMETERS]
-        data = await request.body() if not any(asked.values()) else b""
+        data = await request.body() if not any(requested.values()) else b""
         if len(data) > operation.largest_b:
             raise bad_request("the body is too large")
         body = contract.parse_body(operation, data) if data else None
-        return await run_in_threadpool(self._show, body if body else asked)
+        return await run_in_threadpool(self._show, body if body else requested)
 
-    def _show(self, asked: dict[str, Any]) -> Response:
+    def _show(self, requested: dict[str, Any]) -> Response:
         boot = self.world.inventory().boot
-        if not any(asked.values()):
+        if not any(requested.values()):
             return JSONResponse([show(each) for _, each in sorted(boot.items())])
-        found = [boot[key] for key in read_keys(asked) if key in boot]
+        found = [boot[key] for key in read_keys(requested) if key in boot]
         if not found:
-            raise not_found("there are no boot parameters for this")
+            raise not_found("there are no boot parameters for this query")
         return JSONResponse([show(each) for each in found])
 
     def post(self, request: Request) -> Response:
@@ -118,13 +118,13 @@ class Parameters:
         keys = read_keys(body)
         with self.world.edit() as draft:
             for scope, key in keys:
-                draft.put_boot(_changed(Boot(scope, key), body))
+                draft.put_boot(_update(Boot(scope, key), body))
 
     def patch(self, request: Request) -> Response:
         body = request.state.body
         with self.world.edit() as draft:
             for key in read_keys(body):
-                draft.put_boot(_changed(_there(draft, key), body))
+                draft.put_boot(_update(_existing(draft, key), body))
         return Response(status_code=200)
 
     def delete(self, request: Request) -> Response:
@@ -132,21 +132,21 @@ class Parameters:
         with self.world.edit() as draft:
             for key in read_keys(body):
                 if key[0] in ("kernel", "initrd"):
-                    _forget_image(draft, *key)
+                    _remove_image(draft, *key)
                 else:
-                    _there(draft, key)
+                    _existing(draft, key)
                     del draft.boot[key]
         return Response(status_code=200)
 
 
-def _there(draft: Draft, key: tuple[str, str]) -> Boot:
+def _existing(draft: Draft, key: tuple[str, str]) -> Boot:
     found = draft.boot.get(key)
     if found is None:
         raise not_found(f"there are no boot parameters of {key[0]} {key[1][:70]}")
     return found
 
 
-def _changed(boot: Boot, body: dict[str, Any]) -> Boot:
+def _update(boot: Boot, body: dict[str, Any]) -> Boot:
     for name in ("kernel", "initrd", "params"):
         if body.get(name) is not None:
             boot = replace(boot, **{name: body[name]})
@@ -155,8 +155,8 @@ def _changed(boot: Boot, body: dict[str, Any]) -> Boot:
     return boot
 
 
-def _forget_image(draft: Draft, what: str, path: str) -> None:
-    """A kernel or initrd, wherever it is named; 404 where it is nowhere."""
+def _remove_image(draft: Draft, what: str, path: str) -> None:
+    """Remove a kernel or initrd wherever it is referenced; 404 if it is not."""
     found = [
         each for each in draft.boot.values() if getattr(each, what) == path or (each.scope, each.key) == (what, path)
     ]

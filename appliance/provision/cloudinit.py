@@ -1,8 +1,8 @@
-"""``/cloud-init/...``: what cloud-init asks for, per node, group or for all.
+"""``/cloud-init/...``: cloud-init data per node, per group and for all nodes.
 
-It may hold what is not everybody's, so it is given to the node alone, by its certificate, which its root has. The admin
-may look at any node's. Without a certificate every user of a node can ask from its address: that gives what the admin
-marked ``public``, when the kernel knows one of the node's MAC addresses at that address, and nothing else.
+The data may be confidential, so only the node gets it, with its certificate, which is readable only by root. The admin
+may read that of any node. Requests without a certificate may come from any user of a node: they get only entries marked
+``public``, and only if the ARP table has one of the node's MAC addresses at the peer's address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from appliance.provision import bss
-from appliance.provision.access import who
+from appliance.provision.access import identify
 from appliance.provision.model import Component, Inventory
 from appliance.provision.peers import is_node
 from appliance.provision.problem import bad_request, not_found
@@ -37,17 +37,17 @@ def routes(world: World) -> list[Route]:
 
 
 class CloudInit:
-    """The three documents of a node."""
+    """Request handlers of the three documents of a node."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     def _node(self, inventory: Inventory, request: Request) -> Component:
-        """The node that asks, or whom the admin asks for; 404 for anybody else, who learns no more than that."""
-        caller, name = who(request), request.query_params.get("name")
+        """Return the calling node, or the node that the admin names; 404 for all others, without details."""
+        caller, name = identify(request), request.query_params.get("name")
         if caller.role == "admin":
             if not name:
-                raise bad_request("say whose: name=")
+                raise bad_request("a query parameter is required: name=")
             found = inventory.find_node(name)
         elif caller.role == "node":
             found = inventory.find_node(caller.name)
@@ -59,14 +59,14 @@ class CloudInit:
             raise not_found("there is nothing here for this address")
         return found
 
-    def _asked(self, request: Request, what: str) -> tuple[Component, dict[str, Any] | str]:
-        """The node, and what it is to have of a document."""
+    def _document(self, request: Request, what: str) -> tuple[Component, dict[str, Any] | str]:
+        """Return the node and its content of a document."""
         inventory = self.world.inventory()
         node = self._node(inventory, request)
-        return node, merged(inventory, node, what, all_of_it=who(request).role in ("admin", "node"))
+        return node, merge(inventory, node, what, include_private=identify(request).role in ("admin", "node"))
 
     def meta(self, request: Request) -> Response:
-        node, given = self._asked(request, "meta-data")
+        node, given = self._document(request, "meta-data")
         own = {
             "instance-id": node.id,
             "local-hostname": node.name or node.id,
@@ -75,21 +75,21 @@ class CloudInit:
         return _yaml({**own, **given} if isinstance(given, dict) else own)
 
     def user(self, request: Request) -> Response:
-        return _cloud_config(self._asked(request, "user-data")[1])
+        return _cloud_config(self._document(request, "user-data")[1])
 
     def vendor(self, request: Request) -> Response:
-        return _cloud_config(self._asked(request, "vendor-data")[1])
+        return _cloud_config(self._document(request, "vendor-data")[1])
 
 
-def merged(inventory: Inventory, node: Component, what: str, *, all_of_it: bool) -> dict[str, Any] | str:
-    """A document of a node: the keys of its own, then of its groups, then of all. One that is text stands as it is.
+def merge(inventory: Inventory, node: Component, what: str, *, include_private: bool) -> dict[str, Any] | str:
+    """Merge a document of a node: its own keys take precedence over its groups', then the default's.
 
-    Without ``all_of_it`` only from entries that are marked ``public``.
+    A document that is text is returned unchanged. Without ``include_private`` only entries marked ``public`` count.
     """
     found: dict[str, Any] = {}
     for key in bss.keys_of(inventory, node):
         entry = inventory.boot[key].cloud_init if key in inventory.boot else {}
-        given = entry.get(what) if all_of_it or entry.get("public") is True else None
+        given = entry.get(what) if include_private or entry.get("public") is True else None
         if isinstance(given, str) and not found:
             return given
         if isinstance(given, dict):

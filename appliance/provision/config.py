@@ -1,4 +1,4 @@
-"""``/etc/sms/provision.json``: what the admin host told the VM at its start."""
+"""``/etc/sms/provision.json``: the configuration that the admin host passes to the VM at its start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST_B = 1 << 20
 
 @dataclass(frozen=True)
 class Config:
-    """What the service knows of its site; the defaults are those of the VM."""
+    """The service's configuration; defaults are those of the VM."""
 
     address: str
     prefix: int = 24
@@ -34,9 +34,9 @@ class Config:
     token_s: int = 600
     busy_s: float = 5.0
     neighbours: Path | None = None
-    """A file in the form of /proc/net/arp, for tests; None: the kernel's."""
+    """A file in the format of /proc/net/arp, for tests; None: the kernel's table."""
     raw: dict[str, Any] | None = None
-    """The whole document, for keys that only one module knows."""
+    """The whole document, for keys that only one module uses."""
 
     @property
     def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
@@ -44,21 +44,21 @@ class Config:
 
     @property
     def plain_url(self) -> str:
-        """Where nodes fetch kernels and images."""
+        """Base URL of kernels and images."""
         return f"http://{self.address}"
 
     @property
     def tls_url(self) -> str:
-        """Where nodes ask for what is not for everybody."""
+        """Base URL of everything that requires a certificate."""
         return f"https://{self.address}:8443"
 
 
 def parse_config(document: dict[str, Any]) -> Config:
-    """A document of the file; ConfigError names every key that is wrong."""
-    wrong = [f"{key}: {why}" for key, why in _mistakes(document)]
+    """Return the configuration from the file's document; ConfigError lists every invalid key."""
+    wrong = [f"{key}: {why}" for key, why in _errors(document)]
     if wrong:
         raise ConfigError(
-            f"the service's configuration is wrong: {'; '.join(wrong)}", hint="sms vm start writes it anew"
+            f"the service's configuration is invalid: {'; '.join(wrong)}", hint="`sms vm start` recreates it"
         )
     services = document.get("services") or {}
     known: dict[str, Any] = {
@@ -80,7 +80,7 @@ def parse_config(document: dict[str, Any]) -> Config:
     )
 
 
-def _mistakes(document: dict[str, Any]) -> list[tuple[str, str]]:
+def _errors(document: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     try:
         ipaddress.ip_interface(f"{document.get('address')}/{document.get('prefix', 24)}")
@@ -98,17 +98,17 @@ def _mistakes(document: dict[str, Any]) -> list[tuple[str, str]]:
             found.append(("pool", str(error)))
     for key, kind in (("token_s", int), ("busy_s", (int, float)), ("database", str), ("socket", str)):
         if key in document and not isinstance(document[key], kind):
-            found.append((key, "is of another type"))
+            found.append((key, "has the wrong type"))
     return found
 
 
 def read_config(path: Path) -> Config:
-    """The configuration of a file; ConfigError where it cannot be read."""
+    """Read the configuration file; ConfigError if it cannot be read."""
     try:
         with path.open("rb") as file:
             document = json.loads(file.read(LARGEST_B))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", hint="sms vm start writes it anew") from error
+        raise ConfigError(f"cannot read {path}: {error}", hint="`sms vm start` recreates it") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} holds no JSON object", hint="sms vm start writes it anew")
+        raise ConfigError(f"{path} is not a JSON object", hint="`sms vm start` recreates it")
     return parse_config(document)

@@ -1,7 +1,7 @@
-"""``definitions/provision/openapi.yaml``: what may be asked, by whom, in what form.
+"""``definitions/provision/openapi.yaml``: the operations, who may call them, and their parameters and bodies.
 
-An operation's own keys: ``x-roles``, who may ask (admin alone, where it is not there); ``x-largest``, the bytes a body
-may have (1 MiB); a body of another type than JSON is not read here.
+Extension keys of an operation: ``x-roles``, who may call it (default: admin); ``x-largest``, the maximum size of a body
+in bytes (default: 1 MiB). Bodies of a type other than JSON are not read here.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from appliance.provision.problem import HttpProblem, bad_request
 
 METHODS = ("get", "put", "post", "patch", "delete", "head")
 LARGEST_B = 1 << 20
-MOST_PROBLEMS = 50
+MAX_PROBLEMS = 50
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def find_contract() -> Path:
-    """The file, in a checkout, in the VM, or in an installed wheel."""
+    """Return the path of openapi.yaml in a checkout, in the VM, or in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     for top in (package.parent, package / "_share"):
         if (path := top / "definitions" / "provision" / "openapi.yaml").exists():
             return path
-    raise SmsError("openapi.yaml is not there", hint="it belongs in definitions/provision beside the program")
+    raise SmsError("openapi.yaml is missing", hint="it belongs in definitions/provision of the installation")
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class Operation:
     roles: tuple[str, ...]
     largest_b: int
     json: bool
-    """Whether the body is JSON, and read here."""
+    """Whether the body is JSON and validated here."""
     required: bool
     body: Any = None
-    """Its validator."""
+    """The body's validator."""
     query: dict[str, Any] = field(default_factory=dict)
-    """Query parameter, and its validator; ``many`` of its schema is an array."""
+    """Validators by query parameter; those in ``many`` are arrays."""
     many: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
 
 
 class Contract:
-    """All operations, found by method and path."""
+    """All operations, indexed by method and path."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
@@ -78,7 +78,7 @@ class Contract:
         if "{" not in path:
             self._plain[path] = path
             return
-        # A parameter named `path` is the rest, slashes included, as Starlette's {path:path}.
+        # A parameter named `path` matches the rest with slashes, like Starlette's {path:path}.
         pattern = re.sub(r"\\{path\\}", r".+", re.escape(path))
         pattern = re.sub(r"\\{\w+\\}", r"[^/]+", pattern)
         self._patterns.append((re.compile(pattern), path))
@@ -92,7 +92,7 @@ class Contract:
         return schema
 
     def _validator(self, schema: Any) -> Any:
-        # References point into the whole document; a nullable type is written as draft 7 has it.
+        # References point into the whole document; nullable types are written in draft 7 form.
         whole = {"components": self.document.get("components", {}), "allOf": [schema]}
         return Draft7Validator(whole, format_checker=FormatChecker())
 
@@ -116,7 +116,7 @@ class Contract:
         )
 
     def find(self, method: str, path: str) -> Operation | None:
-        """The operation of a request; None for a path that is not there. 405 for one that knows no such method."""
+        """Return the operation of a request; None for an unknown path. 405 if the path does not support the method."""
         templates = [self._plain[path]] if path in self._plain else []
         if not templates:
             templates = [template for pattern, template in self._patterns if pattern.fullmatch(path)]
@@ -127,27 +127,27 @@ class Contract:
             if found is not None:
                 return found
         if templates:
-            raise HttpProblem(405, f"{path} knows no {method}")
+            raise HttpProblem(405, f"{path} does not support {method}")
         return None
 
 
 def check_query(operation: Operation, query: str) -> None:
-    """400 with every query parameter that is wrong. One that is not known is passed over, as SMD does."""
+    """Raise 400 with every invalid query parameter. Unknown ones are ignored, as in SMD."""
     if not operation.query:
         return
     given: dict[str, list[str]] = {}
     for name, text in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
         given.setdefault(name, []).append(text)
     wrong = [f"{name}: is missing" for name in operation.needed - given.keys()]
-    # A route reads the last one, which nobody would have looked at.
+    # A route would read the last one, which has not been validated.
     twice = {name for name, texts in given.items() if len(texts) > 1} & (operation.query.keys() - operation.many)
-    wrong += [f"{name}: is there more than once" for name in sorted(twice)]
+    wrong += [f"{name}: is given more than once" for name in sorted(twice)]
     for name, validator in operation.query.items():
         if name in given:
             value: Any = given[name] if name in operation.many else _typed(given[name][0], validator)
             wrong += [f"{name}: {error.message}" for error in validator.iter_errors(value)]
     if wrong:
-        raise bad_request("; ".join(wrong[:3]), problems=wrong[:MOST_PROBLEMS])
+        raise bad_request("; ".join(wrong[:3]), problems=wrong[:MAX_PROBLEMS])
 
 
 def _typed(text: str, validator: Any) -> Any:
@@ -162,16 +162,16 @@ def _typed(text: str, validator: Any) -> Any:
 
 
 def parse_body(operation: Operation, data: bytes) -> Any:
-    """The body as JSON that the contract allows; 400 with every place that is wrong."""
+    """Return the JSON body, validated by the contract; 400 with every error."""
     if not data:
         if operation.required:
             raise bad_request("the request has no body")
         return None
     try:
         document = json.loads(data, parse_constant=_no_constant, parse_float=_finite)
-        # A lone surrogate or a null byte is JSON, and no database takes it.
+        # Lone surrogates and null bytes are valid JSON, but databases reject them.
         if "\\u" in data.decode("utf-8", "replace") and not _storable(document):
-            raise bad_request("the body holds text that cannot be stored")
+            raise bad_request("the body contains text that cannot be stored")
     except HttpProblem:
         raise
     except (ValueError, RecursionError) as error:
@@ -184,7 +184,7 @@ def parse_body(operation: Operation, data: bytes) -> Any:
 
 def _errors(operation: Operation, document: Any) -> Iterator[Any]:
     for number, error in enumerate(operation.body.iter_errors(document)):
-        if number >= MOST_PROBLEMS:
+        if number >= MAX_PROBLEMS:
             return
         yield error
 

@@ -1,8 +1,8 @@
-"""DHCP and TFTP: dnsmasq's configuration, and the line of each node, written anew after each change.
+"""DHCP and TFTP: dnsmasq's configuration and its hosts file, rewritten after each change.
 
-The configuration is what the site says, and changes with a start of the VM; the nodes' lines lie in a file of their
-own, which dnsmasq reads at SIGHUP (units of the VM see to both). Every value is held to a pattern here once more: no
-name of whoever filled the inventory adds a line.
+The configuration depends on the site and changes only when the VM starts. The hosts file has a line for each node;
+dnsmasq reads it at SIGHUP. Units of the VM handle both. Every value is checked against a pattern again, so that no
+name in the inventory can inject a line.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from appliance.provision.model import Component, Inventory
 from appliance.provision.world import World
 
 CONFIGURATION, HOSTS, PID = "dnsmasq.conf", "dnsmasq.hosts", "dnsmasq.pid"
-"""Files beside the socket."""
+"""Files in the folder of the socket."""
 TFTP = "/usr/lib/sms/tftp"
 BIOS, EFI = "undionly.kpxe", "ipxe.efi"
 POOL_LEASE = "1h"
-MOST_LEASES = 70000
+MAX_LEASES = 70000
 _SIOCGIFADDR = 0x8915
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -42,9 +42,9 @@ log = logging.getLogger("sms-provd")
 
 
 def unique_local(address: str, prefix: int) -> tuple[str, str]:
-    """The /64 that routers of this network announce, and this machine's address in it: they follow from the IPv4 ones.
+    """Return the /64 prefix to advertise and this machine's address in it, derived from the IPv4 address.
 
-    Without an announcement iPXE waits 13 seconds for one.
+    Without a router advertisement iPXE waits for one for 13 seconds.
     """
     network = ipaddress.IPv4Network(f"{address}/{prefix}", strict=False)
     whole = int(network.network_address)
@@ -53,10 +53,10 @@ def unique_local(address: str, prefix: int) -> tuple[str, str]:
 
 
 def check_range(config: Config) -> None:
-    """Raise where the pool is no range of the provisioning network, or holds what is somebody's.
+    """Check that the pool is a range of the provisioning network and contains no address in use.
 
     Raises:
-        ConfigError: with what is wrong.
+        ConfigError: the pool is invalid.
     """
     if config.pool is None:
         return
@@ -70,23 +70,23 @@ def check_range(config: Config) -> None:
         raise ConfigError(f"pool: {last} comes before {first}", hint=hint)
     for each in (config.address, config.services_address, config.gateway):
         if each and int(first) <= int(ipaddress.ip_address(each)) <= int(last):
-            raise ConfigError(f"pool: {each} in it is taken", hint=hint)
+            raise ConfigError(f"pool: it contains {each}, which is in use", hint=hint)
 
 
 def render_configuration(config: Config, port: str, folder: Path, *, tftp: str = TFTP) -> str:
-    """dnsmasq.conf.
+    """Render dnsmasq.conf.
 
     Args:
         port: the network interface in the provisioning network.
-        folder: where the hosts' file is.
+        folder: the folder of the hosts file.
 
     Raises:
-        ConfigError: the pool does not fit, or a value would be a line of its own.
+        ConfigError: the pool is invalid, or a value contains characters that dnsmasq's syntax does not allow.
     """
     check_range(config)
     for value, pattern in ((port, _PORT), (str(folder), _FILE), (tftp, _FILE)):
         if not pattern.fullmatch(value):
-            raise ConfigError(f"{value!r} cannot stand in dnsmasq's configuration")
+            raise ConfigError(f"{value!r} is not allowed in dnsmasq's configuration")
     prefix, _ = unique_local(config.address, config.prefix)
     network = config.network
     lines = [
@@ -97,11 +97,11 @@ def render_configuration(config: Config, port: str, folder: Path, *, tftp: str =
         "bind-interfaces",
         f"pid-file={folder / PID}",
         f"dhcp-leasefile={folder / 'dnsmasq.leases'}",
-        f"dhcp-lease-max={MOST_LEASES}",
+        f"dhcp-lease-max={MAX_LEASES}",
         "dhcp-authoritative",
         "quiet-dhcp6",
         "quiet-ra",
-        # Nodes never ask again: their addresses outlive days without this machine.
+        # Infinite leases: nodes keep their addresses while this machine is down.
         f"dhcp-range={network.network_address},static,{network.netmask},infinite",
         f"dhcp-hostsfile={folder / HOSTS}",
         *_pool(config),
@@ -109,18 +109,18 @@ def render_configuration(config: Config, port: str, folder: Path, *, tftp: str =
         "enable-tftp",
         f"tftp-root={tftp}",
         "tftp-no-fail",
-        # iPXE tells itself by option 175; firmware by its architecture (RFC 4578).
+        # iPXE is recognized by option 175; firmware by its architecture (RFC 4578).
         "dhcp-match=set:ipxe,175",
         "dhcp-match=set:efi,option:client-arch,7",
         "dhcp-match=set:efi,option:client-arch,9",
-        # There is no other server that names boot files: iPXE need not wait for one (its no-pxedhcp).
+        # No other server offers boot files: iPXE need not wait for ProxyDHCP (no-pxedhcp).
         "dhcp-option=tag:ipxe,encap:175,176,1b",
         f"dhcp-boot=tag:ipxe,http://{config.address}/boot.ipxe",
         f"dhcp-boot=tag:!ipxe,tag:efi,{EFI}",
         f"dhcp-boot=tag:!ipxe,tag:!efi,{BIOS}",
         "enable-ra",
         f"dhcp-range={prefix},ra-only,64,infinite",
-        # Announced is the prefix alone: no node takes this machine for its router.
+        # Advertise only the prefix: a router lifetime of 0 keeps nodes from using this machine as a router.
         f"ra-param={port},60,0",
     ]
     return "".join(f"{line}\n" for line in lines)
@@ -135,7 +135,7 @@ def _pool(config: Config) -> Iterator[str]:
 
 
 def _options(config: Config) -> Iterator[str]:
-    """Where nodes find their router, the time, and who keeps their messages: the services container."""
+    """Yield the DHCP options: router, NTP, syslog and DNS servers."""
     services = config.services_address
     given = (config.raw or {}).get("dns") or []
     dns = [str(ipaddress.ip_address(each)) for each in given][:3]
@@ -145,70 +145,70 @@ def _options(config: Config) -> Iterator[str]:
         ("log-server", services),
         ("dns-server", ",".join(dns)),
     ):
-        # One without a value keeps dnsmasq from naming itself.
+        # An option without a value keeps dnsmasq from announcing itself.
         yield f"dhcp-option=option:{name}" + (f",{value}" if value else "")
 
 
 def render_hosts(inventory: Inventory, config: Config) -> str:
-    """A line for each node that boots: its MAC addresses, its address, its name. What is not written right has none."""
+    """Render a line for each node that boots: MAC addresses, address, name. Nodes with invalid values are left out."""
     return "".join(f"{line}\n" for node in inventory.nodes() if (line := _host(inventory, node, config)))
 
 
 def _host(inventory: Inventory, node: Component, config: Config) -> str:
-    # An interface with addresses of its own is in another network.
+    # An interface that has addresses itself is in another network.
     macs = [each.mac for each in inventory.interfaces_of(node.id) if not each.addresses]
     name = node.name or node.id
     if not node.address or not macs:
         return ""
-    right = _NAME.fullmatch(name) and not names.DHCP_WORD.fullmatch(name) and all(_MAC.fullmatch(mac) for mac in macs)
+    valid = _NAME.fullmatch(name) and not names.DHCP_WORD.fullmatch(name) and all(_MAC.fullmatch(mac) for mac in macs)
     try:
-        right = right and ipaddress.ip_address(node.address) in config.network
+        valid = valid and ipaddress.ip_address(node.address) in config.network
     except ValueError:
-        right = None
-    if not right:
-        log.warning("DHCP: %r at %r cannot be written down", name[:70], node.address[:70])
+        valid = None
+    if not valid:
+        log.warning("DHCP: invalid name or address: %r at %r", name[:70], node.address[:70])
         return ""
     return ",".join([*macs[:8], node.address, name, "infinite"])
 
 
 def find_port(address: str) -> str:
-    """The network interface that has an address; empty where none has."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    """Return the network interface that has an address; empty if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                found = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return ""
 
 
-class Keeper:
-    """Keeps dnsmasq's files as the inventory is, in a thread of its own: who changes it does not wait for them."""
+class ConfigWriter:
+    """Updates dnsmasq's files after each change of the inventory, in its own thread so that changes do not block."""
 
     def __init__(self, world: World, folder: Path, *, tftp: str = TFTP) -> None:
         self.world, self.folder, self.tftp = world, folder, tftp
-        self._due = threading.Event()
-        self._ended = self._complete = False
-        self._thread = threading.Thread(target=self._keep, name="dnsmasq", daemon=True)
+        self._pending = threading.Event()
+        self._stopped = self._complete = False
+        self._thread = threading.Thread(target=self._run, name="dnsmasq", daemon=True)
 
     def start(self) -> None:
-        """Write both files, then keep them.
+        """Write both files, then keep them up to date.
 
         Raises:
-            ConfigError: the pool does not fit into the network.
+            ConfigError: the pool is invalid.
         """
         self.write()
-        self.world.watchers.append(self._due.set)
+        self.world.watchers.append(self._pending.set)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread once it has written what is due."""
-        self._ended = True
-        self._due.set()
+        """Stop the thread after it has written pending changes."""
+        self._stopped = True
+        self._pending.set()
         self._thread.join(timeout=10)
 
     def write(self) -> bool:
-        """Write what differs; say whether anything did. dnsmasq is told by its units, or by SIGHUP where it may be."""
+        """Write the files that differ; return whether any did. Units restart dnsmasq; SIGHUP is sent if permitted."""
         port = find_port(self.world.config.address)
         changed, self._complete = False, bool(port)
         if port:
@@ -217,26 +217,26 @@ class Keeper:
             )
         if replace(self.folder / HOSTS, render_hosts(self.world.inventory(), self.world.config)):
             changed = True
-            self._tell()
+            self._reload_dnsmasq()
         return changed
 
-    def _keep(self) -> None:
-        while not self._ended:
-            # The port may get its address later than we start.
-            self._due.wait(None if self._complete else 1)
-            self._due.clear()
+    def _run(self) -> None:
+        while not self._stopped:
+            # The interface may get its address only after this service starts.
+            self._pending.wait(None if self._complete else 1)
+            self._pending.clear()
             try:
                 self.write()
-            except Exception as error:  # the next change is due all the same
-                log.error("DHCP: its files cannot be written: %s", error)
+            except Exception as error:  # the next change must still be written
+                log.error("DHCP: cannot write dnsmasq's files: %s", error)
 
-    def _tell(self) -> None:
+    def _reload_dnsmasq(self) -> None:
         with suppress(OSError, ValueError):
             os.kill(int((self.folder / PID).read_text()), signal.SIGHUP)
 
 
 def replace(path: Path, text: str) -> bool:
-    """Make a file hold a text, by renaming; say whether it changed."""
+    """Write a text file atomically; return whether it changed."""
     with suppress(FileNotFoundError):
         if path.read_text() == text:
             return False

@@ -1,4 +1,4 @@
-"""Changes to an inventory, before they are checked and written: all of a draft counts, or nothing."""
+"""Pending changes to an inventory: they are validated and committed together, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.provision.rules import Finding
 
 
 class Draft:
-    """An inventory that changes. ``findings``: what could not be done, beside what the rules will find."""
+    """An inventory being changed. ``findings``: changes that failed, in addition to those that the rules reject."""
 
     def __init__(self, old: Inventory) -> None:
         self.old = old
@@ -24,24 +24,24 @@ class Draft:
         self._names = {name: each.id for name, each in old.by_name.items()}
 
     def inventory(self) -> Inventory:
-        """What has become of it."""
+        """Return the changed inventory."""
         return Inventory(self.components, self.interfaces, self.groups, self.endpoints, self.boot)
 
     def find_node(self, name: str) -> Component | None:
-        """A node by its name or xname."""
+        """Return a node by name or xname."""
         low = name.lower()
         for key in (self._names.get(low, ""), name, low):
             each = self.components.get(key)
-            # An entry of the index may be one that was renamed since.
+            # The index may be stale after a rename.
             if each and each.type == "Node" and low in ((each.name or "").lower(), each.id.lower()):
                 return each
         return None
 
     def put_component(self, new: Component, *, before: str | None = None) -> None:
-        """A component in the place of one of that ID; of ``before``, if its ID becomes another."""
+        """Add or replace a component; ``before`` is its old ID if that changes."""
         if before is not None and before != new.id:
             if new.id in self.components:
-                self.findings.append(Finding(f"{new.id} is there already", taken=True))
+                self.findings.append(Finding(f"{new.id} exists already", taken=True))
                 return
             self.components.pop(before, None)
             self._rename(before, new.id)
@@ -61,48 +61,51 @@ class Draft:
             self.boot[scope, new] = replace(self.boot.pop((scope, key)), key=new)
 
     def remove_component(self, key: str) -> None:
-        """A component with its interfaces, its memberships and its own boot parameters."""
-        gone = self.components.pop(key)
+        """Remove a component with its interfaces, memberships and boot parameters."""
+        removed = self.components.pop(key)
         for mac in [mac for mac, each in self.interfaces.items() if each.component == key]:
             del self.interfaces[mac]
             self.boot.pop(("mac", mac), None)
         for label, group in self.groups.items():
             if key in group.members:
                 self.groups[label] = replace(group, members=tuple(each for each in group.members if each != key))
-        for own in ("host", key), ("host", gone.name or key), ("nid", str(gone.nid)):
+        for own in ("host", key), ("host", removed.name or key), ("nid", str(removed.nid)):
             self.boot.pop(own, None)
 
     def put_interfaces(self, component: str, found: list[Interface]) -> None:
-        """The interfaces of a component, in their order; those it had besides are gone."""
+        """Replace the interfaces of a component, in order."""
         kept = {each.mac for each in found}
         for mac in [mac for mac, each in self.interfaces.items() if each.component == component and mac not in kept]:
             del self.interfaces[mac]
         seen: set[str] = set()
         for position, each in enumerate(found):
             if each.mac in seen:
-                self.findings.append(Finding(f"{self._who(component)}: {each.mac} is there twice"))
+                self.findings.append(Finding(f"{self._owner_name(component)}: {each.mac} is listed twice"))
                 continue
             seen.add(each.mac)
             self.put_interface(replace(each, component=component, position=position))
 
     def put_interface(self, new: Interface) -> None:
-        """An interface; a finding where its MAC address is another's."""
+        """Add or replace an interface; a finding if another component has its MAC address."""
         there = self.interfaces.get(new.mac)
         if there and there.component and there.component != new.component:
             self.findings.append(
-                Finding(f"MAC {new.mac} of {self._who(new.component)}: {self._who(there.component)} has it", taken=True)
+                Finding(
+                    f"MAC {new.mac} of {self._owner_name(new.component)}: {self._owner_name(there.component)} has it",
+                    taken=True,
+                )
             )
             return
         if there and replace(there, changed=0) == replace(new, changed=0):
             return
         self.interfaces[new.mac] = replace(new, changed=there.changed if there else 0.0)
 
-    def _who(self, component: str) -> str:
+    def _owner_name(self, component: str) -> str:
         there = self.components.get(component)
         return (there.name if there else None) or component or "nobody"
 
     def put_members(self, component: str, labels: list[str]) -> None:
-        """The groups a component is in; those that are not there are made."""
+        """Set the groups of a component; missing groups are created."""
         for label, group in self.groups.items():
             if component in group.members and label not in labels:
                 self.groups[label] = replace(group, members=tuple(each for each in group.members if each != component))
@@ -122,7 +125,7 @@ class Draft:
 
 
 def read_interface(given: Any, component: str, findings: list[Finding]) -> Interface | None:
-    """An interface as ``sms`` writes it: a MAC address, or an object with more; a finding, where it is none."""
+    """Read an interface: a MAC address, or an object with more fields. A finding and None if it is invalid."""
     one = {"mac": given} if isinstance(given, str) else given
     mac = names.clean_mac(one["mac"])
     if not mac:
@@ -138,13 +141,13 @@ def read_interface(given: Any, component: str, findings: list[Finding]) -> Inter
 
 
 def read_addresses(given: Any, owner: str, findings: list[Finding]) -> tuple[tuple[str, str], ...]:
-    """Addresses with their networks' names; a finding for each that is none, or there twice."""
+    """Return addresses with their networks' names; a finding for each that is invalid or listed twice."""
     found: dict[str, str] = {}
     for each in given:
         text, network = (each, "") if isinstance(each, str) else (each["address"], each.get("network", ""))
         address = names.clean_address(text)
         if not address or address in found:
-            why = "is there twice" if address else "is not an address"
+            why = "is listed twice" if address else "is not an address"
             findings.append(Finding(f"{owner}: {text[:60]!r} {why}"))
             continue
         found[address] = network

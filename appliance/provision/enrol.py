@@ -1,4 +1,4 @@
-"""``POST /sms/v1/enrol``: a node that has just booted gets its certificate, or a new one before the old one ends."""
+"""``POST /sms/v1/enrol``: issue a certificate to a node that booted, or renew it before it expires."""
 
 from __future__ import annotations
 
@@ -15,70 +15,72 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from appliance.provision.access import Caller, who
+from appliance.provision.access import Caller, identify
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
 from appliance.provision.sync_tables import find_nodes
-from appliance.provision.tokens import Bound, Tokens
+from appliance.provision.tokens import RateLimit, Tokens
 from appliance.provision.world import World
 
 DAYS = 30
 RENEW_DAYS = 10
-"""The age at which a node asks for a new one."""
+"""The age in days at which a node renews its certificate."""
 log = logging.getLogger("sms-provd")
 
-REFUSAL = "this is no token that is good, or not one of this address"
-"""One answer to all that is wrong with a token: nobody learns which of it."""
+REFUSAL = "the token is invalid, or was not issued to this address"
+"""One message for all token errors, so that it does not reveal which check failed."""
 
 
 def routes(world: World) -> list[Route]:
     tokens = Tokens(world.store, token_s=world.config.token_s)
     world.tokens = tokens
-    bound = Bound()
+    rate_limit = RateLimit()
 
     def enrol(request: Request) -> Response:
-        caller = who(request)
+        caller = identify(request)
         body: dict[str, Any] = request.state.body
         if not caller.secure:
-            raise forbidden("a certificate is given over TLS only", hint="ask at port 8443")
-        if wait := bound.wait_s(caller.address):
-            log.warning("enrol: %s tries too often", caller.address)
-            raise HttpProblem(429, "too many tries", retry_s=wait)
+            raise forbidden("certificates are issued over TLS only", hint="use port 8443")
+        if wait := rate_limit.wait_s(caller.address):
+            log.warning("enrol: %s exceeds the rate limit", caller.address)
+            raise HttpProblem(429, "too many attempts", retry_s=wait)
         _check_port(request, caller)
         public = read_request(body["csr"])
-        name = _renewing(world, caller) if caller.role == "node" else tokens.use(body.get("token", ""), caller.address)
+        name = (
+            _renewal_name(world, caller) if caller.role == "node" else tokens.use(body.get("token", ""), caller.address)
+        )
         if not name:
-            log.warning("enrol: %s is refused", caller.address)
-            raise forbidden(REFUSAL, hint="a boot of the node gives it a new one")
+            log.warning("enrol: %s refused", caller.address)
+            raise forbidden(REFUSAL, hint="reboot the node to get a new token")
         chain = issue_node(world.config.tls, name, public)
-        log.info("enrol: %s at %s has a certificate", name, caller.address)
+        log.info("enrol: issued a certificate to %s at %s", name, caller.address)
         return JSONResponse({"name": name, "certificate": chain, "renew_s": RENEW_DAYS * 86400})
 
     return [Route("/sms/v1/enrol", enrol, methods=["POST"])]
 
 
-def _renewing(world: World, caller: Caller) -> str:
-    """The name of a node that shows a certificate and is where it should be; else empty."""
+def _renewal_name(world: World, caller: Caller) -> str:
+    """Return the name of a node whose certificate and address match the inventory; empty otherwise."""
     with world.store.read() as connection:
         nodes = find_nodes(connection, caller.name)
     return caller.name if nodes and nodes[0].address == caller.address else ""
 
 
 def _check_port(request: Request, caller: Caller) -> None:
-    # The token stands on the kernel's command line, which all users of a node may read; a port below 1024 is root's.
+    # All users of a node can read the token on the kernel's command line; only root can use a port below 1024.
     port = request.headers.get("x-real-port")
     if port is not None and (not port.isdigit() or int(port) >= 1024):
-        log.warning("enrol: %s asks from port %s", caller.address, port[:8])
-        raise forbidden("only root of a node may ask for its certificate", hint="ask from a port below 1024")
+        log.warning("enrol: request from %s has source port %s", caller.address, port[:8])
+        raise forbidden("only root of a node may request its certificate", hint="use a source port below 1024")
 
 
 def read_request(text: str) -> Any:
-    """The public key of a signing request; whatever else it asks for is passed over. 400 where it is none."""
+    """Return the public key of a signing request and ignore its other fields; 400 if it is invalid."""
     try:
         request = x509.load_pem_x509_csr(text.encode())
         valid = request.is_signature_valid
         public = request.public_key()
-    except Exception as error:  # what a stranger's ASN.1 makes of a parser
-        raise bad_request("csr: is no signing request in PEM") from error
+    except Exception as error:  # parsers raise anything on untrusted ASN.1
+        raise bad_request("csr: is not a signing request in PEM format") from error
     good = (
         (isinstance(public, ec.EllipticCurvePublicKey) and public.curve.key_size >= 256)
         or (isinstance(public, rsa.RSAPublicKey) and 2048 <= public.key_size <= 8192)
@@ -86,21 +88,21 @@ def read_request(text: str) -> Any:
     )
     if not valid or not good:
         raise bad_request(
-            "csr: is not signed with a key that is strong enough", hint="openssl ecparam -name prime256v1"
+            "csr: the signature is invalid or the key is too weak", hint="openssl ecparam -name prime256v1"
         )
     return public
 
 
 def issue_node(tls: Path, name: str, public: Any, *, days: int = DAYS) -> str:
-    """A node's certificate and the issuer's behind it, as PEM; HttpProblem 503 where the VM has no issuer."""
+    """Issue a node's certificate; return it with the issuer's, as PEM. HttpProblem 503 if the VM has no issuer."""
     try:
         issuer_pem = (tls / "issuer.pem").read_bytes()
         issuer = x509.load_pem_x509_certificate(issuer_pem)
         key: Any = serialization.load_pem_private_key((tls / "issuer.key").read_bytes(), password=None)
     except (OSError, ValueError) as error:
-        log.error("enrol: the issuer cannot be read: %s", error)
-        raise HttpProblem(503, "the VM can issue no certificates", hint="sms vm stop, sms vm start") from error
-    now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - as old releases of the library have it, too
+        log.error("enrol: cannot read the issuer: %s", error)
+        raise HttpProblem(503, "the VM cannot issue certificates", hint="sms vm stop, then sms vm start") from error
+    now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - required by old releases of the library
     subject = x509.Name(
         [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, "node"), x509.NameAttribute(NameOID.COMMON_NAME, name)]
     )

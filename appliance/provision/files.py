@@ -1,4 +1,4 @@
-"""Master copies of files: who has which, their versions, templates, manifests, and what clients say they have."""
+"""Master copies of files: assignment to clients, versions, templates, manifests and the clients' reports."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from appliance.provision.sync_tables import (
     VERSIONS,
     Node,
     find_nodes,
-    raise_counter,
+    increment_counter,
     read_counter,
 )
 
 VERSIONS_KEPT = 5
-MOST_MASTERS = 5000
+MAX_MASTERS = 5000
 LARGEST_B = 16 << 20
 LARGEST_TEMPLATE_B = 1 << 20
 SERVICES = "services"
-"""The services container, among clients; nodes are told from it by ``node/``."""
+"""The services container's client key; those of nodes begin with ``node/``."""
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
 
 
 @dataclass(frozen=True)
 class Client:
-    """Who pulls: a node, or the services container."""
+    """A client that pulls files: a node or the services container."""
 
     node: Node
     services: bool = False
@@ -51,7 +51,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Master:
-    """The version of a file that counts."""
+    """The current version of a file."""
 
     path: str
     version: int
@@ -71,7 +71,7 @@ class Master:
         }
 
     def is_for(self, client: Client) -> bool:
-        """Whether a client has it: all nodes do, where neither nodes nor groups are named."""
+        """Return whether a client gets it: all nodes do if neither nodes nor groups are given."""
         if client.services:
             return bool(self.details["services"])
         nodes, groups = self.details["nodes"], self.details["groups"]
@@ -82,11 +82,11 @@ class Master:
 
 @dataclass(frozen=True)
 class View:
-    """What one client is to have: its manifest's entries, and the contents that were made for it alone."""
+    """The desired state of one client: its manifest's entries and the contents rendered for it."""
 
     entries: tuple[dict[str, Any], ...]
     held: tuple[str, ...]
-    """Paths whose template fails for it: it keeps what it has."""
+    """Paths whose template fails for this client: it keeps its current files."""
     made: dict[str, bytes]
 
 
@@ -97,21 +97,21 @@ class Files:
         self.store, self.config, self.blobs = store, config, blobs
         self._masters: tuple[int, list[Master]] = (-1, [])
         self._views: dict[str, tuple[Any, View]] = {}
-        self._seen: dict[str, float] = {}
-        """When each client looked last, since this service runs; it reports only what it has got by then."""
-        self._began = time.time()
+        self._last_polls: dict[str, float] = {}
+        """Time of each client's last poll since this service started; clients report only after changes."""
+        self._started_at = time.time()
         with store.read() as connection:
-            self._heard = connection.execute(sa.select(sa.func.max(REPORTS.c.at))).scalar()
-        """When this service runs since, and when it last heard any client before; None: never."""
+            self._last_report_at = connection.execute(sa.select(sa.func.max(REPORTS.c.at))).scalar()
+        """Start of this service, and time of the last report before that; None: never."""
 
-    # What is there
+    # Queries
 
     def masters(self, connection: Connection) -> list[Master]:
-        """All that count, by path."""
+        """Return the current master files, by path."""
         return self._current(connection)[1]
 
     def _current(self, connection: Connection) -> tuple[int, list[Master]]:
-        """The generation, and what counts in it: the two belong together, whatever other threads read meanwhile."""
+        """Return the generation and its master files as one consistent pair, also with concurrent readers."""
         generation = read_counter(connection, "files")
         known = self._masters
         if known[0] != generation:
@@ -121,11 +121,11 @@ class Files:
         return known
 
     def generation(self, connection: Connection) -> int:
-        """How many changes of masters there were, ever; 0 in a new database."""
+        """Return the number of changes of master files ever made; 0 in a new database."""
         return read_counter(connection, "files")
 
     def show(self, path: str) -> dict[str, Any]:
-        """A file with its versions, the newest first; 404 where it has none."""
+        """Return a file with its versions, newest first; 404 if it has none."""
         with self.store.read() as connection:
             current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
             query = sa.select(VERSIONS).where(VERSIONS.c.path == path).order_by(VERSIONS.c.version.desc())
@@ -136,46 +136,46 @@ class Files:
 
     # Changes
 
-    def put(self, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Make a content, which is there already, the newest version; the same once more is none."""
+    def put(self, path: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Make an uploaded content the current version; no new version if nothing differs."""
         details = {
-            "mode": wanted.get("mode", "0644"),
-            "owner": wanted.get("owner", "root"),
-            "group": wanted.get("group", "root"),
-            "template": wanted.get("template", False),
-            "nodes": sorted(set(wanted.get("nodes", []))),
-            "groups": sorted(set(wanted.get("groups", []))),
-            "services": wanted.get("services", False),
-            "origin": wanted.get("origin", "admin"),
+            "mode": spec.get("mode", "0644"),
+            "owner": spec.get("owner", "root"),
+            "group": spec.get("group", "root"),
+            "template": spec.get("template", False),
+            "nodes": sorted(set(spec.get("nodes", []))),
+            "groups": sorted(set(spec.get("groups", []))),
+            "services": spec.get("services", False),
+            "origin": spec.get("origin", "admin"),
         }
-        data = self.blobs.read(wanted["sha256"])
+        data = self.blobs.read(spec["sha256"])
         if data is None:
-            raise conflict("its content is not there: send it first, to /sms/v1/blobs")
+            raise conflict("the content is missing: upload it to /sms/v1/blobs first")
         if len(data) > (LARGEST_TEMPLATE_B if details["template"] else LARGEST_B):
-            raise bad_request(f"{path} is too large for a file that all clients keep")
+            raise bad_request(f"{path} is too large")
         with self.store.write() as connection:
             masters = {master.path: master for master in self.masters(connection)}
-            master = Master(path, 0, wanted["sha256"], len(data), details, time.time())
+            master = Master(path, 0, spec["sha256"], len(data), details, time.time())
             if details["template"]:
-                self._try_template(connection, master, data)
+                self._check_template(connection, master, data)
             now = masters.get(path)
             if now and (now.sha256, now.details) == (master.sha256, details):
                 return {**now.as_dict(), "changed": False}
-            if now is None and len(masters) >= MOST_MASTERS:
-                raise conflict(f"there are {MOST_MASTERS} files already")
-            self._refuse_below(path, masters)
+            if now is None and len(masters) >= MAX_MASTERS:
+                raise conflict(f"the limit of {MAX_MASTERS} files is reached")
+            self._check_path_conflicts(path, masters)
             version = self._add_version(connection, master)
         return {**master.as_dict(), "version": version, "changed": True}
 
     def remove(self, path: str) -> None:
-        """Take a file from all its clients; its versions stay, for a rollback."""
+        """Remove a file from all its clients; its versions are kept for a rollback."""
         with self.store.write() as connection:
             if not connection.execute(MASTERS.delete().where(MASTERS.c.path == path)).rowcount:
                 raise _no_file(path)
-            raise_counter(connection, "files")
+            increment_counter(connection, "files")
 
     def roll_back(self, path: str, version: int | None = None) -> dict[str, Any]:
-        """Make an older version the one that counts: the last before, or the one named; a removed file's last one."""
+        """Make an older version current: the given or the previous one; for a removed file, its last one."""
         with self.store.write() as connection:
             current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
             query = sa.select(VERSIONS).where(VERSIONS.c.path == path).order_by(VERSIONS.c.version.desc())
@@ -187,9 +187,9 @@ class Files:
             chosen = found if version else (older[0] if older else None)
             if chosen is None or self.blobs.read(chosen.sha256) is None:
                 raise conflict(f"{path} has no such older version", hint=f"sms files show {path}")
-            self._refuse_below(path, [master.path for master in self.masters(connection)])
+            self._check_path_conflicts(path, [master.path for master in self.masters(connection)])
             _set_current(connection, path, chosen.version)
-            raise_counter(connection, "files")
+            increment_counter(connection, "files")
         return chosen.as_dict()
 
     def _add_version(self, connection: Connection, master: Master) -> int:
@@ -201,16 +201,16 @@ class Files:
         for old in there[: max(0, len(there) + 1 - VERSIONS_KEPT)]:
             connection.execute(VERSIONS.delete().where(VERSIONS.c.path == master.path, VERSIONS.c.version == old))
         _set_current(connection, master.path, version)
-        raise_counter(connection, "files")
+        increment_counter(connection, "files")
         return version
 
-    def _refuse_below(self, path: str, masters: Iterable[str]) -> None:
+    def _check_path_conflicts(self, path: str, masters: Iterable[str]) -> None:
         for other in masters:
             if other.startswith(path + "/") or path.startswith(other + "/"):
                 raise conflict(f"{path} and {other} cannot both be files")
 
     def prune(self) -> int:
-        """Remove contents that no version names any more; how many."""
+        """Remove contents that no version references; return how many."""
         with self.store.read() as connection:
             named = set(connection.execute(sa.select(VERSIONS.c.sha256)).scalars())
         return self.blobs.prune(named)
@@ -218,17 +218,17 @@ class Files:
     # Manifests
 
     def client(self, connection: Connection, role: str, name: str) -> Client:
-        """The client that a certificate stands for; 403 for a node that the inventory does not know any more."""
+        """Return the client of a certificate; 403 for a node that is no longer in the inventory."""
         if role == "services":
             own = self.config.services_hostname or SERVICES
             return Client(Node(own, self.config.services_address, ()), services=True)
         nodes = find_nodes(connection, name)
         if not nodes:
-            raise HttpProblem(403, f"the inventory knows no node {name}", hint="sms node list")
+            raise HttpProblem(403, f"the inventory has no node {name}", hint="sms node list")
         return Client(nodes[0])
 
     def view(self, connection: Connection, client: Client) -> View:
-        """What a client is to have. Made anew only when masters, or what its templates see of it, have changed."""
+        """Return a client's desired state; rendered again only if master files or the template variables changed."""
         generation, masters = self._current(connection)
         stamp = (generation, client)
         kept = self._views.get(client.key)
@@ -252,13 +252,13 @@ class Files:
                     continue
                 digest, size = hashlib.sha256(data).hexdigest(), len(data)
                 made[digest] = data
-            wanted = {key: master.details[key] for key in ("mode", "owner", "group")}
-            entries.append({"path": master.path, "sha256": digest, "size": size, **wanted})
+            attributes = {key: master.details[key] for key in ("mode", "owner", "group")}
+            entries.append({"path": master.path, "sha256": digest, "size": size, **attributes})
         return View(tuple(entries), tuple(held), made)
 
     def _render(self, source: bytes | None, client: Client) -> bytes:
         if source is None:
-            raise ValueError("the template is not there")
+            raise ValueError("the template's content is missing")
         config = self.config
         text = _ENVIRONMENT.from_string(source.decode()).render(
             node={
@@ -273,10 +273,10 @@ class Files:
             vm={"address": config.address, "hostname": config.hostname},
         )
         if len(text) > LARGEST_TEMPLATE_B:
-            raise ValueError("what the template makes is too large")
+            raise ValueError("the template's output is too large")
         return text.encode()
 
-    def _try_template(self, connection: Connection, master: Master, data: bytes) -> None:
+    def _check_template(self, connection: Connection, master: Master, data: bytes) -> None:
         clients = [Client(node) for node in find_nodes(connection)]
         clients += [self.client(connection, "services", "")]
         try:
@@ -290,25 +290,25 @@ class Files:
             raise bad_request(f"the template {master.path} fails{where}{line}: {error}") from error
 
     def content(self, connection: Connection, client: Client, digest: str) -> bytes:
-        """A content of a client's own manifest; 404 for any other."""
+        """Return a content of this client's manifest; 404 for any other."""
         view = self.view(connection, client)
         if digest in view.made:
             return view.made[digest]
         if any(entry["sha256"] == digest for entry in view.entries):
             data = self.blobs.read(digest)
             if data is None:
-                raise HttpProblem(500, "a content is lost or damaged", hint="sms files push brings it again")
+                raise HttpProblem(500, "the content is missing or damaged", hint="`sms files push` uploads it again")
             return data
-        raise not_found("no file of yours has this content")
+        raise not_found("no file of this client has this content")
 
-    # Who has what
+    # Reports
 
-    def note_look(self, client: Client) -> None:
-        """Keep when a client looked last: from then on a push waits for it."""
-        self._seen[client.key] = time.time()
+    def record_poll(self, client: Client) -> None:
+        """Record the time of a client's poll: from then on a push waits for it."""
+        self._last_polls[client.key] = time.time()
 
     def report(self, connection: Connection, client: Client, body: dict[str, Any]) -> None:
-        """Keep what a client says it has; what it said before is forgotten, but for since when it has a version."""
+        """Store a client's report. It replaces the previous one; times of unchanged versions are kept."""
         row = connection.execute(sa.select(REPORTS).where(REPORTS.c.client == client.key)).first()
         before = row.files if row else {}
         now = time.time()
@@ -324,15 +324,21 @@ class Files:
             connection.execute(REPORTS.insert().values(client=client.key, **values))
 
     def reports(self, connection: Connection) -> dict[str, Any]:
-        """For each client: what it should have and has not, and when it was last heard."""
+        """Return for each client its missing files and the time of its last report."""
         clients = [self.client(connection, "services", ""), *map(Client, find_nodes(connection))]
         rows = {row.client: row for row in connection.execute(sa.select(REPORTS))}
-        gone = [key for key in rows if key not in {client.key for client in clients}]
-        reports = [self._told(connection, client, rows.get(client.key)) for client in clients]
+        unknown = [key for key in rows if key not in {client.key for client in clients}]
+        reports = [self._client_report(connection, client, rows.get(client.key)) for client in clients]
         push = read_counter(connection, "push")
-        return {"push": push, "began": self._began, "heard": self._heard, "clients": reports, "unknown": gone[:100]}
+        return {
+            "push": push,
+            "began": self._started_at,
+            "heard": self._last_report_at,
+            "clients": reports,
+            "unknown": unknown[:100],
+        }
 
-    def _told(self, connection: Connection, client: Client, row: Any) -> dict[str, Any]:
+    def _client_report(self, connection: Connection, client: Client, row: Any) -> dict[str, Any]:
         view = self.view(connection, client)
         has = row.files if row else {}
         wanted = {entry["path"]: entry["sha256"] for entry in view.entries}
@@ -340,7 +346,7 @@ class Files:
             "client": client.node.name if not client.services else SERVICES,
             "kind": SERVICES if client.services else "node",
             "at": row.at if row else None,
-            "seen": max(row.at if row else 0.0, self._seen.get(client.key, 0.0)) or None,
+            "seen": max(row.at if row else 0.0, self._last_polls.get(client.key, 0.0)) or None,
             "push": row.push if row else 0,
             "has": {path: {"sha256": digest, "since": since} for path, (digest, since) in has.items()},
             "missing": sorted(path for path, digest in wanted.items() if has.get(path, [""])[0] != digest),
@@ -350,9 +356,9 @@ class Files:
         }
 
     def count_push(self) -> int:
-        """One push more."""
+        """Increment and return the push counter."""
         with self.store.write() as connection:
-            return raise_counter(connection, "push")
+            return increment_counter(connection, "push")
 
     def last_push(self) -> int:
         with self.store.read() as connection:

@@ -55,13 +55,13 @@ def routes(world: World) -> list[Route]:
     ]
 
 
-def said(message: str) -> Response:
-    """SMD's way of saying that something went well."""
+def ok_response(message: str) -> Response:
+    """Return SMD's success response."""
     return JSONResponse({"code": 0, "message": message})
 
 
 def find(inventory: Inventory, key: str) -> Component:
-    """A component by its ID; 404 where there is none."""
+    """Return a component by its ID; 404 if there is none."""
     found = inventory.components.get(names.clean_id(key)) or inventory.find_node(key)
     if found is None:
         raise not_found(f"no such xname: {key[:70]}")
@@ -69,7 +69,7 @@ def find(inventory: Inventory, key: str) -> Component:
 
 
 def show(one: Component) -> dict[str, Any]:
-    """A component as SMD shows it: what is empty is left out."""
+    """Return a component in SMD's form, without empty fields."""
     shown = {
         "ID": one.id,
         "Type": one.type,
@@ -101,7 +101,7 @@ FILTERS = {
 
 
 def select(inventory: Inventory, query: QueryParams) -> list[Component]:
-    """The components that a query asks for; a value that begins with ``!`` leaves out what has it."""
+    """Return the components that match a query; a value that begins with ``!`` excludes."""
     found: Iterable[Component] = sorted(inventory.components.values(), key=lambda one: one.id)
     for key, name in FILTERS.items():
         if given := query.getlist(key):
@@ -134,14 +134,14 @@ ONLY = {
 
 
 class Components:
-    """Answers below ``State/Components``."""
+    """Request handlers below ``State/Components``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     def ready(self, _request: Request) -> Response:
         with self.world.store.read():
-            return said("HSM is healthy")
+            return ok_response("HSM is healthy")
 
     def list_all(self, request: Request) -> Response:
         query = request.query_params
@@ -157,7 +157,7 @@ class Components:
     def by_nid(self, request: Request) -> Response:
         text = request.path_params["nid"]
         if not text.isascii() or not text.isdigit():
-            raise bad_request(f"{text[:70]!r} is no NID")
+            raise bad_request(f"{text[:70]!r} is not a NID")
         found = self.world.inventory().by_nid.get(int(text[:12]))
         if found is None:
             raise not_found(f"no such NID: {text[:70]}")
@@ -174,7 +174,7 @@ class Components:
         key, body = request.path_params["xname"], request.state.body
         given = body["Component"]
         if names.clean_id(given.get("ID") or key) != names.clean_id(key):
-            raise bad_request("the ID in the path and in the body are not the same")
+            raise bad_request("the IDs in path and body differ")
         with self.world.edit() as draft:
             put(draft, key, given, force=bool(body.get("Force")))
         return Response(status_code=204)
@@ -182,7 +182,7 @@ class Components:
     def delete(self, request: Request) -> Response:
         with self.world.edit() as draft:
             draft.remove_component(find(draft.inventory(), request.path_params["xname"]).id)
-        return said("deleted 1 entry")
+        return ok_response("deleted 1 entry")
 
     def delete_all(self, _request: Request) -> Response:
         with self.world.edit() as draft:
@@ -191,7 +191,7 @@ class Components:
                 raise not_found("no entries to delete")
             for key in list(draft.components):
                 draft.remove_component(key)
-        return said(f"deleted {count} entries")
+        return ok_response(f"deleted {count} entries")
 
     def patch(self, request: Request) -> Response:
         what = request.url.path.rpartition("/")[2]
@@ -212,7 +212,7 @@ class Components:
 
 
 def put(draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
-    """A component that is new, or, with ``force``, the state and kind of one that is there."""
+    """Add a component; with ``force`` also update state and kind of an existing one."""
     there = draft.find_node(key) or draft.components.get(names.clean_id(key))
     if there and not force:
         return
@@ -238,26 +238,26 @@ def put(draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
 
 
 def _state(draft: Draft, one: Component, given: dict[str, Any]) -> Component:
-    """State, flag and kind, each only where it is given."""
-    words = (
+    """Return the component with state, flag and kind updated from the fields given."""
+    fields = (
         ("State", "state", names.STATES),
         ("Flag", "flag", names.FLAGS),
         ("Arch", "arch", names.ARCHES),
         ("Class", "klass", names.CLASSES),
         ("NetType", "net_type", names.NET_TYPES),
     )
-    for key, name, known in words:
+    for key, name, known in fields:
         if given.get(key):
-            word = names.pick(given[key], known)
-            if word is None:
-                draft.findings.append(Finding(f"{one.id}: {given[key][:70]!r} is no {key}"))
+            value = names.pick(given[key], known)
+            if value is None:
+                draft.findings.append(Finding(f"{one.id}: {given[key][:70]!r} is not a valid {key}"))
             else:
-                one = replace(one, **{name: word})  # type: ignore[arg-type]
+                one = replace(one, **{name: value})  # type: ignore[arg-type]
     return one
 
 
 def change(draft: Draft, one: Component, what: str, given: dict[str, Any]) -> Component:
-    """A component after one of SMD's patches."""
+    """Return a component after one of SMD's patches."""
     if what == "StateData":
         return _state(draft, one, {"Flag": "OK", **{key: given[key] for key in ("State", "Flag") if key in given}})
     if what == "FlagOnly":
@@ -273,7 +273,7 @@ def change(draft: Draft, one: Component, what: str, given: dict[str, Any]) -> Co
 
 
 class Groups:
-    """Answers below ``groups`` and ``memberships``."""
+    """Request handlers below ``groups`` and ``memberships``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -298,7 +298,7 @@ class Groups:
         label = body["label"]
         with self.world.edit() as draft:
             if label in draft.groups:
-                raise conflict(f"there is a group {label[:70]} already")
+                raise conflict(f"group {label[:70]} exists already")
             draft.put_group(
                 Group(
                     label,
@@ -321,7 +321,7 @@ class Groups:
     def delete(self, request: Request) -> Response:
         with self.world.edit() as draft:
             del draft.groups[_group(draft.groups, request).label]
-        return said("deleted 1 entry")
+        return ok_response("deleted 1 entry")
 
     def members(self, request: Request) -> Response:
         return JSONResponse({"ids": list(_group(self.world.inventory().groups, request).members)})
@@ -338,7 +338,7 @@ class Groups:
     def set_members(self, request: Request) -> Response:
         body = request.state.body
         if body.get("label") not in (None, request.path_params["label"]):
-            raise bad_request("the label in the path and in the body are not the same")
+            raise bad_request("the labels in path and body differ")
         with self.world.edit() as draft:
             group = _group(draft.groups, request)
             draft.put_group(replace(group, members=_members(draft, body["ids"])))
@@ -352,7 +352,7 @@ class Groups:
             if member not in group.members:
                 raise not_found(f"{member[:70]} is not in {group.label}")
             draft.put_group(replace(group, members=tuple(each for each in group.members if each != member)))
-        return said("deleted 1 entry")
+        return ok_response("deleted 1 entry")
 
     def memberships(self, request: Request) -> Response:
         inventory = self.world.inventory()
@@ -376,7 +376,7 @@ def _group(groups: Any, request: Request) -> Group:
 
 
 def _members(draft: Draft, given: Iterable[str]) -> tuple[str, ...]:
-    """IDs of components, some of them given as names; one that is not there is a finding of the rules."""
+    """Return the IDs of components given by ID or name. Missing ones are reported by the rules."""
     found = [draft.find_node(each) for each in given]
     return tuple(dict.fromkeys(one.id if one else names.clean_id(each) for one, each in zip(found, given, strict=True)))
 

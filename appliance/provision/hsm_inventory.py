@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from appliance.provision import names
 from appliance.provision.draft import Draft, read_addresses
-from appliance.provision.hsm import put, said
+from appliance.provision.hsm import ok_response, put
 from appliance.provision.model import Endpoint, Interface, Inventory
 from appliance.provision.problem import bad_request, conflict, not_found
 from appliance.provision.rules import Finding, address_problem
@@ -22,7 +22,7 @@ from appliance.provision.world import World
 ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
 INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
 KEPT = ("Name", "UUID", "UseSSDP", "MACRequired", "RediscoverOnUpdate", "TemplateID", "DiscoveryInfo", "URI")
-"""What is kept of an endpoint as it is given. User and Password are not: `sms` has them on the admin host."""
+"""Fields of an endpoint stored unchanged. User and Password are not stored: `sms` has them on the admin host."""
 FILTERS = (("id", "ID"), ("fqdn", "FQDN"), ("type", "Type"), ("uuid", "UUID"), ("ipaddress", "IPAddress"))
 
 
@@ -51,7 +51,7 @@ def routes(world: World) -> list[Route]:
 
 
 def show_endpoint(each: Endpoint) -> dict[str, Any]:
-    """An endpoint as SMD shows it."""
+    """Return an endpoint in SMD's form."""
     host, _, domain = each.fqdn.partition(".")
     if names.clean_address(each.fqdn):
         host, domain = each.fqdn, ""
@@ -70,7 +70,7 @@ def show_endpoint(each: Endpoint) -> dict[str, Any]:
 
 
 class Endpoints:
-    """Answers below ``Inventory/RedfishEndpoints``."""
+    """Request handlers below ``Inventory/RedfishEndpoints``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -101,9 +101,9 @@ class Endpoints:
         if endpoint is None:
             return ""
         if endpoint.id in draft.endpoints and not force:
-            raise conflict(f"there is a RedfishEndpoint {endpoint.id} already")
+            raise conflict(f"RedfishEndpoint {endpoint.id} exists already")
         draft.put_endpoint(endpoint)
-        bring_found(self.world, draft, endpoint.id, given, force=force)
+        import_discovered(self.world, draft, endpoint.id, given, force=force)
         return endpoint.id
 
     def put(self, request: Request) -> Response:
@@ -111,7 +111,7 @@ class Endpoints:
         with self.world.edit() as draft:
             old = self._find(draft.endpoints, request)
             if names.clean_xname(body.get("ID") or old.id) != old.id:
-                raise bad_request("the ID in the path and in the body are not the same")
+                raise bad_request("the IDs in path and body differ")
             self._add(draft, body, force=True, key=old.id)
             new = draft.endpoints[old.id] if not draft.findings else old
         return JSONResponse(show_endpoint(new))
@@ -127,7 +127,7 @@ class Endpoints:
     def delete(self, request: Request) -> Response:
         with self.world.edit() as draft:
             del draft.endpoints[self._find(draft.endpoints, request).id]
-        return said("deleted 1 entry")
+        return ok_response("deleted 1 entry")
 
     def delete_all(self, _request: Request) -> Response:
         with self.world.edit() as draft:
@@ -135,7 +135,7 @@ class Endpoints:
             if not count:
                 raise not_found("no entries to delete")
             draft.endpoints = {}
-        return said(f"deleted {count} entries")
+        return ok_response(f"deleted {count} entries")
 
     def _find(self, endpoints: Any, request: Request) -> Endpoint:
         found = endpoints.get(names.clean_xname(request.path_params["xname"]))
@@ -146,7 +146,7 @@ class Endpoints:
 
 
 def read_endpoint(given: dict[str, Any], key: str, findings: list[Finding]) -> Endpoint | None:
-    """An endpoint of SMD's payload; its ID may be in the first label of its FQDN."""
+    """Read an endpoint from SMD's payload; its ID defaults to the first label of its FQDN."""
     fqdn = given.get("FQDN") or ".".join(filter(None, (given.get("Hostname"), given.get("Domain"))))
     xname = names.clean_xname(given.get("ID") or key or fqdn.partition(".")[0])
     kind = names.type_of(xname)
@@ -169,11 +169,11 @@ def read_endpoint(given: dict[str, Any], key: str, findings: list[Finding]) -> E
     )
 
 
-def bring_found(world: World, draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
-    """What magellan found at a controller: it becomes a component with interfaces, and each system a node."""
+def import_discovered(world: World, draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
+    """Import what magellan discovered at a controller: a component with interfaces, and a node for each system."""
     for manager in given.get("Managers") or ():
         put(draft, key, {"ID": key, "State": "On"}, force=False)
-        _bring_interfaces(world, draft, key, manager)
+        _import_interfaces(world, draft, key, manager)
     seen: set[str] = set()
     for system in given.get("Systems") or ():
         uuid = system.get("uuid") or ""
@@ -185,23 +185,25 @@ def bring_found(world: World, draft: Draft, key: str, given: dict[str, Any], *, 
         if (there := draft.components.get(node)) and not there.bmc:
             endpoint = draft.endpoints[key]
             draft.components[node] = replace(there, bmc=endpoint.address or endpoint.fqdn)
-        _bring_interfaces(world, draft, node, system)
+        _import_interfaces(world, draft, node, system)
 
 
-def _bring_interfaces(world: World, draft: Draft, component: str, found: dict[str, Any]) -> None:
+def _import_interfaces(world: World, draft: Draft, component: str, found: dict[str, Any]) -> None:
     for each in found.get("ethernet_interfaces") or ():
         mac = each.get("mac") or ""
         if not names.clean_mac(mac):
-            # Controllers report interfaces without one; SMD passes them over too.
+            # Some controllers report interfaces without one; SMD ignores them too.
             continue
         given = [{"IPAddress": each["ip"]}] if names.clean_address(each.get("ip") or "") else None
         there = draft.interfaces.get(names.clean_mac(mac))
         base = there if there and there.component in ("", component) else Interface(names.clean_mac(mac))
-        place(world, draft, replace(base, component=component, description=each.get("description") or ""), given)
+        set_addresses(
+            world, draft, replace(base, component=component, description=each.get("description") or ""), given
+        )
 
 
-def place(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, Any]] | None) -> None:
-    """An interface with SMD's list of addresses. The first that its node may boot with is what it boots with."""
+def set_addresses(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, Any]] | None) -> None:
+    """Set an interface and its addresses. The first address in the provisioning network becomes the boot address."""
     node = draft.components.get(new.component)
     if given is None:
         draft.put_interface(new)
@@ -225,7 +227,7 @@ def place(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, 
 
 
 def addresses_of(inventory: Inventory, each: Interface) -> list[dict[str, str]]:
-    """An interface's addresses as SMD lists them; that which its node boots with is at the first."""
+    """Return an interface's addresses in SMD's form; the node's boot address belongs to its first interface."""
     node = inventory.components.get(each.component)
     rows = [{"IPAddress": address, "Network": network} for address, network in each.addresses]
     if node and node.address and inventory.interfaces_of(node.id)[0].mac == each.mac:
@@ -247,7 +249,7 @@ def show_interface(inventory: Inventory, each: Interface) -> dict[str, Any]:
 
 
 class Interfaces:
-    """Answers below ``Inventory/EthernetInterfaces``."""
+    """Request handlers below ``Inventory/EthernetInterfaces``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -266,8 +268,8 @@ class Interfaces:
                 rows = [row for row in rows if any(each[key] in given for each in row["IPAddresses"])]
         for key, later in (("NewerThan", True), ("OlderThan", False)):
             if text := query.get(key):
-                limit = _when(text)
-                rows = [row for row in rows if (_when(row["LastUpdate"]) > limit) == later]
+                limit = _parse_time(text)
+                rows = [row for row in rows if (_parse_time(row["LastUpdate"]) > limit) == later]
         return JSONResponse(rows)
 
     def show(self, request: Request) -> Response:
@@ -282,9 +284,9 @@ class Interfaces:
         with self.world.edit() as draft:
             if mac in draft.interfaces:
                 owner = draft.interfaces[mac].component or "nobody"
-                raise conflict(f"there is an interface {mac} already: {owner} has it")
+                raise conflict(f"interface {mac} exists already: {owner} has it")
             new = Interface(mac, component=self._owner(draft, body), description=body.get("Description") or "")
-            place(self.world, draft, new, body.get("IPAddresses") or [])
+            set_addresses(self.world, draft, new, body.get("IPAddresses") or [])
         return JSONResponse({"URI": f"{INTERFACES}/{names.mac_id(mac)}"}, 201)
 
     def patch(self, request: Request) -> Response:
@@ -295,13 +297,13 @@ class Interfaces:
             given = body.get("IPAddresses")
             if "ComponentID" in body and (owner := self._owner(draft, body)) != old.component:
                 given = addresses_of(draft.inventory(), old) if given is None else given
-                self._take(draft, old)
+                self._detach(draft, old)
                 new = replace(new, component=owner)
-            place(self.world, draft, new, given)
-        return self._now(old.mac)
+            set_addresses(self.world, draft, new, given)
+        return self._current(old.mac)
 
-    def _take(self, draft: Draft, old: Interface) -> None:
-        """An interface from the component that has it, with the address that this one boots with."""
+    def _detach(self, draft: Draft, old: Interface) -> None:
+        """Remove an interface from its component, and the boot address if it belongs to that interface."""
         node = draft.components.get(old.component)
         if node and node.address and draft.inventory().interfaces_of(node.id)[0].mac == old.mac:
             draft.put_component(replace(node, address=None))
@@ -309,8 +311,8 @@ class Interfaces:
 
     def delete(self, request: Request) -> Response:
         with self.world.edit() as draft:
-            self._take(draft, self._find(draft.interfaces, request))
-        return said("deleted 1 entry")
+            self._detach(draft, self._find(draft.interfaces, request))
+        return ok_response("deleted 1 entry")
 
     def delete_all(self, _request: Request) -> Response:
         with self.world.edit() as draft:
@@ -320,7 +322,7 @@ class Interfaces:
             for each in draft.components.values():
                 draft.components[each.id] = replace(each, address=None)
             draft.interfaces = {}
-        return said(f"deleted {count} entries")
+        return ok_response(f"deleted {count} entries")
 
     def addresses(self, request: Request) -> Response:
         inventory = self.world.inventory()
@@ -334,7 +336,7 @@ class Interfaces:
             address = names.clean_address(body["IPAddress"])
             if address in [row["IPAddress"] for row in rows]:
                 raise conflict(f"{old.mac} has {address} already")
-            place(self.world, draft, old, [*rows, body])
+            set_addresses(self.world, draft, old, [*rows, body])
         return JSONResponse({"URI": f"{INTERFACES}/{names.mac_id(old.mac)}/IPAddresses/{address}"}, 201)
 
     def patch_address(self, request: Request) -> Response:
@@ -342,14 +344,14 @@ class Interfaces:
         with self.world.edit() as draft:
             old, rows, row = self._row(draft, request)
             row["Network"] = body.get("Network", row["Network"])
-            place(self.world, draft, old, rows)
-        return self._now(old.mac)
+            set_addresses(self.world, draft, old, rows)
+        return self._current(old.mac)
 
     def remove_address(self, request: Request) -> Response:
         with self.world.edit() as draft:
             old, rows, row = self._row(draft, request)
-            place(self.world, draft, old, [each for each in rows if each is not row])
-        return said("deleted 1 entry")
+            set_addresses(self.world, draft, old, [each for each in rows if each is not row])
+        return ok_response("deleted 1 entry")
 
     def _row(self, draft: Draft, request: Request) -> tuple[Interface, list[dict[str, str]], dict[str, str]]:
         old = self._find(draft.interfaces, request)
@@ -368,7 +370,7 @@ class Interfaces:
         return found
 
     def _owner(self, draft: Draft, body: dict[str, Any]) -> str:
-        """The component of a payload: one that is there, or an xname of one that is not yet."""
+        """Return the component ID of a payload: an existing component, or an xname."""
         given = body.get("ComponentID") or ""
         node = draft.find_node(given) if given else None
         key = node.id if node else names.clean_id(given)
@@ -376,14 +378,14 @@ class Interfaces:
             raise bad_request(f"{given[:70]!r} is not an xname")
         return key
 
-    def _now(self, mac: str) -> Response:
+    def _current(self, mac: str) -> Response:
         inventory = self.world.inventory()
         return JSONResponse(show_interface(inventory, inventory.interfaces[mac]))
 
 
-def _when(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise bad_request(f"{text[:60]!r} is no time: write it as 2026-01-31T12:00:00Z") from error
+        raise bad_request(f"{text[:60]!r} is not a time: write it as 2026-01-31T12:00:00Z") from error

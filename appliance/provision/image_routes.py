@@ -1,4 +1,4 @@
-"""``/sms/v1/images``: node images come, become current, go back, and leave."""
+"""``/sms/v1/images``: upload, activate, roll back and remove node images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from appliance.provision.images import KEEP, Image, Images, Receiver, free
+from appliance.provision.images import KEEP, Image, Images, Receiver, free_space
 from appliance.provision.problem import bad_request
 from appliance.provision.world import World
 
@@ -33,41 +33,41 @@ def routes(world: World) -> list[Route]:
 
 
 class Views:
-    """The routes' answers."""
+    """Request handlers."""
 
     def __init__(self, world: World, images: Images) -> None:
         self.world, self.images = world, images
 
     def all(self, _request: Request) -> Response:
         rows = [_row(*each) for each in self.images.all()]
-        return JSONResponse({"images": rows, "free_bytes": free(self.images.folder)})
+        return JSONResponse({"images": rows, "free_bytes": free_space(self.images.folder)})
 
     def arrived(self, request: Request) -> Response:
         profile, digest = _named(request)
-        here = self.images.arrived(profile, digest)
+        here = self.images.received(profile, digest)
         return JSONResponse({"whole": self.images.has(profile, digest), "arrived": here})
 
     async def receive(self, request: Request) -> Response:
-        """Bytes of one file; a break leaves what came, and the client goes on from there."""
+        """Receive one file; an interrupted upload is kept, and the client resumes it."""
         profile, digest = _named(request)
         length = request.headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 18 else None
         offset = int(request.query_params.get("offset", "0"))
-        taking = self.images.receiving(profile, digest, request.path_params["file"], offset, size)
-        receiver = await run_in_threadpool(taking.__enter__)
+        receiving = self.images.receiving(profile, digest, request.path_params["file"], offset, size)
+        receiver = await run_in_threadpool(receiving.__enter__)
         error: BaseException | None = None
         try:
-            came = await _copy(request, receiver)
+            received = await _copy(request, receiver)
         except BaseException as caught:
             error = caught
         if error is not None:
-            # The context turns a full disk into its words.
-            await run_in_threadpool(taking.__exit__, type(error), error, error.__traceback__)
+            # The context manager converts ENOSPC to a response.
+            await run_in_threadpool(receiving.__exit__, type(error), error, error.__traceback__)
             if isinstance(error, ClientDisconnect):
-                raise bad_request("the upload broke off; what came is kept") from None
+                raise bad_request("the upload was interrupted; received data is kept") from None
             raise error
-        await run_in_threadpool(taking.__exit__, None, None, None)
-        return JSONResponse({"bytes": offset + came})
+        await run_in_threadpool(receiving.__exit__, None, None, None)
+        return JSONResponse({"bytes": offset + received})
 
     def finish(self, request: Request) -> Response:
         profile, digest = _named(request)
@@ -88,22 +88,22 @@ class Views:
         return Response(status_code=204)
 
     def _used(self) -> frozenset[str]:
-        """Digests in the paths of boot parameters."""
+        """Return the digests in the paths of boot parameters."""
         texts = [text for boot in self.world.inventory().boot.values() for text in (boot.kernel, boot.initrd)]
         return frozenset(part for text in texts for part in text.split("/") if len(part) == 64)
 
 
 async def _copy(request: Request, receiver: Receiver) -> int:
-    """Blocks of a MiB at a time, by another thread: boot scripts are not to wait for the disk."""
-    came, held, size = 0, [], 0
+    """Write the request in blocks of 1 MiB, in another thread so that boot scripts do not wait for the disk."""
+    received, held, size = 0, [], 0
     async for part in request.stream():
         held.append(part)
         size += len(part)
         if size >= BLOCK:
             await run_in_threadpool(receiver.write, b"".join(held))
-            came, held, size = came + size, [], 0
+            received, held, size = received + size, [], 0
     await run_in_threadpool(receiver.write, b"".join(held))
-    return came + size
+    return received + size
 
 
 def _named(request: Request) -> tuple[str, str]:

@@ -1,7 +1,7 @@
-"""Node images of the VM: below ``images/PROFILE/``, a folder a digest, and which of them is current.
+"""Node images of the VM: ``images/PROFILE/`` has a folder for each digest and names the current one.
 
-An upload lies below ``images/.upload/`` until every digest of its manifest is right; only then it is renamed into its
-place and becomes current. What nodes may boot is whole at each moment, whatever happens in between.
+An upload stays below ``images/.upload/`` until every digest matches its manifest. Only then it is renamed to its final
+folder and becomes current, so bootable images are complete at any time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from appliance.shared.files import free_bytes
 
 FILES = ("vmlinuz", "initrd.img", "root.squashfs")
 SEAL = ("manifest.json", "manifest.sig")
-MOST = {"manifest.json": 4 << 20, "manifest.sig": 65536}
+MAX_SIZES = {"manifest.json": 4 << 20, "manifest.sig": 65536}
 LARGEST_B = 64 << 30
 RESERVE_B = 64 << 20
-"""Bytes of the disk that no upload takes: the inventory lies on it as well."""
+"""Bytes of the disk that uploads leave free for the inventory."""
 PROFILE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 KEEP = 3
@@ -35,7 +35,7 @@ KEEP = 3
 
 @dataclass(frozen=True)
 class Image:
-    """An image that nodes boot; ``digest`` is that of its root.squashfs, and its folder's name."""
+    """A node image; ``digest`` is that of its root.squashfs and names its folder."""
 
     profile: str
     digest: str
@@ -47,12 +47,12 @@ class Image:
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Total size of its files in bytes."""
         return sum(size for _, size in self.files.values())
 
 
 def read_manifest(profile: str, digest: str, data: bytes) -> Image:
-    """What a manifest says; 400 where it is none of this image."""
+    """Parse the manifest of an image; 400 if it is invalid or of another image."""
     try:
         about = json.loads(data)
         files = {name: (about["files"][name]["sha256"], about["files"][name]["bytes"]) for name in about["files"]}
@@ -74,61 +74,61 @@ def read_manifest(profile: str, digest: str, data: bytes) -> Image:
 
 
 @dataclass
-class Known:
-    """What was read since the last change. A change begins a new one: who still fills an old one fills nothing."""
+class Cache:
+    """Images read since the last change. A change replaces it, so threads still filling an old one do no harm."""
 
     images: dict[str, Image | None] = field(default_factory=dict)
     by_group: dict[str, str] | None = None
 
 
 class Images:
-    """The images below a folder. Each change is a renaming; readers need no lock."""
+    """The images below a folder. Each change is a rename, so readers need no lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.uploads = folder / ".upload"
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._writing: set[tuple[str, str, str]] = set()
-        self._known = Known()
+        self._cache = Cache()
 
     def current(self, profile: str) -> Image | None:
-        """What nodes of a profile boot, or None where there is nothing."""
-        return self._find_current(self._known, profile)
+        """Return the image that nodes of a profile boot, or None."""
+        return self._find_current(self._cache, profile)
 
-    def _find_current(self, known: Known, profile: str) -> Image | None:
-        if profile in known.images:
-            return known.images[profile]
+    def _find_current(self, cache: Cache, profile: str) -> Image | None:
+        if profile in cache.images:
+            return cache.images[profile]
         digest = self.pointer(profile, "current") if PROFILE.fullmatch(profile) else None
-        found = known.images[profile] = self._read(profile, digest) if digest else None
+        found = cache.images[profile] = self._read(profile, digest) if digest else None
         return found
 
     def profile_for(self, groups: Iterator[str] | list[str] | tuple[str, ...]) -> str:
-        """The profile of a node that names none: that of the first of its groups that has one, else that of all others.
+        """Return the default profile of a node: that of its first group that has one, else the one without groups.
 
-        Empty where no image is for it.
+        Empty if no image applies.
         """
-        known = self._known
-        by_group = known.by_group
+        cache = self._cache
+        by_group = cache.by_group
         if by_group is None:
             found: dict[str, str] = {}
             for profile in self.profiles():
-                image = self._find_current(known, profile)
+                image = self._find_current(cache, profile)
                 for group in (image.groups or ("",)) if image else ():
                     found.setdefault(group, profile)
-            by_group = known.by_group = found
+            by_group = cache.by_group = found
         for group in (*groups, ""):
             if group in by_group:
                 return by_group[group]
         return ""
 
     def profiles(self) -> list[str]:
-        """Profiles that have a folder."""
+        """Return the profiles that have a folder."""
         with suppress(FileNotFoundError):
             return sorted(each.name for each in self.folder.iterdir() if PROFILE.fullmatch(each.name))
         return []
 
     def pointer(self, profile: str, name: str) -> str | None:
-        """The digest that ``current`` or ``previous`` names, if its image is there."""
+        """Return the digest that ``current`` or ``previous`` names, if its image exists."""
         try:
             digest = (self.folder / profile / name).read_text()[:100].strip()
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class Images:
         return digest if DIGEST.fullmatch(digest) and (self.folder / profile / digest).is_dir() else None
 
     def all(self) -> list[tuple[Image, bool, bool]]:
-        """Every image, whether it is current, and whether it is the one before; newest first within a profile."""
+        """Return every image, whether it is current, and whether it is previous; newest first within a profile."""
         found = []
         for profile in self.profiles():
             current, previous = self.pointer(profile, "current"), self.pointer(profile, "previous")
@@ -145,7 +145,7 @@ class Images:
         return found
 
     def _digests(self, profile: str) -> list[str]:
-        """Digests of a profile's images, the newest arrival first."""
+        """Return the digests of a profile's images, latest upload first."""
         folders = [each for each in (self.folder / profile).iterdir() if DIGEST.fullmatch(each.name)]
         return [each.name for each in sorted(folders, key=lambda each: -each.stat().st_mtime)]
 
@@ -156,13 +156,13 @@ class Images:
             return None
 
     def has(self, profile: str, digest: str) -> bool:
-        """Whether the image is there, whole."""
+        """Return whether the complete image exists."""
         return (self.folder / profile / digest).is_dir()
 
-    # An upload
+    # Uploads
 
-    def arrived(self, profile: str, digest: str) -> dict[str, int]:
-        """Bytes of each file of an upload that are here already."""
+    def received(self, profile: str, digest: str) -> dict[str, int]:
+        """Return the bytes received so far of each file of an upload."""
         folder = self._upload(profile, digest)
         found = {}
         for name in (*SEAL, *FILES):
@@ -172,142 +172,146 @@ class Images:
 
     @contextmanager
     def receiving(self, profile: str, digest: str, name: str, offset: int, size: int | None) -> Iterator[Receiver]:
-        """Take bytes of a file from ``offset`` on, which must be as many as are here; at 0 the file begins anew.
+        """Receive a file from ``offset``, which must equal the bytes received so far; 0 restarts the file.
 
         Raises:
-            HttpProblem: 404, 409, 411, 413 or 507, each before anything is written.
+            HttpProblem: 404, 409, 411, 413 or 507, before anything is written.
         """
         folder = self._upload(profile, digest)
-        most = self._expect(folder, profile, digest, name, offset, size)
-        if free(self.folder) - (size or 0) < RESERVE_B:
-            raise full(self.folder, size or 0)
+        max_size = self._check_range(folder, profile, digest, name, offset, size)
+        if free_space(self.folder) - (size or 0) < RESERVE_B:
+            raise disk_full(self.folder, size or 0)
         key = (profile, digest, name)
-        with self._changing:
+        with self._lock:
             if key in self._writing:
-                raise conflict(f"another upload of {name} is under way")
+                raise conflict(f"another upload of {name} is in progress")
             self._writing.add(key)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("r+b" if offset else "wb") as stream:
                 stream.seek(offset)
                 stream.truncate()
-                yield Receiver(stream, most - offset, self.folder)
+                yield Receiver(stream, max_size - offset, self.folder)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            shutil.rmtree(folder, ignore_errors=True)  # the others need the room; the upload begins anew
-            raise full(self.folder, size or 0) from error
+            shutil.rmtree(folder, ignore_errors=True)  # free the space for others; the upload restarts
+            raise disk_full(self.folder, size or 0) from error
         finally:
-            with self._changing:
+            with self._lock:
                 self._writing.discard(key)
 
-    def _expect(self, folder: Path, profile: str, digest: str, name: str, offset: int, size: int | None) -> int:
-        """Bytes that the whole file has at most."""
+    def _check_range(self, folder: Path, profile: str, digest: str, name: str, offset: int, size: int | None) -> int:
+        """Check offset and size of an upload; return the maximum size of the whole file."""
         if name not in (*SEAL, *FILES):
             raise not_found(f"an image has no file {name[:60]}")
         if self.has(profile, digest):
-            raise conflict(f"{profile} {digest[:12]} is here already")
+            raise conflict(f"{profile} {digest[:12]} exists already")
         if size is None:
-            raise HttpProblem(411, "say how many bytes come: Content-Length")
-        most = MOST.get(name, 0)
-        if not most:
+            raise HttpProblem(411, "the Content-Length header is missing")
+        max_size = MAX_SIZES.get(name, 0)
+        if not max_size:
             manifest = folder / "manifest.json"
             if not manifest.exists():
-                raise conflict("the manifest comes first", hint="put manifest.json and manifest.sig before the others")
-            most = read_manifest(profile, digest, manifest.read_bytes()).files[name][1]
-        here = (folder / name).stat().st_size if offset and (folder / name).exists() else 0
-        if offset != here:
-            raise conflict(f"{here} bytes of {name} are here, not {offset}", hint="ask which are, and go on from there")
-        if offset + size > most:
-            raise HttpProblem(413, f"{name} has {most} bytes by the manifest, not {offset + size}")
-        return most
+                raise conflict(
+                    "the manifest is missing", hint="upload manifest.json and manifest.sig before the others"
+                )
+            max_size = read_manifest(profile, digest, manifest.read_bytes()).files[name][1]
+        received = (folder / name).stat().st_size if offset and (folder / name).exists() else 0
+        if offset != received:
+            raise conflict(
+                f"{received} bytes of {name} were received, not {offset}", hint="query the upload and resume there"
+            )
+        if offset + size > max_size:
+            raise HttpProblem(413, f"{name} has at most {max_size} bytes, not {offset + size}")
+        return max_size
 
     def finish(self, profile: str, digest: str, *, keep: int = KEEP, used: frozenset[str] = frozenset()) -> list[str]:
-        """Hold an upload against its manifest, put it into its place and make it current; give digests then removed.
+        """Verify an upload against its manifest and make it current; return the digests removed.
 
-        An image that is here already is made current.
+        An image that exists already is verified and made current.
 
         Args:
-            used: digests that boot parameters name: they stay.
+            used: digests referenced by boot parameters; they are not removed.
 
         Raises:
-            HttpProblem: 404 without an upload, 409 where it is not whole, 422 where a digest is wrong.
+            HttpProblem: 404 without an upload, 409 if it is incomplete, 422 if a digest does not match.
         """
         if self.has(profile, digest):
-            self._check_again(profile, digest)
+            self._verify_stored(profile, digest)
         else:
             folder = self._upload(profile, digest)
             if not (folder / "manifest.json").exists():
-                raise not_found(f"no upload of {profile} {digest[:12]} is under way")
-            self._check(folder, read_manifest(profile, digest, (folder / "manifest.json").read_bytes()))
+                raise not_found(f"no upload of {profile} {digest[:12]} is in progress")
+            self._verify_upload(folder, read_manifest(profile, digest, (folder / "manifest.json").read_bytes()))
             target = self.folder / profile / digest
             target.parent.mkdir(exist_ok=True)
             folder.rename(target)
             os.utime(target)
             _sync(target.parent)
-        with self._changing:
+        with self._lock:
             self._make_current(profile, digest)
         return self._prune(profile, keep, used)
 
-    def _check_again(self, profile: str, digest: str) -> None:
-        """Make what has changed on the disk an upload that is not whole: no node boots it, and it can come again."""
+    def _verify_stored(self, profile: str, digest: str) -> None:
+        """Verify a stored image; turn a damaged one into an incomplete upload, which can be uploaded again."""
         folder, upload = self.folder / profile / digest, self._upload(profile, digest)
         try:
-            self._check(folder, read_manifest(profile, digest, (folder / "manifest.json").read_bytes()))
+            self._verify_upload(folder, read_manifest(profile, digest, (folder / "manifest.json").read_bytes()))
         except (HttpProblem, FileNotFoundError) as error:
             shutil.rmtree(upload, ignore_errors=True)
             self.uploads.mkdir(exist_ok=True)
             folder.rename(upload)
-            self._forget()
-            why = error.detail if isinstance(error, HttpProblem) else "manifest.json is gone"
-            raise HttpProblem(422, f"{why}, on the VM's own disk", hint=f"sms image push {profile}") from None
+            self._invalidate()
+            why = error.detail if isinstance(error, HttpProblem) else "manifest.json is missing"
+            raise HttpProblem(422, f"{why}, on the VM's disk", hint=f"sms image push {profile}") from None
 
-    def _check(self, folder: Path, image: Image) -> None:
+    def _verify_upload(self, folder: Path, image: Image) -> None:
         if missing := [name for name in (*SEAL, *FILES) if not (folder / name).exists()]:
-            raise conflict(f"{', '.join(missing)} did not come yet")
-        for name, (wanted, size) in image.files.items():
-            here = (folder / name).stat().st_size
-            if here < size:
-                raise conflict(f"{here} of {size} bytes of {name} are here", hint="send the rest, then finish")
+            raise conflict(f"{', '.join(missing)} not uploaded yet")
+        for name, (expected, size) in image.files.items():
+            received = (folder / name).stat().st_size
+            if received < size:
+                raise conflict(f"{received} of {size} bytes of {name} received", hint="upload the rest, then finish")
             with (folder / name).open("rb") as stream:
                 found = _digest(stream)
                 os.fsync(stream.fileno())
-            if found != wanted:
+            if found != expected:
                 (folder / name).unlink()
-                raise HttpProblem(422, f"{name} is not what was signed: its digest is {found[:12]}, not {wanted[:12]}")
+                raise HttpProblem(422, f"{name} does not match its digest: it is {found[:12]}, not {expected[:12]}")
         for name in (*SEAL, *FILES):
             (folder / name).chmod(0o644)
         folder.chmod(0o755)
         if unknown := {each.name for each in folder.iterdir()} - {*SEAL, *FILES}:
-            raise conflict(f"the upload has files of no image: {', '.join(sorted(unknown))}")
+            raise conflict(f"the upload has unknown files: {', '.join(sorted(unknown))}")
 
-    # Which one
+    # Selection
 
     def rollback(self, profile: str) -> tuple[str, str]:
-        """Make the one before current; give the digests of the current one and of the one before it, as they are now.
+        """Make the previous image current; return the new current and previous digests.
 
         Raises:
-            HttpProblem: 404 or 409, there is none before.
+            HttpProblem: 404 or 409, there is no previous image.
         """
-        with self._changing:
+        with self._lock:
             current, previous = self.pointer(profile, "current"), self.pointer(profile, "previous")
             if current is None:
                 raise not_found(f"there is no image of {profile}", hint=f"sms image push {profile}")
             if previous is None or previous == current:
-                raise conflict(f"no image of {profile} was current before this one", hint="sms image list --nodes")
+                raise conflict(f"{profile} has no previous image", hint="sms image list --nodes")
             self._make_current(profile, previous)
         return previous, current
 
     def _make_current(self, profile: str, digest: str) -> None:
         now = self.pointer(profile, "current")
         if now != digest:
-            # The one before first: a crash between the two leaves both names at the same image, and all nodes boot.
+            # `previous` first: after a crash in between both name the same image, and nodes still boot.
             if now:
-                self._point(profile, "previous", now)
-            self._point(profile, "current", digest)
-        self._forget()
+                self._write_pointer(profile, "previous", now)
+            self._write_pointer(profile, "current", digest)
+        self._invalidate()
 
-    def _point(self, profile: str, name: str, digest: str) -> None:
+    def _write_pointer(self, profile: str, name: str, digest: str) -> None:
         beside = self.folder / profile / f".{name}.new"
         with beside.open("w") as stream:
             stream.write(digest + "\n")
@@ -317,10 +321,10 @@ class Images:
         _sync(beside.parent)
 
     def remove(self, profile: str, digest: str, *, used: frozenset[str] = frozenset()) -> None:
-        """Remove an image, or an upload that will not go on.
+        """Remove an image or an unfinished upload.
 
         Raises:
-            HttpProblem: 404, or 409 where nodes may boot it.
+            HttpProblem: 404, or 409 if nodes may boot it.
         """
         if not self.has(profile, digest):
             if not self._upload(profile, digest).exists():
@@ -331,66 +335,66 @@ class Images:
             if self.pointer(profile, name) == digest:
                 raise conflict(f"{digest[:12]} is the {name} image of {profile}", hint="push another one first")
         if digest in used:
-            raise conflict(f"boot parameters name {digest[:12]}", hint="change them first")
-        self._drop(profile, digest)
+            raise conflict(f"boot parameters reference {digest[:12]}", hint="change them first")
+        self._delete(profile, digest)
 
     def _prune(self, profile: str, keep: int, used: frozenset[str]) -> list[str]:
-        stay = {self.pointer(profile, "current"), self.pointer(profile, "previous"), *used}
+        protected = {self.pointer(profile, "current"), self.pointer(profile, "previous"), *used}
         digests = self._digests(profile)
-        old = [digest for digest in digests[max(keep, 1) :] if digest not in stay]
+        old = [digest for digest in digests[max(keep, 1) :] if digest not in protected]
         for digest in old:
-            self._drop(profile, digest)
+            self._delete(profile, digest)
         return old
 
-    def _drop(self, profile: str, digest: str) -> None:
+    def _delete(self, profile: str, digest: str) -> None:
         self.uploads.mkdir(exist_ok=True)
-        gone = self.uploads / f".gone-{profile}-{digest}"
-        shutil.rmtree(gone, ignore_errors=True)
-        (self.folder / profile / digest).rename(gone)  # at once, for whoever lists them
-        shutil.rmtree(gone)
-        self._forget()
+        trash = self.uploads / f".gone-{profile}-{digest}"
+        shutil.rmtree(trash, ignore_errors=True)
+        (self.folder / profile / digest).rename(trash)  # atomic for readers
+        shutil.rmtree(trash)
+        self._invalidate()
 
-    def _forget(self) -> None:
-        self._known = Known()
+    def _invalidate(self) -> None:
+        self._cache = Cache()
 
     def _upload(self, profile: str, digest: str) -> Path:
         if not PROFILE.fullmatch(profile) or not DIGEST.fullmatch(digest):
-            raise not_found("an image is named by its profile and the 64 hexadecimal digits of its digest")
+            raise not_found("an image is identified by its profile and a digest of 64 hexadecimal digits")
         return self.uploads / f"{profile}-{digest}"
 
 
 class Receiver:
-    """A file that is being received."""
+    """A file being received."""
 
-    def __init__(self, stream: Any, room: int, folder: Path) -> None:
-        self._stream, self._room, self._folder = stream, room, folder
-        self._looked = 0
+    def __init__(self, stream: Any, remaining: int, folder: Path) -> None:
+        self._stream, self._remaining, self._folder = stream, remaining, folder
+        self._since_check = 0
 
     def write(self, data: bytes) -> None:
-        """Add bytes; 413 for more than the manifest names, 507 where the disk is full."""
-        self._room -= len(data)
-        if self._room < 0:
-            raise HttpProblem(413, "more bytes came than the manifest names")
-        self._looked += len(data)
-        if self._looked >= RESERVE_B // 4:
-            self._looked = 0
-            if free(self._folder) < RESERVE_B // 2:
+        """Append data; 413 beyond the size in the manifest, 507 if the disk is full."""
+        self._remaining -= len(data)
+        if self._remaining < 0:
+            raise HttpProblem(413, "more bytes received than the manifest specifies")
+        self._since_check += len(data)
+        if self._since_check >= RESERVE_B // 4:
+            self._since_check = 0
+            if free_space(self._folder) < RESERVE_B // 2:
                 raise OSError(errno.ENOSPC, "the disk is nearly full")
         self._stream.write(data)
 
 
-def free(folder: Path) -> int:
-    """Bytes that are free on the disk of a folder, which need not be there yet."""
+def free_space(folder: Path) -> int:
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return free_bytes(folder)
 
 
-def full(folder: Path, size: int) -> HttpProblem:
+def disk_full(folder: Path, size: int) -> HttpProblem:
     return HttpProblem(
         507,
-        f"the VM's disk has {free(folder) >> 20} MiB left, of which {RESERVE_B >> 20} are kept free; "
-        f"{max(size >> 20, 1)} more do not fit",
+        f"the VM's disk has {free_space(folder) >> 20} MiB left, {RESERVE_B >> 20} of them reserved; "
+        f"{max(size >> 20, 1)} MiB do not fit",
         hint="sms image push --keep 1 removes old images; a larger disk: provisioning.disk_mb",
     )
 

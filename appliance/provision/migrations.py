@@ -1,6 +1,6 @@
-"""The database's versions: what each changed, carried out by alembic's operations in one transaction.
+"""Schema migrations of the database, run with alembic's operations in one transaction.
 
-What a released version did is not changed any more; a new one is added at the end.
+A released migration is never changed; new ones are appended.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from alembic.operations import Operations
 
 LOCK_ID = 0x534D5301
-"""PostgreSQL's advisory lock that writers hold."""
+"""PostgreSQL's advisory lock that serializes writers."""
 
 
 def first(op: Operations) -> None:
-    """The inventory: components (nodes among them), their interfaces, addresses, groups, endpoints, boot parameters."""
+    """Create the inventory: components, interfaces, addresses, groups, endpoints, boot parameters."""
     op.create_table(
         "components",
         sa.Column("id", sa.String(63), primary_key=True),
@@ -102,13 +102,13 @@ def first(op: Operations) -> None:
 
 
 MIGRATIONS: list[Callable[[Operations], None]] = [first, add_tables]
-"""Version N is reached by the first N of them."""
+"""The first N migrations lead to version N."""
 
 
 def migrate(connection: Connection) -> int:
-    """Bring a database to this release's version and return it. The caller's transaction holds the writers' lock.
+    """Migrate a database to this release's version and return it. The caller's transaction holds the writers' lock.
 
-    Refused, with nothing changed, where a newer release wrote it.
+    Raises Refused, with nothing changed, if a newer release wrote it.
     """
     table = sa.Table("sms_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
     table.create(connection, checkfirst=True)
@@ -118,11 +118,11 @@ def migrate(connection: Connection) -> int:
         connection.execute(table.insert().values(version=0))
     if version > len(MIGRATIONS):
         raise Refused(
-            f"the inventory is of version {version}, and this release knows {len(MIGRATIONS)}",
+            f"the inventory has version {version}, this release supports up to {len(MIGRATIONS)}",
             hint="start the newer VM image again: sms vm build, sms vm start",
         )
     if version < len(MIGRATIONS):
-        # A quarter of all that a start imports, and most starts have nothing to migrate.
+        # A quarter of the import time at start, and most starts have nothing to migrate.
         from alembic.migration import MigrationContext
         from alembic.operations import Operations
 

@@ -1,4 +1,4 @@
-"""The inventory as it is at one time: components, interfaces, groups, endpoints, boot parameters."""
+"""An immutable inventory: components, interfaces, groups, endpoints, boot parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Component:
-    """What SMD calls so: a node, a controller, a chassis. ``id`` is its xname, or a node's name where it has none."""
+    """A component of SMD: node, controller or chassis. ``id`` is its xname, or the name of a node without one."""
 
     id: str
     type: str = "Node"
@@ -34,20 +34,20 @@ class Component:
 
 @dataclass(frozen=True)
 class Interface:
-    """A MAC address. ``addresses`` are those besides its node's own: of other networks, or of a controller."""
+    """A network interface. ``addresses`` excludes its node's boot address: other networks, or a controller's."""
 
     mac: str
     component: str = ""
     position: int = 0
     description: str = ""
     addresses: tuple[tuple[str, str], ...] = ()
-    """Address, and the name of its network."""
+    """Pairs of address and network name."""
     changed: float = 0.0
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes under a label; of two with the same ``exclusive`` a node is in one only."""
+    """A set of nodes with a label; a node may be in only one of the groups with the same ``exclusive``."""
 
     label: str
     description: str = ""
@@ -58,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A Redfish service. Its password is not kept."""
+    """A Redfish service. Its password is not stored."""
 
     id: str
     type: str = "NodeBMC"
@@ -83,7 +83,7 @@ class Boot:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All of it."""
+    """The whole inventory."""
 
     components: Mapping[str, Component] = field(default_factory=dict)
     interfaces: Mapping[str, Interface] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Inventory:
 
     @cached_property
     def by_address(self) -> dict[str, Component]:
-        """Nodes by the address that they boot with."""
+        """Nodes by their boot address."""
         return {each.address: each for each in self.components.values() if each.address}
 
     @cached_property
@@ -121,17 +121,17 @@ class Inventory:
         return {member: sorted(labels) for member, labels in found.items()}
 
     def interfaces_of(self, component: str) -> list[Interface]:
-        """A component's interfaces; a node boots from the first."""
+        """Return a component's interfaces; a node boots from the first."""
         return self._interfaces.get(component, [])
 
     def groups_of(self, component: str) -> list[str]:
         return self._groups.get(component, [])
 
     def find_node(self, name: str) -> Component | None:
-        """A node by its name or its xname."""
+        """Return a node by name or xname."""
         found = self.by_name.get(name.lower()) or self.components.get(name) or self.components.get(name.lower())
         return found if found and found.type == "Node" else None
 
     def nodes(self) -> list[Component]:
-        """All nodes, in the order of their names."""
+        """Return all nodes, sorted by ID."""
         return sorted((each for each in self.components.values() if each.type == "Node"), key=lambda one: one.id)

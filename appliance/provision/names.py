@@ -1,4 +1,4 @@
-"""How MAC addresses, xnames, node names and the words of SMD are written, and what each becomes."""
+"""Syntax and normal forms of MAC addresses, xnames, node names and SMD's enumerations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 DHCP_WORD = re.compile(r"(?i:ignore|infinite|[0-9]+[smhdw]?)")
-"""What dnsmasq takes for an order or for a lease's time where a name stands: no node is called so."""
+"""Words that dnsmasq interprets as a keyword or a lease time instead of a host name: not allowed as node names."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 BMC = re.compile(r"[A-Za-z0-9:/._~%\[\]-]{0,255}")
@@ -48,7 +48,7 @@ TYPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("Memory", r"x\d{1,4}c\ds\d{1,3}b\d{1,2}n\d{1,2}d\d{1,3}"),
     )
 )
-"""What an xname's form says it is."""
+"""Component types by the form of the xname."""
 DEFAULTS: dict[str, Any] = {
     "xname": None,
     "nid": None,
@@ -63,11 +63,11 @@ DEFAULTS: dict[str, Any] = {
     "state": "Unknown",
     "arch": "X86",
 }
-"""What a node is that says no more than its name."""
+"""Fields of a node of which only the name is given."""
 
 
 def clean_mac(text: str) -> str:
-    """A MAC address as ``02:00:0a:4d:00:97``, however it was written; empty where it is no machine's."""
+    """Return a MAC address in the form ``02:00:0a:4d:00:97``; empty if it is not a unicast address."""
     digits = re.sub(r"[:.-]", "", text.strip().lower())
     if not re.fullmatch(r"[0-9a-f]{12}", digits) or digits in ("0" * 12, "f" * 12) or int(digits[:2], 16) & 1:
         return ""
@@ -75,12 +75,12 @@ def clean_mac(text: str) -> str:
 
 
 def mac_id(mac: str) -> str:
-    """SMD's ID of an interface: its MAC address without colons."""
+    """Return SMD's ID of an interface: its MAC address without colons."""
     return mac.replace(":", "")
 
 
 def clean_address(text: str) -> str:
-    """An address in its usual form; empty where it is none of a machine's."""
+    """Return an IP address in its normal form; empty if no machine can have it."""
     try:
         address = ipaddress.ip_address(text.strip())
     except ValueError:
@@ -90,26 +90,26 @@ def clean_address(text: str) -> str:
 
 
 def clean_xname(text: str) -> str:
-    """An xname as SMD writes it: lower case, numbers without zeros before them. It may be none."""
+    """Return an xname in SMD's form: lower case, without leading zeros. It is not validated."""
     return re.sub(r"(?<=[a-z])0+(?=[0-9])", "", text.strip().lower())
 
 
 def type_of(xname: str) -> str:
-    """What an xname names; empty where it is none."""
+    """Return the component type of an xname; empty if it is not an xname."""
     return next((name for name, pattern in TYPES if pattern.fullmatch(xname)), "")
 
 
 def clean_id(text: str) -> str:
-    """The ID of a component as it is stored: an xname in its usual form, and any other name as it is."""
+    """Return the stored ID of a component: an xname in its normal form, any other name unchanged."""
     xname = clean_xname(text)
     return xname if type_of(xname) else text.strip()
 
 
 def pick(word: str, words: Iterable[str]) -> str | None:
-    """The word of a list, however it is written; None where it is not there."""
+    """Return the entry of a list that equals ``word`` regardless of case, or None."""
     return next((each for each in words if each.lower() == word.strip().lower()), None)
 
 
 def bmc_of(xname: str) -> str:
-    """The xname of a node's controller: all before its ``n``; empty for what is no node's."""
+    """Return the xname of a node's controller: the part before ``n``; empty if it is not a node's xname."""
     return xname[: xname.rindex("n")] if type_of(xname) == "Node" else ""

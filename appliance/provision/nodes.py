@@ -1,4 +1,4 @@
-"""Nodes as ``sms`` writes and reads them, one or all of them at once."""
+"""Nodes in the form that ``sms`` reads and writes; export and import of the whole inventory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = ("role", "subrole", "state", "arch", "bmc", "profile")
 
 
 def show_node(inventory: Inventory, node: Component) -> dict[str, Any]:
-    """A node; ``macs`` are the addresses alone, ``interfaces`` all that is known of them."""
+    """Return a node; ``macs`` lists only the MAC addresses, ``interfaces`` has all their fields."""
     interfaces = inventory.interfaces_of(node.id)
     return {
         "name": node.name,
@@ -42,18 +42,18 @@ def show_interface(each: Interface) -> dict[str, Any]:
 
 
 def put_node(draft: Draft, name: str, given: dict[str, Any]) -> None:
-    """A node as it is given; what is not given is as in a new one."""
+    """Create or replace a node; fields not given get their defaults."""
     there = draft.find_node(name)
     _write(draft, name, {**names.DEFAULTS, **given}, there)
 
 
 def patch_node(draft: Draft, node: Component, given: dict[str, Any]) -> None:
-    """A node that is there, with what is given changed."""
+    """Change the given fields of a node."""
     _patch(draft, node, given, draft.inventory())
 
 
 def _patch(draft: Draft, node: Component, given: dict[str, Any], before: Inventory) -> None:
-    """Change what is given of a node; what else it has, it has as ``before``."""
+    """Change the given fields of a node; the others are those of ``before``."""
     shown = show_node(before, node)
     if "macs" not in given:
         given = {"interfaces": shown["interfaces"], **given}
@@ -64,7 +64,7 @@ def _patch(draft: Draft, node: Component, given: dict[str, Any], before: Invento
 
 
 def _described(macs: list[Any], inventory: Inventory) -> list[Any]:
-    """MAC addresses with what is known of them already."""
+    """Return MAC addresses with the fields of existing interfaces."""
     found = []
     for mac in macs:
         known = inventory.interfaces.get(names.clean_mac(mac)) if isinstance(mac, str) else None
@@ -77,10 +77,10 @@ def _write(draft: Draft, name: str, given: dict[str, Any], there: Component | No
     xname = given["xname"] and names.clean_xname(given["xname"])
     address = given["address"] and (names.clean_address(given["address"]) or given["address"])
     state, arch = names.pick(given["state"], names.STATES), names.pick(given["arch"], names.ARCHES)
-    for what, value in (("state", state), ("architecture", arch)):
+    for field, value in (("state", state), ("architecture", arch)):
         if value is None:
             draft.findings.append(
-                Finding(f"{new_name}: {given['state' if what == 'state' else 'arch']!r} is no {what}")
+                Finding(f"{new_name}: {given['state' if field == 'state' else 'arch']!r} is not a valid {field}")
             )
     changed = {each: given[each] for each in TEXTS} | {"state": state or "Unknown", "arch": arch or "X86"}
     base = there or Component("")
@@ -96,7 +96,7 @@ def _write(draft: Draft, name: str, given: dict[str, Any], there: Component | No
         **changed,
     )
     if there is None and node.id in draft.components:
-        draft.findings.append(Finding(f"{new_name}: {node.id} is there already", taken=True))
+        draft.findings.append(Finding(f"{new_name}: {node.id} exists already", taken=True))
         return
     draft.put_component(node, before=there.id if there else None)
     listed = given["interfaces"] if given.get("interfaces") is not None else given["macs"]
@@ -110,10 +110,12 @@ def _without_own(each: Interface, address: str | None) -> Interface:
 
 
 def export(inventory: Inventory) -> dict[str, Any]:
-    """The whole inventory, in the form that ``bring`` takes."""
+    """Return the whole inventory in the form that ``import_document`` reads."""
     others = [each for each in inventory.components.values() if each.type != "Node"]
     owned = {each.id for each in inventory.components.values() if each.type == "Node"}
-    loose = sorted((each for each in inventory.interfaces.values() if each.component not in owned), key=lambda x: x.mac)
+    unowned = sorted(
+        (each for each in inventory.interfaces.values() if each.component not in owned), key=lambda x: x.mac
+    )
     return {
         "nodes": [show_node(inventory, node) for node in inventory.nodes()],
         "groups": [
@@ -127,14 +129,14 @@ def export(inventory: Inventory) -> dict[str, Any]:
             for _, each in sorted(inventory.groups.items())
         ],
         "components": [show_other(each) for each in sorted(others, key=lambda each: each.id)],
-        "interfaces": [{**show_interface(each), "component": each.component} for each in loose],
+        "interfaces": [{**show_interface(each), "component": each.component} for each in unowned],
         "endpoints": [show_endpoint(each) for _, each in sorted(inventory.endpoints.items())],
         "boot": [show_boot(each) for _, each in sorted(inventory.boot.items())],
     }
 
 
 def show_other(each: Component) -> dict[str, Any]:
-    """A component that is no node."""
+    """Return a component that is not a node."""
     return {"id": each.id, "state": each.state, "flag": each.flag, "enabled": each.enabled, "class": each.klass}
 
 
@@ -160,22 +162,22 @@ def show_boot(each: Boot) -> dict[str, Any]:
     }
 
 
-def bring(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) -> int:
-    """What an export says, into a draft; returns how many nodes it has.
+def import_document(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) -> int:
+    """Import an exported document into a draft; return the number of its nodes.
 
-    What is there already is changed in what is named of it, and keeps the rest. ``replace_all``: what is not named
-    goes, of the inventory and of each entry.
+    Existing entries keep the fields that the document does not contain. With ``replace_all`` entries and fields that
+    it does not contain are removed.
     """
     given = document.get("nodes") or []
     if replace_all:
-        _empty(draft, {each["name"].lower() for each in given})
-    for each in _doubles(draft, given, "name"):
+        _clear_unlisted(draft, {each["name"].lower() for each in given})
+    for each in _report_duplicates(draft, given, "name"):
         there = draft.find_node(each["name"])
-        # Two nodes of one document may change their MAC addresses with each other.
+        # Two nodes of one document may swap MAC addresses.
         if there:
             draft.put_interfaces(there.id, [])
     for each in document.get("components") or ():
-        _bring_other(draft, each)
+        _import_other(draft, each)
     for each in given:
         there = draft.find_node(each["name"])
         if there and there.id in draft.old.components and not replace_all:
@@ -183,17 +185,17 @@ def bring(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) 
         else:
             put_node(draft, each["name"], each)
     for each in document.get("groups") or ():
-        _bring_group(draft, each)
+        _import_group(draft, each)
     for each in document.get("interfaces") or ():
-        _bring_interface(draft, each)
+        _import_interface(draft, each)
     for each in document.get("endpoints") or ():
-        _bring_endpoint(draft, each)
+        _import_endpoint(draft, each)
     for each in document.get("boot") or ():
-        _bring_boot(draft, each)
+        _import_boot(draft, each)
     return len(given)
 
 
-def _empty(draft: Draft, kept: set[str]) -> None:
+def _clear_unlisted(draft: Draft, kept: set[str]) -> None:
     for each in list(draft.components.values()):
         if each.type != "Node" or (each.name or "").lower() not in kept:
             draft.remove_component(each.id)
@@ -201,28 +203,28 @@ def _empty(draft: Draft, kept: set[str]) -> None:
     draft.groups, draft.endpoints, draft.boot = {}, {}, {}
 
 
-def _doubles(draft: Draft, given: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The entries; a finding for each that is there twice."""
+def _report_duplicates(draft: Draft, given: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Return the entries; add a finding for each duplicate."""
     entries, seen = list(given), set()
     for each in entries:
         if (low := each[key].lower()) in seen:
-            draft.findings.append(Finding(f"{each[key][:70]} is there twice"))
+            draft.findings.append(Finding(f"{each[key][:70]} is listed twice"))
         seen.add(low)
     return entries
 
 
-def _bring_other(draft: Draft, each: dict[str, Any]) -> None:
+def _import_other(draft: Draft, each: dict[str, Any]) -> None:
     key = names.clean_xname(each["id"])
     kind = names.type_of(key)
     if not kind or kind == "Node":
-        draft.findings.append(Finding(f"{each['id'][:70]!r} is not the xname of a component that is no node"))
+        draft.findings.append(Finding(f"{each['id'][:70]!r} is not the xname of a component other than a node"))
         return
     there = draft.components.get(key) or Component(key, type=kind, role="", arch="Other")
     state = names.pick(each.get("state", there.state), names.STATES) or there.state
     draft.put_component(replace(there, state=state, enabled=each.get("enabled", there.enabled)))
 
 
-def _bring_group(draft: Draft, each: dict[str, Any]) -> None:
+def _import_group(draft: Draft, each: dict[str, Any]) -> None:
     label = each["label"]
     there = draft.groups.get(label) or Group(label)
     members = list(there.members)
@@ -240,7 +242,7 @@ def _bring_group(draft: Draft, each: dict[str, Any]) -> None:
     )
 
 
-def _bring_interface(draft: Draft, each: dict[str, Any]) -> None:
+def _import_interface(draft: Draft, each: dict[str, Any]) -> None:
     found = read_interface(each, each["mac"], draft.findings)
     if found is None:
         return
@@ -257,17 +259,17 @@ def _bring_interface(draft: Draft, each: dict[str, Any]) -> None:
     )
 
 
-def _bring_boot(draft: Draft, each: dict[str, Any]) -> None:
+def _import_boot(draft: Draft, each: dict[str, Any]) -> None:
     there = draft.boot.get((each["scope"], each["key"])) or Boot(each["scope"], each["key"])
     texts = {name: each.get(name, getattr(there, name)) for name in ("kernel", "initrd", "params")}
     cloud = (each["cloud-init"] or {}) if "cloud-init" in each else there.cloud_init
     draft.put_boot(replace(there, **texts, cloud_init=cloud))
 
 
-def _bring_endpoint(draft: Draft, each: dict[str, Any]) -> None:
+def _import_endpoint(draft: Draft, each: dict[str, Any]) -> None:
     key = names.clean_xname(each["id"])
     if not names.type_of(key):
-        draft.findings.append(Finding(f"endpoint {each['id'][:70]!r}: this is no xname"))
+        draft.findings.append(Finding(f"endpoint {each['id'][:70]!r} is not an xname"))
         return
     there = draft.endpoints.get(key) or Endpoint(key, type=names.type_of(key))
     named = {name: each[name] for name in ("fqdn", "address", "mac", "enabled") if name in each}

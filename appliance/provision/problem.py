@@ -1,4 +1,4 @@
-"""Errors as RFC 7807 has them: ``application/problem+json``, as SMD answers too."""
+"""Errors in the form of RFC 7807, ``application/problem+json``, as in SMD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class HttpProblem(Exception):
-    """What the client is told. ``problems`` are the single mistakes of a body, all of them."""
+    """An error response. ``problems`` lists all errors of a body."""
 
     def __init__(
         self, status: int, detail: str, *, hint: str = "", problems: Sequence[str] = (), retry_s: int | None = None
@@ -39,7 +39,7 @@ def conflict(detail: str, *, hint: str = "", problems: Sequence[str] = ()) -> Ht
 
 
 def answer(problem: HttpProblem) -> Response:
-    """The response that tells a problem."""
+    """Return the response of a problem."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status).phrase,

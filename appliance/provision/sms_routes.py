@@ -1,4 +1,4 @@
-"""``/sms/v1/nodes``, ``export``, ``import``, ``unknown``, ``health``: the inventory as ``sms`` asks for it."""
+"""``/sms/v1/nodes``, ``export``, ``import``, ``unknown``, ``health``: the inventory in the form that ``sms`` uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from appliance.provision.problem import bad_request, not_found
 from appliance.provision.world import World
 
 FULL_MB = 64
-"""Free space of the state disk under which the service calls itself unhealthy."""
+"""Free space of the state disk in MiB below which the service reports itself unhealthy."""
 
 
 def routes(world: World) -> list[Route]:
@@ -33,13 +33,13 @@ def routes(world: World) -> list[Route]:
         Route("/sms/v1/nodes/{name}", views.delete, methods=["DELETE"]),
         Route("/sms/v1/unknown", views.unknown),
         Route("/sms/v1/export", views.export),
-        Route("/sms/v1/import", views.bring, methods=["POST"]),
+        Route("/sms/v1/import", views.import_all, methods=["POST"]),
         Route("/sms/v1/health", views.health),
     ]
 
 
 class Views:
-    """The answers. They run in threads: the database may make them wait."""
+    """Request handlers. They run in threads because the database may block."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -64,29 +64,29 @@ class Views:
     def put(self, request: Request) -> Response:
         name, given = request.path_params["name"], request.state.body
         if given.get("name") not in (None, name):
-            raise bad_request(f"the path says {name[:70]}, the body {given['name'][:70]}")
+            raise bad_request(f"the names in path and body differ: {name[:70]}, {given['name'][:70]}")
         with self.world.edit() as draft:
             known = draft.find_node(name) is not None
             nodes.put_node(draft, name, given)
-        return JSONResponse(self._now(name), 200 if known else 201)
+        return JSONResponse(self._current(name), 200 if known else 201)
 
     def patch(self, request: Request) -> Response:
         name, given = request.path_params["name"], request.state.body
         with self.world.edit() as draft:
             nodes.patch_node(draft, _node(draft.inventory(), name), given)
-        return JSONResponse(self._now(given.get("name") or name))
+        return JSONResponse(self._current(given.get("name") or name))
 
     def delete(self, request: Request) -> Response:
         with self.world.edit() as draft:
             draft.remove_component(_node(draft.inventory(), request.path_params["name"]).id)
         return Response(status_code=204)
 
-    def _now(self, name: str) -> dict[str, Any]:
+    def _current(self, name: str) -> dict[str, Any]:
         inventory = self.world.inventory()
         return nodes.show_node(inventory, _node(inventory, name))
 
     def unknown(self, _request: Request) -> Response:
-        return JSONResponse({"unknown": self.world.strangers.rows()})
+        return JSONResponse({"unknown": self.world.unknown_machines.rows()})
 
     def export(self, request: Request) -> Response:
         document = nodes.export(self.world.inventory())
@@ -95,14 +95,16 @@ class Views:
             return Response(text, media_type="application/yaml")
         return JSONResponse(document)
 
-    def bring(self, request: Request) -> Response:
+    def import_all(self, request: Request) -> Response:
         with self.world.edit() as draft:
-            count = nodes.bring(draft, request.state.body, replace_all=request.query_params.get("mode") == "replace")
+            count = nodes.import_document(
+                draft, request.state.body, replace_all=request.query_params.get("mode") == "replace"
+            )
         return JSONResponse({"nodes": count})
 
     def health(self, _request: Request) -> Response:
         world = self.world
-        # Asked of the database itself: what is in memory would say nothing about it.
+        # Query the database itself: the inventory in memory does not show whether it works.
         with world.store.read() as connection:
             connection.execute(sqlalchemy.text("SELECT COUNT(*) FROM components")).scalar()
         inventory = world.inventory()
@@ -114,7 +116,7 @@ class Views:
             "nodes": len(inventory.nodes()),
             "groups": len(inventory.groups),
             "endpoints": len(inventory.endpoints),
-            "unknown": len(world.strangers.rows()),
+            "unknown": len(world.unknown_machines.rows()),
             "database": {"kind": world.store.kind, "version": world.store.version},
             "disk": {"free_mb": free_mb, "total_mb": disk.total >> 20},
             "up_s": round(time.time() - self.started),

@@ -1,4 +1,4 @@
-"""The database: SQLite in a file, or PostgreSQL by its URL. One writer at a time in either."""
+"""The database: SQLite or PostgreSQL, selected by its URL. One writer at a time in both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from appliance.provision.migrations import LOCK_ID, migrate
 from appliance.provision.problem import HttpProblem, conflict
 
 POOL = 8
-"""Connections kept; threads that answer requests share them."""
+"""Connections in the pool, shared by the request threads."""
 
 
 class Store:
@@ -42,18 +42,18 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that sees one state of all tables."""
-        with translated(), self.engine.begin() as connection:
+        """A read transaction with a consistent view of all tables."""
+        with translate_errors(), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that may change; all of it counts at its end, or nothing. Others wait meanwhile."""
-        # SQLite's own waiting looks again every so often; a queue in front of it is many times faster.
+        """A write transaction: committed at the end of the context, rolled back on error. Other writers wait."""
+        # SQLite polls for its lock; queueing writers here is many times faster.
         if not self._queue.acquire(timeout=self.busy_s + 1):
-            raise HttpProblem(503, "the database is busy: others write", retry_s=1)
+            raise HttpProblem(503, "the database is busy", retry_s=1)
         try:
-            with translated(), self._writer.begin() as connection:
+            with translate_errors(), self._writer.begin() as connection:
                 yield connection
         finally:
             self._queue.release()
@@ -67,10 +67,10 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
         parsed = sa.engine.make_url(url)
         kind = parsed.get_backend_name()
         if kind not in ("sqlite", "postgresql"):
-            raise SmsError(f"{kind} is no database for the inventory", hint="sqlite:////PATH or postgresql://...")
+            raise SmsError(f"database type {kind} is not supported", hint="sqlite:////PATH or postgresql://...")
         sqlite = kind == "sqlite"
         if not sqlite:
-            # What a plain postgresql:// means differs between SQLAlchemy's releases.
+            # The default driver of postgresql:// differs between SQLAlchemy releases.
             parsed = parsed.set(drivername="postgresql+psycopg2")
         arguments: dict[str, Any] = (
             {"timeout": busy_s, "check_same_thread": False} if sqlite else {"connect_timeout": 10}
@@ -78,7 +78,7 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
         options: dict[str, Any] = {"poolclass": QueuePool, "pool_size": POOL, "max_overflow": 40, "future": True}
         engine = sa.create_engine(parsed, connect_args=arguments, pool_pre_ping=not sqlite, **options)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as error:
-        raise SmsError(f"the database's URL is wrong: {error}", hint="sqlite:////PATH or postgresql://...") from error
+        raise SmsError(f"invalid database URL: {error}", hint="sqlite:////PATH or postgresql://...") from error
     if sqlite:
         sa.event.listen(engine, "connect", _prepare_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite if sqlite else _begin_postgresql)
@@ -86,10 +86,10 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # The driver's own way of beginning transactions leaves DDL outside of them.
+    # The driver's implicit transactions do not include DDL.
     connection.isolation_level = None
-    for words in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {words}")
+    for setting in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {setting}")
 
 
 def _writes(connection: Connection) -> bool:
@@ -97,7 +97,7 @@ def _writes(connection: Connection) -> bool:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A reader that turns writer later could not wait for its turn.
+    # A transaction that upgrades from reader to writer fails instead of waiting.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
 
 
@@ -107,12 +107,12 @@ def _begin_postgresql(connection: Connection) -> None:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """The database's errors as the client is to hear them: 409, 503, 507."""
+def translate_errors() -> Iterator[None]:
+    """Translate database errors to HTTP errors: 409, 503, 507."""
     try:
         yield
     except IntegrityError as error:
-        raise conflict(f"this is taken already: {first_line(error)}") from error
+        raise conflict(f"the value exists already: {first_line(error)}") from error
     except sa.exc.TimeoutError as error:
         raise HttpProblem(503, "the database has no connection left", retry_s=2) from error
     except DBAPIError as error:
@@ -124,20 +124,20 @@ def first_line(error: DBAPIError) -> str:
 
 
 def _problem(error: DBAPIError) -> HttpProblem:
-    words = first_line(error)
+    message = first_line(error)
     code = getattr(error.orig, "pgcode", None) or ""
-    if "disk is full" in words or code == "53100":
-        return HttpProblem(507, f"the disk of the database is full: {words}", hint="sms files list shows what may go")
-    if "locked" in words or code in ("55P03", "40001", "40P01"):
-        return HttpProblem(503, f"the database is busy: {words}", retry_s=1)
-    if isinstance(error, OperationalError) or "malformed" in words or "not a database" in words:
-        return HttpProblem(503, f"the database does not answer: {words}", hint="sms vm restore, or look at its disk")
-    return HttpProblem(400, f"the database cannot hold this: {words}")
+    if "disk is full" in message or code == "53100":
+        return HttpProblem(507, f"the disk of the database is full: {message}", hint="sms files list shows what may go")
+    if "locked" in message or code in ("55P03", "40001", "40P01"):
+        return HttpProblem(503, f"the database is busy: {message}", retry_s=1)
+    if isinstance(error, OperationalError) or "malformed" in message or "not a database" in message:
+        return HttpProblem(503, f"the database does not answer: {message}", hint="sms vm restore, or check its disk")
+    return HttpProblem(400, f"the database rejects this: {message}")
 
 
 def _cannot_open(url: str, error: DBAPIError) -> SmsError:
     shown = sa.engine.make_url(url)
-    hint = "sms vm restore brings an earlier state back"
+    hint = "`sms vm restore` restores an earlier state"
     if "unable to open" in first_line(error) or shown.get_backend_name() == "postgresql":
-        hint = "is it there, and may this user write to it?"
-    return SmsError(f"the inventory {shown!r} cannot be opened: {first_line(error)}", hint=hint)
+        hint = "does it exist, and is it writable for this user?"
+    return SmsError(f"cannot open the inventory {shown!r}: {first_line(error)}", hint=hint)

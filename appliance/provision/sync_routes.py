@@ -1,4 +1,4 @@
-"""Routes of master files: what clients pull below ``/sms/v1/sync``, and what the administrator does with them."""
+"""Routes of master files: ``/sms/v1/sync`` for clients, and administration."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from appliance.provision.access import need, who
+from appliance.provision.access import identify, require_role
 from appliance.provision.blobs import Blobs
 from appliance.provision.files import LARGEST_B, Files
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
 from appliance.provision.world import World
 
 PATH = r"(/\.?[A-Za-z0-9_+@%-][A-Za-z0-9._+@%-]{0,200}){1,30}"
-MOST_WAITING = 5000
-LOOK_S = 10
-"""Seconds between two looks whether a waiting client is still there."""
+MAX_WAITING = 5000
+DISCONNECT_CHECK_S = 10
+"""Seconds between two checks whether a waiting client is still connected."""
 log = logging.getLogger("sms-provd")
 
 
-class Bell:
-    """Rung at a push: all that wait hear it at once. It is rung and heard in the server's one event loop."""
+class PushNotifier:
+    """Wakes all waiting requests at a push. Used only in the server's event loop."""
 
     def __init__(self, push: int) -> None:
         self.push = push
@@ -38,20 +38,20 @@ class Bell:
         self.closed = False
         self._event: asyncio.Event | None = None
 
-    def ring(self, push: int) -> None:
-        """Tell everybody of a push."""
+    def notify(self, push: int) -> None:
+        """Wake all waiting requests."""
         self.push = max(self.push, push)
         event, self._event = self._event, None
         if event:
             event.set()
 
     def close(self) -> None:
-        """Let everybody go, and keep nobody from now on: the service ends."""
+        """Wake all waiting requests and let no new ones wait: the service is stopping."""
         self.closed = True
-        self.ring(self.push)
+        self.notify(self.push)
 
-    async def hear(self, seconds: float) -> None:
-        """Wait until it is rung, or the time is over."""
+    async def wait(self, seconds: float) -> None:
+        """Wait for a push, at most ``seconds``."""
         if self._event is None:
             self._event = asyncio.Event()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -60,51 +60,51 @@ class Bell:
 
 def routes(world: World) -> list[Route]:
     files = Files(world.store, world.config, Blobs(world.config.state / "files"))
-    bell = Bell(files.last_push())
-    world.parts["files"], world.parts["bell"] = files, bell
-    return [*_client_routes(files, bell), *_admin_routes(files, bell)]
+    notifier = PushNotifier(files.last_push())
+    world.parts["files"], world.parts["notifier"] = files, notifier
+    return [*_client_routes(files, notifier), *_admin_routes(files, notifier)]
 
 
-def _client_routes(files: Files, bell: Bell) -> list[Route]:
+def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
     def manifest(request: Request) -> Response:
-        caller = _certified(request)
-        push = bell.push  # before it is looked: what comes meanwhile is heard of again
+        caller = _require_client(request)
+        push = notifier.push  # read first: a push during the query is reported again
         with files.store.read() as connection:
             client = files.client(connection, caller.role, caller.name)
             view = files.view(connection, client)
-            # 0: there never was a file. A VM that has lost its disk must not have clients remove all that they have.
+            # 0: no file was ever stored. After a loss of the VM's disk, clients must not remove all their files.
             generation = files.generation(connection)
-        files.note_look(client)
-        told = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
+        files.record_poll(client)
+        body = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
         interval = (files.config.raw or {}).get("interval_s")
-        return JSONResponse({**told, "interval_s": interval} if isinstance(interval, int) else told)
+        return JSONResponse({**body, "interval_s": interval} if isinstance(interval, int) else body)
 
     def content(request: Request) -> Response:
-        caller = _certified(request)
+        caller = _require_client(request)
         with files.store.read() as connection:
             client = files.client(connection, caller.role, caller.name)
             data = files.content(connection, client, request.path_params["sha256"])
         return Response(data, media_type="application/octet-stream")
 
     async def wait(request: Request) -> Response:
-        _certified(request)
+        _require_client(request)
         after, seconds = _number(request, "after", 0), _number(request, "seconds", 30)
-        if bell.waiting >= MOST_WAITING:
-            raise HttpProblem(503, "too many wait already", retry_s=30)
-        bell.waiting += 1
+        if notifier.waiting >= MAX_WAITING:
+            raise HttpProblem(503, "too many waiting clients", retry_s=30)
+        notifier.waiting += 1
         try:
-            ends = asyncio.get_running_loop().time() + seconds
-            while bell.push <= after and not bell.closed:
-                left = ends - asyncio.get_running_loop().time()
+            deadline = asyncio.get_running_loop().time() + seconds
+            while notifier.push <= after and not notifier.closed:
+                left = deadline - asyncio.get_running_loop().time()
                 if left <= 0 or await request.is_disconnected():
                     break
-                await bell.hear(min(left, LOOK_S))
+                await notifier.wait(min(left, DISCONNECT_CHECK_S))
         finally:
-            bell.waiting -= 1
-        return JSONResponse({"push": bell.push})
+            notifier.waiting -= 1
+        return JSONResponse({"push": notifier.push})
 
     def report(request: Request) -> Response:
-        caller = _certified(request)
+        caller = _require_client(request)
         with files.store.write() as connection:
             files.report(connection, files.client(connection, caller.role, caller.name), request.state.body)
         return Response(status_code=204)
@@ -117,7 +117,7 @@ def _client_routes(files: Files, bell: Bell) -> list[Route]:
     ]
 
 
-def _admin_routes(files: Files, bell: Bell) -> list[Route]:
+def _admin_routes(files: Files, notifier: PushNotifier) -> list[Route]:
     def listed(_request: Request) -> Response:
         with files.store.read() as connection:
             masters = [master.as_dict() for master in files.masters(connection)]
@@ -127,42 +127,42 @@ def _admin_routes(files: Files, bell: Bell) -> list[Route]:
         return JSONResponse(files.show(_path(request)))
 
     def put(request: Request) -> Response:
-        done = files.put(_path(request), request.state.body)
-        return JSONResponse(done, 200)
+        result = files.put(_path(request), request.state.body)
+        return JSONResponse(result, 200)
 
     def remove(request: Request) -> Response:
         files.remove(_path(request))
-        log.info("files: %s is removed", _path(request))
+        log.info("files: removed %s", _path(request))
         return Response(status_code=204)
 
     def roll_back(request: Request) -> Response:
         body: dict[str, Any] = request.state.body
         return JSONResponse(files.roll_back(body["path"], body.get("version")))
 
-    def give(request: Request) -> Response:
+    def download(request: Request) -> Response:
         data = files.blobs.read(_digest(request))
         content = {"content": base64.b64encode(data).decode()} if data is not None else {}
         return JSONResponse({"there": data is not None, **content})
 
-    async def take(request: Request) -> Response:
+    async def upload(request: Request) -> Response:
         size = request.headers.get("content-length", "")
         if not re.fullmatch(r"[0-9]{1,12}", size):
             raise HttpProblem(411, "Content-Length is missing")
         if int(size) > LARGEST_B:
-            raise HttpProblem(413, f"a file has at most {LARGEST_B >> 20} MiB")
-        await files.blobs.take(_digest(request), int(size), _blocks(request))
+            raise HttpProblem(413, f"the maximum file size is {LARGEST_B >> 20} MiB")
+        await files.blobs.store(_digest(request), int(size), _blocks(request))
         await run_in_threadpool(files.prune)
         return Response(status_code=204)
 
     async def push(_request: Request) -> Response:
         number = await run_in_threadpool(files.count_push)
-        waiting = bell.waiting
-        bell.ring(number)
+        waiting = notifier.waiting
+        notifier.notify(number)
         return JSONResponse({"push": number, "waiting": waiting})
 
     def reports(_request: Request) -> Response:
         with files.store.read() as connection:
-            return JSONResponse({**files.reports(connection), "waiting": bell.waiting, "now": time.time()})
+            return JSONResponse({**files.reports(connection), "waiting": notifier.waiting, "now": time.time()})
 
     return [
         Route("/sms/v1/files", listed),
@@ -170,8 +170,8 @@ def _admin_routes(files: Files, bell: Bell) -> list[Route]:
         Route("/sms/v1/files/{path:path}", put, methods=["PUT"]),
         Route("/sms/v1/files/{path:path}", remove, methods=["DELETE"]),
         Route("/sms/v1/sync/rollback", roll_back, methods=["POST"]),
-        Route("/sms/v1/blobs/{sha256}", give, methods=["GET"]),
-        Route("/sms/v1/blobs/{sha256}", take, methods=["PUT"]),
+        Route("/sms/v1/blobs/{sha256}", download, methods=["GET"]),
+        Route("/sms/v1/blobs/{sha256}", upload, methods=["PUT"]),
         Route("/sms/v1/sync/push", push, methods=["POST"]),
         Route("/sms/v1/sync/reports", reports),
     ]
@@ -182,30 +182,30 @@ async def _blocks(request: Request) -> AsyncIterator[bytes]:
         async for block in request.stream():
             yield block
     except ClientDisconnect:
-        raise bad_request("the file was cut off on its way") from None
+        raise bad_request("the transfer was interrupted") from None
 
 
-def _certified(request: Request) -> Any:
-    """A client that has shown its certificate over TLS; no plain HTTP GET reads a master file."""
-    if not who(request).secure:
-        raise forbidden("master files are given over TLS only", hint="ask at port 8443, with a certificate")
-    return need(request, "node", "services")
+def _require_client(request: Request) -> Any:
+    """Return the caller if it authenticated with a certificate over TLS; 401 or 403 otherwise."""
+    if not identify(request).secure:
+        raise forbidden("master files are available over TLS only", hint="use port 8443 with a certificate")
+    return require_role(request, "node", "services")
 
 
 def _path(request: Request) -> str:
     path = "/" + str(request.path_params["path"])
     if not re.fullmatch(PATH, path) or len(path) > 1000:
-        raise bad_request("this is no path of a file on a client", hint="/etc/motd is at /sms/v1/files/etc/motd")
+        raise bad_request("invalid path of a file on a client", hint="/etc/motd is at /sms/v1/files/etc/motd")
     return path
 
 
 def _digest(request: Request) -> str:
     digest = str(request.path_params["sha256"])
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise bad_request("this is no SHA-256 digest")
+        raise bad_request("invalid SHA-256 digest")
     return digest
 
 
-def _number(request: Request, name: str, usual: int) -> int:
+def _number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, "")
-    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else usual
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else default

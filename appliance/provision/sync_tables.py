@@ -1,4 +1,4 @@
-"""Tables of one-time tokens, master files and what their clients have; and the nodes as these look at them."""
+"""Tables of one-time tokens, master files and client reports; queries of nodes for these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASTERS = sa.Table(
     sa.Column("path", sa.String(1024), primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-"""Which version of a path counts; a path that is not there has been removed, and its versions are kept."""
+"""The current version of each path; a removed path is missing here, but its versions are kept."""
 VERSIONS = sa.Table(
     "master_versions",
     _META,
@@ -56,14 +56,14 @@ _MEMBERS = sa.table("members", *map(sa.column, ("label", "component")))
 
 
 def add_tables(op: Operations) -> None:
-    """The migration that brings them."""
+    """Create these tables (schema migration)."""
     for table in _META.sorted_tables:
         op.create_table(table.name, *[column._copy() for column in table.columns])
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the inventory, as templates see it."""
+    """A node with the fields that templates use."""
 
     name: str
     address: str
@@ -72,19 +72,19 @@ class Node:
     profile: str = ""
 
 
-def is_called(components: Any, name: Any) -> Any:
-    """The condition that a component has this name. One that other clients made may have none: then its id is one."""
+def has_name(components: Any, name: Any) -> Any:
+    """Return the SQL condition that a component has this name; a component without one is named by its ID."""
     return sa.or_(components.c.name == name, sa.and_(components.c.name.is_(None), components.c.id == name))
 
 
 def find_nodes(connection: Connection, name: str | None = None) -> list[Node]:
-    """All nodes, by name; only the one of ``name``, where it is given."""
+    """Return all nodes sorted by name, or only the one called ``name``."""
     query = sa.select(_COMPONENTS).where(_COMPONENTS.c.type == "Node")
     members = sa.select(_MEMBERS)
     if name is not None:
-        called = is_called(_COMPONENTS, name)
-        query = query.where(called)
-        members = members.where(_MEMBERS.c.component.in_(sa.select(_COMPONENTS.c.id).where(called)))
+        condition = has_name(_COMPONENTS, name)
+        query = query.where(condition)
+        members = members.where(_MEMBERS.c.component.in_(sa.select(_COMPONENTS.c.id).where(condition)))
     groups: dict[str, list[str]] = {}
     for row in connection.execute(members):
         groups.setdefault(row.component, []).append(row.label)
@@ -97,12 +97,12 @@ def _node(row: Any, groups: dict[str, list[str]]) -> Node:
 
 
 def read_counter(connection: Connection, name: str) -> int:
-    """A counter's value; 0 where nothing was ever counted."""
+    """Return a counter's value; 0 if it does not exist."""
     return connection.execute(sa.select(COUNTERS.c.value).where(COUNTERS.c.name == name)).scalar() or 0
 
 
-def raise_counter(connection: Connection, name: str) -> int:
-    """Count one more; the new value."""
+def increment_counter(connection: Connection, name: str) -> int:
+    """Increment a counter; return its new value."""
     value = read_counter(connection, name) + 1
     if value == 1:
         connection.execute(COUNTERS.insert().values(name=name, value=value))

@@ -1,4 +1,4 @@
-"""The inventory's tables: how it is read from them, and how what differs is written."""
+"""The inventory's tables: load the inventory, and save what differs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BOOT = _table("boot", "scope", "key", "kernel", "initrd", "params", json=("cloud
 
 
 def load(connection: Connection) -> Inventory:
-    """The whole inventory, as of the transaction."""
+    """Return the whole inventory as of the transaction."""
     addresses: dict[str, list[tuple[str, str]]] = {}
     for row in connection.execute(sa.select(ADDRESSES).order_by(ADDRESSES.c.address)):
         addresses.setdefault(row.mac, []).append((row.address, row.network))
@@ -66,47 +66,47 @@ def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def save(connection: Connection, old: Inventory, new: Inventory) -> None:
-    """Write what differs. What goes is removed first, so that what it had may be another's."""
+    """Write the differences. Removals come first, so that their unique values are free again."""
     now = time.time()
     interfaces = {
         mac: each if old.interfaces.get(mac) == each else replace(each, changed=now)
         for mac, each in new.interfaces.items()
     }
-    _drop(connection, ADDRESSES, ("mac",), old.interfaces, interfaces)
-    _drop(connection, INTERFACES, ("mac",), old.interfaces, interfaces)
-    _drop(connection, MEMBERS, ("label",), old.groups, new.groups)
-    _drop(connection, GROUPS, ("label",), old.groups, new.groups)
+    _delete(connection, ADDRESSES, ("mac",), old.interfaces, interfaces)
+    _delete(connection, INTERFACES, ("mac",), old.interfaces, interfaces)
+    _delete(connection, MEMBERS, ("label",), old.groups, new.groups)
+    _delete(connection, GROUPS, ("label",), old.groups, new.groups)
     for table, before, after in (
         (COMPONENTS, old.components, new.components),
         (ENDPOINTS, old.endpoints, new.endpoints),
     ):
-        _drop(connection, table, ("id",), before, after)
-        _add(connection, table, [{**asdict(each), "changed": now} for each in _fresh(before, after)])
-    _drop(connection, BOOT, ("scope", "key"), old.boot, new.boot)
-    _add(connection, BOOT, [asdict(each) for each in _fresh(old.boot, new.boot)])
-    fresh = _fresh(old.interfaces, interfaces)
-    _add(connection, INTERFACES, [_without(asdict(each), "addresses") for each in fresh])
+        _delete(connection, table, ("id",), before, after)
+        _insert(connection, table, [{**asdict(each), "changed": now} for each in _changed(before, after)])
+    _delete(connection, BOOT, ("scope", "key"), old.boot, new.boot)
+    _insert(connection, BOOT, [asdict(each) for each in _changed(old.boot, new.boot)])
+    fresh = _changed(old.interfaces, interfaces)
+    _insert(connection, INTERFACES, [_without(asdict(each), "addresses") for each in fresh])
     found = [(each.mac, *pair) for each in fresh for pair in each.addresses]
-    _add(connection, ADDRESSES, [{"mac": mac, "address": where, "network": net} for mac, where, net in found])
-    groups = _fresh(old.groups, new.groups)
-    _add(connection, GROUPS, [{**_without(asdict(each), "members"), "tags": list(each.tags)} for each in groups])
-    _add(connection, MEMBERS, [{"label": one.label, "component": each} for one in groups for each in one.members])
+    _insert(connection, ADDRESSES, [{"mac": mac, "address": where, "network": net} for mac, where, net in found])
+    groups = _changed(old.groups, new.groups)
+    _insert(connection, GROUPS, [{**_without(asdict(each), "members"), "tags": list(each.tags)} for each in groups])
+    _insert(connection, MEMBERS, [{"label": one.label, "component": each} for one in groups for each in one.members])
 
 
-def _fresh(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> list[Any]:
+def _changed(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> list[Any]:
     return [value for key, value in new.items() if old.get(key) != value]
 
 
-def _drop(
+def _delete(
     connection: Connection, table: Any, names: tuple[str, ...], old: Mapping[Any, Any], new: Mapping[Any, Any]
 ) -> None:
-    gone = [key if isinstance(key, tuple) else (key,) for key, value in old.items() if new.get(key) != value]
-    if gone:
+    removed = [key if isinstance(key, tuple) else (key,) for key, value in old.items() if new.get(key) != value]
+    if removed:
         where = sa.and_(*(table.c[name] == sa.bindparam(f"old_{name}") for name in names))
-        rows = [{f"old_{name}": part for name, part in zip(names, key, strict=True)} for key in gone]
+        rows = [{f"old_{name}": part for name, part in zip(names, key, strict=True)} for key in removed]
         connection.execute(sa.delete(table).where(where), rows)
 
 
-def _add(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
+def _insert(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
     if rows:
         connection.execute(sa.insert(table), rows)

@@ -1,4 +1,4 @@
-"""One-time tokens: what a node shows once, after its boot, to get a certificate of its own."""
+"""One-time tokens that a node exchanges for a certificate after its boot."""
 
 from __future__ import annotations
 
@@ -14,78 +14,78 @@ import sqlalchemy as sa
 from appliance.errors import SmsError
 from appliance.provision.problem import HttpProblem
 from appliance.provision.store import Store
-from appliance.provision.sync_tables import TOKENS, find_nodes, is_called
+from appliance.provision.sync_tables import TOKENS, find_nodes, has_name
 
-TRIES, PER_S = 10, 60.0
-"""So many tries an address has in so many seconds."""
-MOST_ADDRESSES = 4096
-MADE = 4
-"""So many tokens a node is given in ``PER_S``: each is a write to the database, which all nodes wait for."""
-MOST_GIVEN = 70000
+ATTEMPTS, PERIOD_S = 10, 60.0
+"""Attempts per address, and period in seconds."""
+MAX_ADDRESSES = 4096
+ISSUES = 4
+"""New tokens per node in ``PERIOD_S``: each is a write to the database, which delays all nodes."""
+MAX_ISSUED = 70000
 
 
-# Written once: hundreds of nodes that start together wait for these.
+# Built once: they are in the hot path when hundreds of nodes boot together.
 _COMPONENTS = sa.table("components", sa.column("id"), sa.column("name"), sa.column("type"))
 _IS_NODE = sa.select(_COMPONENTS.c.id).where(
-    is_called(_COMPONENTS, sa.bindparam("node")), _COMPONENTS.c.type == sa.literal_column("'Node'")
+    has_name(_COMPONENTS, sa.bindparam("node")), _COMPONENTS.c.type == sa.literal_column("'Node'")
 )
-_FORGET = TOKENS.delete().where(sa.or_(TOKENS.c.node == sa.bindparam("old"), TOKENS.c.ends < sa.bindparam("now")))
-_KEEP = TOKENS.insert()
+_DELETE_OLD = TOKENS.delete().where(sa.or_(TOKENS.c.node == sa.bindparam("old"), TOKENS.c.ends < sa.bindparam("now")))
+_INSERT = TOKENS.insert()
 
 
 class Tokens:
-    """The tokens of a store; only their digests are in it."""
+    """The tokens of a store, which contains only their digests."""
 
     def __init__(self, store: Store, *, token_s: int, clock: Callable[[], float] = time.time) -> None:
         self.store, self.token_s, self.clock = store, token_s, clock
-        self._given: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """Tokens that nobody has used yet, and when they were made; in memory alone."""
-        self._making: set[str] = set()
-        self._bound = Bound(MADE)
+        self._issued: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """Unused tokens and their creation times, in memory only."""
+        self._creating: set[str] = set()
+        self._rate_limit = RateLimit(ISSUES)
         self._lock = threading.Lock()
 
-    def give(self, node: str) -> str:
-        """The token of a node that boots: its last one, while nobody has used it and half its time is left.
+    def issue(self, node: str) -> str:
+        """Return the token of a booting node: its last one if that is unused and has half of its lifetime left.
 
-        Who asks again and again so voids no token and writes nothing. HttpProblem 429 where a node wants new ones too
-        often; SmsError where the inventory has no such node.
+        Repeated requests therefore neither invalidate tokens nor write to the database. HttpProblem 429 if a node
+        needs new ones too often; SmsError if the inventory has no such node.
         """
         with self._lock:
-            token, made = self._given.get(node, ("", 0.0))
+            token, made = self._issued.get(node, ("", 0.0))
             if token and made <= self.clock() < made + self.token_s / 2:
                 return token
-            if node in self._making or self._bound.wait_s(node):
-                raise HttpProblem(429, f"{node} asks for tokens too often")
-            self._making.add(node)
+            if node in self._creating or self._rate_limit.wait_s(node):
+                raise HttpProblem(429, f"{node} requests tokens too often")
+            self._creating.add(node)
         try:
             return self.make(node)
         finally:
             with self._lock:
-                self._making.discard(node)
+                self._creating.discard(node)
 
     def make(self, node: str) -> str:
-        """A token for a node, good once and for ``token_s`` seconds; those that it had before are void.
+        """Create a token for a node, valid once and for ``token_s`` seconds; its earlier tokens become invalid.
 
-        SmsError where the inventory has no such node.
+        SmsError if the inventory has no such node.
         """
         token = secrets.token_hex(16)
         now = self.clock()
         with self.store.write() as connection:
             if connection.execute(_IS_NODE, {"node": node}).first() is None:
                 raise SmsError(f"the inventory has no node {node}", hint="sms node list")
-            connection.execute(_FORGET, {"old": node, "now": now})
-            connection.execute(_KEEP, {"hash": _digest(token), "node": node, "ends": now + self.token_s})
+            connection.execute(_DELETE_OLD, {"old": node, "now": now})
+            connection.execute(_INSERT, {"hash": _digest(token), "node": node, "ends": now + self.token_s})
         with self._lock:
-            self._given[node] = token, now
-            self._given.move_to_end(node)
-            while len(self._given) > MOST_GIVEN:
-                self._given.popitem(last=False)
+            self._issued[node] = token, now
+            self._issued.move_to_end(node)
+            while len(self._issued) > MAX_ISSUED:
+                self._issued.popitem(last=False)
         return token
 
     def use(self, token: str, address: str) -> str:
-        """The node that a token was made for, and the token is spent; empty where it is none.
+        """Consume a token and return its node; empty if it is invalid.
 
-        It stays good where somebody at another address shows it: he is not to take it from the node.
+        A request from another address does not consume it, so that nobody else can invalidate a node's token.
         """
         now = self.clock()
         with self.store.write() as connection:
@@ -97,7 +97,7 @@ class Tokens:
                 return ""
             connection.execute(TOKENS.delete().where(TOKENS.c.hash == row.hash))
         with self._lock:
-            self._given.pop(row.node, None)
+            self._issued.pop(row.node, None)
         return str(row.node)
 
 
@@ -105,23 +105,25 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-class Bound:
-    """How often one address may try; what it remembers has an end."""
+class RateLimit:
+    """Rate limit per address, with bounded memory."""
 
-    def __init__(self, tries: int = TRIES, per_s: float = PER_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self.tries, self.per_s, self.clock = tries, per_s, clock
+    def __init__(
+        self, attempts: int = ATTEMPTS, period_s: float = PERIOD_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.attempts, self.period_s, self.clock = attempts, period_s, clock
         self.seen: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, address: str) -> int:
-        """0, and the try is counted; or the seconds until the next one is heard."""
+        """Count an attempt and return 0, or return the seconds until the next one is allowed."""
         now = self.clock()
         times = self.seen.setdefault(address, deque())
         self.seen.move_to_end(address)
-        while len(self.seen) > MOST_ADDRESSES:
+        while len(self.seen) > MAX_ADDRESSES:
             self.seen.popitem(last=False)
-        while times and times[0] <= now - self.per_s:
+        while times and times[0] <= now - self.period_s:
             times.popleft()
-        if len(times) >= self.tries:
-            return int(times[0] + self.per_s - now) + 1
+        if len(times) >= self.attempts:
+            return int(times[0] + self.period_s - now) + 1
         times.append(now)
         return 0

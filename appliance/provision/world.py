@@ -1,4 +1,4 @@
-"""What the routes share: configuration, store, contract, and what other modules hang in."""
+"""State shared by the routes: configuration, store, contract, and objects that modules register."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from appliance.provision.config import Config
 from appliance.provision.contract import Contract, find_contract
 from appliance.provision.draft import Draft
 from appliance.provision.model import Inventory
-from appliance.provision.peers import Strangers
+from appliance.provision.peers import UnknownMachines
 from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
 
 
 class Image(Protocol):
-    """An image that nodes boot: the digest of its root, which is its folder's name, and more of the command line."""
+    """A node image: the digest of its root file system, which names its folder, and kernel arguments."""
 
     @property
     def digest(self) -> str: ...
@@ -37,13 +37,13 @@ class Images(Protocol):
 
 
 class Tokens(Protocol):
-    """One-time tokens of nodes that boot (tokens.py)."""
+    """One-time tokens of booting nodes (tokens.py)."""
 
-    def give(self, node: str) -> str: ...
+    def issue(self, node: str) -> str: ...
 
 
 class World:
-    """Everything a route needs. ``images`` and ``tokens`` are None until their modules are there."""
+    """Everything a route needs. ``images`` and ``tokens`` are None until their modules have registered."""
 
     images: Images | None = None
     tokens: Tokens | None = None
@@ -52,31 +52,31 @@ class World:
         self.config = config
         self.store = store
         self.contract = contract
-        self.strangers = Strangers()
+        self.unknown_machines = UnknownMachines()
         self.parts: dict[str, Any] = {}
-        """What modules keep for each other, by their names."""
+        """Objects that modules share, by name."""
         self.generation = 0
-        """Rises with each change of the inventory or the images: what was made from an older state is dropped."""
+        """Incremented with each change of the inventory or the images; invalidates caches."""
         self.watchers: list[Callable[[], None]] = []
-        """Called after each change, by whoever made it: they return at once."""
+        """Called after each change in the thread that made it; they must not block."""
         self._lock = threading.Lock()
-        self._known: tuple[int, Inventory] | None = None
+        self._cached: tuple[int, Inventory] | None = None
 
     def inventory(self) -> Inventory:
-        """The inventory as it is now; read from the database once after each change."""
-        known = self._known
+        """Return the current inventory, cached until the next change."""
+        known = self._cached
         if known is not None and known[0] == self.generation:
             return known[1]
         with self._lock:
             generation = self.generation
-            if self._known is None or self._known[0] != generation:
+            if self._cached is None or self._cached[0] != generation:
                 with self.store.read() as connection:
-                    self._known = generation, tables.load(connection)
-            return self._known[1]
+                    self._cached = generation, tables.load(connection)
+            return self._cached[1]
 
     @contextmanager
     def edit(self) -> Iterator[Draft]:
-        """Changes to the inventory. They count if all of them keep the rules; else 400 or 409, and nothing changes."""
+        """Edit the inventory: commit at the end of the context; 400 or 409, unchanged, if a rule is violated."""
         with self.store.write() as connection:
             draft = Draft(tables.load(connection))
             yield draft
@@ -84,18 +84,18 @@ class World:
             refuse([*draft.findings, *find_problems(self.config, draft.old, new)])
             tables.save(connection, draft.old, new)
         self.touch()
-        self.strangers.forget(new)
+        self.unknown_machines.forget(new)
 
     def touch(self) -> None:
-        """What boot scripts say may have changed: the inventory, or an image. Rendered ones are dropped."""
+        """Invalidate rendered boot scripts: the inventory or an image has changed."""
         self.generation += 1
         for watcher in self.watchers:
             watcher()
 
 
 def make_world(config: Config, *, contract: Path | None = None) -> World:
-    """A world with its database open and at this release's version.
+    """Open the database, migrate it, and return the world.
 
-    SmsError where the database cannot be opened, Refused where a newer release wrote it.
+    SmsError if the database cannot be opened, Refused if a newer release wrote it.
     """
     return World(config, Store(config.database, busy_s=config.busy_s), Contract.read(contract or find_contract()))

@@ -1,1 +1,1 @@
-"""What both ends of a connection must agree on. Standard library only: it goes with the agent to admin hosts."""
+"""Code that runs on both ends of a connection. Standard library only: it is copied to admin hosts with the agent."""

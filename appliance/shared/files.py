@@ -1,4 +1,4 @@
-"""Files that outlive a crash: replaced whole, on the disk before anything relies on them."""
+"""Atomic files: replaced as a whole, and flushed to the disk before anything relies on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def sync_folder(path: str) -> None:
-    """Put what was renamed, made or removed in a folder on the disk."""
+    """Flush the entries of a folder to the disk: what was created, renamed or removed in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -15,10 +15,10 @@ def sync_folder(path: str) -> None:
 
 
 def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file so that a reader, and a machine that loses its power, has the old one or the new one.
+    """Replace a file atomically: a reader, or the machine after a power failure, sees the old or the new content.
 
     Raises:
-        OSError: it could not be written; the old one is as it was.
+        OSError: it could not be written; the old file is unchanged.
     """
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
@@ -41,6 +41,6 @@ def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def free_bytes(where: str | os.PathLike[str] | int) -> int:
-    """Bytes that may still be written on the file system of a path or an open file."""
+    """Return the free bytes of the file system of a path or an open file."""
     state = os.statvfs(where)
     return state.f_bavail * state.f_frsize

@@ -1,4 +1,4 @@
-"""Records: dataclasses that one run writes into a file as JSON, and another run, or another host, reads."""
+"""Typed records: dataclasses stored as JSON, written by one run and read by another one or by another host."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Record = TypeVar("Record")
 
 
 class RecordError(ValueError):
-    """What was read is not such a record; the text says which field is wrong."""
+    """The data is not a valid record; the text names the invalid field."""
 
 
 def to_json(record: Any) -> bytes:
-    """A record as it lies in its file."""
+    """Return the content of a record's file."""
     return (json.dumps(dataclasses.asdict(record), indent=1) + "\n").encode()
 
 
 def from_json(kind: type[Record], data: bytes) -> Record:
-    """The record of a file's bytes. Fields that ``kind`` does not know are left out: a newer version wrote them.
+    """Return the record in a file's content. Fields unknown to ``kind`` are ignored: a newer version wrote them.
 
     Raises:
         RecordError: the bytes are not JSON, a field without a default is missing, or a value has another type.
@@ -33,7 +33,7 @@ def from_json(kind: type[Record], data: bytes) -> Record:
 
 
 def from_value(kind: type[Record], value: Any, where: str = "") -> Record:
-    """The record of a JSON object that has been read already; ``where`` is its place in the whole, for errors.
+    """Return the record in a parsed JSON object; ``where`` is the object's location, for error messages.
 
     Raises:
         RecordError: as ``from_json``.

@@ -1,6 +1,6 @@
-"""Frames between a migration and the agents at both its ends.
+"""Wire format between the coordinator of a migration and the agents on its source and target.
 
-4 bytes the length of a message, the message as a JSON object; its `bytes` says how many bytes follow it
+4 bytes the length of a message, then the message as a JSON object; its field `bytes` is the number of bytes after it
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ from collections.abc import Callable
 from typing import Any
 
 LENGTH = struct.Struct(">I")
-LONGEST = 1 << 20
-"""Bytes of a message, without what follows it."""
-MOST_BYTES = 1 << 34
-"""Of what follows one."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""Without the bytes that follow the message."""
+MAX_BODY_BYTES = 1 << 34
+"""Of the bytes that follow a message."""
 
 Message = dict[str, Any]
 
 
 class WireError(ValueError):
-    """What came is not a frame."""
+    """The data received is not a frame."""
 
 
 def pack_message(message: Message, size: int = 0) -> bytes:
-    """A message as it is sent; ``size`` bytes follow it."""
+    """Return a message's frame; ``size`` bytes are to follow it."""
     text = json.dumps({**message, "bytes": size}).encode()
     return LENGTH.pack(len(text)) + text
 
 
 def read_message(read: Callable[[int], bytes], kind: str) -> Message:
-    """The next message, whose field ``kind`` says what it is; what follows it is left to ``count_bytes``.
+    """Read the next message. The bytes that follow it are left to the caller (``count_bytes``).
 
     Args:
-        read: gives so many bytes, or raises.
+        read: returns the given number of bytes, or raises.
+        kind: the field that names the message's kind.
 
     Raises:
-        WireError: it is not one.
+        WireError: the data is not a message.
     """
     (length,) = LENGTH.unpack(read(LENGTH.size))
-    if length > LONGEST:
+    if length > MAX_MESSAGE_BYTES:
         raise WireError(f"a message of {length} bytes")
     try:
         message = json.loads(read(length))
@@ -51,12 +52,12 @@ def read_message(read: Callable[[int], bytes], kind: str) -> Message:
 
 
 def count_bytes(message: Message) -> int:
-    """How many bytes follow a message.
+    """Return the number of bytes that follow a message.
 
     Raises:
-        WireError: no number of bytes.
+        WireError: it is invalid.
     """
     size = message.get("bytes", 0)
-    if type(size) is not int or not 0 <= size <= MOST_BYTES:
+    if type(size) is not int or not 0 <= size <= MAX_BODY_BYTES:
         raise WireError(f"{str(size)[:20]} bytes")
     return size

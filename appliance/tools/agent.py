@@ -1,4 +1,4 @@
-"""The agent: our own program on an admin host, brought there as one file and asked for one thing at a time."""
+"""The agent: a zipapp that is copied to an admin host and runs one request at a time."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine, Result
-from appliance.host.stream import Ears, Stream
+from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
 from appliance.tools.python import find_python
 
 LEAVES = ("text.py",)
-"""Modules of the package itself that the agent uses."""
+"""Modules of the package's top level that the agent uses."""
 FOLDER = "/run/sms"
 LIFELINE = "lifeline"
-"""Has the agent give up when its standard input ends."""
+"""Argument that makes the agent abort when its standard input ends."""
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
 REMOVE_OLD = 'exec find "$1" -maxdepth 1 -type f -name "agent-*.pyz" ! -path "$2" -mtime +0 -exec rm -f {} +'
-"""Shell: other versions of more than a day; a younger one may be at work, for an sms of another version."""
+"""Shell script: remove other versions older than a day; newer ones may be in use by an sms of another version."""
 MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
 
 
 @cache
-def packed() -> bytes:
-    """The agent as a zip file that Python runs; the same bytes for the same sources."""
+def build_zipapp() -> bytes:
+    """Return the agent as a zipapp; reproducible for the same sources."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         folders = (sorted((PACKAGE / name).glob("*.py")) for name in ("agent", "shared"))
@@ -46,30 +46,30 @@ def packed() -> bytes:
     return buffer.getvalue()
 
 
-def place() -> str:
-    """Where it lies on a host."""
-    return f"{FOLDER}/agent-{hashlib.sha256(packed()).hexdigest()[:16]}.pyz"
+def installed_path() -> str:
+    """Return the agent's path on a host."""
+    return f"{FOLDER}/agent-{hashlib.sha256(build_zipapp()).hexdigest()[:16]}.pyz"
 
 
 def install(host: Host) -> tuple[str, ...]:
-    """Copy it to the host where it is not there yet; give the command that runs it.
+    """Copy the agent to the host unless it is there; return the command that runs it.
 
     Raises:
-        Refused: the host has no Python that is new enough.
+        Refused: the host has no supported Python.
     """
-    path, python = place(), find_python(host)
+    path, python = installed_path(), find_python(host)
     if not host.works("test", "-s", path):
-        host.write(path, packed(), mode=0o600)
+        host.write(path, build_zipapp(), mode=0o600)
         host.run("sh", "-c", REMOVE_OLD, "old", FOLDER, path, ok=None)
     return (python, "-I", path)
 
 
 def argv(installed: tuple[str, ...], command: str, request: dict[str, Any]) -> tuple[str, ...]:
-    """The command that asks it. A request holds paths and numbers, never a secret."""
+    """Return the command line of a request. A request contains paths and numbers, never a secret."""
     return (*installed, command, json.dumps(request))
 
 
-def ask(
+def call(
     host: Host,
     command: str,
     request: dict[str, Any],
@@ -77,91 +77,91 @@ def ask(
     *,
     on_rows: OnRows | None = None,
 ) -> dict[str, Any]:
-    """Have the agent do one thing; give its result. It gives up when we are gone: locks that we hold go with us.
+    """Run a request on the agent; return its result. It aborts when this process ends, which also releases its locks.
 
     Args:
-        on_rows: called with the rows of a long result as they come.
+        on_rows: called with the rows of a long result as they arrive.
 
     Raises:
-        Busy, Refused, SmsError: what it says went wrong.
-        CommandError: it died.
+        Busy, Refused, SmsError: the problem that the agent reports.
+        CommandError: the agent ended without a result.
     """
     installed = install(host)
     with ExitStack() as stack:
-        listener = Listener(progress or Silent(), stack, on_rows)
-        with host.stream(*argv(installed, command, request), LIFELINE, on_line=listener.hear) as stream:
-            lines = Ears(listener.hear)
+        reader = MessageReader(progress or Silent(), stack, on_rows)
+        with host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream:
+            lines = LineReader(reader.feed)
             while block := stream.read():
-                lines.hear(block)
-            lines.hear(b"")
-            return listener.outcome(stream.result(ok=None))
+                lines.feed(block)
+            lines.feed(b"")
+            return reader.outcome(stream.result(ok=None))
 
 
 @contextmanager
-def converse(
+def open_session(
     host: Host,
     command: str,
     request: dict[str, Any],
     progress: Progress | None = None,
     *,
     on_line: OnLine | None = None,
-) -> Iterator[Conversation]:
-    """Have the agent do one thing that takes bytes or gives them; its words come on standard error then.
+) -> Iterator[Session]:
+    """Run a request that reads or writes a byte stream; the agent's messages arrive on standard error.
 
     Args:
-        on_line: hears all that is said there, of programs too that the agent starts.
+        on_line: called with each line of standard error, including those of programs that the agent starts.
     """
     installed = install(host)
     with ExitStack() as stack:
-        listener = Listener(progress or Silent(), stack)
+        reader = MessageReader(progress or Silent(), stack)
 
-        def hear(line: str) -> None:
-            listener.hear(line)
+        def feed(line: str) -> None:
+            reader.feed(line)
             if on_line:
                 on_line(line)
 
-        with host.stream(*argv(installed, command, request), on_line=hear) as stream:
-            yield Conversation(stream, listener)
+        with host.stream(*argv(installed, command, request), on_line=feed) as stream:
+            yield Session(stream, reader)
 
 
-class Conversation:
-    """An agent at work, whose input and output are ours. All of it raises what the agent says went wrong."""
+class Session:
+    """A running agent whose input and output the caller streams. All methods raise the problem that it reports."""
 
-    def __init__(self, stream: Stream, listener: Listener) -> None:
+    def __init__(self, stream: Stream, reader: MessageReader) -> None:
         self.stream = stream
-        self.listener = listener
+        self.reader = reader
 
     def write(self, data: bytes) -> None:
-        """Give it bytes."""
+        """Write all of ``data``."""
         try:
             self.stream.write(data)
         except CommandError as error:
-            self.listener.outcome(error.result)
+            self.reader.outcome(error.result)
             raise
 
     def end(self) -> None:
-        """There are no more."""
+        """Close the agent's standard input."""
         self.stream.end()
 
     def read(self) -> bytes:
-        """What it gives next; nothing at its end."""
+        """Return the next block; empty at the end."""
         return self.stream.read()
 
     def read_exactly(self, size: int) -> bytes:
-        """So many bytes."""
+        """Return exactly ``size`` bytes."""
         try:
             return self.stream.read_exactly(size)
         except CommandError as error:
-            self.listener.outcome(error.result)
+            self.reader.outcome(error.result)
             raise
 
     def outcome(self) -> dict[str, Any]:
-        """Wait for its end; give its result."""
-        return self.listener.outcome(self.stream.result(ok=None))
+        """Wait for the agent to end; return its result."""
+        return self.reader.outcome(self.stream.result(ok=None))
 
 
-class Listener:
-    """Turns the agent's lines into progress, and keeps its result."""
+class MessageReader:
+    """Parses the agent's messages: reports progress, and keeps result or problem."""
 
     def __init__(self, progress: Progress, stack: ExitStack, on_rows: OnRows | None = None) -> None:
         self.progress = progress
@@ -171,46 +171,46 @@ class Listener:
         self.result: dict[str, Any] | None = None
         self.problem: dict[str, Any] | None = None
 
-    def hear(self, line: str) -> None:
-        """One line of the agent's."""
+    def feed(self, line: str) -> None:
+        """Parse one line."""
         try:
-            said = json.loads(line)
-            kind = said["kind"]
+            message = json.loads(line)
+            kind = message["kind"]
         except (ValueError, KeyError, TypeError):
-            return  # a word of somebody else's on the way
+            return  # output of another program, such as sudo
         if kind == "result":
-            self.result = said
+            self.result = message
         elif kind == "problem":
-            self.problem = said
-        elif kind == "step" and said["text"]:
+            self.problem = message
+        elif kind == "step" and message["text"]:
             self.stack.close()
-            self.current = self.stack.enter_context(self.progress.step(said["text"]))
+            self.current = self.stack.enter_context(self.progress.step(message["text"]))
         elif kind == "moved" and self.current:
-            self.current.moved(said["done"], said["total"])
+            self.current.moved(message["done"], message["total"])
         elif kind == "detail" and self.current:
-            self.current.detail(said["text"])
+            self.current.detail(message["text"])
         elif kind == "note":
-            self.progress.say(said["text"])
+            self.progress.report(message["text"])
         elif kind == "rows" and self.on_rows:
-            self.on_rows(said["rows"])
+            self.on_rows(message["rows"])
 
     def outcome(self, result: Result) -> dict[str, Any]:
-        """What it ended with.
+        """Return the agent's result.
 
         Raises:
-            Refused, SmsError, CommandError: as ``ask``.
+            Busy, Refused, SmsError, CommandError: as ``call``.
         """
         if self.problem:
-            words = self.problem
-            kind = Busy if words.get("busy") else KINDS.get(words["status"], SmsError)
-            raise kind(f"{result.host}: {words['message']}", hint=words["hint"])
+            problem = self.problem
+            kind = Busy if problem.get("busy") else KINDS.get(problem["status"], SmsError)
+            raise kind(f"{result.host}: {problem['message']}", hint=problem["hint"])
         if self.result is None or result.status:
             short = Result(
                 result.host,
-                (*result.argv[:2], shlex.quote(place()), *result.argv[3:4]),
+                (*result.argv[:2], shlex.quote(installed_path()), *result.argv[3:4]),
                 result.status,
                 b"",
                 result.stderr,
             )
-            raise CommandError(short, hint="it was ended in the middle; what it had begun the next run clears away")
+            raise CommandError(short, hint="it was terminated; the next run cleans up what it left")
         return self.result

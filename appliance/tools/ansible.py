@@ -1,4 +1,4 @@
-"""Ansible: one playbook against one host. ansible_runner is used here and nowhere else."""
+"""Ansible: run one playbook against one host. The only user of ansible_runner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 from appliance.errors import SmsError
 
 RUN = ("setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "ansible", "playbook")
-"""ansible-playbook that ends when this process does; by module, since it need not be on the search path."""
+"""ansible-playbook, terminated with this process; run as a module because it need not be in PATH."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A host for Ansible, and the Python its modules run with.
+    """A host for Ansible and its Python interpreter.
 
-    ``root``: a root folder of this machine; else ``address``, which None makes this machine itself.
+    ``root`` is a root folder on this machine; otherwise ``address`` is used, where None is this machine.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Failure:
-    """A task that failed, and its own words."""
+    """A failed task and its error message."""
 
     role: str
     task: str
@@ -49,7 +49,7 @@ class Failure:
 
 @dataclass
 class Play:
-    """What a playbook did: the tasks that changed something, those that failed, and what it says to the user."""
+    """Result of a playbook: tasks that changed something, failed tasks, notes for the user, diffs."""
 
     changed: list[str] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
@@ -63,22 +63,22 @@ OnTask = Callable[[str], None]
 def run_playbook(
     playbook: Path, target: Target, variables: Mapping[str, Any], *, on_task: OnTask, dry_run: bool = False
 ) -> Play:
-    """Run a playbook against one host and wait for its end. Nothing reaches the terminal.
+    """Run a playbook against one host and wait for it to end. It prints nothing to the terminal.
 
     Args:
-        on_task: called with the name of each task as it begins.
-        dry_run: change nothing; the play tells what would change.
+        on_task: called with the name of each task as it starts.
+        dry_run: change nothing; report what would change.
 
     Raises:
-        SmsError: Ansible itself could not run.
+        SmsError: Ansible could not run.
     """
     import ansible_runner
 
     play = Play()
-    said: list[str] = []
+    output: list[str] = []
 
     def on_event(event: dict[str, Any]) -> bool:
-        said.extend(str(event.get("stdout") or "").splitlines())
+        output.extend(str(event.get("stdout") or "").splitlines())
         _note(play, event, on_task)
         return False
 
@@ -93,11 +93,11 @@ def run_playbook(
             envvars=_environment(folder),
             quiet=True,
             event_handler=on_event,
-            # Without one it would take over this process's signals.
+            # Without a callback the runner installs its own signal handlers.
             cancel_callback=lambda: False,
         )
         config = runner.config
-        # The settings of a user's shell are none of this play's.
+        # Ignore Ansible settings of the user's shell.
         config.env = {
             key: value
             for key, value in config.env.items()
@@ -107,13 +107,13 @@ def run_playbook(
         config.pexpect_timeout = 1
         runner.run()
     if runner.rc and not play.failed:
-        tail = "\n    ".join(line for line in said[-12:] if line.strip())
+        tail = "\n    ".join(line for line in output[-12:] if line.strip())
         raise SmsError(f"ansible-playbook ended with status {runner.rc}\n    {tail}")
     return play
 
 
 def _connection(target: Target, folder: Path) -> dict[str, Any]:
-    """Inventory variables: the way to the host."""
+    """Return the inventory variables for the connection."""
     python = {"ansible_python_interpreter": target.python}
     if target.root is not None:
         return {**python, "ansible_connection": "sms_root", "sms_root": str(target.root)}
@@ -124,7 +124,7 @@ def _connection(target: Target, folder: Path) -> dict[str, Any]:
         options += [f'UserKnownHostsFile="{target.known_hosts}"', "GlobalKnownHostsFile=/dev/null"]
     if target.key:
         options.append("IdentitiesOnly=yes")
-    # One connection for all tasks; its socket lies in the private folder and is closed at the end.
+    # One connection for all tasks; its socket is in the private folder and closed at the end.
     options += ["ControlMaster=auto", "ControlPersist=30", f"ControlPath={folder}/%C"]
     return {
         **python,
@@ -154,13 +154,13 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _note(play: Play, event: Mapping[str, Any], on_task: OnTask) -> None:
-    """Take one event of the play down."""
+    """Record one event of the play."""
     kind, data = event["event"], event.get("event_data") or {}
     task, result = str(data.get("task", "")), data.get("res") or {}
     if kind == "playbook_on_task_start":
         on_task(task)
     elif kind in ("runner_on_failed", "runner_on_unreachable") and not data.get("ignore_errors"):
-        play.failed.append(Failure(str(data.get("role", "")), task, _words(result)))
+        play.failed.append(Failure(str(data.get("role", "")), task, _failure_message(result)))
     elif kind == "runner_on_ok":
         if result.get("changed"):
             play.changed.append(task)
@@ -170,25 +170,27 @@ def _note(play: Play, event: Mapping[str, Any], on_task: OnTask) -> None:
         play.diffs += [text] if (text := str(event.get("stdout") or "").replace("\r", "").strip()) else []
 
 
-def _words(result: Mapping[str, Any]) -> str:
-    """Why a task failed; of a loop, why its items did."""
+def _failure_message(result: Mapping[str, Any]) -> str:
+    """Return why a task failed; for a loop, why its items did."""
     items = [item for item in result.get("results") or [] if item.get("failed")]
     items += (result.get("failed_modules") or {}).values()
     if items:
-        return "\n".join(dict.fromkeys(_words(item) for item in items))
-    said = [str(result.get(name) or "") for name in ("msg", "stderr", "stdout")]
-    lines = [line.strip() for text in said for line in text.splitlines()[-6:]]
-    telling = [line for line in lines if line and not line.startswith(("non-zero return code", "Shared connection to"))]
-    return "\n    ".join(dict.fromkeys(telling)) or json.dumps(result)[:300]
+        return "\n".join(dict.fromkeys(_failure_message(item) for item in items))
+    outputs = [str(result.get(name) or "") for name in ("msg", "stderr", "stdout")]
+    lines = [line.strip() for text in outputs for line in text.splitlines()[-6:]]
+    relevant = [
+        line for line in lines if line and not line.startswith(("non-zero return code", "Shared connection to"))
+    ]
+    return "\n    ".join(dict.fromkeys(relevant)) or json.dumps(result)[:300]
 
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder for what Ansible writes; processes that were given it end before it goes."""
-    # Short: the path of a socket has 100 characters at most.
+    """A temporary folder for Ansible; processes that use it are terminated before it is removed."""
+    # Short, because a socket path has at most 100 characters.
     with tempfile.TemporaryDirectory(prefix="sms-ansible-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
-        # Empty, but there: no other ansible.cfg is looked for.
+        # An empty file, so that no other ansible.cfg is used.
         (folder / "ansible.cfg").touch()
         try:
             yield folder
@@ -197,7 +199,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 def _end_processes(folder: str) -> None:
-    """End what still runs with the folder in its environment: workers have sessions of their own."""
+    """Terminate processes that have the folder in their environment: workers run in their own sessions."""
     for signum, grace in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
         deadline = time.monotonic() + grace
         found = _users_of(folder)
@@ -212,7 +214,7 @@ def _end_processes(folder: str) -> None:
 
 
 def _users_of(folder: str) -> list[int]:
-    """Processes that were given the folder; ssh's master writes its title over its environment."""
+    """Return the processes that use the folder, by environment or command line: ssh's master overwrites the former."""
     token = f"{folder}/".encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""Apptainer: build, sign, verify, instances. spython is used here and nowhere else."""
+"""Apptainer: build, sign, verify, instances. The only user of spython."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from appliance.host.base import CommandError, Host, OnLine, Result
 from appliance.plan.image.definition import SQUASHFS
 
 SBOM_DATATYPE = "9"
-"""SIF data type of a bill of materials; in group 1, what the signature covers."""
-LOOP_TAKEN = re.compile("while mounting image .*device or resource busy", re.DOTALL)
-"""What Apptainer prints where another program took the loop device that it had chosen."""
-LOOP_TRIES, LOOP_AGAIN_S = 3, 0.5
-"""How often a container is made then, and seconds between two tries."""
+"""SIF data type of an SBOM; it is added to group 1, which the signature covers."""
+LOOP_BUSY = re.compile("while mounting image .*device or resource busy", re.DOTALL)
+"""Apptainer's message if another program took the loop device that it had chosen."""
+LOOP_TRIES, LOOP_RETRY_S = 3, 0.5
+"""Number of attempts then, and seconds between two."""
 
 
 @dataclass(frozen=True)
@@ -34,48 +34,48 @@ def build_image(definition: str, image: str, *, arguments: Mapping[str, str], on
     """Build ``image`` from a definition file on this machine.
 
     Args:
-        arguments: values for the definition's ``{{ name }}``.
+        arguments: values of ``{{ name }}`` in the definition.
 
     Raises:
-        SmsError: the build failed; its last lines say why.
+        SmsError: the build failed; the message has its last lines.
     """
     from spython.utils import stream_command
 
     squash = ("--mksquashfs-args", SQUASHFS)
-    words = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
-    # Both outputs in one stream: spython's own Client.build reads one and lets the other fill up
-    # until the build hangs. The build ends when this process does, however that ends.
-    argv = ["setpriv", "--pdeathsig", "TERM", "apptainer", "build", "--force", *squash, *words, image, definition]
-    said: list[str] = []
+    options = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    # Both outputs in one stream: spython's Client.build reads only one, and the build blocks when the
+    # other is full. setpriv terminates the build with this process.
+    argv = ["setpriv", "--pdeathsig", "TERM", "apptainer", "build", "--force", *squash, *options, image, definition]
+    output: list[str] = []
     try:
         for line in stream_command(argv, no_newline_regexp="^$", output_type="both"):
-            said.append(line.rstrip())
-            on_line(said[-1])
+            output.append(line.rstrip())
+            on_line(output[-1])
     except (subprocess.CalledProcessError, FileNotFoundError) as error:
-        tail = "\n    ".join([word for word in said if word][-15:])
+        tail = "\n    ".join([text for text in output if text][-15:])
         raise SmsError(f"apptainer build failed\n    {tail or error}") from error
 
 
 def run_container(host: Host, *argv: str, input: bytes | None = None, timeout: float) -> Result:
-    """Run an apptainer command that makes a container; again, where a loop device was taken by somebody else meanwhile.
+    """Run an apptainer command that creates a container; retry if another program took its loop device.
 
-    Nothing has run inside then.
+    In that case nothing has run inside yet.
 
     Raises:
-        CommandError: it failed, for another reason or each time.
+        CommandError: the command failed for another reason, or in each attempt.
     """
     for _ in range(LOOP_TRIES - 1):
         result = host.run(*argv, input=input, ok=None, timeout=timeout)
         if not result.status:
             return result
-        if not LOOP_TAKEN.search(result.stderr.decode(errors="replace")):
+        if not LOOP_BUSY.search(result.stderr.decode(errors="replace")):
             raise CommandError(result)
-        time.sleep(LOOP_AGAIN_S)
+        time.sleep(LOOP_RETRY_S)
     return host.run(*argv, input=input, timeout=timeout)
 
 
 def add_sbom(host: Host, image: str, sbom: str) -> None:
-    """Put the bill of materials at path ``sbom`` into the image file, before it is signed."""
+    """Add the SBOM at path ``sbom`` to the image file, before it is signed."""
     host.run(
         "apptainer",
         "sif",
@@ -99,7 +99,7 @@ def sign_pem(host: Host, image: str, private_key: str) -> None:
 
 
 def sign_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) -> None:
-    """Sign with the key of the keyring that has ``fingerprint``."""
+    """Sign with the key in the keyring that has ``fingerprint``."""
     index = _pgp_index(host, keyring, fingerprint)
     host.run(*_with_keyring(keyring), "apptainer", "sign", "--keyidx", str(index), image, timeout=120)
 
@@ -116,30 +116,30 @@ def _pgp_index(host: Host, keyring: str | None, fingerprint: str) -> int:
             return int(number)
     raise SmsError(
         f"no private PGP key with fingerprint {fingerprint} in the keyring",
-        hint="`apptainer key list --secret` shows what is there; `apptainer key newpair` makes one",
+        hint="`apptainer key list --secret` lists the keys; `apptainer key newpair` creates one",
     )
 
 
 def verify_pem(host: Host, image: str, public_keys: Sequence[str]) -> str:
-    """Hold the whole image against the keys; give the path of the one that signed it.
+    """Verify the signature of the whole image; return the path of the key that signed it.
 
     Raises:
-        Refused: unsigned, signed by somebody else, or changed since.
+        Refused: not signed, signed with another key, or modified since.
     """
     reasons: list[str] = []
     for key in public_keys:
         result = host.run("apptainer", "verify", "--all", "--key", key, image, ok=None, timeout=300)
         if result.status == 0:
             return key
-        reasons.append(_why_not(result.stdout + result.stderr))
+        reasons.append(_reason(result.stdout + result.stderr))
     raise Refused(
-        f"{image} is not to be trusted: {'; '.join(dict.fromkeys(reasons)) or 'no public key to hold it against'}",
-        hint="do not start it; `sms build` makes one that is signed by this site",
+        f"{image} cannot be trusted: {'; '.join(dict.fromkeys(reasons)) or 'no public key to verify it with'}",
+        hint="do not start it; `sms build` creates one that is signed by this site",
     )
 
 
 def verify_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) -> None:
-    """Demand that the PGP key with ``fingerprint`` has signed every part of the image.
+    """Verify that the PGP key with ``fingerprint`` has signed every part of the image.
 
     Raises:
         Refused: it has not.
@@ -147,7 +147,7 @@ def verify_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) ->
     result = host.run(
         *_with_keyring(keyring), "apptainer", "verify", "--all", "--local", "--json", image, ok=None, timeout=300
     )
-    # What is not JSON comes before it.
+    # Other output may precede the JSON.
     _, brace, rest = result.stdout.decode(errors="replace").partition("{")
     try:
         signers = [entry["Signer"] for entry in json.loads(brace + rest)["SignerKeys"] or []]
@@ -159,13 +159,13 @@ def verify_pgp(host: Host, image: str, keyring: str | None, fingerprint: str) ->
     ]
     if result.status or not good or not all(good):
         raise Refused(
-            f"{image} is not to be trusted: {_why_not(result.stdout + result.stderr)}",
-            hint=f"it must be signed by the PGP key {fingerprint}, and by no other kind of key",
+            f"{image} cannot be trusted: {_reason(result.stdout + result.stderr)}",
+            hint=f"it must be signed with the PGP key {fingerprint}, and with no other kind of key",
         )
 
 
 def export_pgp(host: Host, keyring: str | None, fingerprint: str, path: str) -> None:
-    """Write the public key with ``fingerprint`` to ``path``, in ASCII armour.
+    """Export the public key with ``fingerprint`` to ``path``, ASCII-armoured.
 
     Raises:
         SmsError: the keyring has no such key.
@@ -175,12 +175,12 @@ def export_pgp(host: Host, keyring: str | None, fingerprint: str, path: str) -> 
     if result.status:
         raise SmsError(
             f"no PGP key with fingerprint {fingerprint} in the keyring",
-            hint="`apptainer key list` shows what is there; signing.pgp_keyring names another keyring",
+            hint="`apptainer key list` lists the keys; signing.pgp_keyring selects another keyring",
         )
 
 
 def import_pgp(host: Host, keyring: str, path: str) -> None:
-    """Make a keyring that holds the public key of a file."""
+    """Create a keyring with the public key in a file."""
     host.run("mkdir", "-p", "-m", "0700", keyring)
     host.run(*_with_keyring(keyring), "apptainer", "key", "import", path)
 
@@ -193,36 +193,36 @@ REASONS = {
     "signature not found": "it is not signed",
     "integrity compromised": "it was changed after it was signed",
     "do not match threshold": "it was signed with another key",
-    "not associated with object group": "it holds something that no signature covers",
-    "no such file": "it is not there",
+    "not associated with object group": "it contains objects that no signature covers",
+    "no such file": "it does not exist",
 }
-"""Words of `apptainer verify`, and what they mean to a person."""
+"""Messages of `apptainer verify` and their meaning."""
 
 
-def _why_not(said: bytes) -> str:
-    text = said.decode(errors="replace")
-    for words, meaning in REASONS.items():
-        if words in text:
+def _reason(output: bytes) -> str:
+    text = output.decode(errors="replace")
+    for pattern, meaning in REASONS.items():
+        if pattern in text:
             return meaning
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "apptainer verify failed"
 
 
 def labels(host: Host, image: str) -> dict[str, str]:
-    """Labels of an image."""
+    """Return the labels of an image."""
     inspected = json.loads(host.run("apptainer", "inspect", "--json", image).stdout)
     found: dict[str, str] = inspected["data"]["attributes"].get("labels") or {}
     return found
 
 
 def read_inside(host: Host, image: str, path: str) -> bytes:
-    """A file of an image."""
+    """Return the content of a file in an image."""
     return host.run("apptainer", "exec", "--no-home", "--contain", "--cleanenv", image, "cat", path).stdout
 
 
 def find_instance(host: Host, name: str) -> Instance | None:
-    """The running instance of that name."""
-    # Its own file is asked for, not a pattern: `list` takes globs.
+    """Return the running instance of this name, or None."""
+    # Compare the name: `list` treats it as a glob.
     listed = host.run("apptainer", "instance", "list", "--json", name)
     for entry in json.loads(listed.stdout or b"{}").get("instances") or []:
         if entry["instance"] == name:
@@ -231,14 +231,14 @@ def find_instance(host: Host, name: str) -> Instance | None:
 
 
 def create_overlay(host: Host, path: str, size_mb: int) -> None:
-    """A sparse ext3 overlay image."""
+    """Create a sparse ext3 overlay image."""
     host.run("apptainer", "overlay", "create", "--size", str(size_mb), "--sparse", path, timeout=300)
 
 
 def version(host: Host) -> tuple[int, int]:
-    """Its version, as far as hosts must agree on it."""
-    said = host.run("apptainer", "--version").text
-    found = re.search(r"(\d+)\.(\d+)", said)
+    """Return the major and minor version, which must be the same on all hosts."""
+    output = host.run("apptainer", "--version").text
+    found = re.search(r"(\d+)\.(\d+)", output)
     if not found:
-        raise SmsError(f"{host.name}: apptainer does not tell its version: {said[:100]}")
+        raise SmsError(f"{host.name}: unknown version of apptainer: {output[:100]}")
     return int(found[1]), int(found[2])

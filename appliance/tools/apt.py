@@ -1,4 +1,4 @@
-"""apt: the mirrors this host uses, and the versions an image would get."""
+"""apt: the mirrors that this host uses, and the package versions of an image."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from appliance.plan.image.definition import has_credentials
 from appliance.tools.programs import has_program
 
 TARGET = re.compile(r"^(?P<uri>\S+) (?P<origin>[^|]*)\|(?P<codename>\S+)$")
-KEPT = "versions"
+CACHE_PREFIX = "versions"
 INSTALL = re.compile(r"^Inst (?P<name>\S+) (?:\[[^\]]*\] )?\((?P<version>\S+) ")
 
 
 def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Mirrors of this host's own configuration, by repository name; none that takes a password.
+    """Return the mirrors of this host's configuration by repository name; none with credentials.
 
     Args:
-        repositories: the suites of each repository wanted; its first is looked for.
+        repositories: suites of each repository; the first one is searched.
     """
     if not has_program(host, "apt-get"):
         return {}
@@ -29,12 +29,12 @@ def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[
         "apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)|$(CODENAME)", "Identifier: Packages", ok=None
     )
     found = filter(None, map(TARGET.match, listed.text.splitlines()))
-    # What is named in a definition comes into the image.
+    # The definition is stored in the image, so it must not contain credentials.
     targets = [target for target in found if not has_credentials(target["uri"])]
     mirrors: dict[str, str] = {}
     for name, suites in repositories.items():
         exact = [target for target in targets if target["codename"] == suites[0]]
-        # Another release of the same distribution has the same mirror, under other suites.
+        # Another release of the same distribution uses the same mirror with other suites.
         kind = suites[0].partition("-")[2]
         alike = [t for t in targets if t["origin"] == "Debian" and t["codename"].partition("-")[2] == kind]
         for target in (*exact, *alike):
@@ -43,7 +43,7 @@ def find_mirrors(host: Host, repositories: Mapping[str, Sequence[str]]) -> dict[
 
 
 class Resolver:
-    """An apt world of its own below ``folder``: the host's lists and pins do not count."""
+    """A separate apt configuration below ``folder``, independent of the host's lists and pins."""
 
     def __init__(self, host: Host, folder: str, sources: Sequence[str]) -> None:
         self.host = host
@@ -51,7 +51,7 @@ class Resolver:
         self.sources = sources
 
     def resolve(self, packages: Sequence[str]) -> dict[str, str]:
-        """Name to version of every package that an image with ``packages`` would hold.
+        """Return name and version of every package that an image with ``packages`` would contain.
 
         Raises:
             SmsError: a package does not exist, or the mirror does not answer.
@@ -62,33 +62,34 @@ class Resolver:
             "-q",
             "-o",
             "APT::Update::Error-Mode=any",
-            *("-o", "pkgCacheFile::Generate=false"),  # the cache of packages is made when it is wanted
-            hint="is the mirror in reach? base.mirrors names others",
+            *("-o", "pkgCacheFile::Generate=false"),  # the package cache is created on demand
+            hint="is the mirror reachable? base.mirrors configures others",
         )
         argv = ("install", "-s", "-q", "--no-install-recommends", "?essential", "?priority(required)", *packages)
-        # apt takes seconds of processor time; of the same lists it makes the same.
-        kept = f"{self.folder}/{KEPT}-{hashlib.sha256(json.dumps([argv, self._releases()]).encode()).hexdigest()}.json"
-        if versions := self._read_kept(kept):
+        # apt takes seconds of CPU time, and its result depends only on the lists: cache it.
+        key = hashlib.sha256(json.dumps([argv, self._releases()]).encode()).hexdigest()
+        cached = f"{self.folder}/{CACHE_PREFIX}-{key}.json"
+        if versions := self._read_cache(cached):
             return versions
         result = self._apt(*argv, hint="a package of the catalogue does not exist on this mirror")
         versions = {found["name"]: found["version"] for line in result.splitlines() if (found := INSTALL.match(line))}
-        self.host.write(kept, json.dumps(versions).encode())
+        self.host.write(cached, json.dumps(versions).encode())
         return versions
 
     def _releases(self) -> str:
-        """What names the lists that apt has by their digests, and apt itself."""
+        """Return apt's version and the digests of its lists, which identify the result."""
         script = (
             'apt-get --version && cd "$1" && sha256sum -- *Release && find . -maxdepth 1 -name "*_Packages*" | sort'
         )
         return self.host.run("sh", "-c", script, "releases", f"{self.folder}/lists").text
 
-    def _read_kept(self, path: str) -> dict[str, str] | None:
-        self.host.run("find", self.folder, "-maxdepth", "1", "-name", f"{KEPT}-*", "-mtime", "+30", "-delete")
+    def _read_cache(self, path: str) -> dict[str, str] | None:
+        self.host.run("find", self.folder, "-maxdepth", "1", "-name", f"{CACHE_PREFIX}-*", "-mtime", "+30", "-delete")
         try:
-            kept = json.loads(self.host.read(path) or b"")
+            cached = json.loads(self.host.read(path) or b"")
         except ValueError:
             return None
-        return kept if isinstance(kept, dict) else None
+        return cached if isinstance(cached, dict) else None
 
     def _prepare(self) -> None:
         self.host.run(
@@ -118,7 +119,7 @@ class Resolver:
         try:
             return self.host.run("apt-get", *arguments, *argv, timeout=300).stdout.decode(errors="replace")
         except CommandError as error:
-            words = [
+            errors = [
                 line for line in error.result.stderr.decode(errors="replace").splitlines() if line.startswith("E:")
             ]
-            raise SmsError("cannot resolve packages: " + ("; ".join(words) or error.message), hint=hint) from error
+            raise SmsError("cannot resolve packages: " + ("; ".join(errors) or error.message), hint=hint) from error

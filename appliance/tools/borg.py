@@ -1,7 +1,7 @@
-"""Borg 1.2: a repository of deduplicated, encrypted archives, in a folder or behind SSH.
+"""Borg 1.2: a repository of deduplicated, encrypted archives, in a folder or over SSH.
 
-Its passphrase is in a file that only root can read; borg has it read by a program (BORG_PASSCOMMAND), so that
-it is in no argument, no environment and no log. borg asks nothing: what it would ask is an error here.
+The passphrase is in a file readable only by root. Borg reads it with BORG_PASSCOMMAND, so it appears in no argument,
+environment or log. Prompts of borg are disabled; they become errors.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
 from appliance.progress import Progress
-from appliance.tools.agent import Listener
+from appliance.tools.agent import MessageReader
 
 LOCK_WAIT_S = 30
 CHUNKER = "fixed,65536"
-"""The chunks of our own store: what is the same there is the same here."""
+"""The same chunk size as in the snapshot store, so that borg deduplicates the same blocks."""
 COMPRESSION = "zstd,3"
-INSIDE = "overlay.img"
-"""The one file of an archive."""
-FINE = (0, 1)
-"""Exit statuses: done, and done with a warning."""
-EMPTY = "This repository contains no valid data"
-"""What ``borg check`` says of a repository that never had anything."""
+ARCHIVE_FILE = "overlay.img"
+"""The only file in an archive."""
+OK_STATUSES = (0, 1)
+"""Exit statuses for success, and success with warnings."""
+NO_DATA = "This repository contains no valid data"
+"""Message of ``borg check`` for a repository without data."""
 
-HALF_MADE = """\
+REMOVE_PARTIAL = """\
 rm -f -- "$1/README" && { [ ! -d "$1/data" ] || rmdir -- "$1/data"; } && rmdir -- "$1"
 """
-"""Shell: remove folder $1 if it is what borg had made until it was killed, and nothing else is in it."""
+"""Shell script: remove folder $1 if it contains only what an interrupted ``borg init`` created."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """Where it is, and what opens it. ``base`` is a folder of the host's for borg's cache and its memory of keys."""
+    """Location and credentials. ``base`` is a folder on the host for borg's cache and security data."""
 
     url: str
     passphrase: str
@@ -49,16 +49,16 @@ class Repository:
 
     @property
     def local(self) -> bool:
-        """Whether it is a folder of the host's own."""
+        """Whether it is a folder on the host."""
         return self.url.startswith("/")
 
     @property
-    def mark(self) -> str:
-        """A file on the host that is there while the repository is being made."""
+    def init_marker(self) -> str:
+        """A file on the host that exists while the repository is being initialized."""
         return f"{self.base}/making"
 
     def environment(self) -> dict[str, str]:
-        """What borg is told besides its arguments."""
+        """Return borg's environment variables."""
         ssh = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10"]
         ssh += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
         if self.ssh_key:
@@ -69,34 +69,34 @@ class Repository:
             "BORG_PASSCOMMAND": shlex.join(["cat", "--", self.passphrase]),
             "BORG_RSH": shlex.join(ssh),
             "BORG_BASE_DIR": self.base,
-            # Another name of the same repository is the site's own doing; its id and its key must be the same.
+            # Another URL of the same repository is allowed; its ID and key must match.
             "BORG_RELOCATED_REPO_ACCESS_IS_OK": "yes",
-            # One without encryption is not what this made.
+            # Unencrypted repositories were not created by this program.
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "no",
             "BORG_DISPLAY_PASSPHRASE": "no",
         }
 
-    def argv(self, *words: str) -> tuple[str, ...]:
-        """A borg command."""
-        theirs = ("BORG_PASSPHRASE", "BORG_PASSPHRASE_FD", "BORG_NEW_PASSPHRASE", "BORG_REPO")
-        unset = [word for name in theirs for word in ("-u", name)]
+    def argv(self, *arguments: str) -> tuple[str, ...]:
+        """Return the argv of a borg command."""
+        conflicting = ("BORG_PASSPHRASE", "BORG_PASSPHRASE_FD", "BORG_NEW_PASSPHRASE", "BORG_REPO")
+        unset = [option for name in conflicting for option in ("-u", name)]
         own = [f"{name}={value}" for name, value in self.environment().items()]
-        return ("env", *unset, *own, "borg", "--log-json", "--lock-wait", str(LOCK_WAIT_S), *words)
+        return ("env", *unset, *own, "borg", "--log-json", "--lock-wait", str(LOCK_WAIT_S), *arguments)
 
-    def by_hand(self, *words: str) -> str:
-        """A borg command with all that it needs, for a person's shell."""
+    def shell_command(self, *arguments: str) -> str:
+        """Return a borg command with its environment, for use in a shell."""
         own = self.environment()
         names = ["BORG_PASSCOMMAND", "BORG_BASE_DIR", *([] if self.local else ["BORG_RSH"])]
-        return " ".join([*(f"{name}={shlex.quote(own[name])}" for name in names), shlex.join(["borg", *words])])
+        return " ".join([*(f"{name}={shlex.quote(own[name])}" for name in names), shlex.join(["borg", *arguments])])
 
     def at(self, archive: str) -> str:
-        """An archive, as borg names it."""
+        """Return borg's location of an archive."""
         return f"{self.url}::{archive}"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One in the repository; ``time`` is Unix time, in seconds."""
+    """An archive in the repository; ``time`` is Unix time in seconds."""
 
     name: str
     time: float
@@ -104,98 +104,98 @@ class Archive:
 
 
 def check_ready(host: Host, repository: Repository) -> None:
-    """Whether the host has borg, and a passphrase that nobody else can read.
+    """Check that the host has borg, and a passphrase file readable only by root.
 
     Raises:
-        Refused: it has not.
+        Refused: it does not.
     """
-    said = host.run("sh", "-c", "command -v borg >/dev/null || exit 44; borg --version", "ask", ok=None)
-    if said.status == 44:
+    result = host.run("sh", "-c", "command -v borg >/dev/null || exit 44; borg --version", "version", ok=None)
+    if result.status == 44:
         raise Refused(
             f"borg is not installed on {host.name}",
             hint=f"`apt-get install borgbackup` there; `sms host prepare {host.name}` does it on Debian",
         )
-    version = re.search(r"(\d+)\.(\d+)", said.text)
+    version = re.search(r"(\d+)\.(\d+)", result.text)
     if not version or not (1, 2) <= (int(version[1]), int(version[2])) < (2, 0):
-        raise Refused(f"{host.name} has {said.text or 'a borg that does not run'}", hint="borg 1.2 or later 1.x works")
+        raise Refused(f"{host.name} has {result.text or 'a borg that does not run'}", hint="use borg 1.2 or later 1.x")
     path = repository.passphrase
     state = host.run("stat", "-Lc", "%a %u %s", "--", path, ok=None)
     if state.status:
         raise Refused(
             f"{host.name} has no passphrase file {path}",
-            hint=f"once, and keep a copy elsewhere: (umask 077; head -c 32 /dev/urandom | base64 >{path})",
+            hint=f"create it once, and keep a copy elsewhere: (umask 077; head -c 32 /dev/urandom | base64 >{path})",
         )
     mode, owner, length = state.text.split()
     if int(mode, 8) & 0o077 or owner != "0":
         raise Refused(
-            f"{path} on {host.name} can be read by others than root (mode {mode})",
+            f"{path} on {host.name} must be readable only by root (mode {mode})",
             hint=f"chmod 600 {path} && chown root {path}",
         )
     if length == "0":
-        raise Refused(f"{path} on {host.name} is empty", hint="put the passphrase of the repository into it")
+        raise Refused(f"{path} on {host.name} is empty", hint="write the passphrase of the repository to it")
 
 
-def call(host: Host, repository: Repository, *words: str) -> Result:
-    """Run borg to its end.
+def call(host: Host, repository: Repository, *arguments: str) -> Result:
+    """Run borg and wait for it to end.
 
     Raises:
-        Busy, Refused, SmsError, Unreachable: what it says went wrong.
+        Busy, Refused, SmsError, Unreachable: the error that borg reports.
     """
-    result = host.run(*repository.argv(*words), ok=None, timeout=None)
-    if result.status not in FINE:
-        raise why(host, repository, result.status, result.stderr.decode(errors="replace").splitlines())
+    result = host.run(*repository.argv(*arguments), ok=None, timeout=None)
+    if result.status not in OK_STATUSES:
+        raise error_of(host, repository, result.status, result.stderr.decode(errors="replace").splitlines())
     return result
 
 
 def list_archives(host: Host, repository: Repository, glob: str) -> list[Archive] | None:
-    """Archives whose names match; None where there is no repository yet.
+    """Return the archives whose names match; None if there is no repository yet.
 
     Raises:
         Busy, Refused, SmsError, Unreachable: as ``call``.
     """
-    words = ("list", "--json", "--format", "{comment}", "--glob-archives", glob, repository.url)
-    result = host.run("env", "TZ=UTC", *repository.argv(*words), ok=None, timeout=None)
+    arguments = ("list", "--json", "--format", "{comment}", "--glob-archives", glob, repository.url)
+    result = host.run("env", "TZ=UTC", *repository.argv(*arguments), ok=None, timeout=None)
     lines = result.stderr.decode(errors="replace").splitlines()
-    if result.status not in FINE:
-        if "Repository.DoesNotExist" in _ids(lines) or _was_being_made(host, repository, lines):
+    if result.status not in OK_STATUSES:
+        if "Repository.DoesNotExist" in _ids(lines) or _remove_partial(host, repository, lines):
             return None
-        raise why(host, repository, result.status, lines)
+        raise error_of(host, repository, result.status, lines)
     found = json.loads(result.stdout)["archives"]
-    return [Archive(one["name"], _stamp(one["time"]), one.get("comment", "")) for one in found]
+    return [Archive(one["name"], _parse_time(one["time"]), one.get("comment", "")) for one in found]
 
 
-def _stamp(text: str) -> float:
-    """borg prints local time without saying so: it was asked for in UTC."""
+def _parse_time(text: str) -> float:
+    """Parse a time of borg's, which has no time zone; the command ran with TZ=UTC."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def make(host: Host, repository: Repository) -> None:
-    """Make the repository; one that a killed run had begun is begun anew.
+def init(host: Host, repository: Repository) -> None:
+    """Initialize the repository.
 
     Raises:
         Busy, Refused, SmsError, Unreachable: as ``call``.
     """
-    host.write(repository.mark, repository.url.encode(), mode=0o600)
+    host.write(repository.init_marker, repository.url.encode(), mode=0o600)
     call(host, repository, "init", "--encryption=repokey-blake2", repository.url)
-    host.remove(repository.mark)
+    host.remove(repository.init_marker)
 
 
-def _was_being_made(host: Host, repository: Repository, lines: list[str]) -> bool:
-    """Whether it is a repository that this host was making when it was killed; it is removed then.
+def _remove_partial(host: Host, repository: Repository, lines: list[str]) -> bool:
+    """Remove a repository whose initialization on this host was interrupted; return whether it was one.
 
-    Not by its looks alone: our own mark must be there, and borg must find nothing in it.
+    The marker file must exist, and borg must find no data in the repository.
     """
-    if host.read(repository.mark) != repository.url.encode():
+    if host.read(repository.init_marker) != repository.url.encode():
         return False
     if repository.local and "Repository.InvalidRepository" in _ids(lines):
-        return host.works("sh", "-c", HALF_MADE, "clear", repository.url)
+        return host.works("sh", "-c", REMOVE_PARTIAL, "clear", repository.url)
     if "NoManifestError" not in _ids(lines):
         return False
-    seen = host.run(*repository.argv("check", "--repository-only", repository.url), ok=None, timeout=None)
-    if EMPTY not in seen.stderr.decode(errors="replace"):
+    checked = host.run(*repository.argv("check", "--repository-only", repository.url), ok=None, timeout=None)
+    if NO_DATA not in checked.stderr.decode(errors="replace"):
         return False
     argv = ("env", "BORG_DELETE_I_KNOW_WHAT_I_AM_DOING=YES", *repository.argv("delete", repository.url))
-    return host.run(*argv, ok=None, timeout=None).status in FINE
+    return host.run(*argv, ok=None, timeout=None).status in OK_STATUSES
 
 
 def create(
@@ -208,45 +208,45 @@ def create(
     comment: str,
     timestamp: str,
 ) -> dict[str, Any]:
-    """Make an archive of what ``source`` prints, an agent's command; give borg's figures of it.
+    """Archive the output of ``source``, an agent command; return borg's statistics.
 
-    Nothing is archived unless ``source`` ends well: borg starts it and looks at its status.
+    Borg runs ``source`` and creates no archive unless it succeeds.
 
     Raises:
-        Busy, Refused, SmsError, Unreachable: what borg or the agent says went wrong.
+        Busy, Refused, SmsError, Unreachable: the error that borg or the agent reports.
     """
-    words = ["create", "--json", "--stdin-name", INSIDE, "--stdin-mode", "0600", "--content-from-command"]
-    words += ["--files-cache", "disabled", "--chunker-params", CHUNKER, "--compression", COMPRESSION]
-    words += ["--timestamp", timestamp, "--comment", comment, repository.at(name), "--", *source]
+    arguments = ["create", "--json", "--stdin-name", ARCHIVE_FILE, "--stdin-mode", "0600", "--content-from-command"]
+    arguments += ["--files-cache", "disabled", "--chunker-params", CHUNKER, "--compression", COMPRESSION]
+    arguments += ["--timestamp", timestamp, "--comment", comment, repository.at(name), "--", *source]
     lines: list[str] = []
     with ExitStack() as stack:
-        listener = Listener(progress, stack)
+        reader = MessageReader(progress, stack)
 
-        def hear(line: str) -> None:
-            listener.hear(line)
+        def feed(line: str) -> None:
+            reader.feed(line)
             lines.append(line)
 
-        with host.stream(*repository.argv(*words), on_line=hear) as stream:
+        with host.stream(*repository.argv(*arguments), on_line=feed) as stream:
             stream.end()
-            printed = b""
+            output = b""
             while block := stream.read():
-                printed += block
+                output += block
             result = stream.result(ok=None)
-        if listener.problem and not listener.problem.get("gone"):
-            listener.outcome(result)
-        if result.status not in FINE:
-            raise why(host, repository, result.status, lines)
-    stats: dict[str, Any] = json.loads(printed)["archive"]["stats"]
+        if reader.problem and not reader.problem.get("gone"):
+            reader.outcome(result)
+        if result.status not in OK_STATUSES:
+            raise error_of(host, repository, result.status, lines)
+    stats: dict[str, Any] = json.loads(output)["archive"]["stats"]
     return stats
 
 
 def remove(host: Host, repository: Repository, glob: str, names: Sequence[str]) -> None:
-    """Remove archives, and what killed runs left of those that match; give the room back.
+    """Remove archives and matching checkpoints of interrupted runs; free their space.
 
     Raises:
         Busy, Refused, SmsError, Unreachable: as ``call``.
     """
-    # Only now: until its archive is whole, the next run of borg finds its chunks in them.
+    # Only now: an interrupted run is resumed from the chunks in its checkpoints.
     call(host, repository, "delete", "--glob-archives", f"{glob}.checkpoint*", repository.url)
     if names:
         call(host, repository, "delete", repository.url, *names)
@@ -254,29 +254,29 @@ def remove(host: Host, repository: Repository, glob: str, names: Sequence[str]) 
 
 
 def extract_argv(repository: Repository, name: str) -> tuple[str, ...]:
-    """The command that prints what ``create`` was given."""
-    return repository.argv("extract", "--stdout", repository.at(name), INSIDE)
+    """Return the command that prints the content that ``create`` archived."""
+    return repository.argv("extract", "--stdout", repository.at(name), ARCHIVE_FILE)
 
 
-def _said(lines: list[str]) -> list[dict[str, Any]]:
-    """borg's own words among what came on standard error."""
+def _log_messages(lines: list[str]) -> list[dict[str, Any]]:
+    """Return borg's log messages from lines of standard error."""
     found = []
     for line in lines:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
-            said = {"type": "log_message", "levelname": "WARNING", "message": line}
-        if isinstance(said, dict) and said.get("type") == "log_message":
-            found.append(said)
+            message = {"type": "log_message", "levelname": "WARNING", "message": line}
+        if isinstance(message, dict) and message.get("type") == "log_message":
+            found.append(message)
     return found
 
 
 def _ids(lines: list[str]) -> set[str]:
-    return {str(said.get("msgid")) for said in _said(lines)}
+    return {str(message.get("msgid")) for message in _log_messages(lines)}
 
 
-OTHERS = "is not one that this site made, or was changed behind its back"
-NOT_OURS = (
+FOREIGN = "was not created by this site, or was replaced"
+FOREIGN_IDS = (
     "KeyfileNotFoundError",
     "KeyfileMismatchError",
     "KeyfileInvalidError",
@@ -291,7 +291,7 @@ NOT_OURS = (
     "Cache.RepositoryReplay",
     "Repository.AtticRepository",
 )
-TAKEN = (
+NOT_A_REPOSITORY = (
     "Repository.InvalidRepository",
     "Repository.InvalidRepositoryConfig",
     "Repository.PathAlreadyExists",
@@ -299,98 +299,105 @@ TAKEN = (
 )
 FULL = ("No space left on device", "Disk quota exceeded", "InsufficientFreeSpaceError", "StorageQuotaExceeded")
 TRACE = re.compile(r"^Traceback|^(Local|Remote) Exception|\nPlatform:", re.MULTILINE)
-"""What of borg's errors is for its makers."""
+"""Parts of borg's errors that only help its developers."""
 NO_BORG = re.compile("borg: (command )?not found|borg: No such file")
-SSH_SAID = re.compile(
+SSH_ERROR = re.compile(
     f"ssh: |Host key verification failed|IDENTIFICATION HAS CHANGED|Permission denied|{NO_BORG.pattern}"
 )
-"""What ssh, or the shell on the far side, gives as the reason."""
-BROKEN = ("IntegrityError", "CheckNeeded", "ObjectNotFound", "DecompressionError", "FileIntegrityError")
+"""Error messages of ssh, or of the remote shell."""
+DAMAGED = ("IntegrityError", "CheckNeeded", "ObjectNotFound", "DecompressionError", "FileIntegrityError")
 
 
-def why(host: Host, repository: Repository, status: int, lines: list[str]) -> SmsError:
-    """What went wrong, by borg's words, as a person reads it."""
-    said = _said(lines)
-    ids = {str(one.get("msgid")) for one in said}
-    words = "\n".join(str(one.get("message", "")) for one in said)
+def error_of(host: Host, repository: Repository, status: int, lines: list[str]) -> SmsError:
+    """Return the error for borg's exit status and messages."""
+    messages = _log_messages(lines)
+    ids = {str(one.get("msgid")) for one in messages}
+    text = "\n".join(str(one.get("message", "")) for one in messages)
     url, name = repository.url, host.name
     if ids & {"PassphraseWrong", "PasswordRetriesExceeded"}:
         return Refused(
             f"{name}: the passphrase in {repository.passphrase} does not open {url}",
-            hint="without the right one nobody can: look for the copy that was kept elsewhere",
+            hint="use the copy of the passphrase that was kept elsewhere; without it the archives are lost",
         )
     if "PasscommandFailure" in ids:
-        return Refused(f"{name}: {repository.passphrase} cannot be read", hint=f"ls -l {repository.passphrase}")
+        return Refused(f"{name}: cannot read {repository.passphrase}", hint=f"ls -l {repository.passphrase}")
     if "LockTimeout" in ids:
         return Busy(
-            f"{name}: {url} is locked: another borg is at work on it",
-            hint=f"wait for it; if none runs on any host: {repository.by_hand('break-lock', url)}",
+            f"{name}: {url} is locked by another borg process",
+            hint=f"wait for it; if none runs on any host: {repository.shell_command('break-lock', url)}",
         )
     if "Repository.ParentPathDoesNotExist" in ids:
-        return Refused(f"{name}: the folder that {url} is to be made in is not there", hint="is its disk mounted?")
+        return Refused(f"{name}: the parent folder of {url} does not exist", hint="is its disk mounted?")
     if "Repository.DoesNotExist" in ids:
-        return Refused(f"{name}: there is no repository {url}", hint="`sms overlay push --to borg` makes it")
-    if ids & set(TAKEN):
-        return Refused(f"{name}: {url} is there and is no Borg repository", hint="give snapshots.borg another path")
-    if ids & set(NOT_OURS):
-        return Refused(f"{name}: {url} {OTHERS}: {_last(said)}", hint="give snapshots.borg a path of its own")
-    if any(word in words or word in " ".join(ids) for word in FULL):
+        return Refused(f"{name}: there is no repository {url}", hint="`sms overlay push --to borg` creates it")
+    if ids & set(NOT_A_REPOSITORY):
+        return Refused(f"{name}: {url} exists and is not a Borg repository", hint="set snapshots.borg to another path")
+    if ids & set(FOREIGN_IDS):
+        return Refused(
+            f"{name}: {url} {FOREIGN}: {_last(messages)}", hint="set snapshots.borg to a path used by nothing else"
+        )
+    if any(word in text or word in " ".join(ids) for word in FULL):
         return SmsError(
-            f"{name}: there is no room left at {url}; the archive was not made, those before it are whole",
-            hint="make room there, or keep fewer (`retention:` of the site file); then push again",
+            f"{name}: no space left at {url}; the archive was not created, earlier ones are intact",
+            hint="free space there, or keep fewer archives (`retention:` of the site file); then push again",
         )
     if "PathNotAllowed" in ids:
-        return Refused(f"{name}: the far side does not let us use {url}", hint="see its authorized_keys: borg serve")
-    if ids & {"ConnectionClosed", "ConnectionClosedWithHint"} or "ssh:" in words:
-        return _connection(host, repository, words)
-    if any(word in " ".join(ids) or word in words for word in BROKEN):
-        return SmsError(
-            f"{name}: {url} is damaged: {_last(said)}",
-            hint=f"{repository.by_hand('check', '--repair', url)}; then: sms overlay push --all-missing --to borg",
+        return Refused(
+            f"{name}: the server does not permit access to {url}", hint="check `borg serve` in its authorized_keys"
         )
-    result = Result(name, ("borg",), status, b"", words.encode())
-    return CommandError(result, hint="nothing half made counts; run it again")
+    if ids & {"ConnectionClosed", "ConnectionClosedWithHint"} or "ssh:" in text:
+        return _connection_error(host, repository, text)
+    if any(word in " ".join(ids) or word in text for word in DAMAGED):
+        repair = repository.shell_command("check", "--repair", url)
+        return SmsError(
+            f"{name}: {url} is damaged: {_last(messages)}",
+            hint=f"{repair}; then: sms overlay push --all-missing --to borg",
+        )
+    result = Result(name, ("borg",), status, b"", text.encode())
+    return CommandError(result, hint="no incomplete archive was kept; run the command again")
 
 
-def _connection(host: Host, repository: Repository, words: str) -> SmsError:
+def _connection_error(host: Host, repository: Repository, text: str) -> SmsError:
     url = repository.url
     place = re.match(r"ssh://(?:([^@/]*)@)?(\[[^\]]+\]|[^:/]+)(?::(\d+))?", url)
     address, port = (place[2].strip("[]"), place[3] or "22") if place else (url, "22")
-    if place and not SSH_SAID.search(words):
-        # borg may see the end before it has read why, or all of it: ssh is asked once more, without borg.
+    if place and not SSH_ERROR.search(text):
+        # borg may miss ssh's error message: run ssh again, without borg.
         user = ["-l", place[1]] if place[1] else []
         ssh = shlex.split(repository.environment()["BORG_RSH"])
         try:
-            asked = host.run(*ssh, "-p", port, *user, address, "borg", "--version", ok=None)
-            words += "\n" + asked.stderr.decode(errors="replace")
+            result = host.run(*ssh, "-p", port, *user, address, "borg", "--version", ok=None)
+            text += "\n" + result.stderr.decode(errors="replace")
         except CommandError:
             pass
-    if "Host key verification failed" in words or "IDENTIFICATION HAS CHANGED" in words:
+    if "Host key verification failed" in text or "IDENTIFICATION HAS CHANGED" in text:
         known = repository.known_hosts or "/root/.ssh/known_hosts"
-        changed = "shows another host key than the known one" if "HAS CHANGED" in words else "has no known host key"
+        problem = "host key does not match known_hosts" if "HAS CHANGED" in text else "host key is not in known_hosts"
         return Refused(
-            f"{host.name}: {address} {changed}",
+            f"{host.name}: {address}: {problem}",
             hint=f"compare its fingerprint on that machine, then: ssh-keyscan -p {port} {address} >>{known}",
         )
-    if "Permission denied" in words:
-        key = repository.ssh_key or "root's own key"
-        return Refused(f"{host.name}: {url} refuses the login with {key}", hint="is its .pub in authorized_keys there?")
-    if NO_BORG.search(words):
+    if "Permission denied" in text:
+        key = repository.ssh_key or "root's default key"
+        return Refused(
+            f"{host.name}: {url}: authentication failed with {key}", hint="is its .pub in authorized_keys there?"
+        )
+    if NO_BORG.search(text):
         return Refused(f"borg is not installed on {address}", hint="apt-get install borgbackup, on that machine")
-    said = [line for line in words.splitlines() if "onnection" in line or "resolve" in line or "route" in line]
+    reasons = [line for line in text.splitlines() if "onnection" in line or "resolve" in line or "route" in line]
     return Unreachable(
-        f"{host.name}: the connection to {url} broke: {said[0] if said else 'no reason was given'}",
-        hint="is that machine up? Nothing half made counts; run it again",
+        f"{host.name}: the connection to {url} broke: {reasons[0] if reasons else 'no reason given'}",
+        hint="is that machine up? No incomplete archive was kept; run the command again",
     )
 
 
-def _last(said: list[dict[str, Any]]) -> str:
-    """The line that says what went wrong: not borg's traceback, nor the facts of the machine that follow it."""
-    texts = [str(one.get("message", "")).strip() for one in said if one.get("levelname") in ("ERROR", "CRITICAL")]
+def _last(messages: list[dict[str, Any]]) -> str:
+    """Return the error message without borg's traceback and the platform information that follows it."""
+    texts = [str(one.get("message", "")).strip() for one in messages if one.get("levelname") in ("ERROR", "CRITICAL")]
     plain = [text for text in texts if text and not TRACE.search(text)]
     for text in plain[-1:] or texts[-1:]:
         # A traceback ends with the exception; what follows it begins with the platform.
         lines = [line.strip() for line in text.partition("\nPlatform:")[0].splitlines() if line.strip()]
         if lines:
             return lines[-1]
-    return "it does not say why"
+    return "no reason given"

@@ -1,4 +1,4 @@
-"""Bridges of a host, asked with iproute2."""
+"""Bridges of a host, queried with iproute2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from appliance.host.base import Host
 
 
 def bridge_ports(host: Host, bridge: str) -> list[str] | None:
-    """Ports of a bridge that are up; None where there is no such bridge, or it is down."""
+    """Return the ports of a bridge that are up; None if the bridge does not exist or is down."""
     shown = host.run("ip", "-json", "-details", "link", "show", "dev", bridge, ok=None)
     if shown.status:
         return None
@@ -23,15 +23,15 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
 
 
 TAKEN = """\
-# Both networks at once: each question takes its full second when nobody answers.
+# Both networks in parallel: a probe without a reply takes its full second.
 while [ $# -gt 0 ]; do
     (
-        said=$(arping -D -c 2 -w 1 -I "$1" "$2" 2>&1)
+        output=$(arping -D -c 2 -w 1 -I "$1" "$2" 2>&1)
         case $? in
             0) ;;
-            1) mac=$(echo "$said" | sed -n 's/^Unicast reply from .*\\[\\(.*\\)\\].*/\\1/p' | head -n 1)
+            1) mac=$(echo "$output" | sed -n 's/^Unicast reply from .*\\[\\(.*\\)\\].*/\\1/p' | head -n 1)
                echo "taken $2 ${mac:-unknown}" ;;
-            *) echo "failed $1 $(echo "$said" | tail -n 1)" ;;
+            *) echo "failed $1 $(echo "$output" | tail -n 1)" ;;
         esac
     ) &
     shift 2
@@ -41,19 +41,19 @@ wait
 
 
 def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
-    """Addresses that a machine on the network has already, with its MAC address (RFC 5227).
+    """Return addresses that another machine on the network uses, with its MAC address (RFC 5227).
 
     Args:
-        addresses: the address to ask for, by bridge.
+        addresses: the address to probe, by bridge.
 
     Raises:
-        SmsError: it could not be asked.
+        SmsError: the probe failed.
     """
-    words = [word for pair in addresses.items() for word in pair]
+    arguments = [value for pair in addresses.items() for value in pair]
     found: dict[str, str] = {}
-    for line in host.run("sh", "-c", TAKEN, "taken", *words).text.splitlines():
+    for line in host.run("sh", "-c", TAKEN, "taken", *arguments).text.splitlines():
         verdict, what, rest = line.split(" ", 2)
         if verdict == "failed":
-            raise SmsError(f"arping cannot ask on {what} of {host.name}: {rest}", hint="is the bridge up? `sms doctor`")
+            raise SmsError(f"arping failed on {what} of {host.name}: {rest}", hint="is the bridge up? `sms doctor`")
         found[what] = rest
     return found

@@ -1,4 +1,4 @@
-"""The guest agent of a virtual machine: commands inside it, and its file systems held still. Over virtio-serial."""
+"""QEMU's guest agent: run commands in a virtual machine and freeze its file systems. Over virtio-serial."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
-from appliance.tools.qmp import Line, NotThere, open_line, refusal
+from appliance.tools.qmp import Channel, NotResponding, error_of, open_channel
 
 SILENCE_S = 30
-LARGEST_INPUT = 4 << 20
-"""Bytes of a command's input: the agent takes it in one message."""
+MAX_INPUT = 4 << 20
+"""Maximum input of a command in bytes: the agent accepts it in one message only."""
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a command inside left. ``cut``: it said more than the agent keeps."""
+class GuestResult:
+    """Result of a command in the guest. ``cut``: the output was longer than the agent's buffer."""
 
     status: int
     stdout: bytes
@@ -30,92 +30,92 @@ class Ran:
 
 
 class Guest:
-    """A conversation with the agent."""
+    """A session with the agent."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
 
     def sync(self) -> None:
-        """Find the beginning of our own conversation: others may have left theirs in the middle."""
+        """Synchronize the channel: an earlier client may have left an incomplete message."""
         number = secrets.randbelow(1 << 31)
-        self.line.send({"execute": "guest-sync-delimited", "arguments": {"id": number}}, before=b"\xff")
-        deadline = self.line.deadline()
-        while self.line.receive(deadline).get("return") != number:
+        self.channel.send({"execute": "guest-sync-delimited", "arguments": {"id": number}}, before=b"\xff")
+        deadline = self.channel.deadline()
+        while self.channel.receive(deadline).get("return") != number:
             continue
 
-    def ask(self, command: str, **arguments: Any) -> Any:
-        """What the agent returns.
+    def execute(self, command: str, **arguments: Any) -> Any:
+        """Run an agent command; return its result.
 
         Raises:
-            SmsError: it refuses, with its own words.
-            NotThere: it is gone.
+            SmsError: the agent reports an error.
+            NotResponding: the agent does not answer.
         """
-        for said in self.line.ask(command, arguments):
-            if "error" in said:
-                raise refusal(said, "guest agent", command)
-            if "return" in said:
-                return said["return"]
+        for reply in self.channel.execute(command, arguments):
+            if "error" in reply:
+                raise error_of(reply, "guest agent", command)
+            if "return" in reply:
+                return reply["return"]
         return None
 
     def count(self, command: str) -> int:
-        """The number that the agent returns; errors as of ``ask``."""
-        return _number(self.ask(command), command)
+        """Run a command that returns a number; errors as in ``execute``."""
+        return _number(self.execute(command), command)
 
-    def tell(self, command: str, **arguments: Any) -> None:
-        """Say what has no answer."""
-        self.line.send({"execute": command, "arguments": arguments})
+    def send(self, command: str, **arguments: Any) -> None:
+        """Send a command that has no reply."""
+        self.channel.send({"execute": command, "arguments": arguments})
 
-    def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60) -> Ran:
-        """Run a command inside and wait for its end.
+    def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60) -> GuestResult:
+        """Run a program in the guest and wait for it to end.
 
         Raises:
-            SmsError: there is no such program, it did not end in time (and runs on), or its input is too large.
+            SmsError: no such program, the input is too large, or the time limit was exceeded (it keeps running).
         """
-        if input is not None and len(input) > LARGEST_INPUT:
+        if input is not None and len(input) > MAX_INPUT:
             raise SmsError(
-                f"the input has {len(input)} bytes; the guest agent takes {LARGEST_INPUT}",
-                hint="bring large files over the network",
+                f"the input has {len(input)} bytes; the guest agent accepts {MAX_INPUT}",
+                hint="copy large files over the network",
             )
-        wanted: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        request: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
         if input is not None:
-            wanted["input-data"] = base64.b64encode(input).decode()
-        pid = self.begin(wanted)
+            request["input-data"] = base64.b64encode(input).decode()
+        pid = self.start(request)
         deadline, pause = time.monotonic() + timeout_s, 0.02
         while True:
-            found = self.ask("guest-exec-status", pid=pid)
+            found = self.execute("guest-exec-status", pid=pid)
             if not isinstance(found, dict):
-                raise SmsError("guest agent: guest-exec-status: not what it is to answer")
+                raise SmsError("guest agent: guest-exec-status: invalid reply")
             if found.get("exited"):
-                return _ran(found)
+                return _result(found)
             if time.monotonic() > deadline:
-                raise SmsError(f"`{argv[0]}` in the VM did not end within {timeout_s:g} s; it runs on there")
+                raise SmsError(f"`{argv[0]}` in the VM did not end within {timeout_s:g} s; it is still running")
             time.sleep(pause)
             pause = min(pause * 1.5, 0.3)
 
-    def begin(self, wanted: dict[str, Any]) -> int:
-        """Begin a command; its pid."""
+    def start(self, request: dict[str, Any]) -> int:
+        """Start a program; return its PID."""
         try:
-            return _pid(self.ask("guest-exec", **wanted))
+            return _pid(self.execute("guest-exec", **request))
         except SmsError as error:
             if "frozen" not in error.message:
                 raise
-            # Whoever held the file systems was killed: nobody else can be on this line meanwhile.
-            self.ask("guest-fsfreeze-thaw")
-            return _pid(self.ask("guest-exec", **wanted))
+            # A client that froze the file systems was killed: this channel has only one client at a time.
+            self.execute("guest-fsfreeze-thaw")
+            return _pid(self.execute("guest-exec", **request))
 
 
-# Whoever has taken the machine over answers what he likes.
-def _number(said: Any, command: str) -> int:
-    if isinstance(said, bool) or not isinstance(said, int):
-        raise SmsError(f"guest agent: {command}: not what it is to answer")
-    return said
+# Replies are untrusted: the machine may be compromised.
+def _number(reply: Any, command: str) -> int:
+    if isinstance(reply, bool) or not isinstance(reply, int):
+        raise SmsError(f"guest agent: {command}: invalid reply")
+    return reply
 
 
-def _pid(said: Any) -> int:
-    return _number(said.get("pid") if isinstance(said, dict) else None, "guest-exec")
+def _pid(reply: Any) -> int:
+    return _number(reply.get("pid") if isinstance(reply, dict) else None, "guest-exec")
 
 
-def _ran(found: dict[str, Any]) -> Ran:
+def _result(found: dict[str, Any]) -> GuestResult:
     signal = found.get("signal")
     code = found.get("exitcode", 1 if signal is None else 128 + _number(signal, "guest-exec-status"))
     status = _number(code, "guest-exec-status") & 0xFF
@@ -123,26 +123,26 @@ def _ran(found: dict[str, Any]) -> Ran:
         out, err = (base64.b64decode(found.get(name, "")) for name in ("out-data", "err-data"))
     except (ValueError, TypeError):
         raise SmsError("guest agent: guest-exec-status: its output is not base64") from None
-    return Ran(status, out, err, bool(found.get("out-truncated") or found.get("err-truncated")))
+    return GuestResult(status, out, err, bool(found.get("out-truncated") or found.get("err-truncated")))
 
 
 @contextmanager
 def open_guest(host: Host, path: str, *, silence_s: float = SILENCE_S) -> Iterator[Guest]:
-    """Speak with the agent of a machine that the host runs.
+    """Open a session with the agent of a machine on the host.
 
     Raises:
-        NotThere: it does not answer; the machine may still be starting.
+        NotResponding: the agent does not answer; the machine may still be starting.
     """
-    with open_line(host, path, "guest agent", silence_s=silence_s) as line:
-        guest = Guest(line)
+    with open_channel(host, path, "guest agent", silence_s=silence_s) as channel:
+        guest = Guest(channel)
         guest.sync()
         yield guest
 
 
 def answers(host: Host, path: str, *, silence_s: float = 3) -> bool:
-    """Whether the agent answers."""
+    """Return whether the agent answers."""
     try:
         with open_guest(host, path, silence_s=silence_s):
             return True
-    except NotThere:
+    except NotResponding:
         return False

@@ -1,4 +1,4 @@
-"""Roots made from packages, and images made of roots: mmdebstrap and mksquashfs."""
+"""Build root file systems from packages, and images from root file systems: mmdebstrap and mksquashfs."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine
 from appliance.tools.programs import find_missing
 
-WANTED = {"mmdebstrap": "mmdebstrap", "mksquashfs": "squashfs-tools", "zstd": "zstd"}
-"""Programs that a node image takes, and their packages."""
+PROGRAMS = {"mmdebstrap": "mmdebstrap", "mksquashfs": "squashfs-tools", "zstd": "zstd"}
+"""Programs needed to build a node image, and their packages."""
 MAKE_S = 3600
 
 
-def need_programs(host: Host) -> None:
-    """Refuse where a program is missing.
+def require_programs(host: Host) -> None:
+    """Check that all programs are installed.
 
     Raises:
-        Refused: with the packages to install.
+        Refused: some are missing; the hint names the packages.
     """
-    missing = [WANTED[name] for name in find_missing(host, *WANTED)]
+    missing = [PROGRAMS[name] for name in find_missing(host, *PROGRAMS)]
     if missing:
         raise Refused(f"this host has no {', '.join(missing)}", hint=f"apt-get install {' '.join(missing)}")
 
 
 def make_root(host: Host, argv: Sequence[str], sources: Sequence[str], *, on_line: OnLine) -> None:
-    """Make the archive of a root with mmdebstrap.
+    """Create the archive of a root file system with mmdebstrap.
 
     Args:
-        argv: the whole command; it reads its sources on standard input.
-        on_line: called with each line that it says.
+        argv: the whole command; it reads the package sources from standard input.
+        on_line: called with each line of output.
 
     Raises:
-        SmsError: with its last errors.
+        SmsError: mmdebstrap failed; the message has its last errors.
     """
-    said: list[str] = []
+    output: list[str] = []
 
-    def heard(line: str) -> None:
-        said.append(line)
+    def record(line: str) -> None:
+        output.append(line)
         on_line(line)
 
     text = "".join(f"{line}\n" for line in sources).encode()
     try:
-        host.run("sh", "-c", 'exec "$@" 2>&1', "make", *argv, input=text, timeout=MAKE_S, on_line=heard)
+        host.run("sh", "-c", 'exec "$@" 2>&1', "make", *argv, input=text, timeout=MAKE_S, on_line=record)
     except CommandError as error:
-        wrong = [line for line in said if line.startswith("E:")][-4:] or said[-4:]
+        errors = [line for line in output if line.startswith("E:")][-4:] or output[-4:]
         raise SmsError(
-            "the root cannot be made: " + "; ".join(wrong), hint="is the package mirror in reach?"
+            "cannot create the root file system: " + "; ".join(errors), hint="is the package mirror reachable?"
         ) from error
 
 
 def unpack_root(host: Host, archive: str, root: str) -> None:
-    """Unpack the archive of a root into a new folder, with owners as numbers."""
+    """Unpack the archive of a root file system into a new folder, with numeric owners."""
     host.run("mkdir", "-m", "0755", root)
     host.run("tar", "--zstd", "--numeric-owner", "-xpf", archive, "-C", root, timeout=MAKE_S)
 
 
 def make_squashfs(host: Host, root: str, image: str, options: Sequence[str]) -> None:
-    """Make a squashfs of a folder, its kernel and initramfs left out."""
+    """Create a squashfs of a folder without its kernel and initramfs."""
     host.run("mksquashfs", root, image, *options, "-wildcards", "-e", "boot/*", timeout=MAKE_S)
 
 
 def compress(host: Host, source: str, target: str) -> None:
-    """zstd, as the kernel unpacks it."""
+    """Compress with zstd, in a format that the kernel can unpack."""
     host.run("zstd", "-q", "-f", "-15", "-o", target, source, timeout=600)

@@ -1,4 +1,4 @@
-"""The agent's two ends of a move, spoken with by messages: ``shared/wire.py`` says how they lie on the wire."""
+"""The agent as source or target of a migration, controlled by messages in the wire format of ``shared/wire.py``."""
 
 from __future__ import annotations
 
@@ -15,118 +15,118 @@ from appliance.shared.wire import Message, WireError, count_bytes, pack_message,
 from appliance.tools import agent
 
 PING_S = 0.5
-"""Much shorter than an end's patience (agent/line.py)."""
+"""Interval of pings in seconds, much shorter than the agent's timeout (agent/channel.py)."""
 PATIENCE_S = 120.0
-"""Seconds until an end that says nothing counts as lost, while all it does is copy."""
-WAY_BACK_S = 30.0
-"""Seconds that an end may take to put everything back by itself."""
-WAITING = 16
-"""Messages that are read ahead."""
+"""Seconds without a message until an endpoint counts as lost, even while it copies."""
+ROLLBACK_S = 30.0
+"""Maximum duration of an endpoint's automatic rollback in seconds."""
+QUEUE_SIZE = 16
+"""Messages read ahead."""
 
 
 class Lost(Unreachable):
-    """An end does not answer any more; what it does by itself then, its agent knows."""
+    """An endpoint does not answer any more; its agent decides whether to commit or roll back."""
 
 
-class End:
-    """One end of a move: ``say`` and ``hear``. Until it is closed it is told that somebody is there."""
+class Endpoint:
+    """One endpoint of a migration. It is pinged until it is closed."""
 
-    def __init__(self, host: Host, talk: agent.Conversation) -> None:
+    def __init__(self, host: Host, session: agent.Session) -> None:
         self.host = host
-        self.talk = talk
+        self.session = session
         self.closed = threading.Event()
-        self._guard = threading.Lock()
-        self._heard: queue.Queue[tuple[Message, bytes] | SmsError] = queue.Queue(WAITING)
+        self._lock = threading.Lock()
+        self._received: queue.Queue[tuple[Message, bytes] | SmsError] = queue.Queue(QUEUE_SIZE)
         for work in (self._read, self._ping):
             threading.Thread(target=work, daemon=True).start()
 
-    def say(self, do: str, data: bytes = b"", **facts: Any) -> None:
-        """Tell it what to do, and bytes with it.
+    def send(self, do: str, data: bytes = b"", **facts: Any) -> None:
+        """Send a command with optional data.
 
         Raises:
-            SmsError: it has ended; with its own words where it had some.
+            SmsError: the agent has ended; with the problem that it reported, if any.
         """
-        with self._guard:
-            self.talk.write(pack_message({**facts, "do": do}, len(data)) + data)
+        with self._lock:
+            self.session.write(pack_message({**facts, "do": do}, len(data)) + data)
 
-    def hear(self, *kinds: str, patience_s: float = PATIENCE_S) -> tuple[Message, bytes]:
-        """Its next message, which must be of one of these kinds, and the bytes with it.
+    def receive(self, *kinds: str, patience_s: float = PATIENCE_S) -> tuple[Message, bytes]:
+        """Return the next message, which must have one of these kinds, and its data.
 
         Raises:
-            Lost: it says nothing for so many seconds.
-            SmsError: it has ended, or says something else.
+            Lost: no message for ``patience_s`` seconds.
+            SmsError: the agent has ended, or sent another kind of message.
         """
         try:
-            heard = self._heard.get(timeout=patience_s)
+            received = self._received.get(timeout=patience_s)
         except queue.Empty:
             raise Lost(
-                f"{self.host.name} has said nothing for {patience_s:g} s",
-                hint="is its network cut? What it does by itself then stands in `sms journal`",
+                f"{self.host.name} sent no message for {patience_s:g} s",
+                hint="is its network down? `sms journal` shows what it did on its own",
             ) from None
-        if isinstance(heard, SmsError):
-            raise heard
-        if heard[0].get("kind") not in kinds:
-            raise SmsError(f"{self.host.name} says {heard[0].get('kind')!r} where {' or '.join(kinds)} was expected")
-        return heard
+        if isinstance(received, SmsError):
+            raise received
+        if received[0].get("kind") not in kinds:
+            raise SmsError(f"{self.host.name} sent {received[0].get('kind')!r}, expected {' or '.join(kinds)}")
+        return received
 
     @property
     def ended_itself(self) -> bool:
-        """Whether it has said why it ended: it does nothing more."""
-        return self.talk.listener.problem is not None
+        """Whether the agent has reported why it ended, and does nothing more."""
+        return self.session.reader.problem is not None
 
     def _read(self) -> None:
         try:
             while True:
-                message = read_message(self.talk.read_exactly, "kind")
+                message = read_message(self.session.read_exactly, "kind")
                 size = count_bytes(message)
-                self._put((message, self.talk.read_exactly(size) if size else b""))
+                self._put((message, self.session.read_exactly(size) if size else b""))
         except SmsError as error:
             self._put(error)
         except WireError as error:
-            self._put(SmsError(f"{self.host.name} sends {error}"))
+            self._put(SmsError(f"{self.host.name} sent {error}"))
 
-    def _put(self, heard: tuple[Message, bytes] | SmsError) -> None:
+    def _put(self, received: tuple[Message, bytes] | SmsError) -> None:
         while not self.closed.is_set():
             with suppress(queue.Full):
-                self._heard.put(heard, timeout=1)
+                self._received.put(received, timeout=1)
                 break
 
     def _ping(self) -> None:
         while not self.closed.wait(PING_S):
             try:
-                self.say("ping")
+                self.send("ping")
             except SmsError:
                 return
 
     def wait(self) -> None:
-        """Until it has ended, or for as long as its way back takes at most: who leaves sooner ends it in the middle."""
+        """Wait until the agent has ended, at most ``ROLLBACK_S``: leaving earlier would interrupt its rollback."""
 
         def wait() -> None:
             with suppress(SmsError):
-                self.talk.stream.result(ok=None)
+                self.session.stream.result(ok=None)
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        waiting.join(WAY_BACK_S)
+        waiting.join(ROLLBACK_S)
 
     def close(self) -> None:
-        """It goes on by itself: it is told that nobody is there any more."""
+        """Close the agent's input; it then decides on its own how to continue."""
         self.closed.set()
-        with self._guard:
-            self.talk.end()
+        with self._lock:
+            self.session.end()
 
 
 @contextmanager
-def open_end(host: Host, command: str, request: dict[str, Any], progress: Progress) -> Iterator[End]:
-    """The agent of a host as one end of a move; left, it decides by itself what is to be done.
+def open_endpoint(host: Host, command: str, request: dict[str, Any], progress: Progress) -> Iterator[Endpoint]:
+    """Run the agent of a host as an endpoint of a migration; when the context ends, it decides on its own.
 
     Raises:
-        SmsError: why it ended.
+        SmsError: the problem that ended the agent.
     """
-    with agent.converse(host, command, request, progress) as talk:
-        end = End(host, talk)
+    with agent.open_session(host, command, request, progress) as session:
+        endpoint = Endpoint(host, session)
         try:
-            yield end
+            yield endpoint
         finally:
-            end.close()
-            end.wait()
+            endpoint.close()
+            endpoint.wait()

@@ -1,4 +1,4 @@
-"""The network ports of an instance: the ends of its cables that lie on the host, on bridges or off them. iproute2."""
+"""The network ports of an instance: the host ends of its veth pairs, attached to bridges or not. iproute2."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from appliance.host.base import Host
 
 
 def find_ports(host: Host, pid: int) -> dict[str, str]:
-    """Interface of the instance to its other end on the host: ``{"eth0": "veth1a2b", "eth1": "veth3c4d"}``.
+    """Return the host end of each interface of the instance: ``{"eth0": "veth1a2b", "eth1": "veth3c4d"}``.
 
     Args:
         pid: a process of the instance.
 
     Raises:
-        CommandError: there is no such process any more.
+        CommandError: the process does not exist any more.
     """
     inside = _links(host, "nsenter", f"--net=/proc/{pid}/ns/net")
-    # The two ends name each other: a number alone may be that of a cable to somewhere else.
+    # Both ends must refer to each other: one index may belong to a peer in another namespace.
     outside = {(link["ifindex"], link.get("link_index")): link["ifname"] for link in _links(host)}
     ends = ((link["ifname"], (link.get("link_index"), link["ifindex"])) for link in inside)
     return {name: outside[end] for name, end in ends if end in outside}
@@ -31,19 +31,19 @@ def _links(host: Host, *prefix: str) -> list[dict[str, Any]]:
 
 
 def detach(host: Host, ports: Iterable[str], *, down: bool = False) -> None:
-    """Take ports off their bridges, each of them even if another is gone; ``down`` ends their carrier, too.
+    """Detach ports from their bridges, continuing after errors; ``down`` also sets the links down.
 
     Raises:
-        CommandError: one is not there.
+        CommandError: a port does not exist.
     """
     _change(host, [f"link set dev {port} nomaster{' down' * down}" for port in ports])
 
 
 def attach(host: Host, ports: Mapping[str, str]) -> None:
-    """Put each port on the bridge that it is given with, and up.
+    """Attach each port to its bridge and set it up.
 
     Raises:
-        CommandError: one of them is not there.
+        CommandError: a port or bridge does not exist.
     """
     _change(host, [f"link set dev {port} master {bridge} up" for port, bridge in ports.items()])
 

@@ -1,4 +1,4 @@
-"""Which programs a host has."""
+"""Find programs in a host's PATH."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ FIND = 'for p; do command -v "$p" >/dev/null || echo "$p"; done'
 
 
 def find_missing(host: Host, *names: str) -> list[str]:
-    """Those of the named programs that are not in the host's path, in their order."""
+    """Return the programs that are not in the host's PATH, in the given order."""
     return host.run("sh", "-c", FIND, "find", *names, ok=None).text.split()
 
 
 def has_program(host: Host, name: str) -> bool:
-    """Whether a program is in the host's path."""
+    """Return whether a program is in the host's PATH."""
     return not find_missing(host, name)

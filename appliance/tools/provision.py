@@ -1,4 +1,4 @@
-"""The provisioning VM's HTTP interface, asked with a client certificate. Standard library."""
+"""Client of the provisioning VM's HTTP interface, with a client certificate. Standard library."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from appliance.errors import Refused, SmsError
 from appliance.text import one_line
 
 ANSWER_S = 30
-"""Seconds without a byte until the VM counts as away."""
+"""Seconds without data until the VM counts as unreachable."""
 CONNECT_S = 5
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 BLOCK = 1 << 20
-AWAY = "is it switched off? `sms vm start`, `sms vm status`"
+UNREACHABLE_HINT = "is it switched off? `sms vm start`, `sms vm status`"
 
 
-class Away(SmsError):
-    """Nobody answers at the VM's address."""
+class VmUnreachable(SmsError):
+    """The VM does not answer."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """Where it is, whom it is trusted by, and the certificate that is shown to it."""
+    """URL of the interface, CA of its certificate, client certificate and key."""
 
     url: str
     ca: Path
     cert: Path
     key: Path
 
-    def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
-        """The answer's JSON, None where there is none.
+    def request(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
+        """Send a request; return the JSON of the response, or None.
 
         Raises:
-            Away: nobody answers.
-            Refused: what was asked for is refused (4xx), with the VM's own words.
-            SmsError: it fails.
+            VmUnreachable: the VM does not answer.
+            Refused: status 4xx, with the VM's message.
+            SmsError: another error.
         """
         headers = {"Accept": "application/json"}
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        status, said = self._exchange(method, path, data, headers, timeout_s)
-        return _decode(status, said, f"{method} {path}")
+        status, content = self._exchange(method, path, data, headers, timeout_s)
+        return _decode(status, content, f"{method} {path}")
 
     def send(
         self,
@@ -61,49 +61,53 @@ class Api:
         headers: dict[str, str] | None = None,
         sent: Callable[[int], None] | None = None,
     ) -> Any:
-        """PUT ``size`` bytes of a stream; ``sent`` is told how many have gone.
+        """PUT ``size`` bytes of a stream; ``sent`` is called with the number of bytes sent.
 
         Raises:
-            Away, Refused, SmsError: as ``ask``.
+            VmUnreachable, Refused, SmsError: as ``request``.
         """
 
         def blocks() -> Any:
-            gone = 0
+            done = 0
             while block := stream.read(BLOCK):
                 yield block
-                gone += len(block)
+                done += len(block)
                 if sent:
-                    sent(gone)
+                    sent(done)
 
         named = {"Content-Type": "application/octet-stream", "Content-Length": str(size), **(headers or {})}
-        # Digests of what came are made before it answers.
-        status, said = self._exchange("PUT", path, blocks(), named, 10 * ANSWER_S)
-        return _decode(status, said, f"PUT {path}")
+        # The VM verifies digests before it responds.
+        status, data = self._exchange("PUT", path, blocks(), named, 10 * ANSWER_S)
+        return _decode(status, data, f"PUT {path}")
 
     def _exchange(
         self, method: str, path: str, body: Any, headers: dict[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
         where = urlsplit(self.url)
-        link = http.client.HTTPSConnection(where.hostname or "", where.port, timeout=CONNECT_S, context=self._trust())
+        connection = http.client.HTTPSConnection(
+            where.hostname or "", where.port, timeout=CONNECT_S, context=self._trust()
+        )
         try:
-            link.connect()
-            link.sock.settimeout(timeout_s)
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has said no before all was sent: hear why
-                link.request(method, where.path.rstrip("/") + path, body, headers)
-            answer = link.getresponse()
-            said = answer.read(MOST_BYTES + 1)
+            connection.connect()
+            connection.sock.settimeout(timeout_s)
+            with suppress(BrokenPipeError, ConnectionResetError):  # rejected before all was sent: read the reason
+                connection.request(method, where.path.rstrip("/") + path, body, headers)
+            response = connection.getresponse()
+            data = response.read(MAX_BYTES + 1)
         except ssl.SSLError as error:
             raise SmsError(
                 f"{self.url}: {getattr(error, 'verify_message', '') or error.reason or error}",
-                hint="was the VM started with another CA than tls/ca.pem? `sms vm stop`, `sms vm start`",
+                hint="was the VM started with another CA than tls/ca.pem? `sms vm stop`, then `sms vm start`",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Away(f"the provisioning VM does not answer at {self.url}: {error}", hint=AWAY) from error
+            raise VmUnreachable(
+                f"the provisioning VM does not response at {self.url}: {error}", hint=UNREACHABLE_HINT
+            ) from error
         finally:
-            link.close()
-        if len(said) > MOST_BYTES:
-            raise SmsError(f"{method} {path}: the answer is too long")
-        return answer.status, said
+            connection.close()
+        if len(data) > MAX_BYTES:
+            raise SmsError(f"{method} {path}: the response is too large")
+        return response.status, data
 
     def _trust(self) -> ssl.SSLContext:
         try:
@@ -111,33 +115,33 @@ class Api:
             context.load_cert_chain(self.cert, self.key)
         except OSError as error:
             raise Refused(
-                f"the site's certificates cannot be read: {error}",
-                hint=f"{self.ca}, {self.cert} and {self.key} are made by `sms init`; `sms key ca renew` makes new ones",
+                f"cannot read the site's certificates: {error}",
+                hint=f"{self.ca}, {self.cert} and {self.key} are created by `sms init`, new ones by `sms key ca renew`",
             ) from error
         return context
 
 
-def _decode(status: int, said: bytes, what: str) -> Any:
+def _decode(status: int, data: bytes, what: str) -> Any:
     if status in (502, 504):
-        raise Away(f"{what}: the provisioning VM is up, its server is not", hint="sms vm status")
+        raise VmUnreachable(f"{what}: the provisioning VM runs, but its service does not", hint="sms vm status")
     if not 200 <= status < 300:
-        detail = _problem(said)
-        words = f"the provisioning VM: {detail}" if detail else f"the provisioning VM: {what}: status {status}"
-        raise (Refused if 400 <= status < 500 else SmsError)(words, hint="" if status < 500 else "sms vm status")
-    if not said:
+        detail = _problem(data)
+        message = f"the provisioning VM: {detail}" if detail else f"the provisioning VM: {what}: status {status}"
+        raise (Refused if 400 <= status < 500 else SmsError)(message, hint="" if status < 500 else "sms vm status")
+    if not data:
         return None
     try:
-        return json.loads(said)
+        return json.loads(data)
     except ValueError as error:
-        raise SmsError(f"{what}: the answer is no JSON", hint="is provisioning.address the VM's?") from error
+        raise SmsError(f"{what}: the response is not JSON", hint="is provisioning.address the VM's?") from error
 
 
-def _problem(said: bytes) -> str:
-    """The detail of an RFC 7807 answer, in one line; nothing where it is none."""
+def _problem(data: bytes) -> str:
+    """Return the detail of an RFC 7807 response in one line; empty if it is not one."""
     try:
-        found = json.loads(said)
+        found = json.loads(data)
     except ValueError:
         return ""
     detail = found.get("detail") or found.get("title") if isinstance(found, dict) else None
-    # Control characters of a stranger do not reach the terminal.
+    # Remove control characters: the response is untrusted.
     return one_line(str(detail), 2000) if detail else ""

@@ -1,4 +1,4 @@
-"""QEMU on a host: what it may use there, its disks, its cables, its process."""
+"""QEMU on a host: accelerator, disks, network devices, process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm.vm import Card, choose_accel
 
-# Whether KVM works is not told by /dev/kvm alone: where it is there and cannot run a kernel, QEMU does not fall back.
+# /dev/kvm alone does not prove that KVM works, and QEMU does not fall back if it cannot run a kernel.
 PROBE = """
 ls /sys/module 2>/dev/null | grep '^kvm'
 (exec 3<>/dev/kvm) 2>/dev/null && echo device
 true
 """
 
-# $1 pid file, $2 the machine's name: its pid, if it is that machine that runs.
+# $1 PID file, $2 the machine's name: print PID and start time if the process is that machine.
 FIND = """
 pid=$(cat "$1" 2>/dev/null) && [ -n "$pid" ] && [ -r "/proc/$pid/cmdline" ] || exit 0
 tr '\\0' '\\n' <"/proc/$pid/cmdline" | grep -qxF -- "$2,debug-threads=on" || exit 0
 echo "$pid $(stat -c %Y "/proc/$pid")"
 """
 
-# $1 QMP socket, $2 log; then the command. It stays when we go, in a session of its own.
+# $1 QMP socket, $2 log; then the command. It runs in its own session and outlives this program.
 LAUNCH = """
 socket=$1 log=$2
 shift 2
@@ -37,15 +37,15 @@ tries=0
 until [ -S "$socket" ]; do
     kill -0 "$pid" 2>/dev/null || { cat "$log" >&2; exit 1; }
     tries=$((tries + 1))
-    [ "$tries" -lt 300 ] || { kill -9 "$pid"; echo "QEMU does not come up" >&2; exit 1; }
+    [ "$tries" -lt 300 ] || { kill -9 "$pid"; echo "QEMU did not create its QMP socket within 30 s" >&2; exit 1; }
     sleep 0.1
 done
 """
 
 GONE = 'grep -q "^State:.Z" "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]'
-"""Shell: whether process $1 has ended, its files closed."""
+"""Shell script: test whether process $1 has ended and closed its files."""
 
-# $1 pid, $2 seconds: end it, and wait until it is gone.
+# $1 PID, $2 seconds until SIGKILL: terminate the process and wait for its end.
 END = f"""
 kill -TERM "$1" 2>/dev/null || exit 0
 tries=0
@@ -57,7 +57,7 @@ until {GONE}; do
 done
 """
 
-# $1 disk, $2 MiB: an empty ext4 file system as qcow2, written beside and renamed.
+# $1 disk, $2 MiB: create an empty ext4 file system as qcow2, atomically.
 MAKE_STATE = """
 set -e
 umask 077
@@ -70,7 +70,7 @@ sync "$1.new"
 mv -T "$1.new" "$1"
 """
 
-# $1 disk, $2 the image behind it.
+# $1 disk, $2 its backing image.
 MAKE_ROOT = """
 set -e
 umask 077
@@ -82,89 +82,91 @@ mv -fT "$1.new" "$1"
 
 @dataclass(frozen=True)
 class Process:
-    """A machine that runs: its pid, and since when, in seconds since 1970."""
+    """A running machine: PID and start time in seconds since 1970."""
 
     pid: int
     since: float
 
 
 def probe_accel(host: Host) -> tuple[str, str]:
-    """``kvm`` where it really works, else ``tcg``, and why."""
-    words = host.run("sh", "-c", PROBE).text.split()
-    return choose_accel(words, "device" in words)
+    """Return ``kvm`` if it works, otherwise ``tcg``, and the reason."""
+    modules = host.run("sh", "-c", PROBE).text.split()
+    return choose_accel(modules, "device" in modules)
 
 
 def find_machine(host: Host, pid_file: str, name: str) -> Process | None:
-    """The machine's process; None where it does not run."""
-    words = host.run("sh", "-c", FIND, "find", pid_file, name).text.split()
-    return Process(int(words[0]), float(words[1])) if len(words) == 2 else None
+    """Return the machine's process; None if it does not run."""
+    fields = host.run("sh", "-c", FIND, "find", pid_file, name).text.split()
+    return Process(int(fields[0]), float(fields[1])) if len(fields) == 2 else None
 
 
 def launch(host: Host, argv: Sequence[str], *, qmp: str, log: str) -> None:
     """Start a machine in the background.
 
     Raises:
-        SmsError: it ended at once, with its own words.
+        SmsError: QEMU did not start; with its error message.
     """
     try:
         host.run("sh", "-c", LAUNCH, "launch", qmp, log, *argv, timeout=60)
     except CommandError as error:
-        said = error.result.stderr.decode(errors="replace").strip()[-1000:]
-        raise SmsError(f"{host.name}: QEMU does not start: {said}", hint=_why(said)) from error
+        output = error.result.stderr.decode(errors="replace").strip()[-1000:]
+        raise SmsError(f"{host.name}: QEMU does not start: {output}", hint=_why(output)) from error
 
 
-def _why(said: str) -> str:
-    if "lock" in said:
+def _why(output: str) -> str:
+    if "lock" in output:
         return "another machine has the disk open: `sms vm status` on every admin host"
-    if "Cannot allocate memory" in said or "cannot set up guest memory" in said:
+    if "Cannot allocate memory" in output or "cannot set up guest memory" in output:
         return "give it less memory: provisioning.memory_mb"
     return ""
 
 
 def has_ended(host: Host, process: Process) -> bool:
-    """Whether a machine's process is gone. QEMU removes its pid file before it has closed its disks."""
+    """Return whether a machine's process has ended. QEMU removes its PID file before it closes its disks."""
     return host.works("sh", "-c", GONE, "gone", str(process.pid))
 
 
 def end_machine(host: Host, process: Process, *, patience_s: int = 10) -> None:
-    """End a machine's process, asked first and then not asked; SmsError where it stays."""
+    """Terminate a machine's process with SIGTERM, then SIGKILL; SmsError if it does not end."""
     host.run("sh", "-c", END, "end", str(process.pid), str(patience_s), timeout=patience_s + 30)
 
 
 def plug(host: Host, card: Card) -> None:
-    """Make the card's tap and put it into its bridge."""
+    """Create the card's tap device and attach it to its bridge."""
     if not host.works("ip", "link", "show", "dev", card.tap):
         host.run("ip", "tuntap", "add", "dev", card.tap, "mode", "tap")
     host.run("ip", "link", "set", "dev", card.tap, "master", card.bridge, "up")
 
 
 def unplug(host: Host, card: Card) -> None:
-    """Remove the card's tap, if it is there."""
+    """Remove the card's tap device, if it exists."""
     if host.works("ip", "link", "show", "dev", card.tap):
         host.run("ip", "link", "delete", "dev", card.tap)
 
 
 def image_info(host: Host, path: str) -> dict[str, Any] | None:
-    """What qemu-img says of a disk; None where there is none. A disk in use may be looked at."""
-    said = host.run("qemu-img", "info", "-U", "--output=json", "--", path, ok=None)
-    if said.status:
+    """Return qemu-img's information on a disk, which may be in use; None if it does not exist."""
+    output = host.run("qemu-img", "info", "-U", "--output=json", "--", path, ok=None)
+    if output.status:
         if host.works("test", "-e", path):
-            raise SmsError(f"{host.name}: {path} is no disk: {said.stderr.decode(errors='replace').strip()[-300:]}")
+            raise SmsError(
+                f"{host.name}: {path} is not a disk image: {output.stderr.decode(errors='replace').strip()[-300:]}"
+            )
         return None
-    found: dict[str, Any] = json.loads(said.stdout)
+    found: dict[str, Any] = json.loads(output.stdout)
     return found
 
 
 def make_state(host: Host, path: str, size_mb: int) -> None:
-    """Make the disk of all that matters, empty."""
+    """Create an empty state disk."""
     host.run("sh", "-c", MAKE_STATE, "state", path, str(size_mb), timeout=600)
 
 
 def make_root(host: Host, path: str, image: str) -> None:
-    """Make an empty disk in front of an image."""
+    """Create an empty disk with a backing image."""
     host.run("sh", "-c", MAKE_ROOT, "root", path, image)
 
 
 def grow(host: Host, path: str, size_mb: int) -> None:
-    """Make a disk that no machine uses larger; the file system in it grows when it is mounted."""
+    """Enlarge a disk that is not in use; the file system in it grows when it is mounted."""
     host.run("qemu-img", "resize", "-q", "-f", "qcow2", path, f"{size_mb}M")

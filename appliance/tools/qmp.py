@@ -1,6 +1,6 @@
-"""QMP, QEMU's own protocol: one JSON object a line on a unix socket of the host that runs it.
+"""QMP, QEMU's monitor protocol: one JSON object per line on a Unix socket of its host.
 
-The socket is reached through the host's door, by a relay of a few lines that Python runs there (3.6 will do).
+The socket is reached through the Host interface, with a small relay in Python (3.6 or later).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ while True:
         try:
             there.sendall(data)
         except OSError as error:
-            sys.stderr.write("it does not listen: %s\\n" % error)
+            sys.stderr.write("cannot send: %s\\n" % error)
             sys.exit(75)
     if there in ready:
         data = there.recv(1 << 16)
@@ -48,21 +48,21 @@ while True:
         while data:
             data = data[os.write(1, data):]
 """
-"""Standard input to a socket and back, until one of them ends, or nothing was said for so many seconds."""
+"""Relay between standard input and output and a socket, until one closes or a timeout without data."""
 GONE, SILENT = 74, 75
-MOST_BYTES = 64 << 20
-"""Of one message: a guest agent's answer may hold 16 MiB of output as base64."""
+MAX_BYTES = 64 << 20
+"""Maximum size of a message: a guest agent's reply may contain 16 MiB of output as base64."""
 
 
-class NotThere(SmsError):
-    """Nobody listens on the socket, or whoever does says nothing."""
+class NotResponding(SmsError):
+    """Nothing listens on the socket, or it does not answer."""
 
 
-class Line:
-    """Messages of one JSON object each, over a relay.
+class Channel:
+    """JSON messages over a relay.
 
     Attributes:
-        answer_s: seconds that the answer to one question may take, whatever else is said meanwhile.
+        answer_s: time limit of a reply in seconds, regardless of other messages in between.
     """
 
     def __init__(self, stream: Stream, what: str, answer_s: float) -> None:
@@ -72,17 +72,17 @@ class Line:
         self._rest = b""
 
     def send(self, message: dict[str, Any], *, before: bytes = b"") -> None:
-        """Say something; NotThere where nobody hears it."""
+        """Send a message; NotResponding if the connection is closed."""
         try:
             self.stream.write(before + json.dumps(message).encode() + b"\n")
         except CommandError as error:
-            raise self._gone(error) from error
+            raise self._not_responding(error) from error
 
-    def ask(self, command: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Ask, and give what comes then, which may be other things before the answer.
+    def execute(self, command: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send a command and yield the following messages; others may precede the reply.
 
         Raises:
-            NotThere: nothing comes any more, or the time is over.
+            NotResponding: the connection was closed, or the time limit exceeded.
         """
         self.send({"execute": command, "arguments": arguments})
         deadline = self.deadline()
@@ -90,36 +90,36 @@ class Line:
             yield self.receive(deadline)
 
     def deadline(self) -> float:
-        """When an answer is late that is asked for now."""
+        """Return the deadline for the reply to a command sent now."""
         return time.monotonic() + self.answer_s
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next message; NotThere where none comes any more, or the time is over."""
+        """Return the next message; NotResponding if the connection was closed, or after ``deadline``."""
         while True:
-            # One who keeps talking of other things does not answer either.
+            # Other messages do not extend the time limit.
             if time.monotonic() > deadline:
-                raise NotThere(f"{self.what}: no answer within {self.answer_s:g} s")
+                raise NotResponding(f"{self.what}: no answer within {self.answer_s:g} s")
             if b"\n" in self._rest:
                 break
             block = self.stream.read()
             if not block:
-                raise self._gone(CommandError(self.stream.result(ok=None)))
+                raise self._not_responding(CommandError(self.stream.result(ok=None)))
             self._rest += block
-            if len(self._rest) > MOST_BYTES:
-                raise SmsError(f"{self.what}: a message of more than {MOST_BYTES >> 20} MiB")
+            if len(self._rest) > MAX_BYTES:
+                raise SmsError(f"{self.what}: a message of more than {MAX_BYTES >> 20} MiB")
         line, _, self._rest = self._rest.partition(b"\n")
         return parse_line(line, self.what)
 
-    def _gone(self, error: CommandError) -> NotThere:
-        said = error.result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return NotThere(f"{self.what}: {said[0] if said else 'the connection was closed'}")
+    def _not_responding(self, error: CommandError) -> NotResponding:
+        reply = error.result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return NotResponding(f"{self.what}: {reply[0] if reply else 'the connection was closed'}")
 
 
 def parse_line(line: bytes, what: str) -> dict[str, Any]:
-    """One message; what stands before 0xFF is left over from somebody else's conversation.
+    """Parse one message; anything before 0xFF belongs to an earlier session.
 
     Raises:
-        SmsError: it is no JSON object.
+        SmsError: it is not a JSON object.
     """
     text = line.rpartition(b"\xff")[2].strip()
     if not text:
@@ -133,63 +133,63 @@ def parse_line(line: bytes, what: str) -> dict[str, Any]:
     return found
 
 
-def refusal(said: dict[str, Any], who: str, command: str) -> SmsError:
-    """The error of an answer that is one, in the words of who gave it, whatever those are."""
-    error = said.get("error")
-    words = error.get("desc") if isinstance(error, dict) else error
-    text = words if isinstance(words, str) and words else "an error"
-    return SmsError(f"{who}: {command}: {one_line(text, 500)}")
+def error_of(reply: dict[str, Any], sender: str, command: str) -> SmsError:
+    """Return the error of an error reply, with the sender's message."""
+    error = reply.get("error")
+    description = error.get("desc") if isinstance(error, dict) else error
+    text = description if isinstance(description, str) and description else "an error"
+    return SmsError(f"{sender}: {command}: {one_line(text, 500)}")
 
 
 @contextmanager
-def open_line(host: Host, path: str, what: str, *, silence_s: float) -> Iterator[Line]:
-    """Speak on a unix socket of a host.
+def open_channel(host: Host, path: str, what: str, *, silence_s: float) -> Iterator[Channel]:
+    """Open a channel to a Unix socket of a host.
 
     Args:
-        silence_s: seconds after which one who says nothing is gone, and after which an answer is late.
+        silence_s: timeout in seconds, both for silence and for each reply.
     """
     with host.stream("python3", "-I", "-c", RELAY, path, f"{silence_s:g}") as stream:
-        yield Line(stream, what, silence_s)
+        yield Channel(stream, what, silence_s)
 
 
 class Qmp:
-    """A conversation with QEMU; ``events`` are those that came meanwhile."""
+    """A QMP session; ``events`` collects the events received."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
         self.events: list[dict[str, Any]] = []
 
-    def ask(self, command: str, **arguments: Any) -> Any:
-        """What QEMU returns.
+    def execute(self, command: str, **arguments: Any) -> Any:
+        """Run a QMP command; return its result.
 
         Raises:
-            SmsError: it refuses, with its own words.
-            NotThere: it is gone.
+            SmsError: QEMU reports an error.
+            NotResponding: QEMU does not answer.
         """
-        for said in self.line.ask(command, arguments):
-            if "error" in said:
-                raise refusal(said, "QEMU", command)
-            if "return" in said:
-                return said["return"]
-            if "event" in said:
-                self.events.append(said)
+        for reply in self.channel.execute(command, arguments):
+            if "error" in reply:
+                raise error_of(reply, "QEMU", command)
+            if "return" in reply:
+                return reply["return"]
+            if "event" in reply:
+                self.events.append(reply)
         return None
 
     def wait_for_jobs(self, names: list[str], *, timeout_s: float, on_progress: Any = None) -> None:
-        """Wait until jobs have ended well.
+        """Wait until jobs have completed.
 
         Raises:
-            SmsError: one failed; the others are cancelled.
+            SmsError: one failed or the time limit was exceeded; the others are cancelled.
         """
         deadline = time.monotonic() + timeout_s
         left = set(names)
         while left:
-            jobs = {job["id"]: job for job in self.ask("query-jobs") if job["id"] in names}
+            jobs = {job["id"]: job for job in self.execute("query-jobs") if job["id"] in names}
             for name in sorted(left):
-                job = jobs.get(name, {"status": "null", "error": "it is gone"})
+                job = jobs.get(name, {"status": "null", "error": "the job disappeared"})
                 if job["status"] in ("concluded", "null"):
                     if job["status"] == "concluded":
-                        self.ask("job-dismiss", id=name)
+                        self.execute("job-dismiss", id=name)
                     left.discard(name)
                     if job.get("error"):
                         self._cancel(left)
@@ -208,24 +208,24 @@ class Qmp:
     def _cancel(self, names: set[str]) -> None:
         for name in names:
             try:
-                self.ask("job-cancel", id=name)
-            except NotThere:
+                self.execute("job-cancel", id=name)
+            except NotResponding:
                 raise
             except SmsError:
-                continue  # it has ended meanwhile
+                continue  # the job has ended meanwhile
 
 
 @contextmanager
 def open_qmp(host: Host, path: str, *, silence_s: float = 60) -> Iterator[Qmp]:
-    """Speak with a QEMU of the host.
+    """Open a QMP session with a QEMU on the host.
 
     Raises:
-        NotThere: it does not run, or does not answer.
+        NotResponding: QEMU does not run, or does not answer.
     """
-    with open_line(host, path, "QEMU", silence_s=silence_s) as line:
-        greeting = line.receive(line.deadline())
+    with open_channel(host, path, "QEMU", silence_s=silence_s) as channel:
+        greeting = channel.receive(channel.deadline())
         if "QMP" not in greeting:
-            raise SmsError(f"{path}: whoever listens there is not QEMU")
-        qmp = Qmp(line)
-        qmp.ask("qmp_capabilities")
+            raise SmsError(f"{path} is not a QMP socket")
+        qmp = Qmp(channel)
+        qmp.execute("qmp_capabilities")
         yield qmp

@@ -1,7 +1,7 @@
-"""Redfish, DMTF's interface to management controllers: asked with bounds on all that comes back. Standard library.
+"""Client of Redfish, DMTF's interface to management controllers, with limits on all responses. Standard library.
 
-What answers may be slow, broken, or somebody else: an answer has a size, a question a time, a conversation both, and
-neither a redirection nor a link leads to another host.
+The peer may be slow, broken or not a controller: responses have a maximum size, requests and sessions a time limit, and
+neither redirections nor links to other hosts are followed.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ SYSTEMS = f"{ROOT}/Systems"
 ACTION = "#ComputerSystem.Reset"
 OFF = "Off"
 ANSWER_S = 15.0
-"""Seconds until a controller that says nothing counts as silent; some take ten to wake up."""
-LOOK_S = 1.0
-MOST_BYTES = 1 << 20
-"""Of an answer: it may be from somebody else."""
-MOST_QUESTIONS = 400
-"""Of one conversation: links may lead round and round."""
+"""Time limit of a response in seconds; some controllers take ten to wake up."""
+POLL_S = 1.0
+MAX_BYTES = 1 << 20
+"""Maximum size of a response, which is untrusted."""
+MAX_REQUESTS = 400
+"""Maximum number of requests of one session: links may form cycles."""
 _PATH = re.compile(r"/(?!/)[!$%&'()*+,\-./0-9:;=@A-Z_a-z~?]{0,1000}")
 
 
 class NoRedfish(SmsError):
-    """What answers is no Redfish service."""
+    """The peer is not a Redfish service."""
 
 
 class Denied(SmsError):
-    """It does not take the user and the password."""
+    """The controller rejects user and password."""
 
 
 class Untrusted(SmsError):
-    """Its certificate is not to be trusted."""
+    """The controller's certificate cannot be verified."""
 
 
 class Silent(SmsError):
-    """It does not answer, or not in time."""
+    """The controller does not answer, or not in time."""
 
 
 class Missing(SmsError):
-    """It answers that this resource is not there, or that it cannot give it: ``status`` of HTTP is in the message."""
+    """The controller does not have or support this resource; the message has the HTTP status."""
 
 
 class TimedSocket(ssl.SSLSocket):
-    """Each read ends by ``until``: whoever sends a byte a second does not hold anybody for ever."""
+    """A socket whose reads end at ``until``, so that a peer cannot extend the time limit by sending slowly."""
 
     until = 0.0
 
@@ -72,9 +72,9 @@ class TimedSocket(ssl.SSLSocket):
 
 @dataclass(frozen=True)
 class Controller:
-    """A management controller. ``url`` may have the path of the one system that is meant.
+    """A management controller. ``url`` may contain the path of one system.
 
-    ``section`` is where the site file has what is said here, for hints.
+    ``section`` is the section of the site file with these settings, for hints.
     """
 
     url: str
@@ -89,21 +89,23 @@ class Controller:
         """Host and port, for messages."""
         return urlsplit(self.url).netloc
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer's JSON; an empty object where there is none.
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send one request; return the JSON of the response, or an empty object.
 
         Raises:
-            SmsError: it does not answer, not well, or is not to be trusted. The password is in no message.
+            SmsError: no answer, an error, or an untrusted certificate. Messages never contain the password.
         """
-        with converse(self) as asked:
-            return asked.ask(method, path, body)
+        with connect(self) as client:
+            return client.request(method, path, body)
 
     def trust(self) -> ssl.SSLContext:
-        """What its certificate is held against."""
+        """Return the TLS context that verifies the controller's certificate."""
         try:
             context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
         except OSError as error:
-            raise SmsError(f"{self.ca} cannot be read as a CA: {error}", hint=f"see {self.section}.ca") from error
+            raise SmsError(
+                f"cannot read CA certificates from {self.ca}: {error}", hint=f"see {self.section}.ca"
+            ) from error
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -111,73 +113,73 @@ class Controller:
         return context
 
     def find_system(self) -> str:
-        """The path of the system: the URL's own, or that of the only one there.
+        """Return the path of the system in the URL, or of the only one.
 
         Raises:
             SmsError: there are none, or several.
         """
-        with converse(self) as asked:
-            return find_system(asked)
+        with connect(self) as client:
+            return find_system(client)
 
 
-class Conversation:
-    """Questions to one controller over a connection that is kept, until ``timeout_s`` are over."""
+class RedfishClient:
+    """Requests to one controller over a persistent connection, for at most ``timeout_s``."""
 
-    def __init__(self, controller: Controller, *, timeout_s: float, answer_s: float, questions: int) -> None:
+    def __init__(self, controller: Controller, *, timeout_s: float, answer_s: float, max_requests: int) -> None:
         self.controller = controller
         self.until = time.monotonic() + timeout_s
         self._answer_s = answer_s
         self._context = controller.trust()
-        self._link: http.client.HTTPSConnection | None = None
+        self._connection: http.client.HTTPSConnection | None = None
         self._token, self._session = "", ""
-        self._left = questions
+        self._left = max_requests
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer's JSON; an empty object where there is none.
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request; return the JSON of the response, or an empty object.
 
         Raises:
-            Denied, Untrusted, Silent, NoRedfish, Missing: as they say.
-            SmsError: another answer that is none. The password is in no message.
+            Denied, Untrusted, Silent, NoRedfish, Missing: see there.
+            SmsError: another error status. Messages never contain the password.
         """
         what = f"{self.controller.name}: {method} {path[:200]}"
         if not _PATH.fullmatch(path):
             raise NoRedfish(f"{self.controller.name}: a link leads to {path[:200]!r}", hint=self._address_hint())
-        status, headers, said = self._send(method, path, body, {})
-        if status == 401 and not self._token and not _takes_basic(headers):
+        status, headers, data = self._send(method, path, body, {})
+        if status == 401 and not self._token and not _accepts_basic(headers):
             self._open_session()
-            status, headers, said = self._send(method, path, body, {})
+            status, headers, data = self._send(method, path, body, {})
         if status == 428 and body is not None:
-            # Some want to be told what it is that one changes.
-            seen = self.ask("GET", path).get("@odata.etag")
-            status, headers, said = self._send(method, path, body, {"If-Match": _tag(seen)})
-        # A redirection is not followed: the password is for this controller alone.
+            # Some controllers require the ETag of the resource.
+            seen = self.request("GET", path).get("@odata.etag")
+            status, headers, data = self._send(method, path, body, {"If-Match": _tag(seen)})
+        # Redirections are not followed: the password is only for this controller.
         if status in (401, 403):
-            raise Denied(f"{what}: {status}", hint=f"are {self.controller.section}.user and the password right?")
+            raise Denied(f"{what}: {status}", hint=f"check {self.controller.section}.user and the password")
         if status in (404, 405, 410, 501):
             raise Missing(f"{what}: {status}", hint=self._address_hint())
         if 300 <= status < 400:
-            raise NoRedfish(f"{what}: {status}: it leads elsewhere", hint=self._address_hint())
+            raise NoRedfish(f"{what}: {status}: redirected", hint=self._address_hint())
         if not 200 <= status < 300:
-            raise SmsError(f"{what}: {status}{_reason(said)}")
-        return _object(said, what, self._address_hint())
+            raise SmsError(f"{what}: {status}{_reason(data)}")
+        return _object(data, what, self._address_hint())
 
     def _address_hint(self) -> str:
         return "is it the controller's address?"
 
     def _open_session(self) -> None:
-        """Log in for a token, where the password is not taken with each question."""
+        """Log in for a token, if the controller does not accept basic authentication."""
         login = {"UserName": self.controller.user, "Password": self.controller.password}
         status, headers, _ = self._send("POST", f"{ROOT}/SessionService/Sessions", login, {"Authorization": ""})
         token, place = headers.get("X-Auth-Token", ""), urlsplit(headers.get("Location", ""))
         if status not in (200, 201) or not re.fullmatch(r"[!-~]{1,1000}", token):
             raise Denied(
                 f"{self.controller.name}: no session: {status}",
-                hint=f"are {self.controller.section}.user and the password right?",
+                hint=f"check {self.controller.section}.user and the password",
             )
         self._token, self._session = token, place.path if _PATH.fullmatch(place.path) else ""
 
     def close(self) -> None:
-        """End the session, which a controller has few of, and the connection."""
+        """Delete the session, since controllers allow only few, and close the connection."""
         if self._session:
             self.until = min(self.until + 2, time.monotonic() + 5)
             with suppress(SmsError):
@@ -185,67 +187,69 @@ class Conversation:
         self._drop()
 
     def _drop(self) -> None:
-        if self._link:
-            self._link.close()
-        self._link = None
+        if self._connection:
+            self._connection.close()
+        self._connection = None
 
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, more: Mapping[str, str]
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Status, headers and bytes of an answer."""
+        """Send a request; return status, headers and body of the response."""
         self._left -= 1
         if self._left < 0:
-            raise NoRedfish(f"{self.controller.name}: links without an end", hint=self._address_hint())
+            raise NoRedfish(f"{self.controller.name}: too many links", hint=self._address_hint())
         now = time.monotonic()
         until = min(self.until, now + self._answer_s)
         name = self.controller.name
         try:
             if until <= now:
-                raise TimeoutError("its time is over")
+                raise TimeoutError("time limit exceeded")
             try:
-                kept = self._link is not None
+                kept = self._connection is not None
                 return self._exchange(method, path, body, more, until)
             except (http.client.RemoteDisconnected, ConnectionError):
-                # It has ended a connection that was kept, as it may. What changes something is not said twice.
+                # It may close a persistent connection at any time. Requests that change something are not repeated.
                 self._drop()
                 if not kept or method != "GET":
                     raise
                 return self._exchange(method, path, body, more, until)
         except ssl.SSLCertVerificationError as error:
             raise Untrusted(
-                f"{name}: its certificate is not to be trusted: {error.verify_message}",
-                hint=f"name the CA that signed it as {self.controller.section}.ca",
+                f"{name}: certificate verification failed: {error.verify_message}",
+                hint=f"set {self.controller.section}.ca to the CA that signed it",
             ) from error
         except TimeoutError as error:
             raise Silent(f"{name} does not answer in time", hint=self._address_hint()) from error
         except (ssl.SSLError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, ConnectionError):
-                raise Silent(f"{name} ends the connection", hint=self._address_hint()) from error
-            raise NoRedfish(f"{name} is no Redfish: {_told(error)}", hint=self._address_hint()) from error
+                raise Silent(f"{name} closed the connection", hint=self._address_hint()) from error
+            raise NoRedfish(
+                f"{name} is not a Redfish service: {_describe(error)}", hint=self._address_hint()
+            ) from error
         except OSError as error:
-            raise Silent(f"{name} does not answer: {_told(error)}", hint=self._address_hint()) from error
+            raise Silent(f"{name} does not answer: {_describe(error)}", hint=self._address_hint()) from error
 
     def _exchange(
         self, method: str, path: str, body: Mapping[str, Any] | None, more: Mapping[str, str], until: float
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        whole = False
+        reusable = False
         try:
-            link = self._connect(until)
-            link.request(method, path, json.dumps(body) if body is not None else None, self._headers(body, more))
-            answer = link.getresponse()
-            said = answer.read(MOST_BYTES + 1)
-            if len(said) > MOST_BYTES:
-                raise http.client.HTTPException(f"an answer of more than {MOST_BYTES >> 20} MiB")
-            if answer.length:
-                raise http.client.HTTPException("half an answer")
-            whole = not answer.will_close
-            return answer.status, answer.headers, said
+            connection = self._connect(until)
+            connection.request(method, path, json.dumps(body) if body is not None else None, self._headers(body, more))
+            response = connection.getresponse()
+            data = response.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                raise http.client.HTTPException(f"a response of more than {MAX_BYTES >> 20} MiB")
+            if response.length:
+                raise http.client.HTTPException("incomplete response")
+            reusable = not response.will_close
+            return response.status, response.headers, data
         finally:
-            if not whole:
+            if not reusable:
                 self._drop()
 
     def _connect(self, until: float) -> http.client.HTTPSConnection:
-        if not self._link:
+        if not self._connection:
             where = urlsplit(self.controller.url)
             host, port = where.hostname or "", where.port or 443
             plain = socket.create_connection((host, port), timeout=until - time.monotonic())
@@ -255,11 +259,11 @@ class Conversation:
             except BaseException:
                 plain.close()
                 raise
-            self._link = http.client.HTTPSConnection(host, port)
-            self._link.sock = safe
-        assert isinstance(self._link.sock, TimedSocket)
-        self._link.sock.until = until
-        return self._link
+            self._connection = http.client.HTTPSConnection(host, port)
+            self._connection.sock = safe
+        assert isinstance(self._connection.sock, TimedSocket)
+        self._connection.sock.until = until
+        return self._connection
 
     def _headers(self, body: Mapping[str, Any] | None, more: Mapping[str, str]) -> dict[str, str]:
         headers = {"Accept": "application/json", "OData-Version": "4.0"}
@@ -274,90 +278,90 @@ class Conversation:
 
 
 @contextmanager
-def converse(
-    controller: Controller, *, timeout_s: float = 60, answer_s: float = ANSWER_S, questions: int = MOST_QUESTIONS
-) -> Iterator[Conversation]:
-    """A conversation that lasts as long as the context, and ``timeout_s`` at most."""
-    asked = Conversation(controller, timeout_s=timeout_s, answer_s=answer_s, questions=questions)
+def connect(
+    controller: Controller, *, timeout_s: float = 60, answer_s: float = ANSWER_S, max_requests: int = MAX_REQUESTS
+) -> Iterator[RedfishClient]:
+    """Open a session for the duration of the context, at most ``timeout_s``."""
+    client = RedfishClient(controller, timeout_s=timeout_s, answer_s=answer_s, max_requests=max_requests)
     try:
-        yield asked
+        yield client
     finally:
-        asked.close()
+        client.close()
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     text = str(error) or type(error).__name__
     return one_line(text, 200)
 
 
-def _takes_basic(headers: http.client.HTTPMessage) -> bool:
-    """Whether who says no would take a password as we have sent it: then it is the wrong one."""
-    ways = headers.get_all("WWW-Authenticate")
-    return not ways or any(way.lower().startswith("basic") for way in ways)
+def _accepts_basic(headers: http.client.HTTPMessage) -> bool:
+    """Return whether the controller accepts basic authentication: then the password is wrong."""
+    schemes = headers.get_all("WWW-Authenticate")
+    return not schemes or any(scheme.lower().startswith("basic") for scheme in schemes)
 
 
 def _tag(seen: Any) -> str:
     return seen if isinstance(seen, str) and re.fullmatch(r"[!-~]{1,200}", seen) else "*"
 
 
-def _reason(said: bytes) -> str:
-    """What a Redfish error says, in a few words."""
+def _reason(data: bytes) -> str:
+    """Return the message of a Redfish error."""
     with suppress(ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        error = json.loads(said)["error"]
+        error = json.loads(data)["error"]
         more = error.get("@Message.ExtendedInfo") or [{}]
         text = str(more[0].get("Message") or error.get("message") or "")
         return f": {one_line(text, 300)}" if text else ""
     return ""
 
 
-def _object(said: bytes, what: str, hint: str) -> dict[str, Any]:
+def _object(data: bytes, what: str, hint: str) -> dict[str, Any]:
     try:
-        found = json.loads(said or b"{}")
+        found = json.loads(data or b"{}")
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise NoRedfish(f"{what}: the answer is no Redfish", hint=hint)
+        raise NoRedfish(f"{what}: not a Redfish response", hint=hint)
     return found
 
 
 def members(found: Mapping[str, Any]) -> list[str]:
-    """The links of a collection that lead anywhere on this host."""
+    """Return the valid links of a collection."""
     listed = found.get("Members")
     links = [link_of(one) for one in listed] if isinstance(listed, list) else []
     return [link for link in links if link]
 
 
 def link_of(one: Any) -> str:
-    """Where a link leads on this host; empty where it does not."""
+    """Return the path of a link; empty if it is invalid or leads to another host."""
     path = one.get("@odata.id") if isinstance(one, Mapping) else None
     path = path.partition("#")[0] if isinstance(path, str) else ""
     return path if _PATH.fullmatch(path) else ""
 
 
-def find_system(asked: Conversation) -> str:
-    """The path of the system: the URL's own, or that of the only one there.
+def find_system(client: RedfishClient) -> str:
+    """Return the path of the system in the URL, or of the only one.
 
     Raises:
         SmsError: there are none, or several.
     """
-    url = asked.controller.url
+    url = client.controller.url
     path = urlsplit(url).path.rstrip("/")
     if path.startswith(f"{SYSTEMS}/"):
         return path
-    paths = members(asked.ask("GET", SYSTEMS))
+    paths = members(client.request("GET", SYSTEMS))
     if len(paths) != 1:
         raise SmsError(
             f"{url} has {len(paths)} systems: {', '.join(paths)[:300]}",
-            hint="name the one that is meant behind the URL: https://bmc/redfish/v1/Systems/1",
+            hint="append the path of one to the URL: https://bmc/redfish/v1/Systems/1",
         )
     return paths[0]
 
 
 def power_off(controller: Controller, *, timeout_s: float) -> None:
-    """Switch it off, at once, and wait until the controller says that it is.
+    """Switch a machine off hard and wait until its controller reports it off.
 
     Raises:
-        SmsError: it is not known to be off.
+        SmsError: the machine could not be verified to be off.
     """
     from appliance.tools.redfish_power import switch
 

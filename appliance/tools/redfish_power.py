@@ -1,4 +1,4 @@
-"""Power and boot of one system by Redfish: asked for, and waited for until the controller says that it is so."""
+"""Power and boot control of one system by Redfish; waits until the controller reports the new state."""
 
 from __future__ import annotations
 
@@ -10,85 +10,86 @@ from appliance.errors import SmsError
 from appliance.tools.redfish import (
     ACTION,
     ANSWER_S,
-    LOOK_S,
     OFF,
+    POLL_S,
     Controller,
-    Conversation,
     Denied,
+    RedfishClient,
     Untrusted,
-    converse,
+    connect,
     find_system,
     link_of,
 )
 
 ON = "On"
-WISHES: dict[str, tuple[tuple[str, ...], str]] = {
+RESETS: dict[str, tuple[tuple[str, ...], str]] = {
     "on": (("On", "ForceOn", "PushPowerButton"), ON),
     "off": (("ForceOff",), OFF),
     "soft-off": (("GracefulShutdown", "PushPowerButton"), OFF),
     "reset": (("ForceRestart", "PowerCycle"), ON),
 }
-"""What is wished for: the reset types that do it, the best first, and the power that it ends with."""
+"""Reset types of each action, in order of preference, and the resulting power state."""
 TARGETS = {"pxe": "Pxe", "http": "UefiHttp", "disk": "Hdd", "uefi": "UefiTarget", "none": "None"}
-"""Where a boot may lead, in our words and in Redfish's."""
+"""Boot targets, and their names in Redfish."""
 
 
 def read_power(controller: Controller, *, timeout_s: float = 30) -> str:
-    """``On``, ``Off``, or as the controller says.
+    """Return the power state: ``On``, ``Off``, or another value of the controller.
 
     Raises:
-        SmsError: it does not answer, or says nothing of it.
+        SmsError: the controller does not answer, or does not report it.
     """
-    with converse(controller, timeout_s=timeout_s) as asked:
-        return _state(asked.ask("GET", find_system(asked)), controller)
+    with connect(controller, timeout_s=timeout_s) as client:
+        return _state(client.request("GET", find_system(client)), controller)
 
 
 def _state(system: Mapping[str, Any], controller: Controller) -> str:
     state = system.get("PowerState")
     if not isinstance(state, str) or not state.isprintable():
-        raise SmsError(f"{controller.name} says nothing of the power", hint="is it the system's path?")
+        raise SmsError(f"{controller.name} does not report the power state", hint="is it the system's path?")
     return state[:40]
 
 
-def switch(controller: Controller, wish: str, *, timeout_s: float) -> bool:
-    """Have the power as ``wish`` of `WISHES` says, and wait until it is so; say whether anything had to be done.
+def switch(controller: Controller, action: str, *, timeout_s: float) -> bool:
+    """Perform ``action`` of `RESETS` and wait for the resulting power state; return whether anything was done.
 
     Raises:
-        SmsError: it is not known to be so.
+        SmsError: the resulting state could not be verified.
     """
-    end = WISHES[wish][1]
-    # The answers themselves take time, and a question a second is asked in between.
-    with converse(controller, timeout_s=timeout_s + 4 * ANSWER_S, questions=20 + 2 * int(timeout_s)) as asked:
+    end = RESETS[action][1]
+    # Responses take time too, and the state is polled once per second.
+    with connect(controller, timeout_s=timeout_s + 4 * ANSWER_S, max_requests=20 + 2 * int(timeout_s)) as client:
         deadline = time.monotonic() + timeout_s
-        path = find_system(asked)
-        system = asked.ask("GET", path)
+        path = find_system(client)
+        system = client.request("GET", path)
         state = system.get("PowerState")
-        if state == end and wish != "reset":
+        if state == end and action != "reset":
             return False
-        if wish == "reset" and state == OFF:
-            wish = "on"
-        _ask_for(asked, path, system, wish, deadline)
-        _wait(asked, path, end, deadline, timeout_s)
+        if action == "reset" and state == OFF:
+            action = "on"
+        _request_reset(client, path, system, action, deadline)
+        _wait(client, path, end, deadline, timeout_s)
     return True
 
 
-def _ask_for(asked: Conversation, path: str, system: Mapping[str, Any], wish: str, deadline: float) -> None:
-    """The reset of the type that the controller knows; one that knows no restart is switched off and on."""
-    action = _part(_part(system, "Actions"), ACTION)
-    target = str(action.get("target") or f"{path}/Actions/ComputerSystem.Reset")
-    known = _allowed(asked, action)
-    kinds = WISHES[wish][0]
+def _request_reset(client: RedfishClient, path: str, system: Mapping[str, Any], action: str, deadline: float) -> None:
+    """Request a reset of a type that the controller supports; without a restart type switch it off and on."""
+    reset = _part(_part(system, "Actions"), ACTION)
+    target = str(reset.get("target") or f"{path}/Actions/ComputerSystem.Reset")
+    known = _allowed(client, reset)
+    kinds = RESETS[action][0]
     kind = next((kind for kind in kinds if kind in known), "" if known else kinds[0])
-    if not kind and wish == "reset":
-        _ask_for(asked, path, system, "off", deadline)
-        _wait(asked, path, OFF, deadline, deadline - time.monotonic())
-        wish, kinds = "on", WISHES["on"][0]
+    if not kind and action == "reset":
+        _request_reset(client, path, system, "off", deadline)
+        _wait(client, path, OFF, deadline, deadline - time.monotonic())
+        action, kinds = "on", RESETS["on"][0]
         kind = next((kind for kind in kinds if kind in known), "")
     if not kind:
         raise SmsError(
-            f"{asked.controller.name} knows no reset for {wish}: {', '.join(known)[:200]}", hint="sms node power --help"
+            f"{client.controller.name} does not support {action}: {', '.join(known)[:200]}",
+            hint="sms node power --help",
         )
-    asked.ask("POST", target, {"ResetType": kind})
+    client.request("POST", target, {"ResetType": kind})
 
 
 def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -96,13 +97,13 @@ def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _allowed(asked: Conversation, action: Mapping[str, Any]) -> list[str]:
-    """Reset types that the controller says it takes; none where it does not say."""
+def _allowed(client: RedfishClient, action: Mapping[str, Any]) -> list[str]:
+    """Return the supported reset types; empty if the controller does not list them."""
     listed = action.get("ResetType@Redfish.AllowableValues")
     info = action.get("@Redfish.ActionInfo")
     if listed is None and isinstance(info, str) and (path := link_of({"@odata.id": info})):
         try:
-            parameters = asked.ask("GET", path).get("Parameters")
+            parameters = client.request("GET", path).get("Parameters")
         except SmsError:
             return []
         for one in parameters if isinstance(parameters, list) else []:
@@ -111,36 +112,36 @@ def _allowed(asked: Conversation, action: Mapping[str, Any]) -> list[str]:
     return [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
 
 
-def _wait(asked: Conversation, path: str, end: str, deadline: float, timeout_s: float) -> None:
+def _wait(client: RedfishClient, path: str, end: str, deadline: float, timeout_s: float) -> None:
     while True:
         late = time.monotonic() > deadline
         try:
-            state = asked.ask("GET", path).get("PowerState")
+            state = client.request("GET", path).get("PowerState")
         except (Denied, Untrusted):
             raise
         except SmsError:
             if late:
                 raise
-            state = None  # controllers are slow to answer while they switch
+            state = None  # controllers may not answer while they switch
         if state == end:
             return
         if late:
             raise SmsError(
-                f"{asked.controller.url}: after {timeout_s:g} s its power is {str(state)[:40]}",
-                hint="look at the machine",
+                f"{client.controller.url}: after {timeout_s:g} s its power state is {str(state)[:40]}",
+                hint="check the machine",
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def set_boot(controller: Controller, target: str, *, path: str = "", mode: str = "", timeout_s: float = 60) -> None:
-    """Have the next boot, and only that, lead to ``target`` of `TARGETS`.
+    """Set the target of the next boot only, one of `TARGETS`.
 
     Args:
         path: the device path for `uefi`, as the firmware knows it.
-        mode: ``UEFI`` or ``Legacy``; as it is where none is given.
+        mode: ``UEFI`` or ``Legacy``; empty leaves it unchanged.
 
     Raises:
-        SmsError: the controller did not take it.
+        SmsError: the controller did not accept it.
     """
     boot = {
         "BootSourceOverrideEnabled": "Disabled" if target == "none" else "Once",
@@ -150,13 +151,13 @@ def set_boot(controller: Controller, target: str, *, path: str = "", mode: str =
         boot["BootSourceOverrideMode"] = mode
     if path:
         boot["UefiTargetBootSourceOverride"] = path
-    with converse(controller, timeout_s=timeout_s) as asked:
-        system = find_system(asked)
-        said = _part(asked.ask("GET", system), "Boot")
-        known = said.get("BootSourceOverrideTarget@Redfish.AllowableValues")
+    with connect(controller, timeout_s=timeout_s) as client:
+        system = find_system(client)
+        current = _part(client.request("GET", system), "Boot")
+        known = current.get("BootSourceOverrideTarget@Redfish.AllowableValues")
         if isinstance(known, list) and target != "none" and TARGETS[target] not in known:
-            words = ", ".join(str(one)[:40] for one in known[:20])
+            supported = ", ".join(str(one)[:40] for one in known[:20])
             raise SmsError(
-                f"{controller.name} cannot boot from {TARGETS[target]}: {words}", hint="sms node boot --help"
+                f"{controller.name} cannot boot from {TARGETS[target]}: {supported}", hint="sms node boot --help"
             )
-        asked.ask("PATCH", system, {"Boot": boot})
+        client.request("PATCH", system, {"Boot": boot})

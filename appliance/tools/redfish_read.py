@@ -1,4 +1,4 @@
-"""What a management controller says of itself and its systems. Resources that are missing or broken become notes."""
+"""Read the data of a management controller and its systems. Missing or broken resources become notes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from urllib.parse import urlsplit
 from appliance.errors import SmsError
 from appliance.plan.nodes.nodes import clean_mac
 from appliance.text import one_line
-from appliance.tools.redfish import ROOT, SYSTEMS, Conversation, NoRedfish, link_of, members
+from appliance.tools.redfish import ROOT, SYSTEMS, NoRedfish, RedfishClient, link_of, members
 
-MOST_SYSTEMS = 64
-MOST_PARTS = 32
-"""Managers, chassis, interfaces, adapters, ports: of each kind, in one place."""
-MOST_PAGES = 16
-MOST_NOTES = 20
-LONGEST = 120
-"""Letters of a text of theirs."""
+MAX_SYSTEMS = 64
+MAX_PARTS = 32
+"""Maximum number of managers, chassis, interfaces, adapters and ports, in each collection."""
+MAX_PAGES = 16
+MAX_NOTES = 20
+MAX_LENGTH = 120
+"""Maximum length of a text from a controller."""
 
 
 @dataclass(frozen=True)
 class Nic:
-    """An Ethernet interface of a system; ``up`` is None where nobody says."""
+    """An Ethernet interface of a system; ``up`` is None if unknown."""
 
     mac: str
     name: str = ""
@@ -32,7 +32,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class System:
-    """A machine behind a controller; texts are empty and numbers 0 where it does not say."""
+    """A machine behind a controller; unknown texts are empty, unknown numbers 0."""
 
     path: str
     id: str = ""
@@ -52,13 +52,13 @@ class System:
 
     @property
     def macs(self) -> tuple[str, ...]:
-        """Those with a link first: of these is the one that boots."""
+        """MAC addresses, those with a link first: one of these boots."""
         return tuple(nic.mac for nic in sorted(self.nics, key=lambda nic: nic.up is not True))
 
 
 @dataclass(frozen=True)
 class Bmc:
-    """A controller and all that is behind it; ``notes`` say what could not be read."""
+    """A controller and its systems; ``notes`` list what could not be read."""
 
     url: str
     redfish: str = ""
@@ -73,57 +73,57 @@ class Bmc:
 
 @dataclass
 class _Reader:
-    asked: Conversation
+    client: RedfishClient
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        if len(self.notes) < MOST_NOTES and text not in self.notes:
+        if len(self.notes) < MAX_NOTES and text not in self.notes:
             self.notes.append(text)
 
-    def look(self, path: str, what: str) -> Mapping[str, Any]:
-        """A resource; an empty one and a note where it cannot be read."""
+    def fetch(self, path: str, what: str) -> Mapping[str, Any]:
+        """Return a resource; if it cannot be read, an empty one, and add a note."""
         if not path:
             return {}
         try:
-            return self.asked.ask("GET", path)
+            return self.client.request("GET", path)
         except SmsError as error:
             self.note(f"{what}: {error.message}")
             return {}
 
-    def each(self, path: str, what: str, most: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The members of a collection that can be read, each once, ``most`` at most."""
-        for link in self.links(path, what, most):
-            if found := self.look(link, what):
+    def each(self, path: str, what: str, limit: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the readable members of a collection, each once, at most ``limit``."""
+        for link in self.links(path, what, limit):
+            if found := self.fetch(link, what):
                 yield link, found
 
-    def links(self, path: str, what: str, most: int, page: Mapping[str, Any] | None = None) -> list[str]:
-        """Where the members of a collection are, page after page; ``page`` is the first, if it is known."""
+    def links(self, path: str, what: str, limit: int, page: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the links to the members of a collection, from all its pages; ``page`` is the first, if known."""
         found: dict[str, None] = {}
         pages: set[str] = set()
-        while path and path not in pages and len(pages) < MOST_PAGES and len(found) < most:
+        while path and path not in pages and len(pages) < MAX_PAGES and len(found) < limit:
             pages.add(path)
-            said = page or self.look(path, what)
+            data = page or self.fetch(path, what)
             page = None
-            found.update(dict.fromkeys(members(said)))
-            path = link_of({"@odata.id": said.get("Members@odata.nextLink")})
-        if len(found) > most:
-            self.note(f"{what}: {len(found)} of them, the first {most} are read")
-        return list(found)[:most]
+            found.update(dict.fromkeys(members(data)))
+            path = link_of({"@odata.id": data.get("Members@odata.nextLink")})
+        if len(found) > limit:
+            self.note(f"{what}: {len(found)} members, only the first {limit} are read")
+        return list(found)[:limit]
 
 
-def read_bmc(asked: Conversation) -> Bmc:
-    """All that is wanted of a controller, in about ten questions a system.
+def read_bmc(client: RedfishClient) -> Bmc:
+    """Read a controller and its systems, with about ten requests per system.
 
     Raises:
-        Denied, Untrusted, Silent: as they say.
-        NoRedfish: what answers is none, or has no systems.
+        Denied, Untrusted, Silent: see there.
+        NoRedfish: the peer is not a Redfish service.
     """
-    reader, url = _Reader(asked), asked.controller.url
-    root = asked.ask("GET", f"{ROOT}/")
+    reader, url = _Reader(client), client.controller.url
+    root = client.request("GET", f"{ROOT}/")
     if not isinstance(root.get("RedfishVersion"), str) and "Systems" not in root:
-        raise NoRedfish(f"{asked.controller.name}: the answer is no Redfish", hint="is it the controller's address?")
+        raise NoRedfish(f"{client.controller.name}: not a Redfish response", hint="is it the controller's address?")
     paths = _system_paths(reader, root, url)
-    systems = [_system(reader, path, said) for path in paths if (said := reader.look(path, "system"))]
+    systems = [_system(reader, path, data) for path in paths if (data := reader.fetch(path, "system"))]
     manager = _manager(reader, link_of(root.get("Managers")))
     return Bmc(
         url=url,
@@ -139,97 +139,97 @@ def read_bmc(asked: Conversation) -> Bmc:
 
 
 def _system_paths(reader: _Reader, root: Mapping[str, Any], url: str) -> list[str]:
-    """The one that the URL names, or all. What goes wrong here is the controller's answer, no note."""
+    """Return the path of the system in the URL, or of all systems. Errors are raised, not noted."""
     own = urlsplit(url).path.rstrip("/")
     if own.startswith(f"{SYSTEMS}/"):
         return [own]
     collection = link_of(root.get("Systems")) or SYSTEMS
-    first = reader.asked.ask("GET", collection)
-    paths = reader.links(collection, "systems", MOST_SYSTEMS, first)
+    first = reader.client.request("GET", collection)
+    paths = reader.links(collection, "systems", MAX_SYSTEMS, first)
     if not paths:
         reader.note("it has no systems")
     return paths
 
 
 def _manager(reader: _Reader, path: str) -> Mapping[str, Any]:
-    """The controller as it describes itself: of several, the one that says that it is the BMC."""
-    found = [said for _, said in reader.each(path, "managers", MOST_PARTS)]
-    own = [said for said in found if said.get("ManagerType") == "BMC"]
+    """Return the manager resource of the controller; of several, the one of type BMC."""
+    found = [data for _, data in reader.each(path, "managers", MAX_PARTS)]
+    own = [data for data in found if data.get("ManagerType") == "BMC"]
     return (own or found or [{}])[0]
 
 
 def _manager_mac(reader: _Reader, manager: Mapping[str, Any]) -> str:
-    for _, said in reader.each(link_of(manager.get("EthernetInterfaces")), "the controller's interfaces", MOST_PARTS):
-        if mac := _mac_of(said):
+    for _, data in reader.each(link_of(manager.get("EthernetInterfaces")), "the controller's interfaces", MAX_PARTS):
+        if mac := _mac_of(data):
             return mac
     return ""
 
 
-def _system(reader: _Reader, path: str, said: Mapping[str, Any]) -> System:
-    memory, processors = _part(said, "MemorySummary"), _part(said, "ProcessorSummary")
+def _system(reader: _Reader, path: str, data: Mapping[str, Any]) -> System:
+    memory, processors = _part(data, "MemorySummary"), _part(data, "ProcessorSummary")
     count = _number(processors.get("Count"))
     model = _text(processors, "Model")
     if not count:
-        found = _processors(reader, said)
+        found = _processors(reader, data)
         count, model = len(found), model or next((_text(one, "Model") for one in found), "")
-    boot, reset = _part(said, "Boot"), _part(_part(said, "Actions"), "#ComputerSystem.Reset")
+    boot, reset = _part(data, "Boot"), _part(_part(data, "Actions"), "#ComputerSystem.Reset")
     return System(
         path=path,
-        id=_text(said, "Id"),
-        name=_text(said, "HostName") or _text(said, "Name"),
-        uuid=_text(said, "UUID").lower(),
-        power=_text(said, "PowerState"),
-        manufacturer=_text(said, "Manufacturer"),
-        model=_text(said, "Model"),
-        serial=_text(said, "SerialNumber") or _text(said, "SKU"),
-        bios=_text(said, "BiosVersion"),
+        id=_text(data, "Id"),
+        name=_text(data, "HostName") or _text(data, "Name"),
+        uuid=_text(data, "UUID").lower(),
+        power=_text(data, "PowerState"),
+        manufacturer=_text(data, "Manufacturer"),
+        model=_text(data, "Model"),
+        serial=_text(data, "SerialNumber") or _text(data, "SKU"),
+        bios=_text(data, "BiosVersion"),
         memory_gib=round(_number(memory.get("TotalSystemMemoryGiB")), 1),
         processors=int(count),
         processor_model=model,
-        nics=_nics(reader, said),
+        nics=_nics(reader, data),
         resets=_texts(reset.get("ResetType@Redfish.AllowableValues")),
         boots=_texts(boot.get("BootSourceOverrideTarget@Redfish.AllowableValues")),
     )
 
 
-def _processors(reader: _Reader, said: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = reader.each(link_of(said.get("Processors")), "processors", MOST_PARTS)
+def _processors(reader: _Reader, data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = reader.each(link_of(data.get("Processors")), "processors", MAX_PARTS)
     return [one for _, one in found if one.get("ProcessorType") in (None, "CPU")]
 
 
-def _nics(reader: _Reader, said: Mapping[str, Any]) -> tuple[Nic, ...]:
-    """The system's own list; where that is empty, the ports of its chassis' adapters."""
+def _nics(reader: _Reader, data: Mapping[str, Any]) -> tuple[Nic, ...]:
+    """Return the system's interfaces; without any, the ports of its chassis' adapters."""
     found: dict[str, Nic] = {}
-    for path, one in reader.each(link_of(said.get("EthernetInterfaces")), "interfaces", MOST_PARTS):
+    for path, one in reader.each(link_of(data.get("EthernetInterfaces")), "interfaces", MAX_PARTS):
         if mac := _mac_of(one):
-            found.setdefault(mac, Nic(mac, _text(one, "Id") or path.rpartition("/")[2][:LONGEST], _is_up(one)))
+            found.setdefault(mac, Nic(mac, _text(one, "Id") or path.rpartition("/")[2][:MAX_LENGTH], _is_up(one)))
     if not found:
-        for nic in _adapter_nics(reader, said):
+        for nic in _adapter_nics(reader, data):
             found.setdefault(nic.mac, nic)
     if not found:
-        reader.note(f"system {_text(said, 'Id') or '?'}: no MAC address")
+        reader.note(f"system {_text(data, 'Id') or '?'}: no MAC address")
     return tuple(found.values())
 
 
-def _adapter_nics(reader: _Reader, said: Mapping[str, Any]) -> Iterator[Nic]:
-    chassis = _part(said, "Links").get("Chassis")
+def _adapter_nics(reader: _Reader, data: Mapping[str, Any]) -> Iterator[Nic]:
+    chassis = _part(data, "Links").get("Chassis")
     for place in chassis[:4] if isinstance(chassis, list) else []:
-        adapters = link_of(reader.look(link_of(place), "chassis").get("NetworkAdapters"))
-        for _, adapter in reader.each(adapters, "network adapters", MOST_PARTS):
+        adapters = link_of(reader.fetch(link_of(place), "chassis").get("NetworkAdapters"))
+        for _, adapter in reader.each(adapters, "network adapters", MAX_PARTS):
             ports = link_of(adapter.get("Ports")) or link_of(adapter.get("NetworkPorts"))
-            for _, port in reader.each(ports, "network ports", MOST_PARTS):
+            for _, port in reader.each(ports, "network ports", MAX_PARTS):
                 listed = port.get("AssociatedNetworkAddresses") or _part(port, "Ethernet").get("AssociatedMACAddresses")
                 for one in listed[:1] if isinstance(listed, list) else []:
                     if mac := clean_mac(one):
                         yield Nic(mac, _text(port, "Id"), _is_up(port))
 
 
-def _mac_of(said: Mapping[str, Any]) -> str:
-    return clean_mac(said.get("MACAddress")) or clean_mac(said.get("PermanentMACAddress"))
+def _mac_of(data: Mapping[str, Any]) -> str:
+    return clean_mac(data.get("MACAddress")) or clean_mac(data.get("PermanentMACAddress"))
 
 
-def _is_up(said: Mapping[str, Any]) -> bool | None:
-    status = said.get("LinkStatus")
+def _is_up(data: Mapping[str, Any]) -> bool | None:
+    status = data.get("LinkStatus")
     return status in ("LinkUp", "Up") if isinstance(status, str) else None
 
 
@@ -240,14 +240,14 @@ def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _text(of: Mapping[str, Any], name: str) -> str:
     found = of.get(name)
-    return one_line(found, LONGEST) if isinstance(found, str) else ""
+    return one_line(found, MAX_LENGTH) if isinstance(found, str) else ""
 
 
 def _texts(listed: Any) -> tuple[str, ...]:
     found = listed if isinstance(listed, list) else []
-    return tuple(one[:LONGEST] for one in found[:MOST_PARTS] if isinstance(one, str) and one.isprintable())
+    return tuple(one[:MAX_LENGTH] for one in found[:MAX_PARTS] if isinstance(one, str) and one.isprintable())
 
 
 def _number(found: Any) -> float:
-    """A number that can be one of a machine: JSON knows NaN, infinities and the age of the universe."""
+    """Return a plausible number, otherwise 0: JSON parsers accept NaN, infinities and huge values."""
     return found if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found < 1e7 else 0

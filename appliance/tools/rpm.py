@@ -1,4 +1,4 @@
-"""dnf and zypper: the mirrors that this host uses."""
+"""dnf and zypper: the package mirrors that this host uses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ URL = re.compile(r"(https?|file)://[^\s\"'\\$]+")
 
 
 def find_mirrors(host: Host, manager: str, repositories: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Addresses of this host's own repositories, by the names of ours.
+    """Return the URLs of this host's repositories, by our names of them.
 
     Args:
         manager: ``dnf`` or ``zypper``; a host without it has none.
-        repositories: what the host may call each repository, as patterns; the first that matches is taken.
+        repositories: patterns of the host's names of each repository; the first match is used.
     """
     if not has_program(host, manager):
         return {}
@@ -35,11 +35,11 @@ def find_mirrors(host: Host, manager: str, repositories: Mapping[str, Sequence[s
 
 
 def _dnf(host: Host) -> dict[str, str]:
-    """Repository to address; dnf itself picks one where its configuration names a list of mirrors."""
-    said = host.run("env", "LC_ALL=C", "dnf", "-q", "repoinfo", "--enabled", ok=None, timeout=300).text
+    """Return URLs by repository; dnf itself selects one from a mirror list."""
+    output = host.run("env", "LC_ALL=C", "dnf", "-q", "repoinfo", "--enabled", ok=None, timeout=300).text
     repositories: dict[str, str] = {}
     identity = ""
-    for line in filter(None, map(LINE.match, said.splitlines())):
+    for line in filter(None, map(LINE.match, output.splitlines())):
         if line["key"].lower().endswith("id"):
             identity = line["value"]
         else:
@@ -49,10 +49,10 @@ def _dnf(host: Host) -> dict[str, str]:
 
 
 def _zypper(host: Host) -> dict[str, str]:
-    """Alias to address of every repository that is on."""
-    said = host.run("zypper", "--non-interactive", "--no-refresh", "--xmlout", "repos", ok=None).stdout
+    """Return URLs by alias of all enabled repositories."""
+    output = host.run("zypper", "--non-interactive", "--no-refresh", "--xmlout", "repos", ok=None).stdout
     try:
-        stream = ElementTree.fromstring(said)  # noqa: S314 - of this host's own package manager
+        stream = ElementTree.fromstring(output)  # noqa: S314 - output of this host's package manager
     except ElementTree.ParseError:
         return {}
     return {

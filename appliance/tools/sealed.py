@@ -1,7 +1,7 @@
-"""Sealed folders: ``manifest.json`` says what each file is, ``manifest.sig`` that we said so.
+"""Sealed folders: ``manifest.json`` has the digest of each file, ``manifest.sig`` is the manifest's signature.
 
-Images of the provisioning VM and of nodes are such folders. The pair of keys is that of ``sms key create``; what is
-signed begins with words of its own, so that no signature of anything else made with the same key passes here.
+Images of the provisioning VM and of nodes are such folders. The key pair is that of ``sms key create``. The signed data
+begins with a fixed prefix, so that signatures made with the same key for other purposes are not accepted.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from appliance.errors import Refused
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
-_WORDS = b"sms sealed folder, format 1\n"
-_MOST_BYTES = 16 << 20  # of a manifest; with three thousand packages it has 200 KiB
+_CONTEXT = b"sms sealed folder, format 1\n"
+_MAX_BYTES = 16 << 20  # of a manifest; with 3000 packages it has 200 KiB
 
 
 @dataclass(frozen=True)
 class Seal:
-    """A manifest whose signature holds.
+    """A manifest with a valid signature.
 
     Attributes:
-        about: all that the manifest says, ``files`` included.
-        digest: SHA-256 of the manifest, in hex: it stands for the whole folder.
-        signer: file of the public key that it was held against.
+        about: the whole manifest, including ``files``.
+        digest: SHA-256 of the manifest in hex; it identifies the whole folder.
+        signer: file of the public key that verified it.
     """
 
     about: dict[str, Any]
@@ -52,23 +52,23 @@ class Seal:
 
 
 def seal(folder: Path, private_key: Path, *, about: Mapping[str, Any] | None = None) -> str:
-    """Write the manifest of all files below a folder, and its signature; give the manifest's digest.
+    """Write the manifest of all files below a folder, and its signature; return the manifest's digest.
 
     Args:
-        folder: all regular files below it are named; it holds no links.
-        private_key: PEM, Ed25519, RSA or EC, without a pass phrase.
-        about: what the manifest also says, such as ``packages``.
+        folder: all regular files below it are included; it must not contain links.
+        private_key: PEM, Ed25519, RSA or EC, without a passphrase.
+        about: additional fields of the manifest, such as ``packages``.
 
     Raises:
-        Refused: the key cannot be read, or something below the folder is no file.
+        Refused: the key cannot be read, or the folder contains something that is not a regular file.
     """
     key = _private(private_key)
     files = {name: dict(zip(("sha256", "bytes"), digest_file(folder / name), strict=True)) for name in _names(folder)}
     made = datetime.now(UTC).isoformat(timespec="seconds")
     text = json.dumps({"format": 1, "made": made, **(about or {}), "files": files}, indent=1, sort_keys=True) + "\n"
     manifest = text.encode()
-    signature = _sign(key, _WORDS + manifest)
-    # The signature goes last: a folder without one was never finished.
+    signature = _sign(key, _CONTEXT + manifest)
+    # The signature is written last: a folder without one is incomplete.
     (folder / SIGNATURE).unlink(missing_ok=True)
     _write(folder / MANIFEST, manifest)
     _write(folder / SIGNATURE, base64.b64encode(signature) + b"\n")
@@ -76,67 +76,67 @@ def seal(folder: Path, private_key: Path, *, about: Mapping[str, Any] | None = N
 
 
 def check_seal(folder: Path, public_keys: Sequence[Path]) -> Seal:
-    """Hold a folder against its manifest, and the manifest against the keys: every byte of every file is read.
+    """Verify the manifest's signature, and all files against the manifest.
 
     Raises:
-        Refused: not signed by any of the keys, a file is missing, changed, or not named; all of them are told at once.
+        Refused: not signed with any of the keys, or files are missing, modified or not in the manifest; lists all.
     """
     found = read_seal(folder, public_keys)
     wrong = []
-    there = _names(folder)
-    for name, wanted in sorted(found.files.items()):
-        if name not in there:
+    present = _names(folder)
+    for name, expected in sorted(found.files.items()):
+        if name not in present:
             wrong.append(f"{name} is missing")
-        elif digest_file(folder / name) != wanted:
-            wrong.append(f"{name} is not what was signed")
-    wrong += [f"{name} is not named in the manifest" for name in there if name not in found.files]
+        elif digest_file(folder / name) != expected:
+            wrong.append(f"{name} does not match its digest")
+    wrong += [f"{name} is not in the manifest" for name in present if name not in found.files]
     if wrong:
-        raise Refused(f"{folder}: {'; '.join(wrong[:5])}", hint="build it anew, or copy it again")
+        raise Refused(f"{folder}: {'; '.join(wrong[:5])}", hint="build it again, or copy it again")
     return found
 
 
 def read_seal(folder: Path, public_keys: Sequence[Path]) -> Seal:
-    """Hold the manifest alone against the keys; the files are not looked at.
+    """Verify the manifest's signature only; the files are not read.
 
     Raises:
-        Refused: not signed, or not by one of the keys.
+        Refused: not signed, or not with one of the keys.
     """
     try:
         with (folder / MANIFEST).open("rb") as stream:
-            manifest = stream.read(_MOST_BYTES + 1)
+            manifest = stream.read(_MAX_BYTES + 1)
         signature = (folder / SIGNATURE).read_bytes()[:65536]
     except FileNotFoundError as error:
-        raise Refused(f"{folder} is not signed: it has no {Path(error.filename).name}", hint="build it anew") from None
+        raise Refused(f"{folder} is not signed: it has no {Path(error.filename).name}", hint="build it again") from None
     except OSError as error:
         raise Refused(f"cannot read {error.filename}: {error.strerror}") from error
     return open_manifest(str(folder), manifest, signature, public_keys)
 
 
 def open_manifest(where: str, manifest: bytes, signature: bytes, public_keys: Sequence[Path]) -> Seal:
-    """What a manifest says, once its signature holds; for folders of other hosts, whose bytes were fetched.
+    """Verify a manifest's signature and parse it; also for folders on other hosts, from their bytes.
 
     Raises:
-        Refused: no key of these signed it, or it is no manifest.
+        Refused: none of the keys signed it.
     """
     try:
         signed = base64.b64decode(signature, validate=False)
     except binascii.Error:
         signed = b""
-    signer = next((path for path in public_keys if _holds(path, signed, _WORDS + manifest)), None)
-    if signer is None or len(manifest) > _MOST_BYTES:
+    signer = next((path for path in public_keys if _verifies(path, signed, _CONTEXT + manifest)), None)
+    if signer is None or len(manifest) > _MAX_BYTES:
         raise Refused(
             f"{where} is not signed with any of {', '.join(str(path) for path in public_keys) or 'no keys'}",
-            hint="`sms key show` tells the keys; build it anew if it is this site's",
+            hint="`sms key show` lists the keys; if it is this site's, build it again",
         )
-    about = json.loads(manifest)  # signed by us: it is what seal wrote
+    about = json.loads(manifest)  # trusted: the signature is valid
     return Seal(about, hashlib.sha256(manifest).hexdigest(), signer)
 
 
 def digest_file(path: Path) -> tuple[str, int]:
-    """SHA-256 in hex and size of a regular file; no link is followed.
+    """Return SHA-256 in hex and size of a regular file, without following links.
 
     Raises:
-        Refused: it is no regular file, or cannot be read.
+        Refused: it is not a regular file, or cannot be read.
     """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
@@ -146,7 +146,7 @@ def digest_file(path: Path) -> tuple[str, int]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Every file below a folder but the seal's own two, in order."""
+    """Return all files below a folder, sorted, without the two files of the seal."""
     names = []
     for path in folder.rglob("*"):
         kind = path.lstat().st_mode
@@ -154,7 +154,7 @@ def _names(folder: Path) -> list[str]:
             continue
         name = str(path.relative_to(folder))
         if not stat.S_ISREG(kind):
-            raise Refused(f"{path} is no regular file; a sealed folder holds nothing else")
+            raise Refused(f"{path} is not a regular file; a sealed folder must not contain anything else")
         if name not in (MANIFEST, SIGNATURE):
             names.append(name)
     return sorted(names)
@@ -163,14 +163,14 @@ def _names(folder: Path) -> list[str]:
 def _private(path: Path) -> Any:
     try:
         if path.stat().st_mode & 0o077:
-            raise Refused(f"others can read {path}", hint=f"chmod 600 {path}")
+            raise Refused(f"{path} must not be readable by others", hint=f"chmod 600 {path}")
         return serialization.load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
         raise Refused(
-            f"cannot read the signing key {path}: {error.strerror}", hint="`sms key create` makes a pair"
+            f"cannot read the signing key {path}: {error.strerror}", hint="`sms key create` creates a pair"
         ) from error
     except (ValueError, TypeError) as error:
-        raise Refused(f"{path} holds no private key in PEM without a pass phrase") from error
+        raise Refused(f"{path} is not a private key in PEM format without a passphrase") from error
 
 
 def _sign(key: Any, data: bytes) -> bytes:
@@ -180,14 +180,14 @@ def _sign(key: Any, data: bytes) -> bytes:
         return key.sign(data, ec.ECDSA(hashes.SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
         return key.sign(data, _padding(), hashes.SHA256())
-    raise Refused(f"cannot sign with a key of the kind {type(key).__name__}", hint="`sms key create` makes a pair")
+    raise Refused(f"cannot sign with a key of type {type(key).__name__}", hint="`sms key create` creates a pair")
 
 
-def _holds(path: Path, signature: bytes, data: bytes) -> bool:
+def _verifies(path: Path, signature: bytes, data: bytes) -> bool:
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise Refused(f"cannot read the public key {path}: {error}", hint="`sms key create` makes a pair") from error
+        raise Refused(f"cannot read the public key {path}: {error}", hint="`sms key create` creates a pair") from error
     try:
         if isinstance(key, Ed25519PublicKey):
             key.verify(signature, data)

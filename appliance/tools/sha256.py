@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.host.base import Host
 
-# OpenSSL's, with the processor's own instructions where it has them: sha256sum takes more than three times as long.
+# Python uses OpenSSL with the CPU's SHA instructions: sha256sum may take more than three times as long.
 PROGRAM = """\
 import hashlib, sys
 digest = hashlib.sha256()
@@ -17,18 +17,18 @@ for block in iter(lambda: stream.read(1 << 20), b""):
 print(digest.hexdigest())
 """
 MISSING = 44
-"""Its exit status where there is no such file."""
+"""Exit status of ``PROGRAM`` if the file does not exist."""
 
 
 def find_digest(host: Host, path: str, *, needed: bool = True, timeout: float = 600) -> str:
-    """The SHA-256 digest of a file, in hexadecimal.
+    """Return the SHA-256 digest of a file in hexadecimal.
 
     Args:
-        needed: it must be there; else "" is given where it is not.
-        timeout: seconds.
+        needed: raise an error if the file does not exist, instead of returning "".
+        timeout: in seconds.
 
     Raises:
-        CommandError: it cannot be read, or it is needed and not there.
+        CommandError: the file cannot be read, or is needed and does not exist.
     """
     ok = (0,) if needed else (0, MISSING)
     return host.run("python3", "-I", "-S", "-c", PROGRAM, path, ok=ok, timeout=timeout).text

@@ -1,4 +1,4 @@
-"""Free space of a file system, asked of df."""
+"""Free space of a file system, from df."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from appliance.host.base import Host
 
 QUERY = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=size,avail "$d"'
-"""Shell: of the folder $1, or the nearest one above it that is there, which has the same file system."""
+"""Shell script: df of folder $1, or of its nearest existing parent, which is on the same file system."""
 SPARE_BYTES = 64 << 20
-"""To be left besides a copy."""
+"""Bytes that must stay free besides a copy."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """A file system, in bytes; ``free``: what may still be written, which is less than what is unused."""
+    """Size of a file system and its available space in bytes; ``free`` excludes reserved blocks."""
 
     size: int
     free: int
 
 
 def query_space(host: Host, folder: str) -> Space:
-    """The space of the file system that a folder is on, or will be on once it is made.
+    """Return the space of the file system of a folder, which need not exist yet.
 
     Raises:
         CommandError: df fails.
@@ -30,12 +30,12 @@ def query_space(host: Host, folder: str) -> Space:
 
 
 def read_space(text: str) -> Space:
-    """Read what ``QUERY`` prints: a heading, then two numbers."""
+    """Parse the output of ``QUERY``: a heading, then two numbers."""
     size, free = text.splitlines()[-1].split()
     return Space(int(size), int(free))
 
 
 def query_used(host: Host, *paths: str) -> int:
-    """Bytes that files and folders take on the disk; what is not there takes none."""
+    """Return the bytes that files and folders use on the disk; missing ones count as 0."""
     lines = host.run("du", "-s", "--block-size=1", "--", *paths, ok=None, timeout=600).text.splitlines()
     return sum(int(line.split()[0]) for line in lines)

@@ -1,4 +1,4 @@
-"""What benchmarks share: medians of interleaved runs, the lab, the peers. Made when first asked for."""
+"""Shared resources of benchmarks: medians of interleaved runs, the lab, the peers. Created on demand."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from appliance.errors import SmsError
 from appliance.progress import Progress
 from bench.rig.bare import remove_bare
 from bench.rig.bed import Bed, open_bed
-from bench.rig.measure import Samples, Ways, interleave, need, result, wall, work_folder
+from bench.rig.measure import Samples, Variants, find_program, interleave, result, wall, work_folder
 from bench.rig.root import unpack
 
-__all__ = ["Rig", "Samples", "Ways", "need", "result", "wall", "work_folder"]
+__all__ = ["Rig", "Samples", "Variants", "find_program", "result", "wall", "work_folder"]
 
 
 class Rig:
-    """One run of the benchmarks. What it makes goes when ``stack`` is closed."""
+    """One run of the benchmarks. Closing ``stack`` removes what it created."""
 
     def __init__(self, runs: int, *, install: bool, stack: ExitStack, progress: Progress) -> None:
         self.runs = runs
@@ -28,7 +28,7 @@ class Rig:
 
     @property
     def bed(self) -> Bed:
-        """The lab with the image on host-a, the appliance stopped (whatever ran before), its overlay seeded."""
+        """The lab with the image on host-a, the services container stopped, its overlay seeded."""
         bed = self._bed
         remove_bare()
         bed.stop()
@@ -36,7 +36,7 @@ class Rig:
 
     @cached_property
     def _bed(self) -> Bed:
-        if self.broken:  # what did not work a moment ago is not tried for every benchmark
+        if self.broken:  # do not retry a failure for every benchmark
             raise self.broken
         try:
             remove_bare()
@@ -47,14 +47,14 @@ class Rig:
 
     @cached_property
     def root(self) -> Path:
-        """The image, unpacked and seeded: the root of the peers that are no container."""
+        """The unpacked and seeded image: the root file system of peers without container."""
         with self.progress.step("unpack the image for the peers"):
             return unpack(self._bed)
 
-    def interleave(self, own: Ways, peers: Ways | None = None, runs: int = 0) -> dict[str, Samples]:
-        """Seconds of each way, one of each a round; as many rounds as were asked for, unless ``runs`` says.
+    def interleave(self, own: Variants, peers: Variants | None = None, runs: int = 0) -> dict[str, Samples]:
+        """Run all variants once per round; return their seconds. ``runs`` overrides the number of rounds.
 
-        A peer that fails has no samples, but a reason.
+        A failed peer has no samples but a reason.
         """
         with self.progress.step("measure") as step:
             return interleave(own, peers or {}, runs or self.runs, step.detail)

@@ -1,4 +1,4 @@
-"""Peer: the same daemons, started bare on a host, with no container around them."""
+"""Peer: the same daemons on a host, without container."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from appliance.lab.up import SPAWN
 from bench.rig.bed import LAB, Bed
 
 SPACE = f"sms-{LAB}-bare"
-"""The network namespace; the lab has no host of this name."""
+"""Network namespace; the lab has no host of this name."""
 FOLDER = Path("/run/sms-bench")
 INTERFACES = {PROVISIONING: "eth0", PUBLIC: "eth1"}
 
-# A host whose root is the unpacked image, writable and on disk as any host's is.
+# A host whose root file system is the unpacked image, writable and on disk.
 INIT = """\
 set -eu
 root=%(root)s
@@ -50,7 +50,7 @@ exec sleep infinity </dev/null >/dev/null 2>&1
 
 
 def network_commands() -> str:
-    """Shell commands by which a host takes the container's place on both networks."""
+    """Return shell commands that configure the container's addresses on both networks."""
     lines = ["ip link set lo up"]
     for network, interface in INTERFACES.items():
         address = CONTAINER_ADDRESSES[network]
@@ -59,14 +59,14 @@ def network_commands() -> str:
 
 
 class Bare:
-    """The daemons on one host: started once, stopped once."""
+    """The daemons on one host; start and stop once."""
 
     def __init__(self, host: Netns) -> None:
         self.host = host
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
-        """Seconds from the first process to the last service's answer."""
+        """Start the daemons; return the seconds until the last service answers."""
         began = time.monotonic()
         self.process = subprocess.Popen(
             [*self.host.prefix, "/opt/sms/bin/sms-init"],
@@ -74,13 +74,13 @@ class Bare:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        # The supervisor's own folders must be there before anything asks.
+        # Probes need the supervisor's folders.
         self.host.run("sh", "-c", "until [ -d /run/sms ]; do sleep 0.01; done", timeout=10)
         self.host.run("/opt/sms/bin/sms-probe", "--wait", "60", timeout=90)
         return time.monotonic() - began
 
     def stop(self) -> float:
-        """Seconds until every daemon has ended."""
+        """Stop the daemons; return the seconds until all have ended."""
         assert self.process
         began = time.monotonic()
         self.host.run("sh", "-c", 'kill -TERM "$(cat /run/sms/supervisord.pid)"')
@@ -90,24 +90,24 @@ class Bare:
 
 @contextmanager
 def bare_host(bed: Bed, root: Path) -> Iterator[Bare]:
-    """A fresh host in the container's place; the appliance must be stopped."""
+    """Create a host with the container's addresses; the services container must be stopped."""
     local = Local()
     with ExitStack() as undo:
         undo.callback(remove_bare)
-        remove_bare()  # what a killed run left
+        remove_bare()  # left by a killed run
         local.run("ip", "netns", "add", SPACE)
         for network, interface in INTERFACES.items():
-            _cable(bed, network, interface)
-        words = {"root": shlex.quote(str(root)), "name": CONTAINER, "network": network_commands()}
+            _connect(bed, network, interface)
+        values = {"root": shlex.quote(str(root)), "name": CONTAINER, "network": network_commands()}
         FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / "init.sh").write_text(INIT % words)
-        (FOLDER / "log").unlink(missing_ok=True)  # SPAWN looks in it for the host's word
+        (FOLDER / "init.sh").write_text(INIT % values)
+        (FOLDER / "log").unlink(missing_ok=True)  # SPAWN waits for a line in it
         pid = int(local.run("sh", "-c", SPAWN, "spawn", SPACE, str(FOLDER)).text)
         yield Bare(Netns("bare", pid))
 
 
-def _cable(bed: Bed, network: str, interface: str) -> None:
-    """From the lab's switch to the host."""
+def _connect(bed: Bed, network: str, interface: str) -> None:
+    """Connect the host to the lab's switch."""
     switch = bed.lab.layout.namespace("switch")
     port = f"b-{interface}"
     argv = ("ip", "-n", switch, "link")
@@ -116,10 +116,10 @@ def _cable(bed: Bed, network: str, interface: str) -> None:
 
 
 def remove_bare() -> None:
-    """End the host, whatever state it is in.
+    """Remove the host in any state.
 
-    Its cables go first: the kernel may keep a namespace that has ended for a while, and until then the container's
-    address would answer.
+    Its interfaces are deleted first: the kernel may keep a dead namespace for a while, and until then it would answer
+    for the container's addresses.
     """
     local = Local()
     if not local.works("test", "-e", f"/run/netns/{SPACE}"):

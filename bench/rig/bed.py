@@ -1,4 +1,4 @@
-"""The lab that benchmarks use, and the appliance on its host-a."""
+"""The lab of the benchmarks, with the services container on host-a."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CARRIER = "host-a"
 
 
 class Bed:
-    """A lab of one compute node; the appliance's image is in place on host-a."""
+    """A lab with one compute node and the image on host-a."""
 
     def __init__(self, lab: Lab, cluster: Cluster, built: Built) -> None:
         self.lab = lab
@@ -40,16 +40,16 @@ class Bed:
         return self.lab.etc / "sms.yaml"
 
     def start(self) -> tuple[float, dict[str, Any]]:
-        """``sms start`` on host-a: seconds of the whole command, and what it says of itself."""
+        """Run ``sms start`` on host-a; return the seconds of the whole command and its JSON output."""
         return self.timed(self.carrier, "start", "--json")
 
     def stop(self) -> tuple[float, dict[str, Any]]:
-        """``sms stop`` on host-a, likewise."""
+        """Run ``sms stop`` on host-a; like ``start``."""
         return self.timed(self.carrier, "stop", "--json")
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The appliance runs."""
+        """Run the services container for the duration of the context."""
         self.start()
         try:
             yield
@@ -57,20 +57,20 @@ class Bed:
             self.stop()
 
     def timed(self, host: Host, *verb: str) -> tuple[float, dict[str, Any]]:
-        """A verb on a host of the lab: seconds of the whole command, and its JSON."""
+        """Run a verb on a host of the lab; return the seconds of the whole command and its JSON output."""
         began = time.monotonic()
-        said = host.run("sms", "--quiet", *verb, timeout=300)
-        return time.monotonic() - began, json.loads(said.stdout)
+        reply = host.run("sms", "--quiet", *verb, timeout=300)
+        return time.monotonic() - began, json.loads(reply.stdout)
 
 
 @contextmanager
 def open_bed(progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: int = 0) -> Iterator[Bed]:
-    """Make the lab, build the image if it is not there, start once so that the overlay is seeded.
+    """Create the lab, build the image if needed, start once to seed the overlay.
 
-    What an earlier run left of the lab is removed first, running or on disk; at the end nothing of it stays.
+    Leftovers of an earlier run are removed first. The lab is removed at the end.
 
     Args:
-        size_mb: of the overlay, where it is not to be the usual one.
+        size_mb: size of the overlay in MiB; 0 for the default.
     """
     try:
         _remove_lab(name, progress)
@@ -89,7 +89,7 @@ def open_bed(progress: Progress, name: str = LAB, *, nodes: int = 1, size_mb: in
 
 
 def _remove_lab(name: str, progress: Progress) -> None:
-    """The lab and what it keeps on disk; the cached root of all labs stays."""
+    """Remove the lab and its files; the root file system shared by all labs is kept."""
     lab_down(name, False, progress)
     Local().run("rm", "-rf", "--one-file-system", str(Layout(name, 0).disk), timeout=300)
 
@@ -100,7 +100,7 @@ def _set_size(lab: Lab, size_mb: int) -> None:
 
 
 def _build(cluster: Cluster, lock: Path, progress: Progress, patience_s: float = 300) -> Built:
-    """The image of the machine's store; another lab may be building it just now."""
+    """Build the image; wait while another lab builds it."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -112,7 +112,7 @@ def _build(cluster: Cluster, lock: Path, progress: Progress, patience_s: float =
 
 
 def _place_image(bed: Bed) -> None:
-    """The image lies in host-a's own store, as after a delivery, and is the current one there."""
+    """Copy the image to host-a's store and make it current."""
     store = bed.lab.layout.disk / CARRIER / "images"
     source = Path(bed.built.image)
     store.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A machine's serial console: when each line came, and the CPU time that its QEMU had used by then."""
+"""Record a machine's serial console: the time of each line, and QEMU's CPU time at that moment."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ESCAPES = re.compile(r"\x1b(\[[0-9;?=]*[A-Za-z]|[()][A-Z0-9]|c)")
 
 
 def now() -> float:
-    """Seconds since this machine started: the clock that processes' start times are told by."""
+    """Return the seconds since boot, the clock of process start times."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process with all its threads; 0 when it is gone."""
-    words = _stat(pid)
-    return (int(words[11]) + int(words[12])) / TICK if words else 0.0
+    """Return user and system time of a process with all threads in seconds; 0 if it has ended."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / TICK if fields else 0.0
 
 
 def started_at(pid: int) -> float:
-    """When a process began, by ``now()``."""
-    words = _stat(pid)
-    return int(words[19]) / TICK if words else now()
+    """Return the start time of a process on the clock of ``now()``."""
+    fields = _stat(pid)
+    return int(fields[19]) / TICK if fields else now()
 
 
 def _stat(pid: int) -> list[str]:
@@ -51,10 +51,10 @@ class Mark:
 
 @dataclass
 class Watch:
-    """Reads a console's log as it grows.
+    """Follows a console's log.
 
     Attributes:
-        find_pid: gives the machine's process once it is there.
+        find_pid: returns the machine's PID once it runs.
     """
 
     log: Path
@@ -75,7 +75,7 @@ class Watch:
         self._thread.join()
 
     def mark(self) -> Mark:
-        """This moment."""
+        """Return the current moment."""
         return Mark(now(), cpu_seconds(self.pid))
 
     def _read(self) -> None:
@@ -90,10 +90,10 @@ class Watch:
             left = ""
             while not self._end.wait(POLL_S):
                 if data := stream.read():
-                    left = self._take(left + data.decode(errors="replace"))
+                    left = self._record(left + data.decode(errors="replace"))
 
-    def _take(self, text: str) -> str:
-        """Note each line, also one that is not at its end yet; what comes after the last newline is given back."""
+    def _record(self, text: str) -> str:
+        """Record each line, also an incomplete one; return what follows the last newline."""
         here = self.mark()
         *lines, left = ESCAPES.sub("", text).replace("\r", "\n").split("\n")
         self.marks += [Mark(here.at, here.cpu, line.strip()) for line in (*lines, left) if line.strip()]
@@ -101,10 +101,10 @@ class Watch:
 
 
 def phases(marks: Sequence[Mark], ends: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """What a boot is made of: for each phase, in order, wall-clock and CPU seconds up to the line that ends it.
+    """Return the phases of a boot in order, with wall-clock and CPU seconds up to the line that ends each.
 
     Args:
-        ends: name of a phase, and the expression that a line holds which ends it; a phase that no line ended is none.
+        ends: names of phases, and the regular expressions of the lines that end them; unmatched phases are left out.
     """
     table: list[dict[str, Any]] = []
     last, place = marks[0], 0

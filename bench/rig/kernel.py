@@ -1,4 +1,4 @@
-"""What a virtual machine boots from: Debian's kernel, an initramfs of our own, the root as a disk image."""
+"""Boot files of a virtual machine: Debian's kernel, a custom initramfs, the root file system as a disk image."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from appliance.host.local import Local
 from appliance.lab.layout import CONTAINER
 from bench.rig.bare import network_commands
 
-# What the root and the services need; those built into the kernel are passed over.
+# Needed by the root file system and the services; those built into the kernel are skipped.
 MODULES = (
     *("virtio_pci", "virtio_rng", "virtio_blk", "ext4", "virtio_net", "veth", "af_packet"),
     *("nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", "nf_conntrack", "nft_counter"),
 )
-# First program of the VM. The root is an image on a virtual disk, as a VM's usually is.
+# First program of the VM. The root file system is an image on a virtual disk, as usual.
 INITRAMFS_INIT = """\
 #!/bin/busybox sh
 /bin/busybox mkdir /proc /sys /dev /new
@@ -49,7 +49,7 @@ wait
 
 
 def make_files(root: Path) -> dict[str, Path]:
-    """Kernel, initramfs and disk image, beside the unpacked root; made once for each root."""
+    """Create kernel, initramfs and disk image beside the unpacked root, once per root; return their paths."""
     files = {kind: root.with_name(f"{root.name}.{kind}") for kind in ("kernel", "initramfs", "disk")}
     if all(path.is_file() for path in files.values()):
         return files
@@ -59,7 +59,7 @@ def make_files(root: Path) -> dict[str, Path]:
         version = _unpack_kernel(work)
         _make_initramfs(work, version, files["initramfs"])
         shutil.copy(work / f"boot/vmlinuz-{version}", files["kernel"])
-    # Room as the container's overlay has it. Its name comes last: what a killed run has begun is made again.
+    # The size of the container's overlay. Renamed at the end, so that an interrupted run is repeated.
     beside = files["disk"].with_name(f"{files['disk'].name}.new")
     local.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(beside), "1G", timeout=300)
     beside.rename(files["disk"])
@@ -67,14 +67,14 @@ def make_files(root: Path) -> dict[str, Path]:
 
 
 def _unpack_kernel(work: Path) -> str:
-    """Debian's kernel for virtual machines and a static busybox, unpacked and not installed."""
+    """Unpack Debian's kernel for virtual machines and a static busybox; return the kernel's version."""
     local = Local()
     depends = local.run("apt-cache", "depends", "--important", "linux-image-cloud-amd64").text
     found = re.search(r"linux-image-(\S+-cloud-amd64)", depends.partition("\n")[2])
     if not found:
-        raise SmsError("apt knows no linux-image-cloud-amd64")
-    words = ("apt-get", "-q", "download", f"linux-image-{found.group(1)}", "busybox-static")
-    local.run("env", "-C", str(work), *words, timeout=300)
+        raise SmsError("apt has no package linux-image-cloud-amd64")
+    argv = ("apt-get", "-q", "download", f"linux-image-{found.group(1)}", "busybox-static")
+    local.run("env", "-C", str(work), *argv, timeout=300)
     for package in work.glob("*.deb"):
         local.run("dpkg", "-x", str(package), str(work))
     local.run(str(work / "bin/busybox"), "depmod", "-b", str(work), found.group(1))
@@ -82,7 +82,7 @@ def _unpack_kernel(work: Path) -> str:
 
 
 def module_order(modules_dep: str) -> list[str]:
-    """Paths of the wanted modules, each after those it needs."""
+    """Return the paths of the required modules, each after its dependencies."""
     needs = {line.partition(":")[0]: line.partition(":")[2].split() for line in modules_dep.splitlines()}
     paths = {Path(path).name.split(".")[0].replace("-", "_"): path for path in needs}
     order: dict[str, None] = {}
@@ -99,7 +99,7 @@ def module_order(modules_dep: str) -> list[str]:
 
 
 def _make_initramfs(work: Path, version: str, target: Path) -> None:
-    """Busybox, the modules in their order, and the two init programs."""
+    """Create the initramfs: busybox, the modules in load order, and the two init programs."""
     modules = work / "lib/modules" / version
     tree = work / "initramfs"
     (tree / "bin").mkdir(parents=True)

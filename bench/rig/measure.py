@@ -16,47 +16,47 @@ from appliance.errors import SmsError
 from appliance.host.local import Local
 
 CACHE = Path("/var/cache/sms-bench")
-"""Captures and unpacked images: they stay from one run to the next."""
-Ways = Mapping[str, Callable[[], float]]
-"""What is measured, each by its name: it runs once and gives the seconds."""
+"""Captures and unpacked images, kept between runs."""
+Variants = Mapping[str, Callable[[], float]]
+"""Functions to measure, by name: each runs once and returns seconds."""
 
 
 class Samples(list[float]):
-    """What the runs of one way took. Those of a peer that failed are none, and ``reason`` says why."""
+    """Measurements of one variant. Those of a failed peer are empty, with a ``reason``."""
 
     reason: str | None = None
 
     @classmethod
     def failed(cls, reason: str) -> Self:
-        """Those of a peer that failed."""
+        """Return empty samples with a reason."""
         samples = cls()
         samples.reason = reason
         return samples
 
     @classmethod
     def tried(cls, take: Callable[[], Iterable[float]]) -> Self:
-        """Those of a peer; where its values cannot be had, none."""
+        """Return the samples that ``take`` returns; if it fails, empty ones with the reason."""
         try:
             return cls(take())
-        except Exception as error:  # whatever it is, the project's own figure does not depend on it
+        except Exception as error:  # must not affect the product's own result
             return cls.failed(f"{type(error).__name__}: {error}")
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median, rounded."""
         return round(median(self), 4)
 
 
 def interleave(
-    own: Ways, peers: Ways, runs: int, report: Callable[[str], None] = lambda text: None
+    own: Variants, peers: Variants, runs: int, report: Callable[[str], None] = lambda text: None
 ) -> dict[str, Samples]:
-    """Run every way ``runs`` times, all of them in each round: what disturbs one disturbs the others.
+    """Run every variant ``runs`` times, all of them in each round, so that disturbances affect all.
 
-    Each round begins with another way, so that none always pays for a cold cache. A peer that fails is not run
-    again and has no samples; an error of the project's own ways is raised.
+    Each round starts with another variant, so that none always has the cold cache. A failed peer is not run
+    again and has no samples; an error of the product's own variants is raised.
     """
-    ways = {**own, **peers}
-    names = list(ways)
+    variants = {**own, **peers}
+    names = list(variants)
     samples = {name: Samples() for name in names}
     for number in range(runs):
         turn = number % len(names)
@@ -65,7 +65,7 @@ def interleave(
                 continue
             report(f"round {number + 1} of {runs}: {name}")
             try:
-                samples[name].append(ways[name]())
+                samples[name].append(variants[name]())
             except Exception as error:
                 if name in own:
                     raise
@@ -74,7 +74,7 @@ def interleave(
 
 
 def explain(error: Exception) -> str:
-    """Why something failed, with the last lines of what its program printed."""
+    """Return why something failed, with the last lines of the program's output."""
     if isinstance(error, SmsError):
         return error.message
     printed = error.stderr if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired) else None
@@ -82,15 +82,15 @@ def explain(error: Exception) -> str:
     return "\n    ".join([f"{type(error).__name__}: {error}", *text.strip().splitlines()[-8:]])
 
 
-def need(program: str, package: str) -> str:
-    """The path of a peer's program.
+def find_program(program: str, package: str) -> str:
+    """Return the path of a peer's program.
 
     Raises:
-        SmsError: it is not installed.
+        SmsError: the program is not installed.
     """
     path = shutil.which(program)
     if not path:
-        raise SmsError(f"{program} is not installed; Debian has it in the package {package}")
+        raise SmsError(f"{program} is not installed; it is in Debian package {package}")
     return path
 
 
@@ -106,12 +106,12 @@ def result(
     unit: str = "s",
     **more: Any,
 ) -> dict[str, Any]:
-    """One result. Its goal is a value ``below`` or ``above`` so many units, or a ratio to the peer below so much.
+    """Return a result. Its goal is a value ``below`` or ``above`` a limit, or a ratio to the peer below a limit.
 
-    Where the peer failed, its fields are null and ``reason`` says why; so is ``holds`` for a goal that is a ratio.
+    If the peer failed, its fields are null and ``reason`` is set; ``holds`` is null too if the goal is a ratio.
 
     Args:
-        more: further keys, such as what the value is made of.
+        more: further keys, such as the parts of the value.
     """
     value = samples.median
     peer_value = peer_samples.median if peer_samples else None
@@ -145,10 +145,10 @@ def _spread(samples: Samples) -> list[float] | None:
 
 
 def wall(*argv: str) -> float:
-    """Seconds that a command of this machine takes.
+    """Run a command on this machine; return its seconds.
 
     Raises:
-        CommandError: it failed.
+        CommandError: the command failed.
     """
     began = time.monotonic()
     Local().run(*argv, timeout=1800)
@@ -156,5 +156,5 @@ def wall(*argv: str) -> float:
 
 
 def work_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder on disk for as long as it is used; that of a run that was killed goes with its machine."""
+    """Return a temporary folder on disk; a killed run's folder is removed with its machine."""
     return tempfile.TemporaryDirectory(prefix="sms-bench-", dir=os.environ.get("SMS_MACHINE") or "/var/tmp")

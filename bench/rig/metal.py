@@ -1,4 +1,4 @@
-"""The lab with machines without a disk, and the provisioning VM beside the services container."""
+"""A lab with diskless machines, and the provisioning VM beside the services container."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UNITS = "Id,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic,Inactiv
 
 
 @dataclass(frozen=True)
-class Row:
-    """A lab with machines; images are built."""
+class MetalLab:
+    """A lab with machines and built images."""
 
     lab: Lab
 
@@ -29,22 +29,22 @@ class Row:
         """The machines' names."""
         return [machine.name for machine in self.lab.layout.machines]
 
-    def sms(self, *words: str, on: str = "admin", ok: tuple[int, ...] | None = (0,)) -> str:
-        """What `sms` prints on a host of the lab."""
-        return self.lab.host(on).run("sms", "-q", *words, ok=ok, timeout=900).text
+    def sms(self, *arguments: str, on: str = "admin", ok: tuple[int, ...] | None = (0,)) -> str:
+        """Run `sms` on a host of the lab; return its output."""
+        return self.lab.host(on).run("sms", "-q", *arguments, ok=ok, timeout=900).text
 
     def inside(self, *argv: str, ok: tuple[int, ...] | None = (0,)) -> str:
-        """A command in the services container."""
+        """Run a command in the services container; return its output."""
         return self.sms("exec", "--host", CARRIER, "--", *argv, ok=ok)
 
     def pid_of(self, name: str) -> Callable[[], int | None]:
-        """A machine's process, asked for until it is there."""
+        """Return a function that returns the PID of a machine, or None until it runs."""
         return lambda: self.lab.metal(name).pid
 
 
 @contextmanager
-def open_row(progress: Progress, machines: int, *, name: str = f"{LAB}-metal") -> Iterator[Row]:
-    """Make the lab and the images that are not there yet; at the end nothing of the lab stays."""
+def open_metal_lab(progress: Progress, machines: int, *, name: str = f"{LAB}-metal") -> Iterator[MetalLab]:
+    """Create the lab and missing images; remove the lab at the end."""
     with ExitStack() as undo:
         undo.callback(_remove_lab, name, progress)
         lab_up(name, 0, progress, metal=machines)
@@ -53,25 +53,23 @@ def open_row(progress: Progress, machines: int, *, name: str = f"{LAB}-metal") -
         _build(cluster, lab.etc / "sms.lock", progress)
         build_vm(cluster, progress)
         build_node(cluster, PROFILE, progress)
-        yield Row(lab)
+        yield MetalLab(lab)
 
 
-def serve_nodes(row: Row, progress: Progress) -> None:
-    """Everything up to the power button: container, VM, image, inventory, files."""
+def serve_nodes(lab: MetalLab, progress: Progress) -> None:
+    """Prepare everything that a node's boot needs: container, VM, image, inventory, files."""
     with progress.step("start container and VM"):
-        row.sms("start", "--host", CARRIER)
-        row.sms("vm", "start", "--host", CARRIER, "--wait", "10m")
+        lab.sms("start", "--host", CARRIER)
+        lab.sms("vm", "start", "--host", CARRIER, "--wait", "10m")
     with progress.step("push image and files"):
-        row.sms("image", "push", PROFILE)
-        bmcs = [machine.bmc for machine in row.lab.layout.machines]
-        row.sms("node", "discover", f"{bmcs[0]}-{bmcs[-1]}", on=CARRIER, ok=(0, 4))
-        row.sms("files", "push", "--wait", "30s", ok=(0, 4))
+        lab.sms("image", "push", PROFILE)
+        bmcs = [machine.bmc for machine in lab.lab.layout.machines]
+        lab.sms("node", "discover", f"{bmcs[0]}-{bmcs[-1]}", on=CARRIER, ok=(0, 4))
+        lab.sms("files", "push", "--wait", "30s", ok=(0, 4))
 
 
-def read_units(text: str, *, most: int = 25) -> list[dict[str, object]]:
-    """Which units took longest, from what `systemctl show --property=UNITS '*'` prints: the seconds (of the kernel's
-    clock) when each began, and how long it took.
-    """
+def read_units(text: str, *, limit: int = 25) -> list[dict[str, object]]:
+    """Return start (kernel clock) and duration in seconds of the slowest units, from `systemctl show`."""
     found = []
     for block in text.split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines())
@@ -79,5 +77,5 @@ def read_units(text: str, *, most: int = 25) -> list[dict[str, object]]:
         end = end or int(values.get("InactiveEnterTimestampMonotonic") or 0)
         if begin and end >= begin:
             found.append({"unit": values["Id"], "at": round(begin / 1e6, 2), "s": round((end - begin) / 1e6, 2)})
-    longest = sorted(found, key=lambda one: -float(str(one["s"])))[:most]
+    longest = sorted(found, key=lambda one: -float(str(one["s"])))[:limit]
     return sorted(longest, key=lambda one: float(str(one["at"])))

@@ -1,4 +1,4 @@
-"""The image as a folder, seeded like the overlay: the same daemons without a container."""
+"""The image as a folder, seeded like the overlay, to run the same daemons without container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.plan.overlay.seed import seed_digest
 from bench.rig.bed import Bed
 from bench.rig.measure import CACHE
 
-# In a mount namespace of its own; chroot(2) is refused on some machines.
+# In a separate mount namespace; chroot(2) is not permitted on some machines.
 SEED = """
 set -eu
 mount --bind "$1" "$1"
@@ -23,7 +23,7 @@ exec /opt/sms/bin/sms-seed bench
 
 
 def unpack(bed: Bed) -> Path:
-    """Unpack the image and seed it, unless that is done; give the folder."""
+    """Unpack the image and seed it, unless that is done; return the folder."""
     archive = archive_for(bed.cluster)
     root = CACHE / f"bench-{bed.built.key[:16]}-{seed_digest(archive)[:16]}"
     if root.is_dir():
@@ -34,7 +34,7 @@ def unpack(bed: Bed) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     local = Local()
     local.run("apptainer", "build", "--sandbox", str(beside), bed.built.image, timeout=300)
-    # What Apptainer's --dns gives the container.
+    # The same as Apptainer's --dns in the container.
     (beside / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
     seed = ("unshare", "-m", "--propagation", "private", "sh", "-c", SEED, "seed", str(beside))
     local.run(*seed, input=archive)

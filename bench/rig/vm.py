@@ -1,4 +1,4 @@
-"""Peer: the same root file system and services in a virtual machine that boots."""
+"""Peer: the same root file system and services in a booting virtual machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.host.local import Local
 from appliance.lab.layout import BRIDGES, CONTAINER_ADDRESSES, mac
 from bench.rig.bare import INTERFACES
 from bench.rig.bed import Bed
-from bench.rig.measure import need
+from bench.rig.measure import find_program
 
 PACKAGE = "qemu-system-x86"
 FLAGS = (
@@ -26,41 +26,41 @@ FLAGS = (
 DONE = re.compile(rb"BENCH probes ended with status (\d+)")
 
 
-def need_qemu(install: bool) -> None:
-    """Install QEMU if that was asked for.
+def require_qemu(install: bool) -> None:
+    """Check that QEMU is installed; install it if requested.
 
     Raises:
-        SmsError: it is not there.
+        SmsError: QEMU is not installed.
     """
     if shutil.which("qemu-system-x86_64"):
         return
     if not install:
-        need("qemu-system-x86_64", f"{PACKAGE}, which --install installs")
+        find_program("qemu-system-x86_64", f"{PACKAGE}, which --install installs")
     argv = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qy", "install", "--no-install-recommends", PACKAGE)
     Local().run(*argv, timeout=600)
 
 
 @contextmanager
 def _taps(bed: Bed) -> Iterator[list[str]]:
-    """Both networks' taps on the lab's switch; gives QEMU's arguments for them."""
+    """Create taps for both networks on the lab's switch; yield QEMU's arguments for them."""
     switch = ("ip", "-n", bed.lab.layout.namespace("switch"))
-    words: list[str] = []
+    arguments: list[str] = []
     taps = {f"v-{interface}": network for network, interface in INTERFACES.items()}
     try:
         for number, (tap, network) in enumerate(taps.items()):
             Local().run(*switch, "tuntap", "add", tap, "mode", "tap")
             Local().run(*switch, "link", "set", tap, "master", BRIDGES[network], "up")
-            words += ["-netdev", f"tap,id=n{number},ifname={tap},script=no,downscript=no"]
+            arguments += ["-netdev", f"tap,id=n{number},ifname={tap},script=no,downscript=no"]
             address = mac(CONTAINER_ADDRESSES[network])
-            words += ["-device", f"virtio-net-pci,netdev=n{number},mac={address},romfile="]
-        yield words
+            arguments += ["-device", f"virtio-net-pci,netdev=n{number},mac={address},romfile="]
+        yield arguments
     finally:
         for tap in taps:
             Local().run(*switch, "link", "del", tap, ok=None)
 
 
 def boot(bed: Bed, files: dict[str, Path], timeout_s: float = 180) -> float:
-    """Boot the VM; seconds from QEMU's start to the last service's answer. Nothing is written to its disk."""
+    """Boot the VM; return the seconds from QEMU's start until all services answer. Disk writes are discarded."""
     append = "console=ttyS0 quiet mitigations=off panic=-1"
     with _taps(bed) as networks:
         argv = (
@@ -83,18 +83,18 @@ def boot(bed: Bed, files: dict[str, Path], timeout_s: float = 180) -> float:
 
 
 def _wait_for_probes(process: subprocess.Popen[bytes]) -> float:
-    """When the VM says on its serial line that every probe passed.
+    """Return the time when the VM reports on its serial console that every probe passed.
 
     Raises:
-        SmsError: it does not come so far.
+        SmsError: QEMU ended, or a probe failed.
     """
     assert process.stdout
-    said: list[bytes] = []
+    output: list[bytes] = []
     for line in process.stdout:
-        said.append(line)
+        output.append(line)
         if found := DONE.search(line):
             if found.group(1) == b"0":
                 return time.monotonic()
             break
-    tail = b"".join(said[-12:]).decode(errors="replace").splitlines()
-    raise SmsError("\n    ".join(["the services do not come up in the VM", *tail]))
+    tail = b"".join(output[-12:]).decode(errors="replace").splitlines()
+    raise SmsError("\n    ".join(["the services did not start in the VM", *tail]))

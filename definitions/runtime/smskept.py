@@ -81,7 +81,7 @@ def wanted_owner(entry):
 
 
 class Kept:
-    """The record of what was written here: path to the digest that the server named, and that of what was written."""
+    """The record of written files: path to the digest of the server's version and the digest of what was written."""
 
     def __init__(self):
         try:

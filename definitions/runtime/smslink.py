@@ -17,11 +17,11 @@ ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPC
 
 
 class Away(OSError):
-    """Nobody is there to answer."""
+    """The server cannot be reached."""
 
 
 class Said(ValueError):
-    """The server says no; ``status`` is HTTP's."""
+    """The server answered with an error; ``status`` is the HTTP status."""
 
     def __init__(self, status, words):
         super().__init__(words)
@@ -80,7 +80,7 @@ class Link:
             raise
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            # A server that has gone on meanwhile closes what it kept; what is new and closes is away.
+            # A server closes idle connections: try again once. A new connection that fails means it cannot be reached.
             if not kept or isinstance(error, socket.timeout):
                 raise Away("%s: %s" % (self.base, str(error) or error.__class__.__name__))
         try:

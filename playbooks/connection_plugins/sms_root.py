@@ -1,4 +1,4 @@
-"""Ansible in a root folder: chroot in a private mount namespace, whose mounts end with each command."""
+"""Ansible connection to a root folder: chroot in a private mount namespace, removed after each command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible.plugins.connection import ConnectionBase
 DOCUMENTATION = """
 name: sms_root
 short_description: Run tasks in a root folder
-description: Runs tasks in a root folder, by chroot in mount and process namespaces of their own.
+description: Runs tasks in a root folder, with chroot in separate mount and process namespaces.
 options:
   remote_addr:
     description: The folder.
@@ -27,7 +27,7 @@ exec chroot "$1" /bin/sh -c "$2"
 
 
 class Connection(ConnectionBase):
-    """A root folder as a host."""
+    """A root folder as an Ansible host."""
 
     transport = "sms_root"
     has_pipelining = True
@@ -40,14 +40,14 @@ class Connection(ConnectionBase):
         return self
 
     def exec_command(self, cmd: str, in_data: bytes | None = None, sudoable: bool = True) -> tuple[int, bytes, bytes]:
-        """Run one command of Ansible's inside."""
+        """Run a command in the root folder."""
         super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
         environment = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/root",
             "LC_ALL": "C.UTF-8",
-            # Nothing in a root folder is running, nor to be started.
+            # No services run in a root folder, and none may be started.
             "SYSTEMD_OFFLINE": "1",
             "DEBIAN_FRONTEND": "noninteractive",
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -62,12 +62,12 @@ class Connection(ConnectionBase):
         return done.returncode, done.stdout, done.stderr
 
     def put_file(self, in_path: str, out_path: str) -> None:
-        """Copy a file in."""
+        """Copy a file into the root folder."""
         super().put_file(in_path, out_path)
         shutil.copyfile(in_path, self._inside(out_path))
 
     def fetch_file(self, in_path: str, out_path: str) -> None:
-        """Copy a file out."""
+        """Copy a file from the root folder."""
         super().fetch_file(in_path, out_path)
         shutil.copyfile(self._inside(in_path), out_path)
 
@@ -75,5 +75,5 @@ class Connection(ConnectionBase):
         return f"{self.root}{posixpath.normpath(path)}"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close the connection; there are no resources to release."""
         self._connected = False

@@ -1,4 +1,4 @@
-"""Captures that the tests make themselves: frames, files of every kind that holds them, and a whole cluster's traffic.
+"""Generated captures for the tests: frames, capture files of every format, and the traffic of a whole cluster.
 
-Everything is made from numbers in the code; the same call gives the same bytes on every machine.
+Everything is deterministic: the same call gives the same bytes on every machine.
 """

@@ -1,4 +1,4 @@
-"""Capture files of every kind that the readers know, from (time in ns, frame) pairs."""
+"""Capture files of every supported format, from (time in ns, frame) pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MICRO, NANO, MODIFIED = 0xA1B2C3D4, 0xA1B23C4D, 0xA1B2CD34
 
 
 def header(*, magic: int = MICRO, order: str = "<", link: int = ETHERNET, snap: int = 262144) -> bytes:
-    """The head of a pcap file."""
+    """The header of a pcap file."""
     return struct.pack(f"{order}IHHiIII", magic, 2, 4, 0, 0, snap, link)
 
 
@@ -28,7 +28,7 @@ def record(packet: Packet, *, magic: int = MICRO, order: str = "<", snap: int = 
     seconds, rest = divmod(time_ns, 10**9)
     kept = frame[:snap]
     start = struct.pack(f"{order}IIII", seconds, rest if magic == NANO else rest // 1000, len(kept), len(frame))
-    # Interface, ethertype, whose packet, filling.
+    # Interface, ethertype, packet type, padding.
     more = struct.pack(f"{order}IHBB", 2, 0x0800, 0, 0) if magic == MODIFIED else b""
     return start + more + kept
 
@@ -49,18 +49,18 @@ class Pcapng:
         self.section(order)
 
     def block(self, kind: int, body: bytes) -> None:
-        """Any block; its length stands before and after."""
+        """Any block; its length is at the start and at the end."""
         body = _padded(body)
         size = struct.pack(f"{self.order}I", len(body) + 12)
         self.data += struct.pack(f"{self.order}I", kind) + size + body + size
 
     def options(self, *options: tuple[int, bytes]) -> bytes:
-        """A list of options and its end; nothing without any."""
+        """A list of options with its end; empty without options."""
         coded = b"".join(struct.pack(f"{self.order}HH", code, len(value)) + _padded(value) for code, value in options)
         return coded + bytes(4) if coded else b""
 
     def section(self, order: str = "<", *, length: int = -1) -> None:
-        """A new section, of unknown length unless told; its interfaces count from 0 again."""
+        """A new section, by default of unknown length; its interfaces count from 0 again."""
         self.order = order
         self.interfaces: list[tuple[int, int, int]] = []
         start = struct.pack(f"{order}IHHq", 0x1A2B3C4D, 1, 0, length)
@@ -75,7 +75,7 @@ class Pcapng:
         offset_s: int = 0,
         name: str = "eth0",
     ) -> int:
-        """An interface; ``resolution`` is if_tsresol: a power of ten, with bit 7 a power of two. Gives its number."""
+        """An interface; ``resolution`` is if_tsresol: a power of ten, with bit 7 a power of two. Returns its number."""
         options = [(2, name.encode())]
         if resolution is not None:
             options.append((9, bytes((resolution,))))
@@ -96,7 +96,7 @@ class Pcapng:
         self._timed(6, struct.pack(f"{self.order}I", number), number, packet, options)
 
     def old_packet(self, number: int, packet: Packet) -> None:
-        """A packet block, as it was before the enhanced one."""
+        """An (obsolete) packet block."""
         self._timed(2, struct.pack(f"{self.order}HH", number, 0), number, packet, ())
 
     def _timed(
@@ -109,7 +109,7 @@ class Pcapng:
         self.block(kind, start + sizes + _padded(kept) + self.options(*options))
 
     def simple(self, frame: bytes) -> None:
-        """A simple packet block: of the first interface, and without a time."""
+        """A simple packet block: of the first interface, without a time."""
         kept = frame[: self.interfaces[0][1] or None]
         self.block(3, struct.pack(f"{self.order}I", len(frame)) + kept)
 
@@ -123,7 +123,7 @@ class Pcapng:
         self.block(5, struct.pack(f"{self.order}III", number, 0, 0))
 
     def unknown(self, kind: int = 0x0BAD0BAD, size: int = 37) -> None:
-        """A block that nobody knows."""
+        """A block of unknown type."""
         self.block(kind, bytes(n & 255 for n in range(size)))
 
 
@@ -143,10 +143,10 @@ def pcapng(
 
 
 def rotated(packets: Iterable[Packet], *, size: int, count: int, name: str = "out.pcap") -> dict[str, bytes]:
-    """What ``tcpdump -w NAME -C SIZE -W COUNT`` leaves: a new file once one is longer than ``size`` bytes.
+    """The files of ``tcpdump -w NAME -C SIZE -W COUNT``: a new file once one is longer than ``size`` bytes.
 
-    After ``count`` files it begins again with the first and overwrites it, so that out.pcap0 may be younger
-    than out.pcap1; the numbers have leading zeroes (tcpdump(8)).
+    After ``count`` files it overwrites the first one, so that out.pcap0 may be newer than out.pcap1; the numbers have
+    leading zeroes (tcpdump(8)).
     """
     width, made, number = len(str(count - 1)), {}, 0
     data = bytearray(header())
@@ -177,6 +177,6 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def compress(kind: str, data: bytes, *, parts: int = 1) -> bytes:
-    """``data`` compressed; with ``parts`` as so many members or frames in a row, as pzstd and cat leave them."""
+    """Compress ``data`` into ``parts`` consecutive members or frames, as pzstd and cat do."""
     step = max(1, -(-len(data) // parts))
     return b"".join(COMPRESSORS[kind](data[at : at + step]) for at in range(0, len(data), step))

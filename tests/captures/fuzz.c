@@ -1,10 +1,10 @@
-/* Feeds the native core with captures that were tampered with, and holds its counts against each other.
+/* Feeds the native core with mutated captures, and checks that its counts are consistent.
  *
- *   fuzz SEED COUNT FILE...      COUNT inputs made of the files, the same ones for the same SEED
- *   fuzz SEED COUNT/AT FILE...   the AT-th of them alone, to look at what failed
+ *   fuzz SEED COUNT FILE...      COUNT inputs made of the files, reproducible by SEED
+ *   fuzz SEED COUNT/AT FILE...   only the AT-th of them, to debug a failure
  *
- * The core is compiled with -Dread=fuzz_read and the like (test_core_fuzz.py): reads come in odd sizes, memory runs
- * out at times. With clang -fsanitize=fuzzer -DLIBFUZZER, LLVMFuzzerTestOneInput is what libFuzzer calls.
+ * The core is compiled with -Dread=fuzz_read and the like (test_core_fuzz.py): reads have odd sizes, allocations
+ * fail at times. With clang -fsanitize=fuzzer -DLIBFUZZER, libFuzzer calls LLVMFuzzerTestOneInput.
  */
 #undef read
 #undef poll
@@ -25,9 +25,9 @@
 #include <unistd.h>
 
 #define MOST (96u << 10) /* bytes of an input */
-#define PATIENCE_S 20    /* of the processor's time for one input, unless the environment has another PATIENCE_S */
+#define PATIENCE_S 20    /* CPU time for one input; the environment variable PATIENCE_S overrides it */
 
-/* ---- numbers that look random --------------------------------------------------------------- */
+/* ---- pseudorandom numbers ------------------------------------------------------------------- */
 
 static uint32_t throw_dice(uint64_t *dice, uint32_t sides)
 {
@@ -39,12 +39,12 @@ static uint32_t throw_dice(uint64_t *dice, uint32_t sides)
 	return (uint32_t)((x >> 32) * sides >> 32);
 }
 
-static uint64_t dice, read_dice; /* who reads may be a thread of its own */
+static uint64_t dice, read_dice; /* separate, because reads may be in another thread */
 
 static uint32_t roll(uint32_t sides) { return throw_dice(&dice, sides); }
 static uint32_t read_roll(uint32_t sides) { return throw_dice(&read_dice, sides); }
 
-/* ---- what the core calls instead of the system ----------------------------------------------- */
+/* ---- replacements of system calls ------------------------------------------------------------- */
 
 static const uint8_t *feed;
 static size_t feed_left;
@@ -65,7 +65,7 @@ int fuzz_poll(struct pollfd *one, nfds_t count, int wait_ms)
 void __asan_poison_memory_region(void const volatile *from, size_t size) __attribute__((weak));
 void __asan_unpoison_memory_region(void const volatile *from, size_t size) __attribute__((weak));
 
-/* What was not read yet is nobody's to look at. The ring cannot tell: its memory is there twice. */
+/* Bytes that were not read yet must not be accessed. Not checked for the ring, whose memory is mapped twice. */
 static void guard(const uint8_t *to, size_t got, size_t room)
 {
 	if (__asan_poison_memory_region && !large) {
@@ -111,13 +111,13 @@ ssize_t fuzz_getrandom(void *to, size_t size, unsigned flags)
 
 static unsigned long long at;
 
-static void tell(void) { fprintf(stderr, "input %llu\n", at); }
+static void report_input(void) { fprintf(stderr, "input %llu\n", at); }
 
 #define HOLDS(what)                                                                                                    \
 	do {                                                                                                           \
 		if (!(what)) {                                                                                         \
 			fprintf(stderr, "line %d: does not hold: %s\n", __LINE__, #what);                              \
-			tell();                                                                                        \
+			report_input();                                                                                        \
 			abort();                                                                                       \
 		}                                                                                                      \
 	} while (0)
@@ -140,7 +140,7 @@ static bool watch_record(void *owner, const Record *record)
 	w->records++;
 	if (w->stop_after && w->records == w->stop_after)
 		*w->source->stopped = true;
-	/* In a block of its own, so that a look behind the record's end is found. */
+	/* In a separate allocation, so that the sanitizer finds accesses beyond the record. */
 	Record own = *record;
 	HOLDS(w->copies < sizeof w->copy / sizeof *w->copy);
 	own.data = w->copy[w->copies++] = malloc(record->captured);
@@ -159,7 +159,7 @@ static void watch_moving(void *owner)
 static void watch_problem(void *owner, uint64_t offset, const char *what)
 {
 	Watched *w = owner;
-	HOLDS(!w->problems++ || offset > w->last); /* each one is further on: it ends */
+	HOLDS(!w->problems++ || offset > w->last); /* increasing offsets: reading terminates */
 	w->last = offset;
 	w->sink.problem(w->sink.owner, offset, what);
 }
@@ -180,7 +180,7 @@ static void pass_moving(void *owner) { (void)owner; }
 static void pass_problem(void *owner, uint64_t offset, const char *what) { (void)owner, (void)offset, (void)what; }
 static void pass_end(void *owner, uint64_t offset) { (void)owner, (void)offset; }
 
-/* What module.c's first_time does. */
+/* The same as first_time of module.c. */
 static void peek(const uint8_t *data, size_t size)
 {
 	int64_t time = -1;
@@ -195,7 +195,7 @@ static void peek(const uint8_t *data, size_t size)
 	source_end(&source);
 }
 
-static void ask(Counter *c, const uint8_t *data, size_t size)
+static void configure(Counter *c, const uint8_t *data, size_t size)
 {
 	static const First firsts[] = {
 	    {.protocol = TCP, .port = 6817, .offset = 10, .length = 2, .low = {0x03, 0}, .high = {0x05, 0xff}},
@@ -328,12 +328,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	peek(data, size);
 	Counter *c = calloc(1, sizeof *c);
 	HOLDS(c);
-	ask(c, data, size);
+	configure(c, data, size);
 	HOLDS(counter_begin(c));
 	scarce = roll(20) ? 0 : 3 + roll(10);
 	for (uint32_t files = 1 + (roll(5) == 0); files; files--)
 		read_one(c, data, size);
-	if (roll(10) == 0) { /* another file after the end */
+	if (roll(10) == 0) { /* append another file */
 		counter_finish(c);
 		read_one(c, data, size);
 	}
@@ -347,7 +347,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 #ifndef LIBFUZZER
 
-/* ---- inputs made of seeds ---------------------------------------------------------------------- */
+/* ---- mutation of seeds ------------------------------------------------------------------------- */
 
 typedef struct {
 	uint8_t *data;
@@ -385,7 +385,7 @@ static uint32_t odd_number(void)
 	return roll(3) ? number : number + roll(9) - 4;
 }
 
-/* Where records of a capture that is not tampered with begin. */
+/* Offsets of the records of an unmodified capture. */
 static uint32_t find_records(const Bytes *b, uint32_t *places, uint32_t most, bool *big)
 {
 	uint32_t count = 0, place = 0, magic = b->size >= 24 ? le32(b->data) : 0;
@@ -402,7 +402,7 @@ static uint32_t find_records(const Bytes *b, uint32_t *places, uint32_t most, bo
 	return count;
 }
 
-/* A record of a capture of Ethernet frames, with few or many different addresses and ports. */
+/* Appends a record with an Ethernet frame, with few or many different addresses and ports. */
 static void add_frame(Bytes *b, bool big, uint32_t second, uint32_t width)
 {
 	uint8_t record[16 + 14 + 20 + 20 + 300] = {0};
@@ -463,7 +463,7 @@ static void tamper(Bytes *b, const Bytes *other, const uint32_t *places, uint32_
 {
 	uint32_t place = roll(b->size), length = roll(roll(3) ? 64 : 4096), width = 1u << roll(3);
 	uint32_t record = count ? places[roll(count)] : 0;
-	if (record >= b->size) /* it was cut off by now */
+	if (record >= b->size) /* already cut off */
 		record = 0;
 	length = length < b->size - place ? length : b->size - place;
 	switch (roll(13)) {
@@ -481,7 +481,7 @@ static void tamper(Bytes *b, const Bytes *other, const uint32_t *places, uint32_
 	case 5:
 		put(b, record + 4 * roll(7), odd_number(), 4, roll(9) ? big : !big);
 		break;
-	case 6: /* a bit of it */
+	case 6: /* flip a bit of it */
 		place = record + roll(16);
 		if (place < b->size)
 			b->data[place] ^= (uint8_t)(1 << roll(8));
@@ -541,34 +541,34 @@ static void too_long(int number)
 {
 	(void)number;
 	fprintf(stderr, "does not end\n");
-	tell();
+	report_input();
 	abort();
 }
 
 void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
 
-int main(int count, char **words)
+int main(int count, char **argv)
 {
 	if (count < 4) {
 		fprintf(stderr, "fuzz SEED COUNT[/AT] FILE...\n");
 		return 2;
 	}
 	char *rest;
-	unsigned long long seed = strtoull(words[1], NULL, 10), inputs = strtoull(words[2], &rest, 10), first = 0;
+	unsigned long long seed = strtoull(argv[1], NULL, 10), inputs = strtoull(argv[2], &rest, 10), first = 0;
 	if (*rest == '/')
 		inputs = (first = strtoull(rest + 1, NULL, 10)) + 1;
 	uint32_t seeds_there = (uint32_t)count - 3;
 	Bytes *seeds = calloc(seeds_there, sizeof *seeds);
 	for (uint32_t i = 0; i < seeds_there; i++) {
-		seeds[i] = read_seed(words[i + 3]);
+		seeds[i] = read_seed(argv[i + 3]);
 		if (seeds[i].size < 24) {
-			fprintf(stderr, "%s is too short for a seed\n", words[i + 3]);
+			fprintf(stderr, "%s is too short for a seed\n", argv[i + 3]);
 			_exit(2);
 		}
 	}
 	signal(SIGPROF, too_long);
 	if (__sanitizer_set_death_callback)
-		__sanitizer_set_death_callback(tell);
+		__sanitizer_set_death_callback(report_input);
 	const char *patience = getenv("PATIENCE_S");
 	struct itimerval wait = {.it_value.tv_sec = patience ? atoi(patience) : PATIENCE_S};
 	uint8_t *room = malloc(MOST);
@@ -577,7 +577,7 @@ int main(int count, char **words)
 		dice = seed * 0xd1342543de82ef95ULL + at;
 		Bytes made = {room, 0};
 		make_input(&made, seeds, seeds_there);
-		/* A block of its own size: what is read behind its end is found. */
+		/* An allocation of the exact size, so that the sanitizer finds accesses beyond it. */
 		uint8_t *data = malloc(made.size);
 		memcpy(data, made.data, made.size);
 		if (*rest == '/') {

@@ -1,4 +1,4 @@
-"""What the native core counts in a capture, in the form that tshark's counts are in."""
+"""Counts of the native core in the same form as tshark's counts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PORTS = [
     *((TCP, port) for port in (22, 25, 80, 443, 2049, 6817, 6818)),
     *((UDP, port) for port in (53, 67, 69, 123, 514, 8649)),
 ]
-"""Where services listen, for tests that need no catalogue."""
+"""Service ports for tests that need no catalogue."""
 
 
 def run_core(*files: bytes | Path, keep: int = 1 << 16, **options: Any) -> Any:
-    """A counter that has read these files, one after the other."""
+    """Read files one after the other with a new counter."""
     counter = _core.Counter(PORTS, options.pop("first", []), options.pop("samples", []), keep_flows=keep, **options)
     for one in files:
         with tempfile.TemporaryFile() if isinstance(one, bytes) else one.open("rb") as file:
@@ -38,7 +38,7 @@ def _fill(file: IO[bytes], data: bytes) -> None:
 
 
 def by_core(*files: bytes | Path, **options: Any) -> Counted:
-    """What the core counts."""
+    """Count with the core."""
     counter = run_core(*files, **options)
     totals = counter.totals()
     counted = Counted(totals["packets"], totals["bytes"])
@@ -62,7 +62,7 @@ def pairs(counted: Counted, protocol: int) -> dict[frozenset[End], int]:
 
 
 def differences(ours: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> Iterable[str]:
-    """Where two counts do not say the same, as lines."""
+    """Describe the differences between two counts, one per line."""
     for key in sorted(ours.keys() | theirs.keys(), key=repr):
         if ours.get(key) != theirs.get(key):
             yield f"{_shown(key)}: core {ours.get(key)}, tshark {theirs.get(key)}"

@@ -1,4 +1,4 @@
-"""Frames, byte by byte. Checksums of the layers above IPv4's header are left at 0: nobody here asks for them."""
+"""Build frames, byte by byte. Checksums above IPv4's header are 0: they are never checked."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 SHORTEST = 60
-"""Bytes of the shortest Ethernet frame, without its checksum; the card of the sender fills up to it."""
+"""Bytes of the shortest Ethernet frame, without its checksum; the sender's card pads shorter ones."""
 
 
 @cache
 def mac_bytes(mac: str) -> bytes:
-    """``52:54:00:00:00:01`` as it is on the wire."""
+    """Encode ``52:54:00:00:00:01``."""
     return bytes.fromhex(mac.replace(":", ""))
 
 
 @cache
 def ip_bytes(address: str) -> bytes:
-    """4 or 16 bytes."""
+    """Encode an IP address: 4 or 16 bytes."""
     return ip_address(address).packed
 
 
 def ip_text(address: bytes) -> str:
-    """The other way round."""
+    """Decode an IP address."""
     return str(ip_address(address))
 
 
@@ -51,7 +51,7 @@ def ethernet(
 
 
 def llc(payload: bytes, *, src: str, dst: str, sap: int = 0x42) -> bytes:
-    """An 802.3 frame: its length stands where Ethernet II has the type (spanning tree with the default)."""
+    """An 802.3 frame: the length instead of Ethernet II's type (spanning tree by default)."""
     body = bytes((sap, sap, 3)) + payload
     frame = mac_bytes(dst) + mac_bytes(src) + struct.pack("!H", len(body)) + body
     return frame.ljust(SHORTEST, b"\0")
@@ -68,7 +68,7 @@ def sll2(payload: bytes, kind: int = IPV4, *, src: str, sort: int = 0, interface
 
 
 def null(payload: bytes, *, order: str = "<") -> bytes:
-    """BSD loopback: the address family in the byte order of who captured (LINKTYPE_NULL); ``>`` is LINKTYPE_LOOP."""
+    """BSD loopback: the address family in the capturing host's byte order (LINKTYPE_NULL); ``>`` is LINKTYPE_LOOP."""
     return struct.pack(f"{order}I", 2 if payload[0] >> 4 == 4 else 30) + payload
 
 
@@ -105,7 +105,7 @@ def ipv4(
 
 
 def fragments(payload: bytes, protocol: int, src: str, dst: str, *, ident: int, size: int = 1480) -> list[bytes]:
-    """A datagram in pieces of ``size`` bytes (a multiple of 8)."""
+    """A datagram in fragments of ``size`` bytes (a multiple of 8)."""
     return [
         ipv4(payload[at : at + size], protocol, src, dst, ident=ident, offset=at, more=at + size < len(payload))
         for at in range(0, len(payload), size)
@@ -127,13 +127,13 @@ def extension(kind: int, data: bytes, following: int) -> bytes:
     if kind == AUTH:
         data = data.ljust(max(10, -(-(len(data) + 2) // 4) * 4 - 2), b"\0")
         return struct.pack("!BB", following, (len(data) + 2) // 4 - 2) + data
-    # PadN would be right for options; zeroes are Pad1, which is as good.
+    # Zeroes are Pad1; PadN would be more usual.
     data = data.ljust(-(-(len(data) + 2) // 8) * 8 - 2, b"\0")
     return struct.pack("!BB", following, (len(data) + 2) // 8 - 1) + data
 
 
 def fragments6(payload: bytes, protocol: int, src: str, dst: str, *, ident: int, size: int = 1440) -> list[bytes]:
-    """A datagram over IPv6 in pieces of ``size`` bytes (a multiple of 8)."""
+    """A datagram over IPv6 in fragments of ``size`` bytes (a multiple of 8)."""
     made = []
     for at in range(0, len(payload), size):
         more = at + size < len(payload)
@@ -143,7 +143,7 @@ def fragments6(payload: bytes, protocol: int, src: str, dst: str, *, ident: int,
 
 
 def ip(payload: bytes, protocol: int, src: str, dst: str) -> bytes:
-    """IPv4 or IPv6, as the addresses are."""
+    """IPv4 or IPv6, by the addresses."""
     return (ipv6 if ":" in src else ipv4)(payload, protocol, src, dst)
 
 
@@ -177,20 +177,20 @@ def icmp(kind: int, code: int = 0, body: bytes = b"") -> bytes:
 
 
 def ping(ident: int, number: int, *, answer: bool = False, size: int = 56) -> bytes:
-    """An echo request, or its answer."""
+    """An echo request or reply."""
     return icmp(0 if answer else 8, 0, struct.pack("!HH", ident, number) + bytes(size))
 
 
 def arp(
     sender_mac: str, sender: str, target: str, *, target_mac: str = "00:00:00:00:00:00", answer: bool = False
 ) -> bytes:
-    """An ARP question or answer (RFC 826); a question for one's own address is an announcement."""
+    """An ARP request or reply (RFC 826); a request for the own address is an announcement."""
     head = struct.pack("!HHBBH", 1, IPV4, 6, 4, 2 if answer else 1)
     return head + mac_bytes(sender_mac) + ip_bytes(sender) + mac_bytes(target_mac) + ip_bytes(target)
 
 
 def lldp(chassis: str, port: str, ttl_s: int = 120) -> bytes:
-    """What a switch says of itself (IEEE 802.1AB): chassis, port, time to live, end."""
+    """An LLDP announcement (IEEE 802.1AB): chassis, port, time to live, end."""
     return b"".join(
         struct.pack("!H", kind << 9 | len(value)) + value
         for kind, value in (
@@ -202,7 +202,7 @@ def lldp(chassis: str, port: str, ttl_s: int = 120) -> bytes:
     )
 
 
-# What is said above UDP and TCP.
+# Application protocols.
 
 
 def bootp(
@@ -233,7 +233,7 @@ def ntp(mode: int, *, stratum: int, poll: int, sent_ns: int, received_ns: int = 
 
 
 def ntp_time(time_ns: int) -> bytes:
-    """Seconds since 1900 and their fraction; 0 is "not known"."""
+    """Seconds since 1900 and their fraction; 0 is "unknown"."""
     if not time_ns:
         return bytes(8)
     seconds, rest = divmod(time_ns, 10**9)
@@ -241,7 +241,7 @@ def ntp_time(time_ns: int) -> bytes:
 
 
 def slurm(kind: int, body: bytes, *, version: int = 0x2600, sender: str = "0.0.0.0", sender_port: int = 0) -> bytes:
-    """A Slurm message as it is on the wire: length, header, MUNGE credential, body.
+    """A Slurm message: length, header, MUNGE credential, body.
 
     The layout is that of ``pack_header`` in Slurm's src/common/slurm_protocol_pack.c; 0x2600 is Slurm 22.05.
     """
@@ -259,6 +259,6 @@ def rpc_call(xid: int, procedure: int, body: bytes = b"", *, program: int = 1000
 
 
 def rpc_reply(xid: int, body: bytes = b"") -> bytes:
-    """The answer: accepted, success."""
+    """An RPC reply: accepted, success."""
     reply = struct.pack("!IIIIII", xid, 1, 0, 0, 0, 0) + body
     return struct.pack("!I", 0x80000000 | len(reply)) + reply

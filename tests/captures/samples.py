@@ -1,4 +1,4 @@
-"""Small captures of every kind: by name, what a file holds and how it is written."""
+"""Small captures of every kind, by name: contents and file format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spaced(frames: list[bytes], step_ns: int = 1_000_500_000) -> list[Packet]:
     return [(START_NS + number * step_ns, frame) for number, frame in enumerate(frames)]
 
 
-def talk(wrap: Wrap, source: str = A, target: str = B) -> list[bytes]:
+def conversation(wrap: Wrap, source: str = A, target: str = B) -> list[bytes]:
     """A short TCP connection, a datagram there and back, a ping."""
     kind = p.IPV6 if ":" in source else p.IPV4
     there = [
@@ -52,7 +52,7 @@ def talk(wrap: Wrap, source: str = A, target: str = B) -> list[bytes]:
 def odd_headers() -> list[bytes]:
     """IPv4 options, IPv6 extension headers of all kinds, SCTP, ICMP, IGMP, frames without IP."""
     http = p.tcp(b"GET / HTTP/1.1\r\n\r\n", 40010, 80, p.ACK | p.PSH, options=bytes((8, 10)) + bytes(8))
-    asked = p.udp(p.ntp(3, stratum=3, poll=6, sent_ns=START_NS), 40011, 123)
+    request = p.udp(p.ntp(3, stratum=3, poll=6, sent_ns=START_NS), 40011, 123)
     six = [
         [(p.HOP, bytes(6))],
         [(p.OPTIONS, bytes(14)), (p.ROUTING, bytes((0, 0)) + bytes(4))],
@@ -61,14 +61,14 @@ def odd_headers() -> list[bytes]:
     ]
     return [
         in_ethernet(p.ipv4(http, p.TCP, A, B, options=bytes((0x94, 4, 0, 0)))),
-        in_ethernet(p.ipv4(asked, p.UDP, A, B, options=bytes((7, 39, 4)) + bytes(36))),
+        in_ethernet(p.ipv4(request, p.UDP, A, B, options=bytes((7, 39, 4)) + bytes(36))),
         *(in_ethernet(p.ipv6(http, p.TCP, A6, B6, extensions=chain), p.IPV6) for chain in six),
-        *(in_ethernet(p.ipv6(asked, p.UDP, A6, B6, extensions=chain), p.IPV6) for chain in six),
+        *(in_ethernet(p.ipv6(request, p.UDP, A6, B6, extensions=chain), p.IPV6) for chain in six),
         in_ethernet(p.ipv4(p.sctp(b"data", 40012, 2905), p.SCTP, A, B)),
         in_ethernet(p.ipv4(p.ping(7, 1), p.ICMP, A, B)),
         in_ethernet(p.ipv4(p.ping(7, 1, answer=True), p.ICMP, B, A)),
-        # Port unreachable, with the head of what it is about: that is no packet of the flow it names.
-        in_ethernet(p.ipv4(p.icmp(3, 3, bytes(4) + p.ipv4(asked, p.UDP, B, A)), p.ICMP, A, B)),
+        # Port unreachable, which quotes a packet: it does not belong to that packet's flow.
+        in_ethernet(p.ipv4(p.icmp(3, 3, bytes(4) + p.ipv4(request, p.UDP, B, A)), p.ICMP, A, B)),
         in_ethernet(p.ipv6(p.icmp(135, 0, bytes(4) + p.ip_bytes(B6)), p.ICMPV6, A6, B6), p.IPV6),
         in_ethernet(p.ipv4(b"\x16\0\0\0" + bytes(4), p.IGMP, A, "224.0.0.22", options=b"\x94\4\0\0")),
         in_ethernet(p.ipv4(bytes(20), 89, A, B)),
@@ -90,7 +90,7 @@ def tunnels() -> list[bytes]:
 
 
 def in_pieces() -> list[bytes]:
-    """Datagrams in fragments: two at once, the last piece first, one whose first piece is missing; IPv6 too."""
+    """Fragmented datagrams: two interleaved, one in reverse order, one without its first fragment; also IPv6."""
     big, other = p.udp(bytes(6000), 40020, 514), p.udp(bytes(4000), 40021, 514)
     mixed = [
         piece
@@ -101,10 +101,10 @@ def in_pieces() -> list[bytes]:
     ]
     segment = p.fragments(p.tcp(bytes(2000), 40022, 2049, p.ACK), p.TCP, A, B, ident=3)
     backwards = p.fragments(p.udp(bytes(3000), 40025, 514), p.UDP, A, B, ident=4)[::-1]
-    beheaded = p.fragments(p.udp(bytes(3000), 40026, 514), p.UDP, A, B, ident=5)[1:]
+    headless = p.fragments(p.udp(bytes(3000), 40026, 514), p.UDP, A, B, ident=5)[1:]
     six = p.fragments6(p.udp(bytes(4000), 40023, 514), p.UDP, A6, B6, ident=70000)
     return [
-        *(in_ethernet(piece) for piece in mixed + segment + backwards + beheaded),
+        *(in_ethernet(piece) for piece in mixed + segment + backwards + headless),
         *(in_ethernet(piece, p.IPV6) for piece in six),
         *(in_ethernet(piece) for piece in p.fragments(p.udp(bytes(3000), 40024, 514), p.UDP, B, A, ident=1)),
     ]
@@ -112,10 +112,10 @@ def in_pieces() -> list[bytes]:
 
 @dataclass(frozen=True)
 class Sample:
-    """A capture by the name of what is special about it.
+    """A sample capture.
 
     Attributes:
-        times: whether every packet's time is in the file to the microsecond.
+        times: whether the file has the time of every packet to the microsecond.
     """
 
     data: bytes
@@ -124,8 +124,8 @@ class Sample:
 
 
 def dialects() -> dict[str, Sample]:
-    """The same traffic in every kind of pcap and pcapng."""
-    frames = talk(in_ethernet)
+    """The same traffic in every variant of pcap and pcapng."""
+    frames = conversation(in_ethernet)
     packets = spaced(frames)
     made: dict[str, bytes] = {}
     for order, word in (("<", "little"), (">", "big")):
@@ -142,7 +142,7 @@ def dialects() -> dict[str, Sample]:
 
 
 def mixed(packets: list[Packet], order: str) -> bytes:
-    """Sections in both byte orders, interfaces of several resolutions, an offset, options, blocks to be passed over."""
+    """Sections in both byte orders, interfaces of several resolutions, an offset, options, blocks to be skipped."""
     made = files.Pcapng(order)
     made.unknown()
     made.interface(resolution=9)
@@ -173,7 +173,7 @@ def simple(frames: list[bytes]) -> bytes:
 
 
 def links() -> dict[str, Sample]:
-    """The same traffic over every link, IPv4 and IPv6."""
+    """The same traffic with every link type, IPv4 and IPv6."""
     wraps: dict[str, tuple[int, Wrap]] = {
         "ethernet": (files.ETHERNET, in_ethernet),
         "vlan": (files.ETHERNET, tagged((p.VLAN, 100))),
@@ -192,18 +192,19 @@ def links() -> dict[str, Sample]:
     }
     made = {}
     for name, (link, wrap) in wraps.items():
-        frames = talk(wrap) + talk(wrap, A6, B6)
+        frames = conversation(wrap) + conversation(wrap, A6, B6)
         made[name] = Sample(files.pcap(spaced(frames), link=link), frames)
     made["ipv4"] = Sample(
-        files.pcap(spaced(talk(lambda data, kind: data)), link=files.IPV4), talk(lambda data, kind: data)
+        files.pcap(spaced(conversation(lambda data, kind: data)), link=files.IPV4),
+        conversation(lambda data, kind: data),
     )
-    bare6 = talk(lambda data, kind: data, A6, B6)
+    bare6 = conversation(lambda data, kind: data, A6, B6)
     made["ipv6"] = Sample(files.pcap(spaced(bare6), link=files.IPV6), bare6)
     return made
 
 
 def contents() -> dict[str, Sample]:
-    """Headers of all kinds, fragments, cut frames."""
+    """All kinds of headers, fragments, cut frames."""
     made = {}
     for name, frames in (("headers", odd_headers()), ("fragments", in_pieces())):
         made[name] = Sample(files.pcap(spaced(frames)), frames)
@@ -219,5 +220,5 @@ def contents() -> dict[str, Sample]:
 
 
 def everything() -> dict[str, Sample]:
-    """All of them."""
+    """All samples."""
     return {**dialects(), **links(), **contents()}

@@ -1,4 +1,4 @@
-"""What tshark counts in a capture, in a form that other counts can be held against."""
+"""Counts of tshark, in a form for comparison with other counts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Counted:
     Attributes:
         ways: (packets, bytes) of each direction of each flow of TCP, UDP and SCTP.
         plain: of other protocols above IP, by (protocol, sender, receiver).
-        connections: flows of TCP, UDP and SCTP, told apart as the program does.
-        tables: frames of each pair of ends, by protocol, as ``tshark -z conv`` has them.
-        later: packets that are later fragments, by protocol and ends; tshark's own tables leave them out.
+        connections: flows of TCP, UDP and SCTP, as separated by the program.
+        tables: frames of each pair of endpoints, by protocol, from ``tshark -z conv``.
+        later: packets that are later fragments, by protocol and endpoints; tshark's own tables omit them.
     """
 
     packets: int = 0
@@ -37,22 +37,22 @@ class Counted:
     later: dict[tuple[int, frozenset[End]], int] = field(default_factory=dict)
 
     def add(self, way: Way, packets: int, size: int) -> None:
-        """Count something of one direction."""
-        heap = self.ways if way[0] in (TCP, UDP, SCTP) else self.plain
-        before = heap.get(way, (0, 0))
+        """Add counts of one direction."""
+        counts = self.ways if way[0] in (TCP, UDP, SCTP) else self.plain
+        before = counts.get(way, (0, 0))
         if packets:
-            heap[way] = before[0] + packets, before[1] + size
+            counts[way] = before[0] + packets, before[1] + size
 
 
 def tshark(tool: str, file: Path, *argv: str) -> str:
-    """What tshark says; without names, and without putting together what was cut."""
+    """Run tshark without name resolution and without reassembly; return its output."""
     plain = [
         *("-o", "ip.defragment:FALSE", "-o", "ipv6.defragment:FALSE", "-o", "tcp.desegment_tcp_streams:FALSE"),
-        # Dissectors that guess look at payloads and may take a packet for another protocol's tunnel.
+        # Heuristic dissectors may mistake a payload for a tunnel.
         *("-o", "udp.try_heuristic_first:FALSE", "-o", "gui.max_tree_items:100000000"),
     ]
     done = subprocess.run([tool, "-n", "-r", file, *plain, *argv], capture_output=True, timeout=600)
-    # A truncated capture ends with status 2 after all that could be read.
+    # After a truncated capture the status is 2.
     assert done.returncode in (0, 2), done.stderr.decode(errors="replace")
     return done.stdout.decode(errors="replace")
 
@@ -73,15 +73,15 @@ FIELDS = (
     *("sctp.srcport", "sctp.dstport", "ipv6.nxt", "frame.encap_type", "tcp.stream"),
 )
 BELOW = {"ipv6.hopopts", "ipv6.routing", "ipv6.fraghdr", "ipv6.dstopts", "ah", "mipv6", "shim6", "hip"}
-"""What may stand between IPv6 and the transport."""
+"""Headers allowed between IPv6 and the transport."""
 TRANSPORTS = {"tcp": TCP, "udp": UDP, "sctp": SCTP}
 NUMBERS = {**TRANSPORTS, "icmp": p.ICMP, "icmpv6": p.ICMPV6, "igmp": p.IGMP, "gre": p.GRE}
 
 
 def by_tshark(tool: str, file: Path) -> Counted:
-    """What tshark counts packet by packet: the outermost IP header of each, and the transport right above it.
+    """Count with tshark, packet by packet: the outermost IP header, and the transport directly above it.
 
-    Later fragments have no ports; they are counted to the flow of the first one of the same datagram.
+    Later fragments have no ports; they are counted with the flow of the datagram's first fragment.
     """
     fields = [word for name in FIELDS for word in ("-e", name)]
     separators = ("-E", "separator=|", "-E", "occurrence=f", "-z", "conv,tcp", "-z", "conv,udp")
@@ -90,16 +90,16 @@ def by_tshark(tool: str, file: Path) -> Counted:
     streams, table = set(), ""
     for line in tshark(tool, file, "-T", "fields", *separators, *fields).splitlines():
         if "|" not in line or table:
-            words = line.split()
-            if words[1:] == ["Conversations"]:
-                table = words[0].lower()
+            columns = line.split()
+            if columns[1:] == ["Conversations"]:
+                table = columns[0].lower()
                 counted.tables[table] = {}
-            elif len(words) > 8 and words[1] == "<->":
-                _conversation(words, counted.tables, table)
+            elif len(columns) > 8 and columns[1] == "<->":
+                _conversation(columns, counted.tables, table)
             continue
         one = dict(zip(FIELDS, line.split("|"), strict=True))
         if not one["frame.encap_type"]:
-            continue  # a custom block of pcapng: tshark gives it a number, but it is no packet
+            continue  # a custom block of pcapng: tshark numbers it, but it is not a packet
         size = int(one["frame.len"])
         counted.packets += 1
         counted.bytes += size
@@ -114,7 +114,7 @@ def by_tshark(tool: str, file: Path) -> Counted:
 
 
 def _way(one: Mapping[str, str], firsts: dict[tuple[Any, ...], Way]) -> Way | None:
-    """Which direction of which flow a packet is of; None without an IP header."""
+    """Return the flow and direction of a packet; None without an IP header."""
     layers = one["frame.protocols"].split(":")
     outer = next((layer for layer in layers if layer in ("ip", "ipv6")), None)
     if not outer or not (one[f"{outer}.src"] and one[f"{outer}.dst"]):
@@ -139,12 +139,12 @@ def _way(one: Mapping[str, str], firsts: dict[tuple[Any, ...], Way]) -> Way | No
     return way
 
 
-def _conversation(words: list[str], tables: dict[str, dict[frozenset[End], int]], table: str) -> None:
-    """A line of ``tshark -z conv``; one that was opened anew is two lines there and one here."""
-    ends = frozenset(_end(words[place]) for place in (0, 2))
-    # "frames bytes unit" towards each end, then both together.
+def _conversation(columns: list[str], tables: dict[str, dict[frozenset[End], int]], table: str) -> None:
+    """Add a line of ``tshark -z conv``; a reopened connection is two lines there and one entry here."""
+    ends = frozenset(_end(columns[place]) for place in (0, 2))
+    # "frames bytes unit" for each direction, then for both.
     frames = tables.setdefault(table, {})
-    frames[ends] = frames.get(ends, 0) + int(words[3]) + int(words[6])
+    frames[ends] = frames.get(ends, 0) + int(columns[3]) + int(columns[6])
 
 
 def _end(text: str) -> End:

@@ -1,4 +1,4 @@
-"""A wire with somebody listening at the management node: what goes over it is kept, and known flow by flow."""
+"""A wire captured at the management node: records all frames, with the expected counts of each flow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OFFER = bytes((2, 4, 5, 0xB4, 4, 2, 8, 10)) + bytes(8) + bytes((1, 3, 3, 7))
 
 @dataclass(eq=False)
 class Station:
-    """Somebody on the wire; ``via`` is the station that frames from and to it pass, itself as a rule."""
+    """A station on the wire."""
 
     name: str
     mac: str
@@ -26,7 +26,7 @@ class Station:
     ports: Iterator[int] = field(default_factory=lambda: count(32768))
 
     def port(self) -> int:
-        """The next free port of those that the system gives out."""
+        """Return the next free dynamic port."""
         return next(self.ports)
 
 
@@ -36,12 +36,12 @@ Key = tuple[int, str, int, str, int]
 
 @dataclass
 class Flow:
-    """What was sent between two ports: packets and bytes as (to the server, from it).
+    """Traffic between two ports: packets and bytes as (to the server, from it).
 
     Attributes:
-        opener: "node" or "sms": whose wish it was.
-        midstream: it was open before the capture began.
-        syns: connections that were opened on it.
+        opener: "node" or "sms", the initiator.
+        midstream: whether it was open before the capture began.
+        syns: number of connections opened on it.
     """
 
     service: str
@@ -54,7 +54,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Total:
-    """A service's flows added up; opened counts connections by who opened them, a UDP flow as one."""
+    """Totals of a service's flows; ``opened`` counts connections by initiator, a UDP flow as one."""
 
     flows: int = 0
     opened: dict[str, int] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class Total:
     bytes: int = 0
 
 
-Say = tuple[float, str, bytes]
-"""Seconds after what was last said, "c" or "s", and what the client or the server then says."""
+Message = tuple[float, str, bytes]
+"""Seconds after the previous message, sender ("c" client or "s" server), payload."""
 
 
 class Wire:
-    """All frames that the management node's interface sees, and the truth about them."""
+    """All frames on the management node's interface, with their expected counts."""
 
     def __init__(self, sms: Station, *, rtt_s: float = 0.0002, snap_pad: bool = True) -> None:
         self.sms = sms
@@ -80,24 +80,24 @@ class Wire:
         self.idents = count(1)
 
     def frame(self, time_s: float, source: Station, payload: bytes, kind: int = p.IPV4, *, to: str) -> int:
-        """Put a frame on the wire; gives its bytes. What others send has been filled up to 60 bytes on its way."""
+        """Put a frame on the wire; return its size. Frames of other stations are padded to 60 bytes."""
         made = p.ethernet(payload, kind, src=source.mac, dst=to, pad=self.pad and source is not self.sms)
         self.frames.append((round(time_s * 1e9), made))
         return len(made)
 
     def noise(self, what: str, time_s: float, source: Station, payload: bytes, kind: int, *, to: str) -> None:
-        """A frame without IP."""
+        """Add a frame without IP."""
         size = self.frame(time_s, source, payload, kind, to=to)
         seen = self.other.setdefault(what, [0, 0])
         seen[0] += 1
         seen[1] += size
 
     def open(self, key: Key, service: str, opener: str, *, midstream: bool = False) -> Flow:
-        """The flow of this key, a new one if need be."""
+        """Return the flow of this key, a new one if necessary."""
         return self.flows.setdefault(key, Flow(service, opener, midstream))
 
     def count(self, flow: Flow, back: bool, size: int) -> None:
-        """A packet of a flow."""
+        """Count a packet of a flow."""
         flow.packets[back] += 1
         flow.bytes[back] += size
 
@@ -113,7 +113,7 @@ class Wire:
         source: str = "",
         target: str = "",
     ) -> None:
-        """A UDP datagram from the first end to the second; ``back`` says that this is the server speaking.
+        """A UDP datagram from the first end to the second; ``back``: the server sends it.
 
         Args:
             to, source, target: link address of the receiver, and the IP addresses, where they are not the stations'.
@@ -128,14 +128,20 @@ class Wire:
         )
         self.count(flow, back, self.frame(time_s, sender, packet, to=to or receiver.mac))
 
-    def ask(
-        self, time_s: float, service: str, client: Station, server: Station, ports: tuple[int, int], say: Iterable[Say]
+    def exchange(
+        self,
+        time_s: float,
+        service: str,
+        client: Station,
+        server: Station,
+        ports: tuple[int, int],
+        messages: Iterable[Message],
     ) -> None:
-        """Datagrams between a client and a server."""
+        """Exchange datagrams between a client and a server."""
         own, theirs = ports
         key = (p.UDP, client.address, own, server.address, theirs)
         flow = self.open(key, service, self.side(client))
-        for wait_s, who, payload in say:
+        for wait_s, who, payload in messages:
             time_s += wait_s
             back = who == "s"
             ends = (server, theirs, client, own) if back else (client, own, server, theirs)
@@ -152,23 +158,23 @@ class Wire:
         client: Station,
         server: Station,
         port: int,
-        say: Sequence[Say],
+        messages: Sequence[Message],
         *,
         own: int = 0,
         opened: bool = True,
         closed: bool = True,
     ) -> float:
-        """A TCP connection; gives the time after its last packet.
+        """Add a TCP connection; return the time after its last packet.
 
         Args:
-            own: the client's port; 0 takes the next.
+            own: the client's port; 0 for the next free one.
             opened, closed: whether its SYN and its FIN are in the capture.
         """
-        talk = Talk(self, service, client, server, own or client.port(), port, midstream=not opened)
-        return talk.run(time_s, say, opened=opened, closed=closed)
+        connection = Connection(self, service, client, server, own or client.port(), port, midstream=not opened)
+        return connection.run(time_s, messages, opened=opened, closed=closed)
 
     def truth(self) -> dict[str, Total]:
-        """What there is of each service."""
+        """Return the expected counts of each service."""
         totals: dict[str, Total] = {}
         for key, flow in self.flows.items():
             one = totals.get(flow.service, Total())
@@ -185,12 +191,12 @@ class Wire:
         return totals
 
     def packets(self) -> list[tuple[int, bytes]]:
-        """All frames in the order of their times."""
+        """Return all frames in the order of their times."""
         return sorted(self.frames, key=lambda packet: packet[0])
 
 
-class Talk:
-    """One TCP connection while it is being written."""
+class Connection:
+    """A TCP connection while it is generated."""
 
     def __init__(
         self, wire: Wire, service: str, client: Station, server: Station, own: int, port: int, *, midstream: bool
@@ -203,7 +209,7 @@ class Talk:
         self.seq = {"c": start, "s": start ^ 0x5A5A5A5A}
 
     def segment(self, time_s: float, who: str, flags: int, payload: bytes = b"", options: bytes = STAMPS) -> float:
-        """One segment; gives its time. A third station between the two is the management node, which routes."""
+        """Send one segment; return its time. A third station between the two is the management node, which routes."""
         peer = "s" if who == "c" else "c"
         (sender, sport), (receiver, dport) = self.ends[who], self.ends[peer]
         segment = p.tcp(payload, sport, dport, flags, seq=self.seq[who], ack=self.seq[peer], options=options)
@@ -212,24 +218,24 @@ class Talk:
         self.seq[who] = self.seq[who] + len(payload) + bool(flags & (p.SYN | p.FIN)) & 0xFFFFFFFF
         return time_s
 
-    def run(self, time_s: float, say: Sequence[Say], *, opened: bool, closed: bool) -> float:
-        """All of it."""
+    def run(self, time_s: float, messages: Sequence[Message], *, opened: bool, closed: bool) -> float:
+        """Generate the whole connection."""
         rtt = self.wire.rtt_s
         if opened:
             self.flow.syns += 1
             self.segment(time_s, "c", p.SYN, options=OFFER)
             self.segment(time_s + rtt, "s", p.SYN | p.ACK, options=OFFER)
             time_s = self.segment(time_s + rtt * 1.5, "c", p.ACK)
-        for wait_s, who, payload in say:
-            time_s = self.speak(time_s + wait_s, who, payload)
+        for wait_s, who, payload in messages:
+            time_s = self.send(time_s + wait_s, who, payload)
         if closed:
             self.segment(time_s + rtt, "c", p.FIN | p.ACK)
             self.segment(time_s + rtt * 2, "s", p.FIN | p.ACK)
             time_s = self.segment(time_s + rtt * 2.5, "c", p.ACK)
         return time_s
 
-    def speak(self, time_s: float, who: str, payload: bytes) -> float:
-        """One says something in as many segments as it takes; the other acknowledges every second one."""
+    def send(self, time_s: float, who: str, payload: bytes) -> float:
+        """Send a message in as many segments as necessary; the peer acknowledges every second one."""
         peer = "s" if who == "c" else "c"
         for number, at in enumerate(range(0, len(payload), SEGMENT), 1):
             piece = payload[at : at + SEGMENT]

@@ -85,7 +85,7 @@ class Bed:
         """An empty overlay as Apptainer makes it, with something like Slurm's state."""
         self.folder.mkdir(parents=True, exist_ok=True)
         sh("apptainer", "overlay", "create", "--size", str(self.size_mb), "--sparse", self.overlay)
-        (self.folder / "agent.pyz").write_bytes(agent.packed())
+        (self.folder / "agent.pyz").write_bytes(agent.build_zipapp())
         self.tree.mkdir()
         self.mount()
         state = self.upper / HEAD[1:]

@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.cli import main
 from appliance.host import ssh
-from appliance.operations.migration import migrate, moving
+from appliance.operations.migration import migrate, steps
 from appliance.tools import move
 
 TELL, WORD = int(sys.argv[1]), int(sys.argv[2])
@@ -38,21 +38,21 @@ def step(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return told
 
 
-class End(move.End):
+class Endpoint(move.Endpoint):
     """Tells each word of the driver's."""
 
-    def say(self, do: str, data: bytes = b"", **facts: Any) -> None:
+    def send(self, do: str, data: bytes = b"", **facts: Any) -> None:
         if do in SILENT:
-            return super().say(do, data, **facts)
+            return super().send(do, data, **facts)
         tell("<", do)
-        super().say(do, data, **facts)
+        super().send(do, data, **facts)
         return tell(">", do)
 
 
-moving.WAIT_S = float(sys.argv[3])
+steps.WAIT_S = float(sys.argv[3])
 ssh.GONE_MS = 10_000
 """A host that has lost its power is known to be gone after so long; usually it is a minute."""
-move.End = End  # type: ignore[misc]
-for name in ("look", "bring", "trust"):
+move.Endpoint = Endpoint  # type: ignore[misc]
+for name in ("inspect_hosts", "copy_image", "trust"):
     setattr(migrate, name, step(getattr(migrate, name), name))
 raise SystemExit(main(sys.argv[4:]))

@@ -1,4 +1,4 @@
-"""A classification as the paper's cluster would give it: 450 nodes, a day, the services of its Table 1."""
+"""Example classification: the cluster of "Decoupled management nodes" (2018), 450 nodes, a day, its Table 1."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from analysis.model import (
     Classification,
     Connections,
     Destination,
-    Heap,
     Interval,
     Latency,
     Nodes,
     Routed,
     Service,
     Sms,
+    TrafficKind,
     Unclassified,
     Unseen,
 )
@@ -31,7 +31,7 @@ BOOTS = (20, 21, 22)
 
 
 def _steady(total: int, wave: float = 0.0) -> tuple[int, ...]:
-    """Contacts over the day, ``wave`` of them more in the afternoon than on the average."""
+    """Contacts over the day, in the afternoon higher than the average by the share ``wave``."""
     each = total / BINS
     return tuple(round(each * (1 + wave * math.sin((part / BINS - 0.35) * 2 * math.pi))) for part in range(BINS))
 
@@ -90,8 +90,8 @@ RSYSLOG = Service(
     last_s=86_399.9,
     interval_s=Interval(61.2, 12.9),
     reasons=(
-        "450 of 450 nodes send to it, the management node never begins",
-        "nothing comes back: what is lost is lost",
+        "450 of 450 nodes send to it, the management node opens nothing",
+        "no answers: lost messages are not sent again",
     ),
     carried=True,
     timeline=_steady(518_400, 0.22),
@@ -101,7 +101,7 @@ RSYSLOG = Service(
 
 CHRONY = Service(
     name="chrony",
-    title="gives the nodes the time (NTP)",
+    title="time of the nodes (NTP)",
     verdict="time-critical",
     ports=("udp/123",),
     confidence=0.97,
@@ -117,7 +117,7 @@ CHRONY = Service(
     last_s=86_391.0,
     interval_s=Interval(1024.1, 3.8),
     latency_ms=Latency(0.21, 0.9),
-    reasons=("450 of 450 nodes ask it", "a poll every 1024 s, as NTP's poll exponent 10 in the packets says"),
+    reasons=("450 of 450 nodes poll it", "a poll every 1024 s: the poll exponent in the packets is 10"),
     carried=True,
     timeline=_steady(37_900),
     timeline_boot=_at({20: 64, 21: 48, 22: 8}),
@@ -125,7 +125,7 @@ CHRONY = Service(
 
 POSTFIX = Service(
     name="postfix",
-    title="takes the mail of nodes and of jobs",
+    title="mail of nodes and jobs",
     verdict="time-critical",
     ports=("tcp/25",),
     confidence=0.71,
@@ -141,7 +141,7 @@ POSTFIX = Service(
     last_s=85_911.0,
     interval_s=Interval(9_120.0, 8_440.0),
     latency_ms=Latency(4.4, 212.0),
-    reasons=("188 of 450 nodes open connections to it", "no period: mail goes when a job ends"),
+    reasons=("188 of 450 nodes open connections to it", "no period: mail is sent when a job ends"),
     carried=True,
     timeline=_steady(1_204, 0.8),
 )
@@ -153,7 +153,7 @@ NFS = Service(
     ports=("tcp/2049", "tcp/111"),
     confidence=0.96,
     budget_s=60,
-    budget_why="a hard mount blocks whoever reads until the server is back (nfs(5))",
+    budget_why="a hard mount blocks readers until the server is back (nfs(5))",
     clients=NODES,
     connections=Connections(node=1_350, sms=0, midstream=450),
     packets=21_904_331,
@@ -165,7 +165,7 @@ NFS = Service(
     interval_s=Interval(14.2, 30.1),
     latency_ms=Latency(0.6, 9.8),
     reasons=("450 of 450 nodes hold a mount open", "1,350 new connections by nodes, none by the management node"),
-    advice="the paper moved the files into the node image (man pages, locales); mount what remains from a file server",
+    advice="move files into the node image (man pages, locales); mount the others from a file server",
     timeline=_steady(64_000, 0.3),
     timeline_boot=_at({20: 900, 21: 700, 22: 190}),
     phase="both",
@@ -178,7 +178,7 @@ GANGLIA = Service(
     ports=("udp/8649",),
     confidence=0.99,
     budget_s=80,
-    budget_why="gmetad calls a host down that was silent for 80 s (4 x TMAX of heartbeat, gmond.conf(5))",
+    budget_why="gmetad marks a host down after 80 s of silence (4 x TMAX of heartbeat, gmond.conf(5))",
     clients=NODES,
     connections=Connections(node=3_888_000, sms=0, midstream=0, unanswered=3_888_000),
     packets=7_776_120,
@@ -189,7 +189,7 @@ GANGLIA = Service(
     last_s=86_400.0,
     interval_s=Interval(20.0, 1.2),
     reasons=("450 of 450 nodes send to it every 20 s",),
-    advice="send monitoring through syslog as the paper did: rsyslog is in the container",
+    advice="send monitoring through syslog: rsyslog is in the container",
     timeline=_steady(3_888_000),
 )
 
@@ -235,8 +235,8 @@ PROVISIONING = Service(
     last_s=30_990.2,
     latency_ms=Latency(2.2, 31.0),
     reasons=(
-        "seen in 64 boots and at no other time: between a node's DHCP discover and its settling",
-        "a node starts when the administrator says so",
+        "seen only in 64 boots: between a node's DHCP discover and its settling",
+        "the administrator decides when a node starts",
     ),
     timeline_boot=_BOOTING,
 )
@@ -260,8 +260,8 @@ WAREWULF = Service(
     interval_s=Interval(300.0, 0.6),
     latency_ms=Latency(3.1, 18.2),
     reasons=(
-        "450 of 450 nodes open connections to it, every 300 s: by that alone it would be time-critical",
-        "a steady poll that fetches changed files only: 129,188 of 129,600 answers were of the same few bytes",
+        "450 of 450 nodes open connections to it, every 300 s: this alone would make it time-critical",
+        "a steady poll that fetches only changed files: 129,188 of 129,600 answers had the same few bytes",
     ),
     timeline=_steady(129_600),
     timeline_boot=_BOOTING,
@@ -285,7 +285,7 @@ SSH = Service(
     first_s=3_600.2,
     last_s=72_011.8,
     latency_ms=Latency(11.0, 88.0),
-    reasons=("the management node opens it, nodes never do", "the site says so: pdsh from the management node only"),
+    reasons=("the management node opens it, nodes never do", "set by the site: pdsh from the management node only"),
     overridden=True,
     timeline=_at({2: 450, 24: 450, 25: 38, 30: 2, 40: 450, 53: 450}),
 )
@@ -294,14 +294,14 @@ SERVICES = (SLURM, RSYSLOG, NFS, NAT, GANGLIA, POSTFIX, CHRONY, PROVISIONING, WA
 
 
 def _balanced(found: Classification) -> Classification:
-    """The capture's totals made to be what its parts add up to; what is routed is the traffic of a service, nat."""
+    """Set the capture's totals to the sum of its parts; routed traffic is the traffic of the service nat."""
     parts = (*found.services, found.elsewhere, found.unclassified)
     packets, total = sum(part.packets for part in parts), sum(part.bytes for part in parts)
     return replace(found, capture=replace(found.capture, packets=packets, bytes=total))
 
 
 def paper() -> Classification:
-    """The paper's cluster over a day, with a truncated last file and what was not understood."""
+    """A day of the cluster, with a truncated last file and unclassified traffic."""
     capture = Capture(
         files=tuple(f"/var/tmp/sms.pcap{number}" for number in range(8)),
         packets=0,
@@ -311,16 +311,16 @@ def paper() -> Classification:
         truncated=True,
         skipped={"record longer than 262144 bytes": 3, "IPv4 header cut off by the snap length": 118},
         problems=(
-            "/var/tmp/sms.pcap3: byte 812,004,112: a record's length of 4,026,531,840 cannot be; on 1,204 bytes later",
+            "/var/tmp/sms.pcap3: byte 812,004,112: record length 4,026,531,840 is invalid; resumed 1,204 bytes later",
             "/var/tmp/sms.pcap7: byte 1,000,341,504: the file ends in the middle of a record",
         ),
         covered_s=DAY,
-        remarks=("121 records (under 0.1 %) damaged or lost, and maybe what stood between",),
+        remarks=("121 records (under 0.1 %) damaged or lost, possibly with others between them",),
     )
     return _balanced(
         Classification(
             capture=capture,
-            sms=Sms("52:54:00:0a:01:01", ("10.1.0.1", "fe80::5054:ff:fe0a:101"), "450 nodes ask it for DHCP and Slurm"),
+            sms=Sms("52:54:00:0a:01:01", ("10.1.0.1", "fe80::5054:ff:fe0a:101"), "450 nodes use its DHCP and Slurm"),
             nodes=Nodes(NODES, tuple(f"10.1.{n // 250 + 1}.{n % 250 + 1}" for n in range(NODES)), booted=64),
             services=SERVICES,
             routed=Routed(
@@ -336,20 +336,20 @@ def paper() -> Classification:
                 ),
             ),
             unseen=(
-                Unseen("slurmdbd", 0.0, "asked by the controller on the same machine; it has no traffic of its own"),
+                Unseen("slurmdbd", 0.0, "used by the controller on the same machine; it has no traffic of its own"),
                 Unseen("slurmrestd", DAY * 30, "once a month, by hand"),
                 Unseen("mariadb", 3600 * 3.0, "once an hour"),
             ),
             elsewhere=Unclassified(
-                804_119, 92_118_004, (Heap("nodes among themselves: tcp/7860", 804_119, 92_118_004),)
+                804_119, 92_118_004, (TrafficKind("nodes among themselves: tcp/7860", 804_119, 92_118_004),)
             ),
             unclassified=Unclassified(
                 214_007,
                 13_696_448,
                 (
-                    Heap("ARP", 190_400, 11_424_000),
-                    Heap("LLDP", 20_607, 1_998_879),
-                    Heap("ethertype 0x88b5", 3_000, 273_569),
+                    TrafficKind("ARP", 190_400, 11_424_000),
+                    TrafficKind("LLDP", 20_607, 1_998_879),
+                    TrafficKind("ethertype 0x88b5", 3_000, 273_569),
                 ),
             ),
             bin_s=DAY / BINS,
@@ -373,7 +373,7 @@ def lasting(duration_s: float, start: str = "2024-02-27T23:59:58.5Z") -> Classif
 
 
 def many(count: int = 60) -> Classification:
-    """``count`` services, as a busy network would have them; the fourth routes."""
+    """``count`` services, as on a busy network; the fourth is routing."""
     found = paper()
     made = [
         replace(SERVICES[n % 10], name=f"tcp/{10_000 + n}", title="", bytes=SERVICES[n % 10].bytes >> n // 10)
@@ -383,22 +383,22 @@ def many(count: int = 60) -> Classification:
 
 
 def huge() -> Classification:
-    """Counts as long as they get."""
+    """The largest possible counts."""
     service = replace(
         NFS, packets=10**12, bytes=10**18, packets_each=(10**12, 0), bytes_each=(10**18, 0), clients=10**6
     )
     routed = Routed(10**12, 10**18, (Destination("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", 10**12, 10**18),))
-    pile = Unclassified(10**12, 10**18, (Heap("ARP", 10**12, 10**18),))
-    found = replace(paper(), services=(service,), routed=routed, elsewhere=pile, unclassified=pile)
+    other = Unclassified(10**12, 10**18, (TrafficKind("ARP", 10**12, 10**18),))
+    found = replace(paper(), services=(service,), routed=routed, elsewhere=other, unclassified=other)
     return replace(found, capture=replace(found.capture, packets=3 * 10**12, bytes=3 * 10**18, duration_s=1e9))
 
 
 FIXED = ("verdict", "initiator", "phase", "budget_from")
-"""Fields that hold one of a few words."""
+"""Fields with a fixed set of values."""
 
 
 def with_text(value: Any, give: Callable[[], str]) -> Any:
-    """The same with another text in place of every string that is not one of a few fixed words."""
+    """Replace every string, except in the fixed fields, by another text."""
     if is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in fields(value) if one.name not in FIXED]
         return replace(value, **{name: with_text(getattr(value, name), give) for name in names})

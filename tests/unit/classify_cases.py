@@ -1,4 +1,4 @@
-"""Hand-made observations for the tests of what `sms classify` thinks: signatures, hosts, rows, captures."""
+"""Hand-made observations for the tests of the verdicts: signatures, hosts, rows, captures."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ SIGNATURES = (
     Signature("munge", silent=True, critical=True),
 )
 KINDS = {"slurmctld": 1, "warewulf": 2, "provisioning": 3}
-"""1 + place among all first bytes, in the order of the signatures."""
+"""1 + index among all first bytes, in the order of the signatures."""
 
 
 def make_row(client: Role, server: Role, protocol: int, port: int, **known: Any) -> Row:
-    """A row of a service in use: 8 clients, an hour, unless told otherwise.
+    """A row of a service in use: 8 clients and an hour by default.
 
-    ``every`` makes regular intervals, and contacts to go with them.
+    ``every`` sets regular intervals and matching contacts.
     """
     every, opened = known.pop("every", 0.0), known.get("opened", 0)
     if every:
@@ -83,7 +83,7 @@ def make_row(client: Role, server: Role, protocol: int, port: int, **known: Any)
 
 
 def make_hosts(nodes: int = 8) -> tuple[Host, ...]:
-    """The management node, nodes, an address outside (number nodes + 1), everybody (nodes + 2), nobody (nodes + 3)."""
+    """The management node, nodes, an outside address (index nodes + 1), broadcast (nodes + 2), 0.0.0.0 (nodes + 3)."""
     hosts = [Host(0, "10.1.0.1", (SMS_MAC,), SMS_MAC, SMS_MAC, 1000, 1000)]
     for n in range(nodes):
         mac = f"52:54:00:01:{n >> 8:02x}:{n & 255:02x}"
@@ -108,7 +108,7 @@ def observe(
     links: Sequence[Link] = (),
     **known: Any,
 ) -> Observation:
-    """An observation whose totals are those of its rows, unless told otherwise."""
+    """An observation; by default its totals are those of its rows."""
     other, beyond = known.get("other", {}), known.get("beyond", (0, 0))
     totals = [
         sum(sum(getattr(row, what)) for row in rows) + sum(one[side] for one in other.values()) + beyond[side]
@@ -148,13 +148,13 @@ def service(found: Classification, name: str) -> Service:
 
 
 def boot(node: int = 0, *, at: float = 10, settled: float = 130) -> Boot:
-    """A boot that began ``at`` seconds into the capture; ``settled`` 0: not before its end."""
+    """A boot that began ``at`` seconds into the capture; ``settled`` 0: not before the end."""
     mac = f"52:54:00:01:{node >> 8:02x}:{node & 255:02x}"
     return Boot(mac, START + int(at * S), START + int(settled * S) if settled else 0)
 
 
 def paper() -> list[Row]:
-    """The eight kinds of traffic of the paper, section 4, and provisioning, of eight nodes in an hour."""
+    """Section 4 of "Decoupled management nodes" (2018): eight kinds of traffic and provisioning, an hour."""
     return [
         make_row(NODE, SMS, TCP, 80, kind=KINDS["warewulf"], opened=96, every=300),
         make_row(NODE, SMS, UDP, 514, opened=8, contacts_steady=640, packets=(700, 0), bytes=(90000, 0), every=45),

@@ -16,7 +16,7 @@ from appliance.errors import SmsError
 from appliance.progress import Silent
 from bench.__main__ import exit_status, reasons, run_one, table
 from bench.rig import Rig
-from bench.rig.measure import interleave, need, result, wall
+from bench.rig.measure import find_program, interleave, result, wall
 
 PEER_FIELDS = ("peer_value", "ratio", "peer_spread")
 
@@ -28,7 +28,7 @@ def rig() -> Iterator[Rig]:
 
 
 def missing() -> float:
-    return wall(need("no-such-program", "no-such-package"))
+    return wall(find_program("no-such-program", "no-such-package"))
 
 
 def broken() -> float:

@@ -12,7 +12,7 @@ from appliance.cli import VERBS
 from appliance.cli.classify.view import view_text
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
-from appliance.operations.classify.classify import Question, classify
+from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.progress import Silent
 from tests.captures import files
 from tests.captures.cluster import Plan, simulate
@@ -86,7 +86,7 @@ def test_every_service_and_base_is_described() -> None:
 def test_the_example_of_a_classification_is_what_comes_out(tmp_path: Path) -> None:
     """To the letter: docs/classify.md shows a simulated hour of eight nodes."""
     (tmp_path / "sms.pcap").write_bytes(files.pcap(simulate(Plan()).packets()))
-    made = view_text(classify(Question((str(tmp_path / "sms.pcap"),)), Silent())).replace(f"{tmp_path}/", "")
+    made = view_text(classify(ClassifyOptions((str(tmp_path / "sms.pcap"),)), Silent())).replace(f"{tmp_path}/", "")
     (shown,) = re.findall(r"(?<=^    sms classify sms\.pcap\n\n)(?:    .*\n|\n)+", DOCS["classify"], re.MULTILINE)
     assert [line.removeprefix("    ") for line in shown.splitlines()] == [*made.splitlines(), ""], "paste it anew"
 

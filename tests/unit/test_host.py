@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.base import SHORT, WRITE_BESIDE, CommandError, CommandTimeout, Host
+from appliance.host.base import SIZE_MISMATCH, WRITE_ATOMIC, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.migration.lease import LOST_RACE, SWAP
@@ -198,7 +198,7 @@ def test_half_a_file_never_gets_its_name(host: Host, tmp_path: Path, before: byt
         path.write_bytes(before)
     with pytest.raises(CommandError, match="status 77") as caught:
         host.send(Shrinks(bytes(1_000_000)), str(path))
-    assert "run it again" in caught.value.hint
+    assert "run the command again" in caught.value.hint
     assert (path.read_bytes() if path.exists() else None) == before
     assert names(tmp_path) == (["file"] if before is not None else [])
 
@@ -225,8 +225,8 @@ def test_what_cannot_be_measured_is_not_sent(host: Host, tmp_path: Path) -> None
     ("length", "before", "status", "after"),
     [
         (3, "none", 0, b"new"),
-        (4, "none", SHORT, None),
-        (2, "none", SHORT, None),
+        (4, "none", SIZE_MISMATCH, None),
+        (2, "none", SIZE_MISMATCH, None),
         (3, digest(b"old"), LOST_RACE, None),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_lease_is_swapped_whole_or_not(
 
 
 def test_a_signal_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
-    argv = ["sh", "-c", WRITE_BESIDE, "write", str(tmp_path / "file"), "644", "3"]
+    argv = ["sh", "-c", WRITE_ATOMIC, "write", str(tmp_path / "file"), "644", "3"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
         while not (tmp_path / "file.new").exists():
             time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""A classification on the terminal: the two groups of the paper's Table 1, what else was seen, and the reasons.
+"""Show a classification on the terminal: the two groups of services, other traffic, and the reasons.
 
-All text goes through ``Text`` and ``plain``: captures are hostile, and what they hold must neither be taken for
+All text goes through ``Text`` and ``plain``: captures are untrusted, and their text must neither be interpreted as
 rich's markup nor reach the terminal as control characters.
 """
 
@@ -19,41 +19,41 @@ from rich.text import Text
 from appliance.operations.classify.classify import units
 
 if TYPE_CHECKING:
-    from analysis.model import Classification, Heap, Service, Unclassified
+    from analysis.model import Classification, Service, TrafficKind, Unclassified
 
 GROUPS = (
     (
         "time-critical",
         "SMS-services: time-critical, must never stop",
         "red",
-        'nodes turn to these at any time; how long they bear it without an answer is under "can be away"',
+        'nodes contact these at any time; "tolerated outage" is how long they can do without an answer',
     ),
     (
         "deferrable",
         "SMS-mgmt: deferrable, can wait",
         "green",
-        'running nodes do not wait for these; after the time under "can be away" something would be missed',
+        'running nodes do not wait for these; after the "tolerated outage" the effects become visible',
     ),
 )
-OPENED = {"node": "nodes", "sms": "SMS", "both": "both"}
+OPENERS = {"node": "nodes", "sms": "SMS", "both": "both"}
 PHASES = {"boot": "while nodes booted", "steady": "while nodes ran", "both": "while nodes booted and while they ran"}
-NO_TRAFFIC = "it has no traffic of its own, or its ports are those of a service of the site's: no capture shows it"
-NARROWEST = 40
-"""Columns of the narrowest screen that is cared for."""
-WIDE = 1000
-"""Columns that any sentence fits into."""
-FEW = 5
-"""Lines of a list that are shown without --verbose."""
+NO_TRAFFIC = "it has no traffic of its own, or its ports belong to a service of the site: no capture shows it"
+MIN_WIDTH = 40
+"""Columns of the narrowest supported terminal."""
+UNLIMITED_WIDTH = 1000
+"""More columns than any sentence has."""
+MAX_LINES = 5
+"""Lines of a list shown without --verbose."""
 
 
 def console_for(width: int) -> Console:
-    """A terminal; one narrower than NARROWEST breaks the lines itself."""
-    return Console(width=max(width, NARROWEST), highlight=False, emoji=False)
+    """Return a console; a terminal narrower than MIN_WIDTH wraps the lines itself."""
+    return Console(width=max(width, MIN_WIDTH), highlight=False, emoji=False)
 
 
 def view_text(found: Classification, *, why: Collection[str] = (), verbose: bool = False) -> str:
-    """The screen for files and pipes: without colours, every fact on one line, nothing behind its end."""
-    console = Console(file=StringIO(), width=WIDE, highlight=False, emoji=False, color_system=None)
+    """Return the output for files and pipes: no colours, one fact per line, no trailing spaces."""
+    console = Console(file=StringIO(), width=UNLIMITED_WIDTH, highlight=False, emoji=False, color_system=None)
     with console.capture() as captured:
         console.print(view(found, console, why=why, verbose=verbose, stacked=True))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
@@ -67,18 +67,18 @@ def view(
     verbose: bool = False,
     stacked: bool = False,
 ) -> RenderableType:
-    """The whole screen.
+    """Return the whole output.
 
     Args:
-        why: services whose reasons are wanted, and nothing else.
-        verbose: all of both.
-        stacked: one group below the other, however wide the screen is.
+        why: show only the reasons of these services.
+        verbose: show tables and all reasons.
+        stacked: one group below the other, whatever the width.
     """
     if why and not verbose:
         return Group(*_remarks(found), *list(_reasons(found, why, verbose=False))[0 if found.capture.remarks else 1 :])
     parts: list[RenderableType] = [*_remarks(found), _head(found), Text(), *_tables(found, console, stacked)]
     if lacking := [each for each in found.services if each.verdict == "time-critical" and not each.carried]:
-        parts += [Text(), _titled("Time-critical, and the container cannot carry it", "yellow")]
+        parts += [Text(), _titled("Time-critical, but cannot run in the container", "yellow")]
         parts.append(_pairs((each.name, each.advice or "keep it on a machine that stays up") for each in lacking))
     parts += _rest(found, verbose)
     parts += _reasons(found, why, verbose)
@@ -88,9 +88,9 @@ def view(
 
 
 def _remarks(found: Classification) -> Iterator[RenderableType]:
-    """What one should know before believing the rest."""
-    for words in found.capture.remarks:
-        yield _pairs([("note", words)], "bold yellow")
+    """Show the limits of the capture."""
+    for remark in found.capture.remarks:
+        yield _pairs([("note", remark)], "bold yellow")
 
 
 def _text(value: str, style: str = "") -> Text:
@@ -102,12 +102,12 @@ def _titled(value: str, style: str = "") -> Text:
 
 
 def _pairs(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
-    """Names on the left, sentences on the right, which may take several lines."""
+    """Return names on the left, sentences on the right, which may wrap."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, max_width=24, overflow="ellipsis", style=style)
     table.add_column(overflow="fold")
-    for name, words in rows:
-        table.add_row(_text(name), _text(words))
+    for name, text in rows:
+        table.add_row(_text(name), _text(text))
     return table
 
 
@@ -121,17 +121,19 @@ def _head(found: Classification) -> RenderableType:
     more = f" and {len(sms.addresses) - 4} more" if len(sms.addresses) > 4 else ""
     rows.append(("SMS", f"{who}{more}; {sms.found}" if sms.found else who + more))
     boots = f"{units.counted(nodes.booted, 'boot')} seen" if nodes.booted else "no boot seen"
-    boots = "boots not to be counted in these packets" if nodes.boots_hidden else boots
-    rows.append(("nodes", f"{units.number(nodes.count)}, {boots}" if nodes.count else "none was seen"))
+    boots = "boots cannot be counted in these packets" if nodes.boots_hidden else boots
+    rows.append(("nodes", f"{units.number(nodes.count)}, {boots}" if nodes.count else "none seen"))
     return _pairs(rows)
 
 
 def _tables(found: Classification, console: Console, stacked: bool) -> Iterator[RenderableType]:
-    """The groups side by side where both fit, else one after the other; a narrow terminal gets fewer columns."""
+    """Show the groups side by side if both fit, else one below the other; a narrow terminal gets fewer columns."""
     for drop in range(len(DROPPED) + 1):
         left_out = DROPPED[:drop]
         groups = [_group(found, group, {*COLUMNS} - {*left_out}) for group in GROUPS]
-        widths = [Measurement.get(console, console.options.update(width=WIDE), each).maximum for each in groups]
+        widths = [
+            Measurement.get(console, console.options.update(width=UNLIMITED_WIDTH), each).maximum for each in groups
+        ]
         if max(widths) <= console.width:
             break
     if sum(widths) + 4 <= console.width and not stacked:
@@ -147,15 +149,15 @@ def _tables(found: Classification, console: Console, stacked: bool) -> Iterator[
 def _group(found: Classification, group: tuple[str, str, str, str], columns: set[str]) -> RenderableType:
     verdict, title, colour, means = group
     services = [each for each in found.services if each.verdict == verdict]
-    table: RenderableType = _table(services, columns) if services else Text("none was seen", "dim")
+    table: RenderableType = _table(services, columns) if services else Text("none seen", "dim")
     return Group(_titled(f"{title} ({len(services)})", colour), _Filling(means), table)
 
 
 class _Filling:
-    """A line that is as wide as what stands below it, and breaks there."""
+    """A line that takes the width of the table below it, and wraps."""
 
-    def __init__(self, words: str) -> None:
-        self.text = Text(words, "dim")
+    def __init__(self, text: str) -> None:
+        self.text = Text(text, "dim")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield self.text
@@ -176,12 +178,12 @@ def _table(services: Iterable[Service], columns: set[str]) -> Table:
 
 
 def _contacts(service: Service) -> int:
-    """Contacts where they were counted, else connections."""
+    """Return the contacts if they were counted, else the connections."""
     return service.contacts or service.connections.node + service.connections.sms
 
 
 def _period(service: Service) -> str:
-    """How often one node is in contact; ~ where that varies by more than half of it."""
+    """Return the interval between a node's contacts; ~ if it varies by more than half."""
     if service.phase == "boot":
         return "boot only"
     if service.interval_s is None or service.interval_s.median <= 0:
@@ -191,41 +193,41 @@ def _period(service: Service) -> str:
 
 
 def _budget(seconds: float) -> str:
-    return units.span(seconds) if seconds >= 1 else "not at all"
+    return units.span(seconds) if seconds >= 1 else "none"
 
 
-def _sure(service: Service) -> str:
+def _confidence(service: Service) -> str:
     return "by site" if service.overridden else f"{min(max(service.confidence, 0), 1) * 100:.0f} %"
 
 
 COLUMNS: dict[str, Callable[[Service], str]] = {
-    "opened by": lambda each: OPENED.get(each.initiator, each.initiator),
+    "opener": lambda each: OPENERS.get(each.initiator, each.initiator),
     "contacts": lambda each: units.number(_contacts(each)),
     "nodes": lambda each: units.number(each.clients),
     "every": _period,
-    "can be away": lambda each: _budget(each.budget_s),
-    "sure": _sure,
+    "tolerated outage": lambda each: _budget(each.budget_s),
+    "confidence": _confidence,
 }
-NUMBERS = ("contacts", "nodes", "sure")
-DROPPED = ("contacts", "nodes", "every", "opened by")
-"""Columns that a narrow terminal goes without, one after the other."""
+NUMBERS = ("contacts", "nodes", "confidence")
+DROPPED = ("contacts", "nodes", "every", "opener")
+"""Columns that a narrow terminal omits, in this order."""
 
 
-# What is no service
+# Traffic that is not a service
 
 
 def _rest(found: Classification, verbose: bool) -> Iterator[RenderableType]:
     rows = [*_routed(found, verbose), *_unseen(found, verbose)]
-    rows += _heap("elsewhere", "not between nodes and SMS", found.elsewhere, verbose)
-    rows += _heap("unclassified", "not understood", found.unclassified, verbose)
+    rows += _kinds("elsewhere", "not between nodes and SMS", found.elsewhere, verbose)
+    rows += _kinds("unclassified", "not understood", found.unclassified, verbose)
     rows += _unread(found, verbose)
     if rows:
         yield Text()
         yield _pairs(rows)
 
 
-def _few(items: list[str], verbose: bool, joint: str = ", ") -> str:
-    shown = items if verbose else items[:FEW]
+def _shorten(items: list[str], verbose: bool, joint: str = ", ") -> str:
+    shown = items if verbose else items[:MAX_LINES]
     more = f"{joint}{len(items) - len(shown)} more" if len(items) > len(shown) else ""
     return joint.join(shown) + more
 
@@ -234,22 +236,22 @@ def _routed(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
     routed = found.routed
     if routed.packets:
         places = [f"{each.address} {' '.join(each.ports[:3])}".strip() for each in routed.destinations]
-        to = f": {_few(places, verbose)}" if places else ""
+        to = f": {_shorten(places, verbose)}" if places else ""
         yield "routed", f"{_amount(routed.packets, routed.bytes)} to the outside{to}"
 
 
 def _unseen(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
-    """What is probably not used here, what a longer capture may show, shortest first, and what no capture can."""
+    """List services that are probably unused, that a longer capture may show, and that no capture can show."""
     lasted = found.capture.covered_s or found.capture.duration_s
     by_time = sorted(found.unseen, key=lambda each: each.needed_capture_s)
     silent = [each.name for each in by_time if each.needed_capture_s <= 0]
-    gone = [each for each in by_time if 0 < each.needed_capture_s <= lasted]
+    unused = [each for each in by_time if 0 < each.needed_capture_s <= lasted]
     late = [each for each in by_time if each.needed_capture_s > lasted]
-    if gone:
-        yield "not seen", f"and hardly used here (95 % sure): {', '.join(each.name for each in gone)}"
+    if unused:
+        yield "not seen", f"and hardly used here (95 % confidence): {', '.join(each.name for each in unused)}"
     if late:
         spans = ", ".join(f"{each.name} {units.span(each.needed_capture_s)}" for each in late)
-        yield ("" if gone else "not seen"), f"a capture so long would be 95 % sure to show it: {spans}"
+        yield ("" if unused else "not seen"), f"capture needed for 95 % confidence: {spans}"
     if silent:
         yield "not visible", f"no capture can show it: {', '.join(silent)}"
     for each in by_time if verbose else ():
@@ -257,22 +259,25 @@ def _unseen(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
             yield "", f"{each.name}: {each.why}"
 
 
-def _heap(title: str, what: str, heap: Unclassified, verbose: bool) -> Iterator[tuple[str, str]]:
-    if heap.packets:
-        yield title, f"{what}: {_amount(heap.packets, heap.bytes)}: {_few(list(map(_one, heap.top)), verbose)}"
+def _kinds(title: str, what: str, tally: Unclassified, verbose: bool) -> Iterator[tuple[str, str]]:
+    if tally.packets:
+        yield title, f"{what}: {_amount(tally.packets, tally.bytes)}: {_shorten(list(map(_kind, tally.top)), verbose)}"
 
 
-def _one(heap: Heap) -> str:
-    return f"{heap.what} ({units.number(heap.packets)})"
+def _kind(kind: TrafficKind) -> str:
+    return f"{kind.what} ({units.number(kind.packets)})"
 
 
 def _unread(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:
     capture = found.capture
     if capture.skipped:
-        yield "skipped", _few([f"{units.number(count)} x {what}" for what, count in capture.skipped.items()], verbose)
+        yield (
+            "skipped",
+            _shorten([f"{units.number(count)} x {what}" for what, count in capture.skipped.items()], verbose),
+        )
     if capture.truncated:
-        yield "truncated", "a file ends in the middle of a record; it was read up to there"
-    shown = capture.problems if verbose else capture.problems[:FEW]
+        yield "truncated", "a file ends in the middle of a record; everything before it was read"
+    shown = capture.problems if verbose else capture.problems[:MAX_LINES]
     for index, problem in enumerate(shown):
         yield ("" if index else "problems"), problem
     if len(capture.problems) > len(shown):
@@ -283,7 +288,7 @@ def _amount(packets: int, size: int) -> str:
     return f"{units.counted(packets, 'packet')}, {units.size(size)}"
 
 
-# Reasons, on demand
+# Reasons of --why and --verbose
 
 
 def _reasons(found: Classification, why: Collection[str], verbose: bool) -> Iterator[RenderableType]:
@@ -297,8 +302,8 @@ def _reasons(found: Classification, why: Collection[str], verbose: bool) -> Iter
         if name not in {each.name for each in found.services}:
             yield Text()
             yield _text(f"{name}: not seen", "bold")
-            words = unseen[name].why if name in unseen else NO_TRAFFIC
-            yield Padding(_pairs([("why", words)]), (0, 0, 0, 2))
+            text = unseen[name].why if name in unseen else NO_TRAFFIC
+            yield Padding(_pairs([("why", text)]), (0, 0, 0, 2))
 
 
 def _evidence(service: Service) -> Iterator[tuple[str, str]]:
@@ -306,11 +311,11 @@ def _evidence(service: Service) -> Iterator[tuple[str, str]]:
         yield "what", service.title
     for index, reason in enumerate(service.reasons):
         yield ("" if index else "why"), reason
-    yield "can be away", f"{_budget(service.budget_s)}: {service.budget_why}".removesuffix(": ")
-    yield "known from", units.BUDGETS[service.budget_from]
+    yield "tolerated outage", f"{_budget(service.budget_s)}: {service.budget_why}".removesuffix(": ")
+    yield "source", units.BUDGETS[service.budget_from]
     made = service.connections
     opened = f"{units.number(made.node)} opened by nodes, {units.number(made.sms)} by the SMS"
-    extra = [f"{units.number(count)} {what}" for count, what in _others(service) if count]
+    extra = [f"{units.number(count)} {what}" for count, what in _other_connections(service) if count]
     yield "connections", ", ".join((opened, *extra))
     ways = zip(service.packets_each, service.bytes_each, ("to the server", "back"), strict=True)
     yield "traffic", "; ".join(f"{_amount(packets, size)} {way}" for packets, size, way in ways)
@@ -318,15 +323,15 @@ def _evidence(service: Service) -> Iterator[tuple[str, str]]:
         yield "ports", ", ".join(service.ports)
     if service.interval_s:
         every, spread = units.span(service.interval_s.median), units.span(service.interval_s.jitter)
-        yield "one node", f"every {every}, the median; the middle half of all intervals spans {spread}"
+        yield "interval", f"median {every} per node; interquartile range {spread}"
     if service.latency_ms:
         half, nearly = (units.span(value / 1000) for value in (service.latency_ms.p50, service.latency_ms.p99))
-        yield "answers", f"half of them within {half}, 99 % within {nearly}"
+        yield "latency", f"median {half}, 99 % within {nearly}"
     first, last = units.span(service.first_s), units.span(service.last_s)
-    yield "seen", f"{PHASES.get(service.phase, service.phase)}, from {first} to {last} after the beginning"
+    yield "seen", f"{PHASES.get(service.phase, service.phase)}, from {first} to {last} after the start"
     if service.advice:
         yield "advice", service.advice
 
 
-def _others(service: Service) -> tuple[tuple[int, str], ...]:
-    return (service.connections.midstream, "open already"), (service.connections.unanswered, "not answered")
+def _other_connections(service: Service) -> tuple[tuple[int, str], ...]:
+    return (service.connections.midstream, "open before"), (service.connections.unanswered, "unanswered")

@@ -1,1 +1,1 @@
-"""Verbs of the subject ``hosts``: admin hosts: prepared, inspected."""
+"""Verbs of the subject ``hosts``: prepare and inspect admin hosts."""

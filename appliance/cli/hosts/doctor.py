@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   sms doctor                  this machine
   sms doctor --host host-a    an admin host, over SSH
-  sms doctor --json           the same for scripts"""
+  sms doctor --json           the same as JSON"""
 
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[red]missing[/]"}
 
@@ -26,8 +26,8 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "doctor",
-        "list what a host lacks, and what mends it",
-        "Look at all that the appliance needs of a host; changes nothing. Exit status 4 when something is missing.",
+        "list what a host lacks, and how to fix it",
+        "Check all requirements of the services container on a host; changes nothing. Exit status 4 if any is missing.",
         EXAMPLES,
     )
     add_host(parser)
@@ -36,7 +36,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look."""
+    """Run the checks and print the findings."""
     from appliance.cli.screen import out, print_json, progress
     from appliance.operations.context import open_cluster
     from appliance.operations.hosts.doctor import diagnose, worst
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def view(findings: list[Finding]) -> RenderableType:
-    """The checks as a person reads them; what mends them stands below, ready to copy."""
+    """Return the findings as a table, followed by the commands that fix them."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("check", "state", "found", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table("check", "state", "details", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for finding in findings:
         table.add_row(escape(finding.what), MARKS[finding.state], escape(finding.detail))
-    mends = [f"  [bold]{escape(finding.what)}[/]: {escape(finding.mend)}" for finding in findings if finding.mend]
-    return Group(table, *(["", "to mend:", *mends] if mends else []))
+    fixes = [f"  [bold]{escape(finding.what)}[/]: {escape(finding.mend)}" for finding in findings if finding.mend]
+    return Group(table, *(["", "to fix:", *fixes] if fixes else []))

@@ -12,38 +12,38 @@ if TYPE_CHECKING:
     from appliance.operations.context import Cluster
 
 PREPARE = """\
-  sms host prepare host-a              over SSH; on host-a itself, without
-  sms host prepare host-a --dry-run    what would change, and how"""
+  sms host prepare host-a              over SSH; on host-a itself, locally
+  sms host prepare host-a --dry-run    show what would change"""
 
 LIST = """\
   sms host list            every admin host of the site
-  sms host list --json     the same for scripts"""
+  sms host list --json     the same as JSON"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
-    """Add the verb and its own verbs."""
+    """Add the verb and its subcommands."""
     parser = verb(
         verbs,
         "host",
-        "prepare admin hosts, show how they stand",
-        "The machines that can carry the appliance.",
+        "prepare and list admin hosts",
+        "Prepare and list the machines that can run the services container.",
         "  sms host prepare host-a\n  sms host list",
     )
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     prepare = verb(
         parts,
         "prepare",
-        "make a host able to carry the appliance",
-        "Packages, Apptainer, folders, kernel settings and bridges, by Ansible. A bridge that is there stays as it\n"
-        "is; one that is not is made with the interface that the site file names as its port. Run again, it\n"
+        "prepare a host to run the services container",
+        "Set up packages, Apptainer, folders, kernel settings and bridges with Ansible. Existing bridges are not\n"
+        "changed; a missing one is created with the port that is set in the site file. Idempotent: a second run\n"
         "changes nothing.",
         PREPARE,
     )
     prepare.add_argument("name", metavar="NAME", help="an admin host of the site")
-    prepare.add_argument("-n", "--dry-run", action="store_true", help="change nothing, show what would change")
+    prepare.add_argument("-n", "--dry-run", action="store_true", help="show what would change; change nothing")
     add_json(prepare)
     prepare.set_defaults(run=run_prepare)
-    listing = verb(parts, "list", "every admin host of the site", "Every admin host of the site.", LIST)
+    listing = verb(parts, "list", "list the admin hosts of the site", "List the admin hosts of the site.", LIST)
     add_json(listing)
     listing.set_defaults(run=run_list)
 
@@ -62,7 +62,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         for diff in play.diffs if arguments.dry_run else []:
             out.print(diff, markup=False)
         if not play.failed and not play.changed:
-            out.print(f"{arguments.name} is prepared, nothing had to change", markup=False)
+            out.print(f"{arguments.name} is prepared: nothing to change", markup=False)
     if error := failure(play, arguments.name):
         raise error
     return 0
@@ -77,24 +77,24 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.operations.hosts.host import list_hosts
 
     lines = list_hosts(_cluster(arguments))
-    # One at the most may run it: more is the one thing that must never be.
+    # At most one host may run the container.
     many = [line.name for line in lines if line.running]
     status = 4 if len(many) > 1 else 0
     if arguments.json:
         print_json([asdict(line) for line in lines])
         return status
-    table = Table("host", "address", "reachable", "appliance", "lease", box=None, pad_edge=False, header_style="bold")
+    table = Table("host", "address", "reachable", "container", "lease", box=None, pad_edge=False, header_style="bold")
     for line in lines:
         reachable = "[green]yes[/]" if line.reachable else "[red]no[/]"
-        runs = "runs" if line.running else "-" if line.reachable else "?"
-        holds = "holds it" if line.holds_lease else "-" if line.reachable else "?"
+        runs = "running" if line.running else "-" if line.reachable else "?"
+        holds = "holder" if line.holds_lease else "-" if line.reachable else "?"
         table.add_row(line.name, line.address, reachable, runs, holds)
     out.print(table)
     for line in lines:
         if line.problem:
             out.print(f"[yellow]{escape(line.problem)}[/]")
     if status:
-        out.print(f"[red]the appliance runs on {' and '.join(many)}: stop all but one at once[/]")
+        out.print(f"[red]the services container runs on {' and '.join(many)}: stop all but one immediately[/]")
     return status
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 EPILOG = """\
 examples:
-  sms build              build, sign, verify; nothing is built when nothing changed
+  sms build              build, sign and verify; skip the build if nothing changed
   sms build --dry-run    print the definition that would be built, and its key
-  sms build --locked     refuse when the mirror offers other versions than sms.lock names"""
+  sms build --locked     fail if the mirror's package versions differ from sms.lock"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -23,13 +23,13 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--locked", action="store_true", help="refuse versions other than those of the lock file")
+    parser.add_argument("--locked", action="store_true", help="fail if package versions differ from the lock file")
     parser.add_argument(
         "--lock", type=Path, metavar="FILE", help="the lock file (default: sms.lock beside the site file)"
     )
-    parser.add_argument("--force", action="store_true", help="build although the same image is there")
+    parser.add_argument("--force", action="store_true", help="build even if the same image exists")
     parser.add_argument(
-        "--from", dest="classification", type=Path, metavar="FILE", help="services from a classification; - for stdin"
+        "--from", dest="classification", type=Path, metavar="FILE", help="services of a classification; - is stdin"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="print the definition and build nothing")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -37,7 +37,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build."""
+    """Build the image and print the result."""
     from appliance.cli.screen import out, print_json, progress
     from appliance.operations.context import open_cluster
     from appliance.operations.image.build import build, plan
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(built))
         return 0
-    what = "built" if built.fresh else "nothing changed:"
+    what = "built" if built.fresh else "up to date:"
     out.print(f"{what} {built.image}", markup=False)
     out.print(f"  {built.packages} packages, {built.bytes >> 20} MiB, signed by {built.signer}", markup=False)
     return 0

@@ -14,38 +14,38 @@ if TYPE_CHECKING:
     from appliance.operations.context import Cluster
 
 EXAMPLES = """\
-  sms image list                 images that builds left, the newest first
+  sms image list                 built images, newest first
   sms image sbom >image.cdx.json the current image's bill of materials (CycloneDX)
-  sms image manifest 3f9a        what the image with that key was made from
-  sms image prune --keep 3 -n    what would be removed
+  sms image manifest 3f9a        the inputs of the image with that key
+  sms image prune --keep 3 -n    show what would be removed
 
-  sms image build compute        build and seal what nodes without a disk boot; nothing, when nothing changed
-  sms image push compute         bring it to the provisioning VM: nodes boot it from then on
-  sms image rollback compute     nodes boot the one before again
-  sms image list --nodes         node images here, and what the VM hands out
-  sms image profiles             what node images the site has, and who boots them"""
+  sms image build compute        build and seal an image for diskless nodes, unless it is up to date
+  sms image push compute         upload it to the provisioning VM: nodes boot it from then on
+  sms image rollback compute     let nodes boot the previous image again
+  sms image list --nodes         node images on this host and in the VM
+  sms image profiles             the site's node images, and the groups that boot them"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb's parser."""
-    words = "The services container's images that `sms build` left, and what nodes without a disk boot."
-    parser = verb(verbs, "image", "images and what is in them; images of nodes", words, EXAMPLES)
+    text = "Manage images of the services container, and images of diskless nodes."
+    parser = verb(verbs, "image", "manage images of the container and of nodes", text, EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    shown = actions.add_parser("list", help="images that builds left")
-    shown.add_argument("--nodes", action="store_true", help="those that nodes boot, and what the VM has of them")
+    shown = actions.add_parser("list", help="list built images")
+    shown.add_argument("--nodes", action="store_true", help="list node images, on this host and in the VM")
     add_json(shown)
     shown.set_defaults(run=run_list)
     for name, suffix, what in (
         ("sbom", ".cdx.json", "the bill of materials (CycloneDX)"),
-        ("manifest", ".json", "what it was made from"),
+        ("manifest", ".json", "the manifest (the inputs of the build)"),
     ):
         action = actions.add_parser(name, help=f"print {what} of an image")
-        action.add_argument("key", nargs="?", help="the beginning of its key (default: the current image)")
+        action.add_argument("key", nargs="?", help="start of its key (default: the current image)")
         action.set_defaults(run=run_print, suffix=suffix)
     prune = actions.add_parser("prune", help="remove old images, never the current one")
-    prune.add_argument("--keep", type=positive, default=3, metavar="N", help="how many of the newest stay (3)")
-    prune.add_argument("--nodes", action="store_true", help="those that nodes boot, so many of each profile, here")
-    prune.add_argument("-n", "--dry-run", action="store_true", help="only say which")
+    prune.add_argument("--keep", type=positive, default=3, metavar="N", help="number of newest images to keep (3)")
+    prune.add_argument("--nodes", action="store_true", help="prune node images of this host, per profile")
+    prune.add_argument("-n", "--dry-run", action="store_true", help="only print what would be removed")
     prune.set_defaults(run=run_prune)
     image_nodes.add(actions)
 
@@ -78,7 +78,7 @@ def run_list(arguments: argparse.Namespace) -> int:
             markup=False,
         )
     if not images:
-        out.print("no images; `sms build` makes one", markup=False)
+        out.print("no images; `sms build` creates one", markup=False)
     return 0
 
 

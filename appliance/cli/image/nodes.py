@@ -1,4 +1,4 @@
-"""``sms image build, push, rollback, profiles``: what nodes without a disk boot."""
+"""``sms image build, push, rollback, profiles``: images of diskless nodes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
-    """Add their parsers to those of ``sms image``."""
-    built = actions.add_parser("build", help="build and seal what nodes of a profile boot")
+    """Add the parsers to ``sms image``."""
+    built = actions.add_parser("build", help="build and seal the image of a profile")
     _add_profile(built)
-    built.add_argument("--force", action="store_true", help="build although the same image is there")
-    built.add_argument("-n", "--dry-run", action="store_true", help="print what it would be made of, and its key")
+    built.add_argument("--force", action="store_true", help="build even if the same image exists")
+    built.add_argument("-n", "--dry-run", action="store_true", help="print its inputs and its key, and build nothing")
     built.set_defaults(run=run_build)
-    pushed = actions.add_parser("push", help="bring a node image to the provisioning VM")
+    pushed = actions.add_parser("push", help="upload a node image to the provisioning VM")
     _add_profile(pushed)
     pushed.add_argument(
-        "--keep", type=positive, default=3, metavar="N", help="how many images of it stay in the VM (3)"
+        "--keep", type=positive, default=3, metavar="N", help="number of its images to keep in the VM (3)"
     )
     pushed.set_defaults(run=run_push)
-    back = actions.add_parser("rollback", help="let nodes boot the image before the current one again")
+    back = actions.add_parser("rollback", help="let nodes boot the previous image again")
     _add_profile(back)
     back.set_defaults(run=run_rollback)
-    shown = actions.add_parser("profiles", help="what node images the site has, and who boots them")
+    shown = actions.add_parser("profiles", help="list the site's node images and the groups that boot them")
     add_json(shown)
     shown.set_defaults(run=run_profiles)
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", metavar="PROFILE", help="the node profile, as `sms image profiles` lists them")
+    parser.add_argument("profile", metavar="PROFILE", help="node profile, see `sms image profiles`")
     add_json(parser)
 
 
@@ -66,13 +66,13 @@ def run_build(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(image))
         return 0
-    out.print(f"{'built' if image.fresh else 'nothing changed:'} {image.path}", markup=False)
+    out.print(f"{'built' if image.fresh else 'up to date:'} {image.path}", markup=False)
     out.print(f"  {image.packages} packages, {image.bytes >> 20} MiB; `sms image push {image.profile}`", markup=False)
     return 0
 
 
 def run_push(arguments: argparse.Namespace) -> int:
-    """Bring the current node image to the VM."""
+    """Upload the current node image to the VM."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.push import push_node
 
@@ -81,7 +81,7 @@ def run_push(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(pushed))
         return 0
-    what = f"{pushed.sent_bytes >> 20} MiB sent" if pushed.fresh else "it was there already"
+    what = f"{pushed.sent_bytes >> 20} MiB sent" if pushed.fresh else "it already existed"
     out.print(f"nodes of {pushed.profile} boot {pushed.digest[:12]} from now on: {what}", markup=False)
     if pushed.removed:
         out.print(f"  removed from the VM: {', '.join(one[:12] for one in pushed.removed)}", markup=False)
@@ -89,17 +89,17 @@ def run_push(arguments: argparse.Namespace) -> int:
 
 
 def run_rollback(arguments: argparse.Namespace) -> int:
-    """Let the VM hand out the image before."""
+    """Let the VM serve the previous image."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.push import rollback_node
 
     cluster, _ = _open(arguments)
-    told = rollback_node(cluster, arguments.profile)
+    reply = rollback_node(cluster, arguments.profile)
     if arguments.json:
-        print_json(told)
+        print_json(reply)
         return 0
-    words = f"nodes of {arguments.profile} boot {told['current'][:12]} again, not {told['previous'][:12]}"
-    out.print(f"{words}; those that run keep theirs until they start anew", markup=False)
+    text = f"nodes of {arguments.profile} boot {reply['current'][:12]} again, not {reply['previous'][:12]}"
+    out.print(f"{text}; running nodes keep theirs until they reboot", markup=False)
     return 0
 
 
@@ -113,21 +113,21 @@ def run_profiles(arguments: argparse.Namespace) -> int:
         print_json(profiles)
         return 0
     for each in profiles:
-        who = ", ".join(each["groups"]) or "all others"
+        groups = ", ".join(each["groups"]) or "all others"
         state = each["current"][:12] if each["current"] else "not built"
-        out.print(f"{each['profile']:<16} {state:<12}  {each['kernel']:<7}  {who}", markup=False)
+        out.print(f"{each['profile']:<16} {state:<12}  {each['kernel']:<7}  {groups}", markup=False)
     return 0
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """List node images: those of this host, and what the VM has, where it answers."""
+    """List node images of this host, and of the VM if it answers."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import list_nodes
-    from appliance.operations.nodes.push import ask_images
+    from appliance.operations.nodes.push import query_images
     from appliance.operations.services.status import when
 
     cluster, _ = _open(arguments)
-    images, (there, why) = list_nodes(cluster), ask_images(cluster)
+    images, (there, why) = list_nodes(cluster), query_images(cluster)
     if arguments.json:
         print_json({"here": [asdict(image) for image in images], "vm": there, "vm_error": why})
         return 0
@@ -139,7 +139,7 @@ def run_list(arguments: argparse.Namespace) -> int:
             markup=False,
         )
     if not images:
-        out.print("  none; `sms image build PROFILE` makes one", markup=False)
+        out.print("  none; `sms image build PROFILE` builds one", markup=False)
     out.print(f"node images in the provisioning VM{f': {why}' if why else ''}", markup=False)
     for each in there:
         mark = "*" if each["current"] else "-" if each["previous"] else " "

@@ -10,13 +10,13 @@ from appliance.cli.common import add_json, verb
 
 EXAMPLES = """\
   sms verify                the current image
-  sms verify other.sif      any image; exit status 3 when it is not to be trusted"""
+  sms verify other.sif      any image; exit status 3 if it is not trusted"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb's parser."""
     parser = verb(
-        verbs, "verify", "hold an image against the site's keys", "Hold an image against the site's keys.", EXAMPLES
+        verbs, "verify", "verify an image's signature", "Verify an image's signature with the site's keys.", EXAMPLES
     )
     parser.add_argument("image", nargs="?", type=Path, metavar="IMAGE", help="an image file (default: the current one)")
     add_json(parser)
@@ -24,7 +24,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify."""
+    """Verify the image and print the signer."""
     from appliance.cli.screen import out, print_json, progress
     from appliance.operations.context import open_cluster
     from appliance.operations.image.deliver import verify_here
@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"image": str(image), "signer": signer})
     else:
-        out.print(f"{image}: whole, signed by {signer}", markup=False)
+        out.print(f"{image}: intact, signed by {signer}", markup=False)
     return 0

@@ -9,22 +9,22 @@ from typing import Any
 from appliance.cli.common import duration, verb
 
 EXAMPLES = """\
-  sms lab demo                                     build, start and use the appliance
+  sms lab demo                                     build, start and use the services container
   sms lab up --nodes 2                             only the cluster
-  sms lab up --nodes 0 --metal 2                   machines without a disk, for the provisioning VM
+  sms lab up --nodes 0 --metal 2                   diskless machines, for the provisioning VM
   sms lab exec admin -- sms status --host host-a   a command on a host
   sms lab exec node1                               a shell on a host
-  sms lab capture --duration 10m -o lab.pcap       what passes the provisioning network, for `sms classify`
+  sms lab capture --duration 10m -o lab.pcap       capture the provisioning network, for `sms classify`
   sms lab down                                     remove it"""
 
 
 def add(verbs: Any) -> None:
-    """Add the verb and its own verbs."""
+    """Add the verb and its subcommands."""
     lab = verb(
         verbs,
         "lab",
-        "a cluster on this machine, out of namespaces",
-        "Two admin hosts, compute nodes with real daemons, and an outside world, on this one machine.",
+        "a test cluster on this machine",
+        "Two admin hosts, compute nodes with real daemons, and an outside network, in namespaces of this machine.",
         EXAMPLES,
     )
     parts = lab.add_subparsers(dest="part", metavar="PART", required=True)
@@ -43,10 +43,10 @@ def _part(parts: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _add_up(parts: Any) -> None:
-    parser = _part(parts, "up", "make the lab; one that is up and the same stays as it is")
+    parser = _part(parts, "up", "create the lab, unless it is up and unchanged")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
     parser.add_argument(
-        "--metal", type=int, default=0, metavar="N", help="machines without a disk, run by QEMU (default: none)"
+        "--metal", type=int, default=0, metavar="N", help="diskless machines, run by QEMU (default: none)"
     )
     parser.set_defaults(run=_up)
 
@@ -62,8 +62,8 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _add_status(parts: Any) -> None:
-    parser = _part(parts, "status", "every host of the lab and what does not answer; exit status 4 if anything")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser = _part(parts, "status", "list the hosts and the daemons that do not answer; exit status 4 if any")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=_status)
 
 
@@ -110,8 +110,8 @@ def _add_capture(parts: Any) -> None:
     parser.add_argument("--duration", type=duration, default=60, metavar="TIME", help="60s, 10m, 1h30m (default: 60s)")
     parser.add_argument("--at", default="switch", metavar="PLACE", help="switch (default), sms, or a host's name")
     parser.add_argument("-o", "--output", metavar="FILE", help="- is standard output (default: LAB-TIME.pcap)")
-    parser.add_argument("--force", action="store_true", help="replace the file when it is there")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=_capture)
 
 
@@ -132,7 +132,7 @@ def _capture(arguments: argparse.Namespace) -> int:
         force=arguments.force,
     )
     if captured.dropped:
-        screen.err.print(f"note: {captured.dropped} packets were lost: this machine was too busy to take them")
+        screen.err.print(f"note: {captured.dropped} packets were lost: this machine was too busy to capture them")
     if arguments.json:
         screen.print_json(asdict(captured))
         return 0
@@ -145,8 +145,8 @@ def _capture(arguments: argparse.Namespace) -> int:
 
 
 def _add_down(parts: Any) -> None:
-    parser = _part(parts, "down", "remove the lab; what its admin hosts keep on disk stays")
-    parser.add_argument("--all", action="store_true", help="that too, and the cached root of the compute nodes")
+    parser = _part(parts, "down", "remove the lab; files of its admin hosts on disk are kept")
+    parser.add_argument("--all", action="store_true", help="remove these too, and the cached root of the compute nodes")
     parser.set_defaults(run=_down)
 
 
@@ -159,16 +159,16 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _add_demo(parts: Any) -> None:
-    parser = _part(parts, "demo", "the main job: build, start, a job from a node, the outside through NAT")
+    parser = _part(parts, "demo", "demonstration: build, start, a job from a node, the outside through NAT")
     parser.add_argument("--nodes", type=int, default=4, metavar="N", help="compute nodes (default: %(default)s)")
     parser.add_argument(
         "--metal",
         type=int,
         default=0,
         metavar="N",
-        help="the provisioning VM's main job instead: N machines without a disk boot from it, then it is switched off",
+        help="demonstrate the provisioning VM instead: N diskless machines boot from it, then it is switched off",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=_demo)
 
 
@@ -195,14 +195,14 @@ def _demo(arguments: argparse.Namespace) -> int:
     if arguments.json:
         screen.print_json(asdict(shown))
         return 0
-    table = Table("what", "how it was seen", "s", box=None, header_style="bold", pad_edge=False)
+    table = Table("check", "evidence", "s", box=None, header_style="bold", pad_edge=False)
     for check in shown.checks:
         table.add_row(escape(check.what), escape(check.seen), f"{check.seconds:.1f}")
     screen.out.print("", table, "", sep="\n")
     flag = "" if arguments.name == "lab" else f" --name {arguments.name}"
     screen.out.print(
-        f"All of it works. The lab stays up:\n"
-        f"  sms lab exec{flag} admin -- sms status --host host-a   ask every service\n"
+        f"All checks passed. The lab stays up:\n"
+        f"  sms lab exec{flag} admin -- sms status --host host-a   probe every service\n"
         f"{_from_a_node(arguments, flag)}"
         f"  sms lab exec{flag} host-a                              a shell on the admin host\n"
         f"  sms lab down{flag}                                     remove it",

@@ -1,1 +1,1 @@
-"""Verbs of the subject ``migration``: to another admin host: migration, failover, lease, fencing."""
+"""Verbs of the subject ``migration``: migrate and failover."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from appliance.cli.common import add_json, filled, open_target, seconds, verb
 
 if TYPE_CHECKING:
-    from appliance.operations.migration.failover import FailedOver
+    from appliance.operations.migration.failover import FailoverResult
 
 EXAMPLES = """\
-  sms failover host-b --dry-run         what it would do
-  sms failover host-b                   fence the dead host as the site file says, start on host-b
-  sms failover host-b --i-have-fenced   the dead host is off: you have looked
-  sms failover host-b --snapshot 12     from this snapshot, not the newest verified one"""
+  sms failover host-b --dry-run         show what would be done
+  sms failover host-b                   fence the failed host as configured, then start on host-b
+  sms failover host-b --i-have-fenced   you have verified that the failed host is off
+  sms failover host-b --snapshot 12     from this snapshot instead of the newest verified one"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -24,63 +24,69 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "failover",
-        "start the appliance on another admin host, the one that ran it being dead",
-        "Make sure that the host that holds the lease is off, then start on HOST: from the overlay, where both\n"
-        "hosts share its folder, else from the newest verified snapshot on HOST. What lay there is kept as a\n"
-        "snapshot. Interrupted, it goes on when it is run again. A host that is alive is moved from by\n"
+        "start the services container on another admin host after its host failed",
+        "Power off the host that holds the lease, then start on HOST: from the overlay if both hosts share its\n"
+        "folder, otherwise from the newest verified snapshot on HOST. The overlay that was on HOST is kept as a\n"
+        "snapshot. An interrupted failover resumes when it is run again. To move from a host that is alive, use\n"
         "`sms migrate`, which loses nothing.",
         EXAMPLES,
     )
     parser.add_argument("host", metavar="HOST", type=filled, help="the admin host to start on")
     parser.add_argument(
-        "--i-have-fenced", action="store_true", dest="fenced", help="the dead host is off: you have made sure of it"
+        "--i-have-fenced", action="store_true", dest="fenced", help="you have verified that the failed host is off"
     )
     origin = parser.add_mutually_exclusive_group()
-    origin.add_argument("--snapshot", default="", metavar="N", help="start from this snapshot: a number, or latest")
-    origin.add_argument("--shared", action="store_true", help="the overlay on HOST is the dead host's: start from it")
-    parser.add_argument("--image", type=Path, metavar="FILE", help="another image than the current one")
-    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    origin.add_argument("--snapshot", default="", metavar="N", help="start from this snapshot: a number or latest")
+    origin.add_argument(
+        "--shared", action="store_true", help="start from the overlay on HOST: it is shared with the failed host"
+    )
+    parser.add_argument("--image", type=Path, metavar="FILE", help="use this image instead of the current one")
+    parser.add_argument(
+        "--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take to answer (60)"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="run all checks and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take over."""
+    """Fail over, or show the plan."""
     from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.migration.failover import Wanted, failover, plan_failover
+    from appliance.operations.migration.failover import FailoverOptions, failover, plan_failover
 
     cluster, host = open_target(arguments)
     shown = progress(arguments.quiet)
-    wanted = Wanted(arguments.fenced, arguments.shared, arguments.snapshot, arguments.image, arguments.wait)
+    options = FailoverOptions(arguments.fenced, arguments.shared, arguments.snapshot, arguments.image, arguments.wait)
     if arguments.dry_run:
-        plan = plan_failover(cluster, host, wanted, shown)
+        plan = plan_failover(cluster, host, options, shown)
         print_json(asdict(plan)) if arguments.json else out.print("\n".join(plan.steps), markup=False)
         return 0
-    done = failover(cluster, host, wanted, shown)
+    result = failover(cluster, host, options, shown)
     if arguments.json:
-        print_json(asdict(done))
+        print_json(asdict(result))
     else:
-        _show(done, cluster.site.cluster, len(cluster.services))
-    return 0 if len(done.services) == len(cluster.services) else 4
+        _show(result, cluster.site.cluster, len(cluster.services))
+    return 0 if len(result.services) == len(cluster.services) else 4
 
 
-def _show(done: FailedOver, cluster: str, services: int) -> None:
+def _show(result: FailoverResult, cluster: str, services: int) -> None:
     from appliance.cli.screen import out
     from appliance.operations.services.status import uptime_text, when
 
-    answer = f"{len(done.services)} of {services} services answer"
-    lines = [f"{cluster} serves on {done.host} after {done.seconds:.1f} s, generation {done.generation}, {answer}"]
-    if done.lost_s is not None:
+    answer = f"{len(result.services)} of {services} services answer"
+    lines = [
+        f"{cluster} serves on {result.host} after {result.seconds:.1f} s, generation {result.generation}, {answer}"
+    ]
+    if result.lost_s is not None:
         lines.append(
-            f"lost: {uptime_text(int(done.lost_s))}. It goes on as it was on {done.taken_on} at {when(done.taken)} "
-            f"(snapshot {done.snapshot}): jobs submitted, accounting and messages since then are gone"
+            f"lost: {uptime_text(int(result.lost_s))}. Restored as it was on {result.taken_on} at {when(result.taken)} "
+            f"(snapshot {result.snapshot}): jobs submitted, accounting and messages since then are lost"
         )
-    elif done.shared:
-        lines.append("lost: nothing that had reached the shared overlay")
-    if done.kept:
-        lines.append(f"the overlay that was on {done.host} is kept as {done.kept}")
-    if done.jobs is not None:
-        known = ", ".join(f"{count} {state.lower()}" for state, count in done.jobs.items()) or "none"
-        lines.append(f"jobs that the controller knows: {known}")
+    elif result.shared:
+        lines.append("lost: nothing that was written to the shared overlay")
+    if result.kept:
+        lines.append(f"the overlay that was on {result.host} is kept as {result.kept}")
+    if result.jobs is not None:
+        known = ", ".join(f"{count} {state.lower()}" for state, count in result.jobs.items()) or "none"
+        lines.append(f"jobs known to the controller: {known}")
     out.print("\n".join(lines), markup=False)

@@ -18,34 +18,34 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "add",
-        "put a node into the inventory by hand",
-        "Put a node into the inventory. What is said of it is checked before the VM is asked.",
+        "add a node to the inventory",
+        "Add a node to the inventory. The options are checked before the VM is contacted.",
         EXAMPLES,
     )
-    parser.add_argument("name", metavar="NAME", type=filled, help="its name")
-    add_wishes(parser)
+    parser.add_argument("name", metavar="NAME", type=filled, help="name of the node")
+    add_node_options(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
-def add_wishes(parser: Any) -> None:
-    """What can be said of a node."""
+def add_node_options(parser: Any) -> None:
+    """Add the options that describe a node."""
     parser.add_argument(
         "--mac", action="append", default=[], metavar="MAC", help="a MAC address; the first boots; may be repeated"
     )
     parser.add_argument("--address", metavar="ADDRESS", help="its address in the provisioning network")
-    parser.add_argument("--xname", metavar="XNAME", help="its place: x1000c0s0b0n0")
+    parser.add_argument("--xname", metavar="XNAME", help="its location: x1000c0s0b0n0")
     parser.add_argument("--bmc", metavar="URL", help="its controller: https://10.0.9.7[/redfish/v1/Systems/1]")
     parser.add_argument("--profile", metavar="PROFILE", help="the image that it boots, whatever its groups")
     parser.add_argument("--group", action="append", default=[], metavar="GROUP", help="a group; may be repeated")
 
 
-def read_wishes(arguments: argparse.Namespace) -> Any:
-    """What was said of it."""
-    from appliance.operations.nodes.node import Wishes
+def read_node_spec(arguments: argparse.Namespace) -> Any:
+    """Return the options that describe the node."""
+    from appliance.operations.nodes.node import NodeSpec
 
-    return Wishes(
-        # Empty text, or a sign with nothing behind it, is told of and not passed over.
+    return NodeSpec(
+        # An empty text, or a sign alone, is kept so that it is reported as invalid.
         macs=tuple(part for word in arguments.mac for part in word.split(",") if part or not word),
         address=arguments.address,
         xname=arguments.xname,
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.node import add_node
 
     cluster, _ = open_site(arguments)
-    made = add_node(cluster, arguments.name, read_wishes(arguments))
+    made = add_node(cluster, arguments.name, read_node_spec(arguments))
     if arguments.json:
         print_json({"name": made.name, **made.change})
     else:
         words = ", ".join(filter(None, (made.change.get("address"), *made.change["macs"])))
-        out.print(f"{made.name} is in the inventory: {words}", markup=False)
+        out.print(f"added {made.name}: {words}", markup=False)
     return 0

@@ -10,9 +10,9 @@ from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site, s
 
 EXAMPLES = """\
   sms node boot node007 --wait 5m           from the network, and wait until its slurmd answers
-  sms node boot @compute --yes              a group, without a question
+  sms node boot @compute --yes              a group, without confirmation
   sms node boot node007 --target disk       from its disk, this once
-  sms node boot node007 --no-cycle          from the network when it starts the next time"""
+  sms node boot node007 --no-cycle          from the network at its next start"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -21,22 +21,22 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "boot",
         "restart nodes from the network",
-        "Have the next boot of nodes, and only that, lead to the network, and restart them. With --wait it ends when\n"
-        "they are up: slurmd answers, or the VM says that they have come for their certificate.",
+        "Set the next boot of nodes, and only that one, to the network, and restart them. --wait waits until they are\n"
+        "up: slurmd answers, or they have reported their files to the VM.",
         EXAMPLES,
     )
     add_nodes(parser)
     parser.add_argument(
-        "--target", choices=("pxe", "http", "disk", "uefi", "none"), default="pxe", help="where it leads (default: pxe)"
+        "--target", choices=("pxe", "http", "disk", "uefi", "none"), default="pxe", help="boot source (default: pxe)"
     )
     parser.add_argument("--path", default="", metavar="PATH", help="the device path of --target uefi")
-    parser.add_argument("--mode", choices=("UEFI", "Legacy"), default="", help="how its firmware is to boot")
+    parser.add_argument("--mode", choices=("UEFI", "Legacy"), default="", help="boot mode of the firmware")
     parser.add_argument("--no-cycle", action="store_true", help="do not restart them")
     parser.add_argument("--wait", type=duration, default=0.0, metavar="TIME", help="wait until they are up")
     parser.add_argument(
         "--timeout", type=duration, default=120.0, metavar="TIME", help="how long a controller may take (default: 2m)"
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say which nodes are meant")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print which nodes match")
     add_yes(parser)
     add_json(parser)
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""What the actions of ``sms node`` share."""
+"""Shared by the actions of ``sms node``."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NODES = "host lists, @GROUP, @all, or xnames"
 
 
 def add_nodes(parser: Any, *, needed: bool = True) -> None:
-    """The nodes to act on."""
+    """Add the argument for the nodes to act on."""
     parser.add_argument("nodes", nargs="+" if needed else "*", metavar="NODES", help=NODES)
 
 
 def add_yes(parser: Any) -> None:
-    """For scripts, and for the sure."""
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask back")
+    """Add ``--yes``."""
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
 
 
 def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
-    """The site's cluster, and where progress is shown."""
+    """Return the site's cluster, and the progress display."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
@@ -39,30 +39,30 @@ def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
 
 
 def show_table(table: Any) -> None:
-    """A table; what is no terminal has no edge to wrap it at."""
+    """Print a table; without wrapping at the edge if the output is not a terminal."""
     from appliance.cli.screen import out
 
     out.print(table, width=None if out.is_terminal else WIDE)
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask back on a terminal.
+    """Ask for confirmation on the terminal.
 
     Raises:
-        Refused: the answer is no, or there is nobody to ask.
+        Refused: the answer is no, or standard input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refused(f"{question} Nobody is there to answer", hint="say so with --yes")
+        raise Refused(f"{question} standard input is not a terminal", hint="confirm with --yes")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refused("nothing was done")
+        raise Refused("nothing was changed")
 
 
 def show_outcomes(done: Sequence[Outcome]) -> int:
-    """The outcomes, nodes of one state in one line, those that failed one by one; the exit status."""
+    """Print the outcomes: a line per state, then a line per failed node. Returns the exit status."""
     from appliance.cli.screen import out
     from appliance.config.hostlist import fold
 

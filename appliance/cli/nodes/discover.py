@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   sms node discover 10.0.9.0/24                   all controllers of a network
-  sms node discover 10.0.9.[1-50] -n              read them, and change nothing
+  sms node discover 10.0.9.[1-50] -n              read them, change nothing
   sms node discover x1000c0s[0-63]b0              by name, as on HPE Cray EX: nodes get their xnames
-  sms node discover 10.0.9.7 --update             what has changed in it replaces what the inventory says
+  sms node discover 10.0.9.7 --update             replace what differs in the inventory
   sms node discover 10.0.9.0/24 --name-pattern nid%06d --first 10.0.1.1 --group compute"""
 
 
@@ -25,24 +25,24 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "discover",
-        "find controllers by Redfish, and fill the inventory",
-        "Look at every address for a Redfish service, read its systems, and put new ones into the inventory. What an\n"
-        "admin has set stays: differences are shown. User and password are those of the site file's\n"
-        "`provisioning.bmc`, or of $SMS_BMC_USER and $SMS_BMC_PASSWORD. Exit status 4 when a controller is broken;\n"
-        "the JSON has each reason for it in `problems`.",
+        "find controllers by Redfish, and add their systems to the inventory",
+        "Scan every address for a Redfish service, read its systems, and add new ones to the inventory. What an admin\n"
+        "has set is kept; differences are printed. Credentials come from `provisioning.bmc` of the site file, or from\n"
+        "$SMS_BMC_USER and $SMS_BMC_PASSWORD. Exit status 4 on problems: conflicts, broken controllers, or nodes that\n"
+        "the inventory rejects; `problems` in the JSON lists them.",
         EXAMPLES,
     )
     parser.add_argument(
         "ranges", nargs="+", metavar="RANGE", help="10.0.9.0/24, 10.0.9.1-10.0.9.50, 10.0.9.[1-50], or names"
     )
-    parser.add_argument("--port", type=_port, default=443, metavar="PORT", help="where they listen (default: 443)")
+    parser.add_argument("--port", type=_port, default=443, metavar="PORT", help="their TCP port (default: 443)")
     parser.add_argument("--name-pattern", default="", metavar="PATTERN", help="names of new nodes: node%%03d")
     parser.add_argument(
-        "--first", default="", metavar="ADDRESS", help="address of the first new node that slurm.nodes gives none"
+        "--first", default="", metavar="ADDRESS", help="address of the first new node without one in slurm.nodes"
     )
     parser.add_argument("--group", action="append", default=[], metavar="GROUP", help="a group of new nodes")
-    parser.add_argument("--update", action="store_true", help="change what differs from what is found, too")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="read, and change nothing")
+    parser.add_argument("--update", action="store_true", help="also replace values that differ")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="read, change nothing")
     parser.add_argument(
         "--timeout", type=duration, default=60.0, metavar="TIME", help="how long one controller may take (default: 1m)"
     )
@@ -52,7 +52,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return int(text)
 
 
@@ -108,7 +108,7 @@ def _show(report: Report) -> None:
     for hint in dict.fromkeys(broken.hint for broken in report.broken if broken.hint):
         out.print(f"  hint: {hint}", markup=False)
     for name, why in report.failed.items():
-        out.print(f"{name}: the inventory does not take it: {why}", markup=False, style="red")
+        out.print(f"{name}: rejected by the inventory: {why}", markup=False, style="red")
     out.print(_sum(report), markup=False)
 
 
@@ -133,6 +133,6 @@ def _sum(report: Report) -> str:
     words = ", ".join(f"{counts[what]} {what}" for what in STYLES if counts.get(what)) or "no systems"
     would = "; nothing was written" if report.dry_run else ""
     return (
-        f"{report.looked} addresses: {len(report.bmcs)} controllers, {len(report.broken)} broken, "
+        f"{report.scanned} addresses: {len(report.bmcs)} controllers, {len(report.broken)} broken, "
         f"{len(report.silent)} without an answer; {words}{would}"
     )

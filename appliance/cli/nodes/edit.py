@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from appliance.cli.common import add_json, verb
-from appliance.cli.nodes.add import add_wishes, read_wishes
+from appliance.cli.nodes.add import add_node_options, read_node_spec
 from appliance.cli.nodes.common import open_site
 
 EXAMPLES = """\
-  sms node edit node007 --mac 02:00:0a:4d:00:99              a new board: this MAC address alone
-  sms node edit node007 --mac +02:00:0a:4d:00:9a             one more
-  sms node edit node007 --group +gpu --group=-compute        into one group, out of another
+  sms node edit node007 --mac 02:00:0a:4d:00:99              a new board: replace all MAC addresses
+  sms node edit node007 --mac +02:00:0a:4d:00:9a             add one
+  sms node edit node007 --group +gpu --group=-compute        add a group, remove another
   sms node edit node007 --address 10.0.1.7 --profile gpu
-  sms node edit node007 --profile=                           whatever its groups boot"""
+  sms node edit node007 --profile=                           use the profile of its groups"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -23,14 +23,14 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "edit",
-        "change what the inventory says of a node",
-        "Change what is named, and leave the rest. MAC addresses and groups with + and - are added and taken away,\n"
-        "without they replace all there are; empty text takes a setting away.",
+        "change a node in the inventory",
+        "Change the given settings, keep the others. MAC addresses and groups with + and - are added and removed;\n"
+        "without a sign they replace all. An empty value clears a setting.",
         EXAMPLES,
     )
     parser.add_argument("node", metavar="NODE", help="its name or xname")
-    add_wishes(parser)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be changed")
+    add_node_options(parser)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print what would change")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -41,11 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.node import edit_node
 
     cluster, _ = open_site(arguments)
-    done = edit_node(cluster, arguments.node, read_wishes(arguments), dry_run=arguments.dry_run)
+    done = edit_node(cluster, arguments.node, read_node_spec(arguments), dry_run=arguments.dry_run)
     if arguments.json:
         print_json(asdict(done))
     elif not done.change:
-        out.print(f"{done.name} is so already", markup=False)
+        out.print(f"{done.name} is unchanged", markup=False)
     else:
         for key, value in done.change.items():
             out.print(f"{done.name}: {key}: {_word(done.before.get(key))} -> {_word(value)}", markup=False)

@@ -21,17 +21,17 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "export",
         "the whole inventory as YAML",
-        "Write the inventory as YAML, as `sms node import` takes it. A file gets mode 0600: cloud-init data may have\n"
-        "secrets in it.",
+        "Write the inventory as YAML, for `sms node import`. A file gets mode 0600: cloud-init data may contain\n"
+        "secrets.",
         EXAMPLES,
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it to this file")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write it."""
+    """Write the inventory."""
     import json
 
     from appliance.operations.nodes.import_ import as_yaml, write_private

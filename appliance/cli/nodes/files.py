@@ -1,4 +1,4 @@
-"""``sms files``: master copies of files, and who has them."""
+"""``sms files``: master files and the clients that have them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ACTIONS = (
 """In the order of the help; modules of ``appliance.cli``."""
 
 EXAMPLES = """\
-  sms files push                                  bring what the site file names to the VM, and wake all clients
-  sms files push --dry-run                        only say what differs
-  sms files add /etc/motd motd --services         one more file, for all nodes and the container
-  sms files report                                who has what, and who has not
-  sms files rollback /etc/slurm/slurm.conf        the version before, everywhere"""
+  sms files push                                  upload the files of the site file, notify all clients
+  sms files push --dry-run                        only print what differs
+  sms files add /etc/motd motd --services         add a file for all nodes and the container
+  sms files report                                which clients are up to date
+  sms files rollback /etc/slurm/slurm.conf        return to the previous version everywhere"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -33,7 +33,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         "files",
         "master copies of files that nodes and the container pull",
         "The provisioning VM has the master copies of passwd, group, shadow, slurm.conf and the site's own files.\n"
-        "Nodes and the services container pull them every few minutes and when they are woken, only what changed.",
+        "Nodes and the services container pull what changed, every few minutes and when they are notified.",
         EXAMPLES,
     )
     add_actions(parser, ACTIONS)

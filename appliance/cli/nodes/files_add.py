@@ -13,9 +13,9 @@ from appliance.cli.nodes.files_common import add_later, add_wait, audience, fini
 
 EXAMPLES = """\
   sms files add /etc/motd motd                                  for all nodes
-  sms files add /etc/motd motd --services                       for the services container as well
+  sms files add /etc/motd motd --services                       also for the services container
   sms files add /etc/gres.conf gres.conf --group gpu            for nodes of a group
-  sms files add /etc/issue issue.j2 --template                  {{ node.name }} is in it
+  sms files add /etc/issue issue.j2 --template                  with {{ node.name }} in it
   sms files add /etc/secret key --mode 0600 --owner root:root   with other permissions
   generate | sms files add /etc/generated -                     from standard input"""
 
@@ -23,24 +23,22 @@ EXAMPLES = """\
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
     text = (
-        "Make a file the newest version of a master file, and wake its clients. Of one that is there, what is not\n"
-        "named stays as it is: mode, owner, for whom. Files that belong to the site stand better in the site file\n"
-        "(`provisioning.files`), from where `sms files push` brings them."
+        "Upload a file as the newest version of a master file, and notify its clients. Options that are not given\n"
+        "keep the value of the current version. Files that belong to the site should be in the site file\n"
+        "(`provisioning.files`), for `sms files push`."
     )
     parser = verb(actions, "add", "add a master file, or a new version of one", text, EXAMPLES)
-    parser.add_argument("path", metavar="PATH", help="where it is on the clients")
-    parser.add_argument("source", metavar="FILE", help="what is in it; - is standard input")
-    parser.add_argument("--mode", metavar="MODE", help="its permissions (default: as before, 0644 for a new one)")
-    parser.add_argument(
-        "--owner", metavar="USER[:GROUP]", help="whose it is (default: as before, root:root for a new one)"
-    )
+    parser.add_argument("path", metavar="PATH", help="its path on the clients")
+    parser.add_argument("source", metavar="FILE", help="file with the content; - is standard input")
+    parser.add_argument("--mode", metavar="MODE", help="permissions (default: unchanged; 0644 for a new file)")
+    parser.add_argument("--owner", metavar="USER[:GROUP]", help="owner (default: unchanged; root:root for a new file)")
     two = argparse.BooleanOptionalAction
-    parser.add_argument("--template", action=two, help="it is a Jinja template, or is none: docs/files.md")
+    parser.add_argument("--template", action=two, help="whether it is a Jinja template: docs/files.md")
     parser.add_argument("--node", action="append", metavar="NODES", help="for these nodes: node[001-010]")
     parser.add_argument("--group", action="append", metavar="LABEL", help="for nodes of this group")
-    parser.add_argument("--all-nodes", action="store_true", help="for all nodes, as a new one is anyway")
-    parser.add_argument("--services", action=two, help="for the services container as well, or not any more")
-    parser.add_argument("--force", action="store_true", help="although the inventory knows no such node or group")
+    parser.add_argument("--all-nodes", action="store_true", help="for all nodes, the default of a new file")
+    parser.add_argument("--services", action=two, help="whether it is also for the services container")
+    parser.add_argument("--force", action="store_true", help="accept nodes and groups that are not in the inventory")
     add_later(parser)
     add_wait(parser)
     parser.set_defaults(run=run)
@@ -58,42 +56,42 @@ def run(arguments: argparse.Namespace) -> int:
         read_source,
     )
 
-    wishes = _wishes(arguments)
-    make_master(arguments.path, b"", wishes, None)  # a path that nodes do not take is told before anybody is asked
+    options = _options(arguments)
+    make_master(arguments.path, b"", options, None)  # reject a forbidden path before the VM is contacted
     data = sys.stdin.buffer.read() if arguments.source == "-" else read_source(Path(arguments.source))
     cluster, api, shown = open_vm(arguments)
     before = find_master(api, arguments.path)
-    master = make_master(arguments.path, data, wishes, before)
-    if "nodes" in wishes and not arguments.force:  # nodes that were taken out since hold up no new version
+    master = make_master(arguments.path, data, options, before)
+    if "nodes" in options and not arguments.force:  # unchanged lists may contain nodes that were removed since
         need_known(cluster, api, master)
     done = put_master(api, master)
-    words = f"version {done['version']}" if done["changed"] else f"nothing new, it is version {done['version']} already"
+    words = f"version {done['version']}" if done["changed"] else f"unchanged, version {done['version']}"
     facts = f"{done['mode']} {done['owner']}:{done['group']}, for {audience(done)}"
     out.print(f"{arguments.path}: {words}: {facts}", markup=False)
     if is_pushed(cluster, arguments.path, done):
-        out.print("  the site file names it, too: the next `sms files push` brings that one again", markup=False)
+        out.print("  the site file also defines it: the next `sms files push` restores that version", markup=False)
     return finish(arguments, cluster, api, shown) if done["changed"] else 0
 
 
-def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is named of it; None is not named."""
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the given options; None where an option is not given."""
     from appliance.config.hostlist import HostListError, expand
     from appliance.errors import ConfigError
 
-    wishes: dict[str, Any] = {"template": arguments.template, "services": arguments.services}
+    options: dict[str, Any] = {"template": arguments.template, "services": arguments.services}
     if arguments.mode is not None:
         if not re.fullmatch(r"0?[0-7]{3}", arguments.mode):
-            raise ConfigError(f"--mode: {arguments.mode} is no mode of a file", hint="write it as 0644")
-        wishes["mode"] = f"0{arguments.mode[-3:]}"
+            raise ConfigError(f"--mode: invalid mode {arguments.mode!r}", hint="write it as 0644")
+        options["mode"] = f"0{arguments.mode[-3:]}"
     if arguments.owner is not None:
         owner, _, group = arguments.owner.partition(":")
-        wishes |= {"owner": owner, "group": group or owner}
+        options |= {"owner": owner, "group": group or owner}
     if arguments.all_nodes and (arguments.node or arguments.group):
-        raise ConfigError("--all-nodes goes with neither --node nor --group")
+        raise ConfigError("--all-nodes excludes --node and --group")
     if arguments.all_nodes or arguments.node or arguments.group:
         try:
             nodes = [name for words in arguments.node or () for name in expand(words)]
         except HostListError as error:
             raise ConfigError(f"--node {error}", hint="write node[001-450]") from None
-        wishes |= {"nodes": nodes, "groups": arguments.group or []}
-    return wishes
+        options |= {"nodes": nodes, "groups": arguments.group or []}
+    return options

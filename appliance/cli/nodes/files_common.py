@@ -1,4 +1,4 @@
-"""What the actions of ``sms files`` and ``sms user`` share."""
+"""Shared by the actions of ``sms files`` and ``sms user``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from appliance.cli.common import duration
 
 if TYPE_CHECKING:
     from appliance.operations.context import Cluster
-    from appliance.operations.nodes.files import Told
+    from appliance.operations.nodes.files import ClientReport
     from appliance.progress import Progress
     from appliance.tools.provision import Api
 
@@ -19,7 +19,7 @@ SIGNS = {"add": "+", "change": "~", "remove": "-", "same": " ", "held": "="}
 
 
 def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Api, Progress]:
-    """The site's cluster, its VM's interface, and where progress is shown."""
+    """Return the site's cluster, a client of its VM's interface, and the progress display."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
@@ -31,19 +31,19 @@ def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Api, Progress]:
 
 
 def add_wait(parser: Any) -> None:
-    """How long to wait for the clients."""
+    """Add ``--wait``."""
     parser.add_argument(
-        "--wait", type=duration, default=30.0, metavar="TIME", help="how long to wait until all have it (default: 30s)"
+        "--wait", type=duration, default=30.0, metavar="TIME", help="how long to wait for the clients (default: 30s)"
     )
 
 
 def add_later(parser: Any) -> None:
-    """Leave the clients alone."""
-    parser.add_argument("--later", action="store_true", help="wake nobody: clients have it after their next look")
+    """Add ``--later``."""
+    parser.add_argument("--later", action="store_true", help="do not notify clients: they find it at their next poll")
 
 
 def audience(master: Mapping[str, Any]) -> str:
-    """Who has it."""
+    """Return for which clients a master file is, as text."""
     from appliance.config.hostlist import fold
 
     parts = [fold(master["nodes"])] if master["nodes"] else []
@@ -53,33 +53,33 @@ def audience(master: Mapping[str, Any]) -> str:
 
 
 def finish(arguments: argparse.Namespace, cluster: Cluster, api: Api, shown: Progress) -> int:
-    """Wake the clients, where that is wanted, and show who has not all yet; the exit status."""
+    """Notify the clients unless ``--later`` is given, and print their state. Returns the exit status."""
     from appliance.cli.screen import out
-    from appliance.operations.nodes.files import find_lacking, wake
+    from appliance.operations.nodes.files import find_lacking, notify_clients
 
     if arguments.later:
         return 0
-    told = wake(cluster, api, shown, arguments.wait)
+    reports = notify_clients(cluster, api, shown, arguments.wait)
     if not getattr(arguments, "json", False):
-        for line in lines(told):
+        for line in lines(reports):
             out.print(line, markup=False)
-    return UNHEALTHY if find_lacking(told) else 0
+    return UNHEALTHY if find_lacking(reports) else 0
 
 
-def lines(told: Sequence[Told]) -> Iterator[str]:
-    """How many have all, and each that has not with what it lacks."""
+def lines(reports: Sequence[ClientReport]) -> Iterator[str]:
+    """Yield lines: counts of clients by state, then missing and failed files by client."""
     from appliance.config.hostlist import fold
     from appliance.text import printable
 
-    for state, words in (("has all", "have all"), ("silent", "were not heard lately, and are not waited for")):
-        names = [one.client for one in told if one.state == state]
+    for state, words in (("has all", "up to date"), ("silent", "offline, not waited for")):
+        names = [one.client for one in reports if one.state == state]
         if names:
             yield f"{len(names):>5} {words}: {fold(names)}"
-    for one in told:
+    for one in reports:
         if one.state in ("waits", "lacks"):
-            lacks = ", ".join(one.missing) or "its answer"
-            yield f"{one.client} has not yet: {printable(lacks)}"
+            pending = f"missing: {', '.join(one.missing)}" if one.missing else "report pending"
+            yield f"{one.client}: {printable(pending)}"
         for path, why in sorted(one.failed.items()):
             yield f"{one.client}: {printable(path)}: {printable(why)}"
         for path in one.held:
-            yield f"{one.client}: the template {printable(path)} fails for it; it keeps what it has"
+            yield f"{one.client}: the template {printable(path)} fails for it; it keeps its version"

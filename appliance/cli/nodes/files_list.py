@@ -10,7 +10,7 @@ from appliance.cli.common import add_json, verb
 from appliance.cli.nodes.files_common import audience, open_vm
 
 EXAMPLES = """\
-  sms files list           every master file: its version, who has it, where it comes from
+  sms files list           every master file: its version, owner and clients
   sms files list --json    with digests, for scripts"""
 
 TITLES = ("path", "v", "size", "mode and owner", "since", "for")
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(found)
         return 0
     if not found:
-        out.print("the VM has no master files; `sms files push` brings those of the site file", markup=False)
+        out.print("the VM has no master files; `sms files push` uploads those of the site file", markup=False)
         return 0
     for line in rows(found):
         out.print(line, markup=False)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line a file, whole: a path that is cut, or goes on in the next line, says nothing."""
+    """Yield a line per file, without truncation or wrapping, so that paths can be copied."""
     from appliance.operations.services.status import when
     from appliance.units import format_size
 

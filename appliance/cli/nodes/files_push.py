@@ -9,22 +9,22 @@ from appliance.cli.common import add_json, verb
 from appliance.cli.nodes.files_common import SIGNS, UNHEALTHY, add_wait, lines, open_vm
 
 EXAMPLES = """\
-  sms files push              bring what differs, wake all clients, show who has it
-  sms files push --dry-run    only say what differs
-  sms files push --wait 2m    wait longer for the last ones"""
+  sms files push              upload what differs, notify all clients, print their state
+  sms files push --dry-run    only print what differs
+  sms files push --wait 2m    wait longer for the clients"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
     text = (
-        "Bring what the site file names to the provisioning VM, only what differs: accounts, shadow, the munge key,\n"
-        "the slurm.conf of `slurm:`, `provisioning.files`. Then wake all clients and wait until each has reported:\n"
-        "exit status 4 where one has not, or lacks a file. Clients that were not heard for long (nodes that are off)\n"
-        "are shown, and not waited for."
+        "Upload the files of the site file that differ to the provisioning VM: accounts, shadow, the munge key, the\n"
+        "slurm.conf of `slurm:`, `provisioning.files`. Then notify all clients and wait for their reports. Exit\n"
+        "status 4 if one has not reported or lacks a file. Offline clients (such as nodes that are off) are listed,\n"
+        "but not waited for."
     )
-    parser = verb(actions, "push", "bring the site's files to the VM and wake all clients", text, EXAMPLES)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what differs")
-    parser.add_argument("--accounts", action="store_true", help="replace what `sms user sync` has brought, too")
+    parser = verb(actions, "push", "upload the site's files to the VM and notify all clients", text, EXAMPLES)
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print what differs")
+    parser.add_argument("--accounts", action="store_true", help="also replace files of `sms user sync`")
     add_wait(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -46,6 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         if text := done.texts.get(one.path):
             out.print("\n".join(f"    {line}" for line in text.split("\n")[2:]), markup=False)
     out.print(done.summary(dry_run=arguments.dry_run), markup=False)
-    for line in lines(done.told):
+    for line in lines(done.reports):
         out.print(line, markup=False)
     return UNHEALTHY if done.lacking else 0

@@ -10,21 +10,21 @@ from appliance.cli.nodes.common import add_yes, confirm
 from appliance.cli.nodes.files_common import add_later, add_wait, audience, finish, open_vm
 
 EXAMPLES = """\
-  sms files remove -n /etc/motd   say who has it
-  sms files remove /etc/motd      take it from all that have it
-  sms files rollback /etc/motd    and bring it back"""
+  sms files remove -n /etc/motd   print for which clients it is
+  sms files remove /etc/motd      remove it from all clients
+  sms files rollback /etc/motd    restore it"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
     text = (
-        "Take a file from all its clients: what was there before it came is put back, else it is removed. One that\n"
-        "somebody has changed there stays, and so do accounts. Its versions stay in the VM. It asks back where the\n"
-        "site file names it."
+        "Remove a file from all its clients, which restore the file that it had replaced, if any. Files that were\n"
+        "changed on a client stay there, and so do accounts. The VM keeps the versions. Asks for confirmation if the\n"
+        "site file defines it."
     )
-    parser = verb(actions, "remove", "take a master file from all its clients", text, EXAMPLES)
-    parser.add_argument("path", metavar="PATH", help="as it is on the clients")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say who has it")
+    parser = verb(actions, "remove", "remove a master file from all its clients", text, EXAMPLES)
+    parser.add_argument("path", metavar="PATH", help="its path on the clients")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print for which clients it is")
     add_yes(parser)
     add_later(parser)
     add_wait(parser)
@@ -43,13 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     if there is None:
         raise Refused(f"there is no master file {path}", hint="sms files list")
     pushed = is_pushed(cluster, path, there)
-    back = "the site file names it: the next `sms files push` brings it back"
+    back = "the site file defines it: the next `sms files push` restores it"
     if arguments.dry_run:
         out.print(f"{path}: would be removed from {audience(there)}{f'; {back}' if pushed else ''}", markup=False)
         return 0
     if pushed:
         confirm(f"{path}: {back}. Remove it from {audience(there)}?", yes=arguments.yes)
     remove_master(api, path)
-    words = f"`sms files rollback {path}` brings it back"
+    words = f"`sms files rollback {path}` restores it"
     out.print(f"{path}: removed; {words}{', and so does the next `sms files push`' if pushed else ''}", markup=False)
     return finish(arguments, cluster, api, shown)

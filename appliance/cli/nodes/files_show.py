@@ -11,15 +11,15 @@ from appliance.cli.nodes.files_common import audience, open_vm
 
 EXAMPLES = """\
   sms files show /etc/motd              its versions, the newest first
-  sms files show /etc/motd --content    what is in it"""
+  sms files show /etc/motd --content    its content"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
     text = "Show a master file: its versions, of which the last five are kept, or its content."
     parser = verb(actions, "show", "one master file and its versions", text, EXAMPLES)
-    parser.add_argument("path", metavar="PATH", help="as it is on the clients")
-    parser.add_argument("--content", action="store_true", help="print the content of the version that counts")
+    parser.add_argument("path", metavar="PATH", help="its path on the clients")
+    parser.add_argument("--content", action="store_true", help="print the content of the current version")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -35,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     _, api, _ = open_vm(arguments)
     found = show_master(api, arguments.path)
     if arguments.content:
-        counts = next((each for each in found["versions"] if each["version"] == found["current"]), None)
-        data = read_content(api, counts["sha256"]) if counts else None
+        current = next((each for each in found["versions"] if each["version"] == found["current"]), None)
+        data = read_content(api, current["sha256"]) if current else None
         if data is None:
-            raise Refused(f"{arguments.path} has no content: it is removed", hint="sms files rollback brings it back")
+            raise Refused(f"{arguments.path} has no content: it was removed", hint="sms files rollback restores it")
         sys.stdout.buffer.write(data)
         return 0
     if arguments.json:

@@ -11,14 +11,14 @@ from appliance.cli.common import add_json, verb
 from appliance.cli.nodes.common import add_yes, confirm, open_site
 
 if TYPE_CHECKING:
-    from appliance.operations.nodes.import_ import Brought
+    from appliance.operations.nodes.import_ import ImportChanges
 
 EXAMPLES = """\
   sms node import nodes.yaml -n                       what it would change
-  sms node import nodes.yaml                          add and change what it names, and leave the rest
-  sms node import nodes.yaml --replace --yes          the inventory is then what it says, and nothing else
+  sms node import nodes.yaml                          add and change what it contains, keep the rest
+  sms node import nodes.yaml --replace --yes          replace the inventory by it
   sms node import --from-smd https://api-gw/apis/smd --token-file token
-  sms node import --from-smd https://smd:27779 -o nodes.yaml     only write what it has as a file"""
+  sms node import --from-smd https://smd:27779 -o nodes.yaml     only write it to a file"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -26,9 +26,9 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "import",
-        "bring an inventory in: a file, or that of a running CSM or OpenCHAMI",
-        "Bring what an export or a State Manager (SMD) says into the inventory: all of it, or nothing. A token is\n"
-        "in a file of mode 0600, or in $SMS_SMD_TOKEN.",
+        "import an inventory from a file, or from a running CSM or OpenCHAMI",
+        "Import an export, or the inventory of a State Manager (SMD), in one transaction. The token for it is read\n"
+        "from a file of mode 0600, or from $SMS_SMD_TOKEN.",
         EXAMPLES,
     )
     source = parser.add_mutually_exclusive_group(required=True)
@@ -37,16 +37,16 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="the token for it")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="the CA of its certificate (default: the system's)")
     parser.add_argument("--name-pattern", default="", metavar="PATTERN", help="names by NID (default: nid%%06d)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it as a file, and change nothing")
-    parser.add_argument("--replace", action="store_true", help="what it does not name goes")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be changed")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it to a file, change nothing")
+    parser.add_argument("--replace", action="store_true", help="remove everything that it does not contain")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print what would change")
     add_yes(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Bring it in."""
+    """Import it."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes import import_ as node_import
 
@@ -60,38 +60,38 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         node_import.write_private(node_import.as_yaml(converted.document), arguments.output)
         for note in converted.notes:
-            shown.say(f"note: {note}")
+            shown.report(f"note: {note}")
         out.print(f"wrote {arguments.output}: {len(converted.document.get('nodes') or [])} nodes", markup=False)
         return 0
-    brought = node_import.compare(cluster, converted, replace=arguments.replace)
+    changes = node_import.compare(cluster, converted, replace=arguments.replace)
     if not arguments.dry_run:
-        if brought.gone:
-            confirm(f"Remove {len(brought.gone)} entries that it does not name?", yes=arguments.yes)
-        node_import.bring(cluster, converted, shown, replace=arguments.replace)
+        if changes.gone:
+            confirm(f"Remove {len(changes.gone)} entries that it does not contain?", yes=arguments.yes)
+        node_import.import_document(cluster, converted, shown, replace=arguments.replace)
     if arguments.json:
-        print_json({**asdict(brought), "dry_run": arguments.dry_run})
+        print_json({**asdict(changes), "dry_run": arguments.dry_run})
     else:
-        _show(brought, dry_run=arguments.dry_run)
+        _show(changes, dry_run=arguments.dry_run)
     return 0
 
 
 MOST = 20
 
 
-def _show(brought: Brought, *, dry_run: bool) -> None:
+def _show(changes: ImportChanges, *, dry_run: bool) -> None:
     from appliance.cli.screen import out
 
-    for note in brought.notes[:MOST]:
+    for note in changes.notes[:MOST]:
         out.print(f"note: {note}", markup=False)
-    if len(brought.notes) > MOST:
-        out.print(f"note: and {len(brought.notes) - MOST} more; --json shows all", markup=False)
-    for name, kinds in brought.counts.items():
+    if len(changes.notes) > MOST:
+        out.print(f"note: and {len(changes.notes) - MOST} more; --json shows all", markup=False)
+    for name, kinds in changes.counts.items():
         words = ", ".join(f"{kinds[kind]} {kind}" for kind in ("new", "changed", "same") if kinds.get(kind))
         out.print(f"{name}: {words}", markup=False)
-    word = "would go" if dry_run else "gone"
-    for gone in brought.gone[:MOST]:
+    word = "would remove" if dry_run else "removed"
+    for gone in changes.gone[:MOST]:
         out.print(f"{word}: {gone}", markup=False)
-    if len(brought.gone) > MOST:
-        out.print(f"{word}: and {len(brought.gone) - MOST} more", markup=False)
+    if len(changes.gone) > MOST:
+        out.print(f"{word}: and {len(changes.gone) - MOST} more", markup=False)
     if dry_run:
         out.print("nothing was written", markup=False)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from appliance.operations.nodes.inventory import Node
 
 EXAMPLES = """\
-  sms node list                    all of them
-  sms node list @compute           those of a group
-  sms node list node[001-010]      these
-  sms node list --unknown          machines that asked for a boot and are nobody's
+  sms node list                    all nodes
+  sms node list @compute           nodes of a group
+  sms node list node[001-010]      these nodes
+  sms node list --unknown          unknown machines that tried to boot
   sms node list --json             everything, for scripts"""
 
 
@@ -25,12 +25,12 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "list",
-        "the nodes that there are",
-        "List nodes of the inventory; of the last answer that was kept, with its age, while the VM is off.",
+        "list nodes of the inventory",
+        "List nodes of the inventory. While the VM is off, the cached inventory is used and its age is printed.",
         EXAMPLES,
     )
     add_nodes(parser, needed=False)
-    parser.add_argument("--unknown", action="store_true", help="machines that the inventory does not know")
+    parser.add_argument("--unknown", action="store_true", help="unknown machines that tried to boot")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(nodes)
     elif not nodes:
-        out.print("the inventory has no nodes; `sms node discover` or `sms node add` makes some", markup=False)
+        out.print("the inventory has no nodes; `sms node discover` or `sms node add` adds some", markup=False)
     else:
         _show(nodes)
     return 0
@@ -63,7 +63,7 @@ def _show_unknown(machines: Sequence[Node], *, json: bool) -> int:
         words = f"{one.get('mac')}  {one.get('address') or '-':<15}  {one.get('count')} times"
         out.print(f"{words}, last {when(float(one.get('last') or 0))}", markup=False)
     if not machines and not json:
-        out.print("no machine has asked that the inventory does not know", markup=False)
+        out.print("no unknown machine has tried to boot", markup=False)
     return 0
 
 

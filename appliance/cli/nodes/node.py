@@ -1,4 +1,4 @@
-"""``sms node``: the machines of the inventory, found, listed, changed, switched on and off."""
+"""``sms node``: discover, list, change, switch and boot the nodes of the inventory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ACTIONS = (
 
 EXAMPLES = """\
   sms node discover 10.0.9.0/24           find controllers, read them, fill the inventory
-  sms node list @compute                  the nodes of a group
-  sms node power status node[001-450]     ask all of their controllers
-  sms node boot node007 --wait 5m         from the network, now, and wait until it is up
-  sms node edit node007 --group +gpu      one more group"""
+  sms node list @compute                  list the nodes of a group
+  sms node power status node[001-450]     query their controllers
+  sms node boot node007 --wait 5m         restart it from the network, and wait until it is up
+  sms node edit node007 --group +gpu      add a group"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -35,8 +35,8 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         verbs,
         "node",
         "find nodes, list and change them, switch them on and off",
-        "The inventory of the provisioning VM: which nodes there are, by which addresses they boot, and the\n"
-        "controllers that switch them. What is asked of controllers works while the VM is off, too.",
+        "The inventory of the provisioning VM: nodes, their addresses, and the controllers that switch them. Requests\n"
+        "to controllers also work while the VM is off.",
         EXAMPLES,
     )
     add_actions(parser, ACTIONS)

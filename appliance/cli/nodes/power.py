@@ -9,16 +9,16 @@ from appliance.cli.common import add_json, duration, verb
 from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site, show_outcomes
 
 EXAMPLES = """\
-  sms node power status @all               ask every controller
-  sms node power on node[001-450]          switch them on, and wait until they are
-  sms node power off node007               at once, as by the switch; --soft asks its system to end first
-  sms node power reset @compute --yes      restart a group without a question"""
+  sms node power status @all               query every controller
+  sms node power on node[001-450]          switch them on, and wait until they are on
+  sms node power off node007               cut the power; --soft shuts the system down first
+  sms node power reset @compute --yes      restart a group without confirmation"""
 
-WORDS = {"on": "switch on", "off": "switch off", "reset": "restart", "status": "ask"}
+WORDS = {"on": "switch on", "off": "switch off", "reset": "restart", "status": "query"}
 
 
-class _Wishes(tuple[str, ...]):
-    """For completion. What is none of them is told by `run`, which sees the nodes as well."""
+class _Operations(tuple[str, ...]):
+    """Choices for completion. Invalid words are accepted here and reported by `run`, which also sees the nodes."""
 
     def __contains__(self, word: object) -> bool:
         return True
@@ -29,28 +29,28 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "power",
-        "switch nodes on and off, or ask",
-        "Ask the controllers of many nodes at once by Redfish, and wait until each says that it is so. They are those\n"
-        "of the inventory; while the VM is off, those of the last answer, whose age is told.",
+        "switch nodes on and off, or query their state",
+        "Switch many nodes in parallel through their controllers by Redfish, and wait until each reports its new\n"
+        "state. While the VM is off, the cached inventory is used and its age is printed.",
         EXAMPLES,
     )
-    parser.add_argument("wish", choices=_Wishes(WORDS), metavar="on|off|reset|status", help="what is to be")
+    parser.add_argument("operation", choices=_Operations(WORDS), metavar="on|off|reset|status", help="what to do")
     add_nodes(parser)
-    parser.add_argument("--soft", action="store_true", help="off: ask the system to end, and wait for it")
+    parser.add_argument("--soft", action="store_true", help="off: shut the system down, and wait for it")
     parser.add_argument(
         "--timeout", type=duration, default=120.0, metavar="TIME", help="how long one node may take (default: 2m)"
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say which nodes are meant")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print which nodes match")
     add_yes(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
-def _meant(arguments: argparse.Namespace) -> str:
-    """What was to be said, where the node stands before the wish, or the wish is misspelt."""
+def _suggest(arguments: argparse.Namespace) -> str:
+    """Return a corrected command, for a node given before the operation or a misspelt operation."""
     from difflib import get_close_matches
 
-    words = [arguments.wish, *arguments.nodes]
+    words = [arguments.operation, *arguments.nodes]
     if words[-1] in WORDS:
         return f"sms node power {words[-1]} {' '.join(words[:-1])}"
     near = get_close_matches(words[0], WORDS, 1)
@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.errors import ConfigError
     from appliance.operations.nodes.power import as_dicts, choose, power
 
-    if arguments.wish not in WORDS:
-        raise ConfigError(f"{arguments.wish[:60]!r} is not one of {', '.join(WORDS)}", hint=_meant(arguments))
-    if arguments.soft and arguments.wish != "off":
-        raise ConfigError("--soft goes with off alone", hint="sms node power off --soft NODES")
+    if arguments.operation not in WORDS:
+        raise ConfigError(f"{arguments.operation[:60]!r} is not one of {', '.join(WORDS)}", hint=_suggest(arguments))
+    if arguments.soft and arguments.operation != "off":
+        raise ConfigError("--soft is only valid with off", hint="sms node power off --soft NODES")
     cluster, shown = open_site(arguments)
     nodes = choose(cluster, arguments.nodes, shown)
     names = fold(node["name"] for node in nodes)
@@ -75,12 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json([node["name"] for node in nodes])
         else:
-            out.print(f"would {WORDS[arguments.wish]} {len(nodes)}: {names}", markup=False)
+            out.print(f"would {WORDS[arguments.operation]} {len(nodes)}: {names}", markup=False)
         return 0
-    if len(nodes) > 1 and arguments.wish in ("off", "reset"):
-        words = WORDS[arguments.wish].capitalize()
+    if len(nodes) > 1 and arguments.operation in ("off", "reset"):
+        words = WORDS[arguments.operation].capitalize()
         confirm(f"{words} {len(nodes)} nodes: {names}?", yes=arguments.yes)
-    done = power(cluster, nodes, "soft-off" if arguments.soft else arguments.wish, arguments.timeout, shown)
+    done = power(cluster, nodes, "soft-off" if arguments.soft else arguments.operation, arguments.timeout, shown)
     if arguments.json:
         print_json(as_dicts(done))
         return 1 if any(one.error for one in done) else 0

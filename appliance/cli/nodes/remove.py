@@ -9,9 +9,9 @@ from appliance.cli.common import add_json, verb
 from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site
 
 EXAMPLES = """\
-  sms node remove -n node[449-450]     say which that are
-  sms node remove node007              take it out of the inventory
-  sms node remove @old --yes           all of a group, without a question"""
+  sms node remove -n node[449-450]     print which nodes match
+  sms node remove node007              remove it from the inventory
+  sms node remove @old --yes           all nodes of a group, without confirmation"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -19,13 +19,13 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "remove",
-        "take nodes out of the inventory",
-        "Take nodes out of the inventory: they boot no more. Those that run go on.",
+        "remove nodes from the inventory",
+        "Remove nodes from the inventory: they cannot boot any more. Running nodes keep running.",
         EXAMPLES,
     )
     add_nodes(parser)
     add_yes(parser)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say which")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only print which nodes match")
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -11,13 +11,13 @@ from appliance.cli.nodes.common import open_site
 from appliance.text import one_line
 
 EXAMPLES = """\
-  sms node show node007            all that is known of it
-  sms node show x1000c0s0b0n0      by its xname"""
+  sms node show node007            by name
+  sms node show x1000c0s0b0n0      by xname"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
-    parser = verb(actions, "show", "all that is known of a node", "Show what the inventory has of one node.", EXAMPLES)
+    parser = verb(actions, "show", "show a node of the inventory", "Show the inventory's entry of one node.", EXAMPLES)
     parser.add_argument("node", metavar="NODE", help="its name or xname")
     add_json(parser)
     parser.set_defaults(run=run)

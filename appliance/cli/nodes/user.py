@@ -10,28 +10,28 @@ from appliance.cli.common import add_json, verb
 from appliance.cli.nodes.files_common import add_later, add_wait, finish, open_vm
 
 EXAMPLES = """\
-  sms user sync --sssd --group hpc                 the members of a group of the directory
-  sms user sync --from accounts/                   passwd and group of a folder
-  sms user sync --from accounts/ --dry-run         only say who would be added, changed, removed"""
+  sms user sync --sssd --group hpc                 members of a group of the directory
+  sms user sync --from accounts/                   passwd and group in a folder
+  sms user sync --from accounts/ --dry-run         only print who would be added, changed, removed"""
 
 SHOWN = 20
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb and its action."""
-    text = "Users and groups of the cluster: master copies in the provisioning VM, which nodes and the container pull."
+    text = "Users and groups of the cluster: master files in the provisioning VM, which nodes and the container pull."
     parser = verb(verbs, "user", "users and groups, from a directory or a file", text, EXAMPLES)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     long = (
-        "Take users and groups from files or from this machine's SSSD (LDAP, Active Directory), and make them the\n"
-        "master copies of passwd and group. Ids out of bounds are left out; a line that is none is refused. Passwords\n"
-        "come only with --shadow."
+        "Read users and groups from files or from this machine's SSSD (LDAP, Active Directory), and upload them as\n"
+        "the master files passwd and group. Ids out of bounds are left out; invalid lines are an error. Passwords are\n"
+        "only included with --shadow."
     )
-    one = verb(actions, "sync", "bring users and groups to all nodes", long, EXAMPLES)
+    one = verb(actions, "sync", "distribute users and groups to all nodes", long, EXAMPLES)
     source = one.add_mutually_exclusive_group(required=True)
     source.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder with passwd and group")
-    source.add_argument("--sssd", action="store_true", help="ask SSSD of this machine, with getent")
-    one.add_argument("--shadow", type=Path, metavar="FILE", help="a shadow file that others may not read")
+    source.add_argument("--sssd", action="store_true", help="query SSSD of this machine, with getent")
+    one.add_argument("--shadow", type=Path, metavar="FILE", help="a shadow file that others cannot read")
     one.add_argument("--group", action="append", default=[], metavar="NAME", help="only members of these groups")
     one.add_argument("--uid-min", type=int, default=1000, metavar="N", help="the lowest id (default: 1000)")
     one.add_argument("--uid-max", type=int, default=2_000_000_000, metavar="N", help="the highest id")
@@ -40,10 +40,10 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         type=percent,
         default=10.0,
         metavar="PERCENT",
-        help="refuse to remove more of those before (default: 10)",
+        help="refuse to remove more than this share of accounts (default: 10)",
     )
-    one.add_argument("--force", action="store_true", help="remove however many")
-    one.add_argument("-n", "--dry-run", action="store_true", help="only say what would change")
+    one.add_argument("--force", action="store_true", help="remove any number of accounts")
+    one.add_argument("-n", "--dry-run", action="store_true", help="only print what would change")
     add_later(one)
     add_wait(one)
     add_json(one)
@@ -51,21 +51,25 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 
 def percent(text: str) -> float:
-    """A percentage, for argparse."""
+    """Parse a percentage.
+
+    Raises:
+        argparse.ArgumentTypeError: not a number from 0 to 100.
+    """
     try:
         found = float(text)
     except ValueError:
         found = -1.0
     if not 0 <= found <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentage from 0 to 100")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage from 0 to 100")
     return found
 
 
 def run_sync(arguments: argparse.Namespace) -> int:
-    """Sync."""
+    """Synchronise the accounts."""
     from appliance.cli.screen import out, print_json
     from appliance.errors import ConfigError
-    from appliance.operations.nodes.users import ask_sssd, read_folder, sync, this_machine
+    from appliance.operations.nodes.users import query_sssd, read_folder, sync, this_machine
 
     if arguments.uid_min < 1000:
         raise ConfigError("--uid-min: ids below 1000 belong to the images of nodes and container")
@@ -74,8 +78,8 @@ def run_sync(arguments: argparse.Namespace) -> int:
     cluster, api, shown = open_vm(arguments)
     if arguments.sssd:
         if arguments.shadow:
-            raise ConfigError("--shadow goes with --from: SSSD has no passwords to give")
-        source = ask_sssd(this_machine(), arguments.group)
+            raise ConfigError("--shadow is only valid with --from: SSSD does not provide passwords")
+        source = query_sssd(this_machine(), arguments.group)
     else:
         source = read_folder(arguments.source, arguments.shadow)
     done = sync(
@@ -103,7 +107,7 @@ def run_sync(arguments: argparse.Namespace) -> int:
             markup=False,
         )
         if done.refusal:
-            out.print(f"without --dry-run it would be refused: {done.refusal}; --force removes them", markup=False)
+            out.print(f"without --dry-run it would be refused: {done.refusal}; --force overrides this", markup=False)
     if arguments.dry_run or not done.changed:
         return 0
     return finish(arguments, cluster, api, shown)

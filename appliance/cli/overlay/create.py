@@ -18,9 +18,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "create",
-        "make and seed the overlay, start nothing",
-        "Make the overlay where there is none, and bring what the site file says into it, as a start does.\n"
-        "Nothing is started.",
+        "create and seed the overlay, start nothing",
+        "Create the overlay where there is none, and seed it from the site file, as a start does.\nNothing is started.",
         EXAMPLES,
     )
     add_host(parser)
@@ -30,7 +29,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Create."""
+    """Run the action."""
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
@@ -40,13 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     shown = progress(arguments.quiet)
     if arguments.dry_run:
         commands = rehearse_create(cluster, host, shown)
-        words = "\n".join(commands) or "nothing would be done: it is there, and seeded"
-        print_json(commands) if arguments.json else out.print(words, markup=False)
+        text = "\n".join(commands) or "nothing would be done: it exists and is seeded"
+        print_json(commands) if arguments.json else out.print(text, markup=False)
         return 0
     done = create(cluster, host, shown)
     if arguments.json:
         print_json(asdict(done))
         return 0
-    what = "is made and seeded" if done.created else "is seeded anew" if done.seeded else "is there, and seeded"
+    what = "is created and seeded" if done.created else "is seeded again" if done.seeded else "exists and is seeded"
     out.print(f"{done.path} on {done.host} {what}", markup=False)
     return 0

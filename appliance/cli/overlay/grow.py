@@ -11,7 +11,7 @@ from appliance.cli.common import add_host, add_json, open_target, verb
 EXAMPLES = """\
   sms overlay grow 4G           4 GiB in all
   sms overlay grow +1G          1 GiB more
-  sms overlay grow 4G --dry-run   look whether there is room, change nothing"""
+  sms overlay grow 4G --dry-run   check whether there is room, change nothing"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -19,10 +19,10 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "grow",
-        "make the overlay larger, while the appliance runs or not",
-        "Make the overlay's file and the file system in it larger. The appliance may run: its writers do not wait.\n"
-        "It never shrinks. A run that was cut off is finished by the next. Where the kernel does not let root grow a\n"
-        "file system in use, it says so, and the appliance has to be stopped for it.",
+        "enlarge the overlay, in use or stopped",
+        "Enlarge the overlay's file and its file system. The services container may run: its writers do not wait.\n"
+        "An overlay cannot shrink. An interrupted run is finished by the next. Where the kernel does not let root\n"
+        "grow a file system in use, the command refuses, and the services container has to be stopped first.",
         EXAMPLES,
     )
     parser.add_argument("size", metavar="SIZE", help="how large, or how much more: 4096M, 4G, +1G")
@@ -33,13 +33,13 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Grow."""
+    """Run the action."""
     from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.overlay.grow import grow, read_wanted
+    from appliance.operations.overlay.grow import grow, parse_size_argument
 
-    wanted = read_wanted(arguments.size)
+    spec = parse_size_argument(arguments.size)
     cluster, host = open_target(arguments)
-    done = grow(cluster, host, progress(arguments.quiet), wanted, dry_run=arguments.dry_run)
+    done = grow(cluster, host, progress(arguments.quiet), spec, dry_run=arguments.dry_run)
     if arguments.json:
         print_json(asdict(done))
         return 0

@@ -9,46 +9,45 @@ from typing import TYPE_CHECKING, Any
 from appliance.cli.common import add_host, add_json, filled, open_target, verb
 
 if TYPE_CHECKING:
-    from appliance.operations.overlay.mirror import Done
+    from appliance.operations.overlay.mirror import MirrorChange
     from appliance.operations.overlay.mirrored import MirrorState
 
 EXAMPLES = """\
   sms overlay mirror create --on /disk1/sms --on /disk2/sms
-  sms overlay mirror status            exit status 4 when losing a disk would lose something
-  sms overlay mirror scrub             read all of it, mend one member from the other; best once a week
-  sms overlay mirror rebuild           make a lost or sick member whole
+  sms overlay mirror status            exit status 4 when the mirror is not redundant
+  sms overlay mirror scrub             read everything, repair each member from the other; best once a week
+  sms overlay mirror rebuild           rebuild a lost or faulty member
   sms overlay mirror remove            back to one plain file"""
 
 CREATE = """\
   sms overlay mirror create --on /disk1/sms --on /disk2/sms
-  sms overlay mirror create --on /tmp/a --on /tmp/b --same-fs     on one disk, to try it out"""
+  sms overlay mirror create --on /tmp/a --on /tmp/b --same-fs     on one disk, for a trial"""
 
 REBUILD = """\
-  sms overlay mirror rebuild                          where the old member was
+  sms overlay mirror rebuild                          in the folder of the old member
   sms overlay mirror rebuild --on /disk3/sms          on another disk
   sms overlay mirror rebuild --member 2 --on /disk3/sms"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
-    """Add the action and its own verbs."""
+    """Add the action and its subcommands."""
     parser = verb(
         actions,
         "mirror",
-        "keep the overlay on two disks at once",
-        "Keep the overlay on two file systems at once: losing either loses nothing, and what is not as it was written\n"
-        "is found and mended from the other. `sms start` opens the mirror, with one member if need be; `sms stop`\n"
-        "closes it.",
+        "keep the overlay on two disks",
+        "Keep the overlay on two file systems: it survives the loss of either, and corrupt blocks are found and\n"
+        "repaired from the other. `sms start` opens the mirror, degraded if a member is missing; `sms stop` closes it.",
         EXAMPLES,
     )
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     _add_create(parts)
-    _add(parts, "status", run_status, "how the mirror stands", "Show both members and their errors; changes nothing.")
+    _add(parts, "status", run_status, "show the mirror's state", "Show both members and their errors; changes nothing.")
     scrub = _add(
         parts,
         "scrub",
         run_scrub,
-        "read all of it, mend what is not as it was written",
-        "Read both members; what is not as it was written is mended from the other. The appliance may run.",
+        "read everything, repair corrupt blocks",
+        "Read both members and repair corrupt blocks from the other one. The services container may run.",
     )
     _add_dry_run(scrub)
     _add_rebuild(parts)
@@ -56,20 +55,20 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         parts,
         "remove",
         run_remove,
-        "back to one plain file",
-        "Bring the overlay back into one plain file, and remove both members. The appliance is stopped.",
+        "move the overlay back to one plain file",
+        "Move the overlay back to one plain file, and remove both members. The services container must be stopped.",
     )
-    remove.add_argument("--abandon", action="store_true", help="no member is whole: give it up, without an overlay")
+    remove.add_argument("--abandon", action="store_true", help="no member is intact: remove the mirror and the overlay")
     _add_dry_run(remove)
     adopt = _add(
         parts,
         "adopt",
         run_adopt,
-        "take up a mirror by one of its members",
-        "Where the folder of the overlay was lost together with one disk: take up the mirror by the other.",
+        "recover a mirror from one of its members",
+        "Recover the mirror from one member, after the overlay's folder was lost together with the other disk.",
         "  sms overlay mirror adopt /disk2/sms",
     )
-    adopt.add_argument("folder", metavar="DIR", help="the folder that a member lies in")
+    adopt.add_argument("folder", metavar="DIR", help="the folder of a member")
     _add_dry_run(adopt)
 
 
@@ -90,16 +89,16 @@ def _add_create(parts: Any) -> None:
         parts,
         "create",
         run_create,
-        "bring the overlay onto a mirror",
-        "Make one sparse file in each of two folders, a mirror of both, and bring the overlay there: copied, read\n"
-        "again, compared; then its path becomes a link. The appliance is stopped.",
+        "move the overlay onto a mirror",
+        "Create one sparse file in each of two folders and a mirror of both; copy the overlay there, read the copy,\n"
+        "compare, and replace the overlay by a link. The services container must be stopped.",
         CREATE,
     )
     create.add_argument(
-        "--on", action="append", required=True, type=filled, metavar="DIR", help="a folder for a member; given twice"
+        "--on", action="append", required=True, type=filled, metavar="DIR", help="the folder of a member; give it twice"
     )
-    create.add_argument("--size", metavar="SIZE", help="of each member (twice the overlay and 1G); it is sparse")
-    create.add_argument("--same-fs", action="store_true", help="although both folders are on one file system")
+    create.add_argument("--size", metavar="SIZE", help="size of each member (twice the overlay plus 1G); sparse")
+    create.add_argument("--same-fs", action="store_true", help="allow both folders on one file system")
     _add_dry_run(create)
 
 
@@ -108,34 +107,34 @@ def _add_rebuild(parts: Any) -> None:
         parts,
         "rebuild",
         run_rebuild,
-        "make a lost or sick member whole",
-        "A member with errors is mended from the other; one that is lost is made anew, as is one that is to lie\n"
-        "elsewhere. The appliance may run.",
+        "rebuild a lost or faulty member",
+        "Repair a member with errors from the other; recreate one that is lost or is to move to another folder.\n"
+        "The services container may run.",
         REBUILD,
     )
-    rebuild.add_argument("--on", type=filled, metavar="DIR", help="where the new member is to lie")
-    rebuild.add_argument("--member", type=int, metavar="NUMBER", help="the member to replace (the lost or sick one)")
-    rebuild.add_argument("--same-fs", action="store_true", help="although both folders are on one file system")
+    rebuild.add_argument("--on", type=filled, metavar="DIR", help="the folder of the new member")
+    rebuild.add_argument("--member", type=int, metavar="NUMBER", help="the member to replace (the lost or faulty one)")
+    rebuild.add_argument("--same-fs", action="store_true", help="allow both folders on one file system")
     _add_dry_run(rebuild)
 
 
 def run_create(arguments: argparse.Namespace) -> int:
-    """Create it."""
+    """Run ``create``."""
     from appliance.cli.screen import progress
-    from appliance.operations.overlay.grow import read_wanted
+    from appliance.operations.overlay.grow import parse_size_argument
     from appliance.operations.overlay.mirror import create
 
-    size = read_wanted(arguments.size).size if arguments.size else 0
+    size = parse_size_argument(arguments.size).size if arguments.size else 0
     cluster, host = open_target(arguments)
     folders = [folder.rstrip("/") or "/" for folder in arguments.on]
     shown = progress(arguments.quiet)
     same_fs, dry_run = arguments.same_fs, arguments.dry_run
     done = create(cluster, host, shown, folders, size=size, same_fs=same_fs, dry_run=dry_run)
-    return _told(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored so already")
+    return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")
 
 
 def run_status(arguments: argparse.Namespace) -> int:
-    """Show how it stands."""
+    """Run ``status``."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.overlay.mirror import status
 
@@ -158,7 +157,7 @@ def _show(state: MirrorState) -> None:
     from appliance.operations.services.status import when
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("member", "file", "state", "what"):
+    for title in ("member", "file", "state", "detail"):
         table.add_column(title, overflow="fold")
     for member in state.members:
         colour = "green" if member["state"] == "whole" else "red"
@@ -166,25 +165,25 @@ def _show(state: MirrorState) -> None:
         table.add_row(str(member["number"]), *cells)
     out.print(table)
     how = f"open, {state.free >> 20} of {state.size >> 20} MiB free" if state.open else "closed"
-    mended = f", {state.mended} errors mended" if state.mended else ""
-    scrubbed = f"last scrub {when(state.scrubbed)}{mended}" if state.scrubbed else "never scrubbed"
+    repaired = f", {state.mended} errors repaired" if state.mended else ""
+    scrubbed = f"last scrub {when(state.scrubbed)}{repaired}" if state.scrubbed else "never scrubbed"
     out.print(f"{state.kind}, {how}; {scrubbed}", markup=False)
     for problem in state.problems:
         out.print(f"[yellow]warning:[/] {escape(problem)}")
 
 
 def run_scrub(arguments: argparse.Namespace) -> int:
-    """Scrub it."""
+    """Run ``scrub``."""
     from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import scrub
 
     cluster, host = open_target(arguments)
     done = scrub(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
-    return _told(arguments, done, f"{done.mended} errors were mended on {host.name}", "has nothing to mend")
+    return _print_change(arguments, done, f"{done.mended} errors were repaired on {host.name}", "has no errors")
 
 
 def run_rebuild(arguments: argparse.Namespace) -> int:
-    """Rebuild a member."""
+    """Run ``rebuild``."""
     from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import rebuild
 
@@ -198,40 +197,40 @@ def run_rebuild(arguments: argparse.Namespace) -> int:
         same_fs=arguments.same_fs,
         dry_run=arguments.dry_run,
     )
-    return _told(arguments, done, f"the mirror on {host.name} is whole again", "is whole")
+    return _print_change(arguments, done, f"the mirror on {host.name} is redundant again", "is redundant")
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    """Remove it."""
+    """Run ``remove``."""
     from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import abandon, remove
 
     cluster, host = open_target(arguments)
-    act = abandon if arguments.abandon else remove
-    done = act(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
-    said = "is given up, there is no overlay" if arguments.abandon else "is one plain file again"
-    return _told(arguments, done, f"the overlay on {host.name} {said}", "is not mirrored")
+    remove_mirror = abandon if arguments.abandon else remove
+    done = remove_mirror(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
+    result = "is abandoned, there is no overlay" if arguments.abandon else "is one plain file again"
+    return _print_change(arguments, done, f"the overlay on {host.name} {result}", "is not mirrored")
 
 
 def run_adopt(arguments: argparse.Namespace) -> int:
-    """Adopt one."""
+    """Run ``adopt``."""
     from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import adopt
 
     cluster, host = open_target(arguments)
     folder = arguments.folder.rstrip("/")
     done = adopt(cluster, host, progress(arguments.quiet), folder, dry_run=arguments.dry_run)
-    return _told(arguments, done, f"the overlay on {host.name} lies on its mirror again", "lies on its mirror")
+    return _print_change(arguments, done, f"the overlay on {host.name} is on its mirror again", "is on its mirror")
 
 
-def _told(arguments: argparse.Namespace, done: Done, changed: str, same: str) -> int:
-    """The outcome, as the user wants it."""
+def _print_change(arguments: argparse.Namespace, done: MirrorChange, changed: str, same: str) -> int:
+    """Print the result, as JSON if requested."""
     from appliance.cli.screen import out, print_json
 
     if arguments.json:
         print_json(asdict(done))
     elif not done.changed:
-        out.print(f"the overlay on {done.host} {same}, nothing is done", markup=False)
+        out.print(f"the overlay on {done.host} {same}, nothing to do", markup=False)
     elif getattr(arguments, "dry_run", False):
         out.print("\n".join(done.steps), markup=False)
     else:

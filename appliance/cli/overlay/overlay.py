@@ -1,4 +1,4 @@
-"""``sms overlay``: all that the appliance has written, its snapshots, its mirror."""
+"""``sms overlay``: the overlay, its snapshots, its mirror."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ACTIONS = (
     "overlay.grow",
     "overlay.mirror",
 )
-"""In the order of the help; modules of ``appliance.cli``."""
+"""Modules of ``appliance.cli``, in the order of the help."""
 
 EXAMPLES = """\
-  sms overlay snapshot                    take one now; the appliance runs on
-  sms overlay list                        all there are, the newest last
-  sms overlay verify latest               read all of it again, and check it
-  sms overlay restore 42                  put it in the overlay's place (the appliance is stopped)
-  sms overlay schedule install            cron takes them from now on"""
+  sms overlay snapshot                    take one now, without a stop
+  sms overlay list                        list all, newest last
+  sms overlay verify latest               read all of it again and verify it
+  sms overlay restore 42                  replace the overlay by it (after `sms stop`)
+  sms overlay schedule install            take them by cron or systemd from now on"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -37,9 +37,9 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "overlay",
-        "snapshots of all that the appliance has written",
-        "All that the appliance writes lies in one ext3 file, its overlay. Its snapshots are taken while it runs,\n"
-        "checked before they count, and restored, compared, pushed elsewhere, or thinned out.",
+        "the overlay, its snapshots and its mirror",
+        "The services container writes to one ext3 file, its overlay. Snapshots of it are taken while it is in use,\n"
+        "checked before they are committed, and restored, compared, pushed to other hosts, or pruned.",
         EXAMPLES,
     )
     add_actions(parser, ACTIONS)

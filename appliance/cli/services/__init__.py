@@ -1,1 +1,1 @@
-"""Verbs of the subject ``services``: the services container: started, stopped, queried, guarded."""
+"""Verbs of the subject ``services``: start, stop, query and guard the services container."""

@@ -8,14 +8,20 @@ from typing import Any
 from appliance.cli.common import add_host, open_target, verb
 
 EXAMPLES = """\
-  sms exec sinfo                     a command in the running appliance; its exit status is given back
-  sms exec -- squeue --long          options of the command come after --
+  sms exec sinfo                     run a command; sms exits with its exit status
+  sms exec -- squeue --long          options of the command follow --
   sms exec --host host-a -- chronyc sources"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb's parser."""
-    parser = verb(verbs, "exec", "run a command in the appliance", "Run a command in the running appliance.", EXAMPLES)
+    parser = verb(
+        verbs,
+        "exec",
+        "run a command in the services container",
+        "Run a command in the running services container.",
+        EXAMPLES,
+    )
     add_host(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments")
     parser.set_defaults(run=run)

@@ -13,9 +13,9 @@ from appliance.cli.common import add_json, verb
 from appliance.errors import Refused
 
 EXAMPLES = """\
-  sms guard                     look every few seconds, until it is ended
-  sms guard --once              look once, as from cron
-  sms guard --once --json       what was done, for a script: null when nothing was"""
+  sms guard                     check every few seconds until stopped
+  sms guard --once              check once, as from cron
+  sms guard --once --json       what was done, for scripts: null if nothing"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -23,41 +23,41 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "guard",
-        "stop the appliance here once another host has taken over",
-        "Hold this admin host's lease against those of the others. Once another host has taken over, take the\n"
-        "appliance here off its networks and stop it. `sms start` starts a guard, `sms stop` ends it.",
+        "stop the services container here once another host has taken over",
+        "Compare this admin host's lease with those of the others. Once another host has taken over, disconnect\n"
+        "the services container here from its networks and stop it. `sms start` starts a guard, `sms stop` stops it.",
         EXAMPLES,
     )
-    parser.add_argument("--once", action="store_true", help="look once and end")
+    parser.add_argument("--once", action="store_true", help="check once and exit")
     add_json(parser)
     parser.set_defaults(run=run, host=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Guard."""
+    """Run the guard."""
     from appliance.cli.common import open_target
     from appliance.cli.screen import print_json
-    from appliance.operations.services.guard import GaveWay, guard, guard_once
+    from appliance.operations.services.guard import SteppedDown, guard, guard_once
 
     try:
         cluster, host = open_target(arguments)
     except Refused as error:
-        # A guard is of the host that it runs on.
-        raise Refused(error.message, hint="run it on an admin host; `sms start` has one started there") from None
+        # A guard always acts on the host that it runs on.
+        raise Refused(error.message, hint="run it on an admin host; `sms start` starts one there") from None
 
-    def tell(gave: GaveWay | None) -> None:
+    def show(stepped_down: SteppedDown | None) -> None:
         if arguments.json:
-            print_json(asdict(gave) if gave else None)
+            print_json(asdict(stepped_down) if stepped_down else None)
 
     if arguments.once:
-        tell(guard_once(cluster, host, _say))
+        show(guard_once(cluster, host, _report))
         return 0
-    with suppress(KeyboardInterrupt):  # `sms stop` ends it so
-        guard(cluster, host, _say, on_gave_way=tell)
+    with suppress(KeyboardInterrupt):  # `sms stop` stops it this way
+        guard(cluster, host, _report, on_step_down=show)
     return 0
 
 
-def _say(words: str) -> None:
-    """A line with its time: what a guard says is most often read in a log, later."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n")
+def _report(message: str) -> None:
+    """Print a message with its time, for the log of the guard."""
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
     sys.stderr.flush()

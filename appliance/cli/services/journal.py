@@ -15,8 +15,8 @@ EXAMPLES = """\
   sms journal --host host-a -n 0   all lines of one
   sms journal --json             for scripts: {"lines": [...], "silent": {...}}"""
 HEAD = ("at", "host", "verb", "event")
-LONGEST = 200
-"""Characters of one fact; --json has all of it."""
+MAX_VALUE = 200
+"""Characters of one value; --json prints it completely."""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -24,24 +24,26 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "journal",
-        "what moved, started and stopped the appliance, and when",
-        "Show what start, stop, migrate, failover, upgrade and the guard wrote down on the admin hosts.",
+        "show when the services container was started, stopped, migrated or upgraded",
+        "Show the events that start, stop, migrate, failover, upgrade and the guard recorded on the admin hosts.",
         EXAMPLES,
     )
-    parser.add_argument("--host", metavar="NAME", help="one admin host's journal (default: all that answer)")
-    parser.add_argument("-n", "--lines", type=_count, default=30, metavar="N", help="the last N lines (30; 0: all)")
+    parser.add_argument("--host", metavar="NAME", help="show the journal of this admin host (default: all that answer)")
+    parser.add_argument(
+        "-n", "--lines", type=_count, default=30, metavar="N", help="show the last N lines (30; 0: all)"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
     return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show it."""
+    """Show the journal."""
     from appliance.cli.screen import err, out, print_json, progress
     from appliance.operations.context import open_cluster
     from appliance.operations.services.journal import read_journal
@@ -57,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name, why in journal.silent.items():
         err.print(f"note: {name} cannot be read: {why}", markup=False)
     if not journal.lines:
-        err.print("nothing has been written down yet", markup=False)
+        err.print("nothing has been recorded yet", markup=False)
     return 0
 
 
 def text_of(line: dict[str, Any]) -> str:
-    """One line, for people."""
+    """Return the text of one line."""
     at = line.get("at")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?" * 19
     head = " ".join(_plain(line.get(name, "?")) for name in HEAD[1:])
@@ -71,10 +73,10 @@ def text_of(line: dict[str, Any]) -> str:
 
 
 def _plain(value: object) -> str:
-    """A fact on one line, without control characters: other programs' words may be in it."""
+    """Return a value on one line without control characters: it may contain output of other programs."""
     if isinstance(value, dict):
         return "{" + "; ".join(f"{_plain(name)} {_plain(one)}" for name, one in value.items()) + "}"
     text = value if isinstance(value, str) else str(value)
     if re.fullmatch(r"[0-9a-f]{64}", text):
         return text[:12]
-    return one_line(text, LONGEST)
+    return one_line(text, MAX_VALUE)

@@ -8,18 +8,18 @@ from typing import Any
 from appliance.cli.common import add_host, open_target, verb
 
 EXAMPLES = """\
-  sms logs                  every node's messages
-  sms logs slurmctld        the end of a service's own log, also when the appliance does not run
-  sms logs -f postfix       and what comes after it, until Ctrl-C
-  sms logs supervisor       who was started, who died"""
+  sms logs                  messages of all nodes
+  sms logs slurmctld        the end of the log of a service, also when it does not run
+  sms logs -f postfix       follow a log until Ctrl-C
+  sms logs supervisor       starts and exits of services"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb's parser."""
-    parser = verb(verbs, "logs", "show a log", "Show the end of a log of the appliance.", EXAMPLES)
+    parser = verb(verbs, "logs", "show a log", "Show the end of a log of the services container.", EXAMPLES)
     parser.add_argument("name", nargs="?", default="messages", metavar="LOG", help="a service, messages or supervisor")
-    parser.add_argument("-f", "--follow", action="store_true", help="show what comes as well")
-    parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many lines (50)")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep showing new lines")
+    parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="number of lines (50)")
     add_host(parser)
     parser.set_defaults(run=run)
 

@@ -13,8 +13,8 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "shell",
-        "a shell in the appliance",
-        "Open a shell in the running appliance. What you change there stays in its overlay.",
+        "open a shell in the services container",
+        "Open a shell in the running services container. Changes are kept in its overlay.",
         "  sms shell\n  sms shell --host host-a",
     )
     add_host(parser)

@@ -13,7 +13,7 @@ EXAMPLES = """\
   sms start                     on this admin host
   sms start --host host-a       on another one, over SSH
   sms start --dry-run           check the host and the image, print the commands, change nothing
-  sms start --image old.sif     another image than the current one"""
+  sms start --image old.sif     use this image instead of the current one"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -21,25 +21,27 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "start",
-        "start the appliance and wait until it serves",
-        "Verify the image, take the lease, ready the overlay, start, and wait until every service answers.\n"
-        "A step that fails undoes those before it.",
+        "start the services container and wait until it serves",
+        "Verify the image, take the lease, prepare the overlay, start, and wait until every service answers.\n"
+        "Rolls back automatically when a step fails.",
         EXAMPLES,
     )
     add_host(parser)
-    parser.add_argument("--image", type=Path, metavar="FILE", help="another image than the current one")
-    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
-    parser.add_argument("--keep", action="store_true", help="leave it running although a service does not come up")
-    parser.add_argument("--boot", action="store_true", help="start only what ran here when the host went down")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
+    parser.add_argument("--image", type=Path, metavar="FILE", help="use this image instead of the current one")
+    parser.add_argument(
+        "--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take to answer (60)"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave it running even if a service does not answer")
+    parser.add_argument("--boot", action="store_true", help="start only if it ran here at shutdown")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="run all checks and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start."""
+    """Start, or show the commands."""
     from appliance.cli.screen import err, out, print_json, progress
-    from appliance.operations.migration.lease import look_at_lease
+    from appliance.operations.migration.lease import query_lease
     from appliance.operations.services.start import rehearse_start, start
 
     cluster, host = open_target(arguments)
@@ -58,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         boot=arguments.boot,
     )
     if started is None:
-        holder = look_at_lease(host, cluster).holder
-        why = f"{holder} has taken over" if holder else f"nothing ran on {host.name} when it went down"
+        holder = query_lease(host, cluster).holder
+        why = f"{holder} has taken over" if holder else f"it did not run on {host.name} at shutdown"
         err.print(f"{why}; nothing is started", markup=False)
         return 0
     if arguments.json:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from appliance.operations.services.status import Status
 
 EXAMPLES = """\
-  sms status              a table; exit status 4 when something does not answer
+  sms status              a table; exit status 4 if a service does not answer
   sms status --json       the same for scripts
-  sms status --watch      again every two seconds, until Ctrl-C"""
+  sms status --watch      refresh every two seconds until Ctrl-C"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -25,12 +25,12 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "status",
-        "ask every service in its own protocol",
-        "Ask every service in its own protocol; show the overlay's use, the image, who signed it, the lease.",
+        "probe every service in its own protocol",
+        "Probe every service in its own protocol; show the image and its signer, the lease and the overlay's use.",
         EXAMPLES,
     )
     add_host(parser)
-    parser.add_argument("-w", "--watch", action="store_true", help="again every two seconds")
+    parser.add_argument("-w", "--watch", action="store_true", help="refresh every two seconds")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -51,29 +51,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.healthy else 4
 
 
-def watch(ask: Any) -> int:
-    """Show it again and again until Ctrl-C; give the last one's exit status."""
+def watch(query: Any) -> int:
+    """Refresh the view until Ctrl-C; return the exit status of the last one."""
     from rich.live import Live
 
     from appliance.cli.screen import out
 
-    found = ask()
+    found = query()
     try:
         while not out.is_terminal:
             out.print(view(found))
             time.sleep(2)
-            found = ask()
+            found = query()
         with Live(view(found), console=out, screen=out.is_terminal, auto_refresh=False) as live:
             while True:
                 time.sleep(2)
-                found = ask()
+                found = query()
                 live.update(view(found), refresh=True)
     except KeyboardInterrupt:
         return 0 if found.healthy else 4
 
 
 def mirror_text(mirror: dict[str, Any]) -> str:
-    """A mirror in a line: its members, and when all of it was read last."""
+    """Return a mirror in one line: its members and the time of the last scrub."""
     from rich.markup import escape
 
     from appliance.operations.services.status import when
@@ -87,7 +87,7 @@ def mirror_text(mirror: dict[str, Any]) -> str:
 
 
 def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The newest verified snapshot in a line, and what takes them in another."""
+    """Yield rows about the newest verified snapshot and the schedule."""
     from appliance.operations.services.status import when
     from appliance.units import format_age, format_size
 
@@ -95,27 +95,27 @@ def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if snapshots["problem"]:
         yield "snapshots", f"not known: {snapshots['problem']}"
         return
-    words = [f"{snapshots['count']} in all"]
+    parts = [f"{snapshots['count']} in all"]
     if newest:
-        held = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
-        words.insert(0, f"{newest['number']}, {format_age(newest['age_s'])} ago, by {newest['method']}{held}")
+        frozen = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
+        parts.insert(0, f"{newest['number']}, {format_age(newest['age_s'])} ago, by {newest['method']}{frozen}")
     if snapshots["bytes"] is not None:
-        words.append(format_size(snapshots["bytes"]))
-    yield "snapshots", "; ".join(words) if snapshots["count"] else "none"
+        parts.append(format_size(snapshots["bytes"]))
+    yield "snapshots", "; ".join(parts) if snapshots["count"] else "none"
     if not snapshots["schedule"]:
-        yield "schedule", "none: `sms overlay schedule install` has them taken"
+        yield "schedule", "none: `sms overlay schedule install` installs one"
         return
-    last = "no run yet" if not run else f"last run {when(run['started'])} {'went well' if run['ok'] else 'failed'}"
+    last = "no run yet" if not run else f"last run {when(run['started'])} {'succeeded' if run['ok'] else 'failed'}"
     yield "schedule", f"every {snapshots['every_minutes']} min, by {snapshots['schedule']}; {last}"
 
 
 def deferred_text(vm: dict[str, Any]) -> str:
-    """Whether the provisioning VM is up, and what waits while it is not."""
+    """Return whether the provisioning VM is up, and what is deferred while it is off."""
     return "is up" if vm["up"] else f"is off; these wait for it: {', '.join(vm['waits'])}"
 
 
 def view(found: Status) -> RenderableType:
-    """The status as a person reads it."""
+    """Return the status as tables for the terminal."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
@@ -127,7 +127,7 @@ def view(found: Status) -> RenderableType:
     if lease.get("problem"):
         held = "not known"
     state = "[green]healthy[/]" if found.healthy else "[red]unhealthy[/]" if found.running else "[red]not running[/]"
-    facts = [("appliance", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
+    facts = [("services container", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
     if found.running:
         facts.append(("up for", uptime_text(found.uptime_s)))
         facts.append(

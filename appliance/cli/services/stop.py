@@ -20,18 +20,20 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "stop",
-        "stop the appliance",
-        "End every daemon cleanly, in the reverse order of the start, then let the lease go.",
+        "stop the services container",
+        "Stop every daemon cleanly, in the reverse order of the start, then release the lease.",
         EXAMPLES,
     )
     add_host(parser)
-    parser.add_argument("--keep-lease", action="store_true", help="the host goes down and is to start it again after")
+    parser.add_argument(
+        "--keep-lease", action="store_true", help="the host shuts down and shall start it again at boot"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
-def _go_on(signum: int, frame: object) -> None:
-    sys.stderr.write("sms: the services are ending; this is not left half done\n")
+def _ignore_interrupt(signum: int, frame: object) -> None:
+    sys.stderr.write("sms: the services are being stopped; this cannot be interrupted\n")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.services.stop import stop
 
     cluster, host = open_target(arguments)
-    # Half a stop would be neither: daemons that have ended, and others that serve on.
+    # An interrupted stop would leave some daemons stopped and others running.
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _go_on)
+        signal.signal(signum, _ignore_interrupt)
     stopped = stop(cluster, host, progress(arguments.quiet), keep_lease=arguments.keep_lease)
     if arguments.json:
         print_json(asdict(stopped))

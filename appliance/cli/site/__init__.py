@@ -1,1 +1,1 @@
-"""Verbs of the subject ``site``: the site file, its keys and its certificate authority."""
+"""Verbs of the subject ``site``: site file, keys and certificate authority."""

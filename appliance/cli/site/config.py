@@ -1,4 +1,4 @@
-"""`sms config`: check the site file, show its values, print its JSON Schema."""
+"""`sms config`: validate the site file, show its values, print its JSON Schema."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 from appliance.cli.common import verb
 
 EXAMPLES = """\
-  sms config check                    every problem in the site file, with its line
-  sms config check other.yaml         in another one
-  sms config show                     every setting with its value, defaults included
-  sms config schema >sms.schema.json  for completion in an editor"""
+  sms config check                    list every problem of the site file, with its line
+  sms config check other.yaml         check another file
+  sms config show                     show every setting with its value, including defaults
+  sms config schema >sms.schema.json  print the JSON Schema, for completion in an editor"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb to the parser."""
-    description = "Check the site file, show its values, print its JSON Schema."
-    parser = verb(verbs, "config", "check, show and describe the site file", description, EXAMPLES)
+    description = "Validate the site file, show its values, print its JSON Schema."
+    parser = verb(verbs, "config", "validate and show the site file, print its schema", description, EXAMPLES)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="every problem at once, with line and hint")
+    check = actions.add_parser("check", help="report all problems at once, with line and hint")
     check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the site file (default: as for --site)")
-    check.add_argument("--json", action="store_true", help="a document for programs")
+    check.add_argument("--json", action="store_true", help="print the result as JSON")
     check.set_defaults(run=run_check)
-    show = actions.add_parser("show", help="every setting with its value, defaults included")
-    show.add_argument("--json", action="store_true", help="JSON rather than YAML")
+    show = actions.add_parser("show", help="show every setting with its value, including defaults")
+    show.add_argument("--json", action="store_true", help="print JSON instead of YAML")
     show.set_defaults(run=run_show)
-    schema = actions.add_parser("schema", help="the JSON Schema, for editors")
+    schema = actions.add_parser("schema", help="print the JSON Schema, for editors")
     schema.set_defaults(run=run_schema)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Report every problem; status 2 when there is one."""
+    """Report every problem; status 2 if there is any."""
     from appliance.cli.screen import err, out, print_json
     from appliance.errors import ConfigError
     from appliance.operations.site.config import check_config
@@ -56,7 +56,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         err.print(f"{path}: {notice}", markup=False)
     site = loaded.site
     out.print(
-        f"{path}: fine: cluster {site.cluster}, {len(site.admin_hosts)} admin hosts, "
+        f"{path}: valid: cluster {site.cluster}, {len(site.admin_hosts)} admin hosts, "
         f"{len(site.service_names)} services on {site.base.os}",
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""`sms init`: a commented site file to start from."""
+"""`sms init`: write a commented site file to start from."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from appliance.cli.common import verb
 
 EXAMPLES = """\
-  sms init --list                                   the profiles
-  sms init --profile openhpc -o /etc/sms/sms.yaml   for a cluster that OpenHPC's recipe installed
-  sms init --profile lab -o -                       print one"""
+  sms init --list                                   list the profiles
+  sms init --profile openhpc -o /etc/sms/sms.yaml   for a cluster installed with OpenHPC's recipe
+  sms init --profile lab -o -                       print the file"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb to the parser."""
     text = "write a commented site file to start from"
     long = (
-        "Write a commented site file to start from, and beside it, in the folder tls/, a certificate authority for\n"
-        "the provisioning VM and its clients. An authority that is there already stays."
+        "Write a commented site file to start from, and a certificate authority for the provisioning VM and its\n"
+        "clients in the folder tls/ beside it. An existing authority is kept."
     )
     parser = verb(verbs, "init", text, long, EXAMPLES)
     parser.add_argument("--profile", metavar="NAME", help="lab, openhpc or cray-ex (see --list)")
@@ -31,13 +31,13 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         metavar="FILE",
         help="the file to write (default: ./sms.yaml; -: print it)",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    parser.add_argument("--list", action="store_true", help="show the profiles")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--list", action="store_true", help="list the profiles")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the site file and say what comes next."""
+    """Write the site file and print the next steps."""
     from appliance.cli.screen import out
     from appliance.errors import ConfigError
     from appliance.operations.site.ca import ca_folder
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             out.print(f"{name:<10}{summary}", markup=False)
         return 0
     if not arguments.profile:
-        raise ConfigError("which profile?", hint=f"--profile {', '.join(list_profiles())}; --list tells of each")
+        raise ConfigError("no --profile", hint=f"--profile {', '.join(list_profiles())}; --list describes them")
     text = read_profile(arguments.profile)
     if arguments.output == "-":
         sys.stdout.write(text)
@@ -57,19 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
     write_site(text, path, force=arguments.force)
     made = make_missing_ca(path)
     option = "" if path in (Path("sms.yaml"), Path("/etc/sms/sms.yaml")) else f" --site {path}"
-    edit = "  edit it: what a site must change is marked (CHANGE)\n" if "(CHANGE)" in text else ""
+    edit = "  edit it: required changes are marked (CHANGE)\n" if "(CHANGE)" in text else ""
     folder = ca_folder(path)
     if made:
         out.print(
-            f"made a certificate authority for the provisioning VM in {folder}; {folder / 'ca.key'} stays secret",
+            f"created a certificate authority for the provisioning VM in {folder}; keep {folder / 'ca.key'} secret",
             markup=False,
         )
     else:
-        out.print(f"the certificate authority in {folder} stays as it is", markup=False)
+        out.print(f"kept the certificate authority in {folder}", markup=False)
     out.print(
         f"wrote {path}; next:\n{edit}"
-        f"  sms{option} config check    every mistake in it, with its line\n"
-        f"  sms{option} key create      the keys that sign the image\n"
+        f"  sms{option} config check    list every problem of it, with its line\n"
+        f"  sms{option} key create      create the keys that sign the image\n"
         f"  sms{option} build           build, sign and verify the image",
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""``sms key``: the pair that images are signed with, and the authority that the provisioning VM is believed by."""
+"""``sms key``: the key pair that signs images, and the site's certificate authority."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 
 EPILOG = """\
 examples:
-  sms key create    make the pair that the site file names, the private one with mode 0600
-  sms key show      fingerprints of the keys that images are held against
-  sms key ca show   the certificates of the provisioning VM's clients, and until when they hold
-  sms key ca renew  new client certificates, from the same authority"""
+  sms key create    create the pair that the site file names, the private key with mode 0600
+  sms key show      fingerprints of the keys that images are verified with
+  sms key ca show   certificates of the authority and its clients, with their expiry dates
+  sms key ca renew  replace the client certificates; the authority is kept"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
     """Add the verb's parser."""
     parser = verbs.add_parser(
         "key",
-        help="make or show the keys that images are signed with, and the site's certificates",
-        description="Make or show the keys that images are signed with, and the certificates that the provisioning\n"
-        "VM and its clients know each other by.",
+        help="create or show the signing keys and the site's certificates",
+        description="Create or show the keys that sign images, and the certificates with which the provisioning VM\n"
+        "and its clients authenticate each other.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="make the pair that the site file names")
+    create = actions.add_parser("create", help="create the pair that the site file names")
     create.set_defaults(run=run_create)
-    show = actions.add_parser("show", help="fingerprints of the keys that images are held against")
+    show = actions.add_parser("show", help="show fingerprints of the keys that images are verified with")
     show.add_argument("--json", action="store_true", help="print the result as JSON")
     show.set_defaults(run=run_show)
     ca = actions.add_parser("ca", help="the site's certificate authority, in tls/ beside the site file")
     of_ca = ca.add_subparsers(dest="ca_action", required=True, metavar="ACTION")
-    make = of_ca.add_parser("create", help="make it, where `sms init` has not")
+    make = of_ca.add_parser("create", help="create the authority, if `sms init` has not")
     make.set_defaults(run=run_ca_create)
-    shown = of_ca.add_parser("show", help="its certificates and until when they hold")
+    shown = of_ca.add_parser("show", help="show its certificates and their expiry dates")
     shown.add_argument("--json", action="store_true", help="print the result as JSON")
     shown.set_defaults(run=run_ca_show)
-    renew = of_ca.add_parser("renew", help="new certificates and keys for its clients; the authority stays")
+    renew = of_ca.add_parser("renew", help="replace certificates and keys of its clients; the authority is kept")
     renew.set_defaults(run=run_ca_renew)
 
 
 def run_create(arguments: argparse.Namespace) -> int:
-    """Make the pair."""
+    """Create the pair."""
     from appliance.cli.screen import out
     from appliance.operations.site.find import find_site, load_site
     from appliance.operations.site.keys import create_pair
@@ -70,7 +70,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 
 def run_ca_create(arguments: argparse.Namespace) -> int:
-    """Make the authority."""
+    """Create the authority."""
     from appliance.cli.screen import out
     from appliance.operations.site.ca import ca_folder, make_ca
     from appliance.operations.site.find import find_site
@@ -81,7 +81,7 @@ def run_ca_create(arguments: argparse.Namespace) -> int:
 
 
 def run_ca_show(arguments: argparse.Namespace) -> int:
-    """Show the certificates; one that is due says so."""
+    """Show the certificates, and which are due for renewal."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.site.ca import SOON_DAYS, ca_folder, show_ca
     from appliance.operations.site.find import find_site
@@ -91,19 +91,19 @@ def run_ca_show(arguments: argparse.Namespace) -> int:
         print_json([each.as_dict() for each in found])
         return 0
     for each in found:
-        state = f"{each.days_left} days left" if each.days_left >= 0 else "it has ended"
+        state = f"{each.days_left} days left" if each.days_left >= 0 else "expired"
         due = "; `sms key ca renew`" if each.days_left < SOON_DAYS and each.file.name != "ca.pem" else ""
         out.print(f"{each.file}  {each.subject}  until {each.ends:%Y-%m-%d} ({state}{due})", markup=False)
     return 0
 
 
 def run_ca_renew(arguments: argparse.Namespace) -> int:
-    """Make the clients' certificates anew."""
+    """Replace the clients' certificates."""
     from appliance.cli.screen import out
     from appliance.operations.site.ca import ca_folder, renew_clients
     from appliance.operations.site.find import find_site
 
     for path in renew_clients(ca_folder(find_site(arguments.site))):
         out.print(str(path), markup=False)
-    out.print("the next `sms start` brings the container its own", markup=False)
+    out.print("the container's own is installed by the next `sms start`", markup=False)
     return 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   sms overlay diff 41                              what has changed since snapshot 41
   sms overlay diff 41 42                           between the two
-  sms overlay diff latest --path /var/spool        in there alone
+  sms overlay diff latest --path /var/spool        only below this folder
   sms overlay diff 41 42 --all --json              everything, file by file, for scripts"""
 
 
@@ -23,25 +23,25 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "diff",
-        "what differs between two snapshots, or between one and now",
-        "Tell files and folders that were added (+), changed (~) or are gone (-), by their paths in the container.\n"
-        "A new or removed folder is one line. Only what the appliance has written is in an overlay; what is gone\n"
-        "though the image has it is said to be removed from the image.",
+        "compare two snapshots, or one with the present overlay",
+        "List files and folders that were added (+), changed (~) or removed (-), by their paths in the container.\n"
+        "A new or removed folder is one line. An overlay has only what the services container has written; a file\n"
+        "of the image that was deleted is listed as removed from the image.",
         EXAMPLES,
     )
     parser.add_argument("before", metavar="A", type=filled, help="a number, or latest: the newest verified one")
-    parser.add_argument("after", metavar="B", type=filled, nargs="?", help="the same (default: as it is now)")
+    parser.add_argument("after", metavar="B", type=filled, nargs="?", help="the same (default: the present overlay)")
     parser.add_argument(
-        "--path", action="append", default=[], type=filled, metavar="PATH", help="only there and below; more than once"
+        "--path", action="append", default=[], type=filled, metavar="PATH", help="only this path and below; repeatable"
     )
-    parser.add_argument("--all", action="store_true", help="all lines, and new and removed folders file by file")
+    parser.add_argument("--all", action="store_true", help="print all lines, and new and removed folders file by file")
     add_host(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare."""
+    """Run the action."""
     from appliance.cli.screen import progress
     from appliance.operations.snapshots.paths import diff
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_diff(found: Diff, *, as_json: bool) -> None:
-    """Print it line by line: there may be a million."""
+    """Print the differences, line by line: there may be a million."""
     from appliance.cli.snapshots.paths_view import diff_line, diff_summary
 
     with standard_output() as stream:

@@ -9,7 +9,7 @@ from typing import Any
 from appliance.cli.common import add_host, add_json, open_target, verb
 
 EXAMPLES = """\
-  sms overlay list                  on this admin host, the newest last
+  sms overlay list                  on this admin host, newest last
   sms overlay list --host host-b    on another one
   sms overlay list --json           every manifest, for scripts"""
 
@@ -19,8 +19,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "list",
-        "the snapshots that there are",
-        "List the snapshots on a host, the newest last; exit status 4 when one of them is damaged.",
+        "list the snapshots",
+        "List the snapshots on a host, newest last; exit status 4 when one of them is damaged.",
         EXAMPLES,
     )
     add_host(parser)
@@ -29,7 +29,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List them."""
+    """Run the action."""
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json

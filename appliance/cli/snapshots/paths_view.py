@@ -1,4 +1,4 @@
-"""Differences between snapshots, and what came back from one, as a person reads it."""
+"""Text output of differences between snapshots, and of restored paths."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from appliance.text import printable
 from appliance.units import format_size
 
 if TYPE_CHECKING:
-    from appliance.operations.snapshots.paths import Brought, Diff
+    from appliance.operations.snapshots.paths import Diff, RestoredPaths
 
 SIGNS = {"added": "+", "changed": "~", "gone": "-"}
 
 
 def diff_line(row: dict[str, Any]) -> str:
-    """One difference: its sign, its path, what it is."""
+    """Format one difference: its sign, its path, its description."""
     slash = "/" if row.get("kind") == "folder" and row["path"] != "/" else ""
-    words = ", ".join(_changed(row) if row["change"] == "changed" else _whole(row))
-    return f"{SIGNS[row['change']]} {printable(row['path'])}{slash}  {words}"
+    text = ", ".join(_changed(row) if row["change"] == "changed" else _one_sided(row))
+    return f"{SIGNS[row['change']]} {printable(row['path'])}{slash}  {text}"
 
 
-def _whole(row: dict[str, Any]) -> Iterator[str]:
-    """Words on what is there on one side only."""
+def _one_sided(row: dict[str, Any]) -> Iterator[str]:
+    """Describe what exists on one side only."""
     if row["kind"] == "image":
-        yield "removed from the image" if row["image"] == "removed" else "the image's shows again"
+        yield "removed from the image" if row["image"] == "removed" else "the image's version is visible again"
         return
     yield from _what_it_is(row)
     if row.get("image") == "removed":
@@ -58,7 +58,7 @@ def _changed(row: dict[str, Any]) -> Iterator[str]:
 
 
 def diff_summary(found: Diff) -> str:
-    """The last line."""
+    """Format the last line."""
     names = [f"snapshot {one}" if one is not None else f"now on {found.host}" for one in (found.before, found.after)]
     if not found.lines:
         return f"{names[0]} and {names[1]}: no differences"
@@ -67,8 +67,8 @@ def diff_summary(found: Diff) -> str:
     return f"{names[0]} -> {names[1]}: {counts}{more}"
 
 
-def brought_lines(cluster: str, done: Brought, *, dry_run: bool = False) -> Iterator[str]:
-    """What came back, and the way back from that."""
+def restored_paths_lines(cluster: str, done: RestoredPaths, *, dry_run: bool = False) -> Iterator[str]:
+    """Describe restored or extracted paths, and how to undo a restore."""
     what = f"snapshot {done.snapshot} of {cluster}"
     for note in done.notes:
         yield f"note: {printable(note)}"
@@ -76,22 +76,22 @@ def brought_lines(cluster: str, done: Brought, *, dry_run: bool = False) -> Iter
         yield f"{', '.join(printable(one['path']) for one in done.paths)}: as in {what} already, nothing was changed"
         return
     for one in done.paths:
-        yield f"{printable(one['path'])}: {_came(one, dry_run)}"
+        yield f"{printable(one['path'])}: {_path_result(one, dry_run)}"
     if done.folder:
-        yield f"{'would be' if dry_run else f'{done.seconds:.1f} s: all'} taken out of {what} into {done.folder}"
+        yield f"{'would be' if dry_run else f'{done.seconds:.1f} s:'} extracted from {what} into {done.folder}"
         return
     if done.other_image:
-        yield "note: the snapshot was taken under another image than the next start has"
-    yield f"the overlay on {done.host} has this from {what} now ({done.seconds:.1f} s)"
-    yield f"what it replaced is snapshot {done.kept}; the way back: sms overlay restore {done.kept}"
+        yield "note: the snapshot was taken under another image than the next start uses"
+    yield f"restored into the overlay on {done.host} from {what} ({done.seconds:.1f} s)"
+    yield f"the previous overlay is snapshot {done.kept}; to undo: sms overlay restore {done.kept}"
 
 
-def _came(one: dict[str, Any], dry_run: bool) -> str:
+def _path_result(one: dict[str, Any], dry_run: bool) -> str:
     if one["kind"] == "image":
         return "the image's, as in the snapshot"
     if one["kind"] == "removed":
         return "removed from the image, as in the snapshot"
     if dry_run:
         return str(one["kind"])
-    replaced = f"; {one['removed']} gave way" if one["removed"] else ""
+    replaced = f"; {one['removed']} replaced" if one["removed"] else ""
     return f"{one['entries']} {'entry' if one['entries'] == 1 else 'entries'}, {format_size(one['bytes'])}{replaced}"

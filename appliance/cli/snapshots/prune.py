@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from appliance.operations.snapshots.prune import Pruned
 
 EXAMPLES = """\
-  sms overlay prune -n          say what the site's rule would remove, and what keeps the others
-  sms overlay prune             remove it
+  sms overlay prune -n          show what the site's retention would remove, and why the others are kept
+  sms overlay prune             remove these snapshots
   sms overlay prune 12 13       remove these two, and no others"""
 
 
@@ -22,20 +22,20 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "prune",
-        "thin snapshots out by the site's rule",
-        "Remove the snapshots that `retention:` of the site file does not keep, or those that are named. The newest\n"
-        "verified one always stays; what a restore replaced stays for 30 days, unless it is named.",
+        "remove snapshots by the site's retention",
+        "Remove the snapshots that `retention:` of the site file does not keep, or the given ones. The newest\n"
+        "verified one is always kept; what a restore replaced is kept for 30 days, unless it is given by number.",
         EXAMPLES,
     )
-    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="these, and no others")
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help="remove these and no others")
     add_host(parser)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed, and why not more")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be removed, and why")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prune."""
+    """Run the action."""
     from appliance.cli.screen import out, print_json, progress
     from appliance.operations.snapshots.prune import prune
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
-    """Each snapshot with what becomes of it and why, with rich's markup; then the sum."""
+    """Format the decision on each snapshot with its reason, in rich markup; then the totals."""
     from rich.markup import escape
 
     from appliance.operations.services.status import when
@@ -66,14 +66,14 @@ def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
     named = {one.number for one in done.decisions}
     for number, why in sorted(done.broken.items()):
         if number not in named:
-            cure = f"{why}: `sms overlay prune {number}` removes it"
-            yield f"{number:>6}  {'-':<16}  [red]{'damaged':<12}[/]  {escape(printable(cure))}"
-    going = [one for one in done.decisions if not one.keep]
-    staying = len(done.decisions) - len(going)
+            text = f"{why}: `sms overlay prune {number}` removes it"
+            yield f"{number:>6}  {'-':<16}  [red]{'damaged':<12}[/]  {escape(printable(text))}"
+    removed = [one for one in done.decisions if not one.keep]
+    kept = len(done.decisions) - len(removed)
     if dry_run:
-        yield f"{staying} would stay on {escape(done.host)}, {len(going)} would go"
+        yield f"{kept} would be kept on {escape(done.host)}, {len(removed)} removed"
     else:
         yield (
-            f"{staying} stay on {escape(done.host)}, {len(going)} removed; {format_size(done.freed_bytes)} freed, "
+            f"{kept} kept on {escape(done.host)}, {len(removed)} removed; {format_size(done.freed_bytes)} freed, "
             f"{format_size(done.stored_bytes)} left"
         )

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from appliance.operations.snapshots.push import Pushed
 
 EXAMPLES = """\
-  sms overlay push                        the newest verified one, to all that the site file names
-  sms overlay push --all-missing -n       say what would go where
+  sms overlay push                        the newest verified one, to all targets of the site file
+  sms overlay push --all-missing -n       show what would be sent where
   sms overlay push 42 --to borg           one of them, to the Borg repository
   sms overlay push latest --to host-b     into the snapshot store of another admin host
-  sms overlay push --all-missing --prune  then thin out there by the site's rule, as scheduled runs do"""
+  sms overlay push --all-missing --prune  then prune there by the site's retention, as scheduled runs do"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -25,8 +25,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "push",
         "send snapshots to a Borg repository and to other hosts",
-        "Send verified snapshots to the Borg repository and the standby hosts that the site file names. Only what is\n"
-        "not there travels; nothing counts there before all of it is. Cut off, the next run goes on.",
+        "Send verified snapshots to the Borg repository and the standby hosts of the site file. Only missing data is\n"
+        "sent; a snapshot is committed there once it is complete. An interrupted push is resumed by the next run.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -42,24 +42,24 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         "--prune", action="store_true", help="then remove there what `retention:` of the site file does not keep"
     )
     add_host(parser)
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be pushed and removed")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be pushed and removed")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Push."""
+    """Run the action."""
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.errors import ConfigError
-    from appliance.operations.snapshots.push import Wanted, exit_status, push
+    from appliance.operations.snapshots.push import PushOptions, exit_status, push
 
     if arguments.snapshot and arguments.all_missing:
-        raise ConfigError("a snapshot and --all-missing", hint="give one of them")
+        raise ConfigError("a snapshot and --all-missing exclude each other", hint="give one of them")
     cluster, host = open_target(arguments)
-    wanted = Wanted(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
-    done = push(cluster, host, wanted, arguments.to, progress(arguments.quiet))
+    options = PushOptions(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
+    done = push(cluster, host, options, arguments.to, progress(arguments.quiet))
     if arguments.json:
         print_json([asdict(one) for one in done])
     else:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(done: list[Pushed]) -> Iterator[str]:
-    """What became of each, with rich's markup."""
+    """Format the result of each, in rich markup."""
     from rich.markup import escape
 
     from appliance.operations.snapshots.push import FAILED, PRESENT, PUSHED, REMOVED, WOULD_REMOVE
@@ -89,17 +89,17 @@ def lines(done: list[Pushed]) -> Iterator[str]:
                 f"{format_size(one.bytes)} new there, {one.seconds:.1f} s"
             )
         elif one.state in (REMOVED, WOULD_REMOVE):
-            word = "would be removed" if one.state == WOULD_REMOVE else "is removed"
+            verb = "would be removed" if one.state == WOULD_REMOVE else "is removed"
             name = "" if one.name.isdecimal() else f" ({escape(one.name)})"
-            yield f"number {one.snapshot} at {escape(one.target)} {word} there, for no rule keeps it{name}"
+            yield f"snapshot {one.snapshot} at {escape(one.target)} {verb}: no rule keeps it{name}"
         else:
-            yield f"{what} would go to {escape(one.target)}: {format_size(one.bytes)} at most"
+            yield f"{what} would be sent to {escape(one.target)}: {format_size(one.bytes)} at most"
     if not done:
-        yield "nothing is missing there"
+        yield "no snapshots are missing there"
 
 
 def as_number(number: int, name: str, where: str) -> str:
-    """What a snapshot is called where it has gone, when it is not by the number that it had; an archive's name."""
+    """Format the archive name of a snapshot at the target, or its number there if it differs."""
     if not name.isdecimal():
         return f": {name}" if name else ""
-    return "" if int(name) == number else f" as number {name} {where} ({number} is another one)"
+    return "" if int(name) == number else f" as number {name} {where} ({number} is taken)"

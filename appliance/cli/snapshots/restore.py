@@ -9,11 +9,11 @@ from appliance.cli.common import add_host, add_json, filled, open_target, verb
 from appliance.errors import ConfigError
 
 EXAMPLES = """\
-  sms overlay restore latest              the newest verified one becomes the overlay; stop the appliance first
-  sms overlay restore 42 -n               say what would be done
-  sms overlay restore 42 --as tuesday     a second overlay tuesday.img beside it; the appliance may run
-  sms overlay restore 42 --path /var/spool/slurmctld              this alone goes back, all else stays
-  sms overlay restore 42 --path /etc/slurm --to /root/etc-of-42   into a new folder here; the appliance may run"""
+  sms overlay restore latest              replace the overlay by the newest verified one, after `sms stop`
+  sms overlay restore 42 -n               show what would be done
+  sms overlay restore 42 --as tuesday     write a second overlay tuesday.img; no stop needed
+  sms overlay restore 42 --path /var/spool/slurmctld              restore this path only
+  sms overlay restore 42 --path /etc/slurm --to /root/etc-of-42   extract into a new folder here; no stop needed"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -21,14 +21,18 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "restore",
-        "put a snapshot in the overlay's place",
-        "Put a snapshot in the place of the overlay of a stopped appliance. What is replaced is taken as a snapshot\n"
-        "before; the way back is said at the end.",
+        "replace the overlay by a snapshot",
+        "Replace the overlay of the stopped services container by a snapshot. The old overlay is taken as a snapshot\n"
+        "first; the command to undo the restore is printed at the end.",
         EXAMPLES,
     )
     parser.add_argument("snapshot", metavar="NUMBER", help="its number, or latest: the newest verified one")
     parser.add_argument(
-        "--as", dest="name", type=filled, metavar="NAME", help="a new file instead: a name, or a whole path"
+        "--as",
+        dest="name",
+        type=filled,
+        metavar="NAME",
+        help="write to a new file instead: a name, or an absolute path",
     )
     parser.add_argument(
         "--path",
@@ -36,9 +40,9 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         default=[],
         type=filled,
         metavar="PATH",
-        help="only this file or folder, by its path in the container; more than once",
+        help="only this file or folder, by its path in the container; repeatable",
     )
-    parser.add_argument("--to", type=filled, metavar="DIR", help="take PATH out into a new folder of the host")
+    parser.add_argument("--to", type=filled, metavar="DIR", help="extract PATH into a new folder of the host")
     add_host(parser)
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
     add_json(parser)
@@ -46,16 +50,18 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Restore."""
+    """Run the action."""
     if arguments.path and arguments.name:
-        raise ConfigError("--as restores all of a snapshot", hint="leave --path out, or give --to DIR")
+        raise ConfigError("--as restores the whole snapshot", hint="leave --path out, or give --to DIR")
     if arguments.to and not arguments.path:
-        raise ConfigError("--to needs --path", hint="name what is wanted; --as NAME restores all of it beside")
+        raise ConfigError(
+            "--to needs --path", hint="give the paths to extract; --as NAME restores the whole snapshot to a new file"
+        )
     return run_paths(arguments) if arguments.path else run_whole(arguments)
 
 
 def run_whole(arguments: argparse.Namespace) -> int:
-    """Restore all of it."""
+    """Restore the whole snapshot."""
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
@@ -76,26 +82,26 @@ def run_whole(arguments: argparse.Namespace) -> int:
 
 
 def run_paths(arguments: argparse.Namespace) -> int:
-    """Restore some of it."""
+    """Restore or extract single paths."""
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.snapshots.diff import print_diff
-    from appliance.cli.snapshots.paths_view import brought_lines
+    from appliance.cli.snapshots.paths_view import restored_paths_lines
     from appliance.operations.snapshots.paths import extract_paths, rehearse_paths, restore_paths
 
     cluster, host = open_target(arguments)
-    said, wanted, paths = progress(arguments.quiet), arguments.snapshot, arguments.path
+    shown, selector, paths = progress(arguments.quiet), arguments.snapshot, arguments.path
     if arguments.to:
-        done = extract_paths(cluster, host, wanted, paths, arguments.to, said, dry_run=arguments.dry_run)
+        done = extract_paths(cluster, host, selector, paths, arguments.to, shown, dry_run=arguments.dry_run)
     elif arguments.dry_run:
-        print_diff(rehearse_paths(cluster, host, wanted, paths), as_json=arguments.json)
+        print_diff(rehearse_paths(cluster, host, selector, paths), as_json=arguments.json)
         return 0
     else:
-        done = restore_paths(cluster, host, wanted, paths, said)
+        done = restore_paths(cluster, host, selector, paths, shown)
     if arguments.json:
         print_json(asdict(done))
     else:
-        lines = brought_lines(cluster.site.cluster, done, dry_run=arguments.dry_run)
+        lines = restored_paths_lines(cluster.site.cluster, done, dry_run=arguments.dry_run)
         out.print("\n".join(lines), markup=False)
     return 0

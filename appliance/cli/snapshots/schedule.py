@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   sms overlay schedule install                every snapshots.every_minutes of the site file, on this admin host
   sms overlay schedule install --every 5      every five minutes
-  sms overlay schedule show --host host-a     what another host has, and how its last run ended
-  sms overlay schedule remove                 none any more; those that are there stay"""
+  sms overlay schedule show --host host-a     another host's schedule, and the result of its last run
+  sms overlay schedule remove                 remove it; existing snapshots stay"""
 
 INSTALL = """\
-  sms overlay schedule install -n             say what would be written
-  sms overlay schedule install --host host-b  on the host that stands by as well: there it waits for the lease"""
+  sms overlay schedule install -n             show what would be written
+  sms overlay schedule install --host host-b  on the standby host as well: runs do nothing there without the lease"""
 REMOVE = """\
-  sms overlay schedule remove                 none any more; those that are there stay"""
+  sms overlay schedule remove                 remove it; existing snapshots stay"""
 SHOW = """\
   sms overlay schedule show --json            for scripts"""
 
@@ -31,26 +31,26 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "schedule",
-        "have cron or systemd take snapshots",
-        "Install what takes snapshots by itself on an admin host: a systemd timer where systemd runs, else an entry\n"
-        "for cron. A run takes a snapshot, prunes, and pushes where the site file says so; a host that does not carry\n"
-        "the appliance does nothing. A run that fails is in `sms status`, in syslog, and in a mail to `mail.root`.",
+        "take snapshots by cron or systemd",
+        "Install a schedule for snapshots on an admin host: a systemd timer where systemd runs, else a cron entry.\n"
+        "A run takes a snapshot, prunes, and pushes to the site file's targets; on a host without the lease it does\n"
+        "nothing. A failed run is reported in `sms status`, in syslog, and in a mail to `mail.root`.",
         EXAMPLES,
     )
     own = parser.add_subparsers(dest="schedule", metavar="WHAT", required=True)
-    install = verb(own, "install", "install it, or change it", "Install it; a second time changes nothing.", INSTALL)
+    install = verb(own, "install", "install or change it", "Install it; a second run changes nothing.", INSTALL)
     install.add_argument(
-        "--every", type=int, metavar="MINUTES", help="minutes between two (default: snapshots.every_minutes)"
+        "--every", type=int, metavar="MINUTES", help="minutes between two runs (default: snapshots.every_minutes)"
     )
     install.set_defaults(run=run_install)
-    remove = verb(own, "remove", "take no more", "Remove it; snapshots that are there stay.", REMOVE)
+    remove = verb(own, "remove", "remove it", "Remove it; existing snapshots stay.", REMOVE)
     remove.set_defaults(run=run_remove)
-    show = verb(own, "show", "what there is", "Show the schedule of a host, and how its last run ended.", SHOW)
+    show = verb(own, "show", "show it", "Show the schedule of a host, and the result of its last run.", SHOW)
     show.set_defaults(run=run_show)
     for each in (install, remove, show):
         add_host(each)
         if each is not show:
-            each.add_argument("-n", "--dry-run", action="store_true", help="only say what would be done")
+            each.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
         add_json(each)
 
 
@@ -69,7 +69,7 @@ def run_install(arguments: argparse.Namespace) -> int:
         every=arguments.every,
         dry_run=arguments.dry_run,
     )
-    return _tell(arguments, done, files=arguments.dry_run)
+    return _print_schedule(arguments, done, files=arguments.dry_run)
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
@@ -84,17 +84,17 @@ def run_remove(arguments: argparse.Namespace) -> int:
 
         out.print("\n".join(f"would remove {path}" for path in done.files) or "nothing to remove", markup=False)
         return 0
-    return _tell(arguments, done)
+    return _print_schedule(arguments, done)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.operations.snapshots.schedule import show_schedule
 
-    return _tell(arguments, show_schedule(*open_target(arguments)))
+    return _print_schedule(arguments, show_schedule(*open_target(arguments)))
 
 
-def _tell(arguments: argparse.Namespace, done: Scheduled, *, files: bool = False) -> int:
+def _print_schedule(arguments: argparse.Namespace, done: Scheduled, *, files: bool = False) -> int:
     from appliance.cli.screen import out, print_json
 
     if arguments.json:
@@ -108,16 +108,16 @@ def _tell(arguments: argparse.Namespace, done: Scheduled, *, files: bool = False
 
 
 def lines(done: Scheduled) -> Iterator[str]:
-    """The schedule as a person reads it."""
+    """Format the schedule."""
     from appliance.operations.services.status import when
 
     if not done.kind:
-        yield f"nothing takes snapshots on {done.host} by itself"
+        yield f"no snapshots are scheduled on {done.host}"
         return
-    yield f"every {done.every} min on {done.host}, by {done.kind}{'' if done.runs else ', which does not run'}"
+    yield f"every {done.every} min on {done.host}, by {done.kind}{'' if done.runs else ', which is not running'}"
     run = done.last_run
     if run:
         yield f"last run {when(run.started)}: " + (f"snapshot {run.number}" if run.ok else f"failed: {run.error}")
         yield from (f"note: {note}" for note in run.notes)
         if run.met_at:
-            yield f"{when(run.met_at)} a run did nothing: {run.met}"
+            yield f"{when(run.met_at)} a run was skipped: {run.met}"

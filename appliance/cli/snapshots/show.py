@@ -15,7 +15,7 @@ EXAMPLES = """\
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
     """Add the action's parser."""
-    parser = verb(actions, "show", "all that is known of a snapshot", "Show a snapshot's manifest.", EXAMPLES)
+    parser = verb(actions, "show", "show a snapshot's manifest", "Show a snapshot's manifest.", EXAMPLES)
     parser.add_argument("snapshot", metavar="NUMBER", help="its number, or latest: the newest verified one")
     add_host(parser)
     add_json(parser)
@@ -23,7 +23,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show it."""
+    """Run the action."""
     from appliance.cli.screen import out, print_json
     from appliance.cli.snapshots.view import show_lines
     from appliance.operations.snapshots.list import show

@@ -10,20 +10,20 @@ from appliance.cli.common import add_host, add_json, duration, open_target, verb
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
-    from appliance.operations.snapshots.snapshot import Wanted
+    from appliance.operations.snapshots.snapshot import SnapshotOptions
 
 LONGEST_FREEZE_S = 60
 
 EXAMPLES = """\
-  sms overlay snapshot                           of the appliance on this host; it runs on
+  sms overlay snapshot                           of the overlay on this host, without a stop
   sms overlay snapshot --host host-a             on another one, over SSH
-  sms overlay snapshot --reason upgrade          with a word on why, which `sms overlay list` shows
-  sms overlay snapshot --method full --no-dump   a whole copy, without a dump of databases
-  sms overlay snapshot -n                        say what would be done"""
+  sms overlay snapshot --reason upgrade          with a reason, which `sms overlay list` shows
+  sms overlay snapshot --method full --no-dump   a complete copy, without database dumps
+  sms overlay snapshot -n                        show what would be done"""
 
 
 def freeze_limit(text: str) -> float:
-    """Seconds that writers may wait.
+    """Parse the limit of the freeze, in seconds.
 
     Raises:
         argparse.ArgumentTypeError: it is not a duration, or longer than a minute.
@@ -39,42 +39,42 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "snapshot",
-        "take a snapshot; the appliance runs on",
-        "Dump databases, read the overlay, hold its writers for a moment, take what has changed meanwhile, check\n"
-        "the file system and the state files. Only then does it count. Exit status 4: taken, but a dump failed.",
+        "take a snapshot without a stop",
+        "Dump databases, read the overlay, freeze it briefly to read what has changed meanwhile, check the file\n"
+        "system and the state files, then commit the snapshot. Exit status 4: taken, but a dump failed.",
         EXAMPLES,
     )
     add_host(parser)
     parser.add_argument(
         "--method",
         choices=("auto", "reflink", "delta", "full"),
-        help="how it is taken (default: snapshots.method of the site file)",
+        help="storage method (default: snapshots.method of the site file)",
     )
     parser.add_argument(
         "--freeze-limit", type=freeze_limit, default=5.0, metavar="SECONDS", help="how long writers may wait (5)"
     )
-    parser.add_argument("--no-dump", action="store_true", help="do not dump databases before")
+    parser.add_argument("--no-dump", action="store_true", help="do not dump databases first")
     why = parser.add_mutually_exclusive_group()
-    why.add_argument("--reason", default="", metavar="TEXT", help="a word on why, for the list")
+    why.add_argument("--reason", default="", metavar="TEXT", help="a short reason, for the list")
     why.add_argument(
         "--scheduled",
         action="store_true",
-        help="as cron does: also prune and push, write it down, and tell people of a failure; does nothing where the "
-        "appliance is not carried",
+        help="as cron does: also prune and push, record the run, and report failures; does nothing on a host without "
+        "the lease",
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
-def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, wanted: Wanted) -> int:
-    """Take one, prune and push; what fails has been told where people look: cron, which is quiet, need not."""
+def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, options: SnapshotOptions) -> int:
+    """Run as scheduled. Failures are reported by syslog and mail, so that cron's --quiet run prints nothing."""
     from dataclasses import asdict
 
     from appliance.cli.screen import err, print_json, progress
     from appliance.operations.snapshots.scheduled import run_scheduled
 
-    run = run_scheduled(cluster, host, progress(arguments.quiet), wanted)
+    run = run_scheduled(cluster, host, progress(arguments.quiet), options)
     if arguments.json:
         print_json(asdict(run) if run else None)
     elif run and not run.ok and not arguments.quiet:
@@ -83,21 +83,21 @@ def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take one."""
+    """Run the action."""
     from appliance.cli.screen import err, out, print_json, progress
     from appliance.cli.snapshots.view import taken_line
-    from appliance.operations.snapshots.snapshot import SCHEDULED, Wanted, rehearse_snapshot, snapshot
+    from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, rehearse_snapshot, snapshot
 
     cluster, host = open_target(arguments)
     reason = SCHEDULED if arguments.scheduled else " ".join(arguments.reason.split())
-    wanted = Wanted(arguments.method or "", arguments.freeze_limit, not arguments.no_dump, reason)
+    options = SnapshotOptions(arguments.method or "", arguments.freeze_limit, not arguments.no_dump, reason)
     if arguments.dry_run:
-        steps = rehearse_snapshot(cluster, host, wanted)
+        steps = rehearse_snapshot(cluster, host, options)
         print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
         return 0
     if arguments.scheduled:
-        return run_as_scheduled(arguments, cluster, host, wanted)
-    taken = snapshot(cluster, host, progress(arguments.quiet), wanted)
+        return run_as_scheduled(arguments, cluster, host, options)
+    taken = snapshot(cluster, host, progress(arguments.quiet), options)
     if arguments.json:
         print_json({**taken.snapshot, "not_dumped": list(taken.not_dumped)})
     else:
@@ -105,5 +105,5 @@ def run(arguments: argparse.Namespace) -> int:
     for why in taken.not_dumped:
         err.print(f"warning: {why}", markup=False)
     if taken.not_dumped:
-        err.print("  hint: `sms status` tells whether it serves; `sms logs` what it said", markup=False)
+        err.print("  hint: `sms status` shows whether it is healthy; `sms logs` shows its messages", markup=False)
     return 4 if taken.not_dumped else 0

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from appliance.operations.context import Cluster
 
 EXAMPLES = """\
-  sms overlay verify            the newest verified one again, every byte of it
-  sms overlay verify 41 42      these
-  sms overlay verify --all      all there are
-  sms overlay verify --all -n   only say which would be read"""
+  sms overlay verify            the newest verified one
+  sms overlay verify 41 42      these two
+  sms overlay verify --all      all of them
+  sms overlay verify --all -n   only show which would be read"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -23,22 +23,22 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "verify",
-        "read snapshots again, every byte, and check them",
-        "Hold every byte of snapshots against its digest, and check their file systems and state files again.\n"
-        "Exit status 4 when one is damaged; that is written down, and it is `latest` no more.",
+        "read every byte of snapshots again and verify them",
+        "Verify the digests of snapshots, and check their file systems and state files again. Exit status 4 when\n"
+        "one is damaged; this is recorded, and it is no longer `latest`.",
         EXAMPLES,
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("snapshots", nargs="*", metavar="NUMBER", default=["latest"], help="numbers, or latest (default)")
-    what.add_argument("--all", action="store_true", help="all there are")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be read; nothing is noted")
+    what.add_argument("--all", action="store_true", help="all snapshots")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be read; record nothing")
     add_host(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify them."""
+    """Run the action."""
     from appliance.cli.screen import err, out, print_json, progress
     from appliance.cli.snapshots.view import verified_lines
     from appliance.operations.snapshots.list import verify
@@ -57,15 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     if bad:
         numbers = " ".join(str(number) for number in bad)
         err.print(
-            f"  hint: `sms overlay snapshot` stores anew what the overlay still has; "
-            f"`sms overlay prune {numbers}` gives up what is no good",
+            f"  hint: `sms overlay snapshot` stores again what the overlay still has; "
+            f"`sms overlay prune {numbers}` removes what is damaged",
             markup=False,
         )
     return 4 if bad else 0
 
 
 def rehearse(cluster: Cluster, host: Host, arguments: argparse.Namespace) -> int:
-    """Say what would be read."""
+    """Print what would be read."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.snapshots.list import rehearse_verify
     from appliance.units import format_size
@@ -78,5 +78,5 @@ def rehearse(cluster: Cluster, host: Host, arguments: argparse.Namespace) -> int
         out.print(
             f"read snapshot {one['number']} of {cluster.site.cluster}, {format_size(one['used_bytes'])}", markup=False
         )
-    out.print("what is found would be written down beside each", markup=False)
+    out.print("the result would be recorded with each snapshot", markup=False)
     return 0

@@ -1,4 +1,4 @@
-"""Snapshots as a person reads them."""
+"""Text output of snapshots."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ HOST_WIDTH = 10
 YEAR_S = 366 * 86400
 FOUND_BY = {
     "trace": "changes by block trace",
-    "inodes": "changes by the inodes",
+    "inodes": "changes by inodes",
     "all": "everything compared",
 }
-"""How it was found what had changed when writers were held; others need no words."""
+"""How changes since the first reading were found during the freeze; other values are not shown."""
 
 
 def day(stamp: float, now: float) -> str:
-    """Date and time to the minute; the year only where it may be another one."""
+    """Format date and time to the minute; with the year only if it may be another one."""
     text = when(stamp)[:16]
     return text[5:] if abs(now - stamp) < YEAR_S * 0.8 else text
 
 
 def waited(snapshot: Snapshot) -> str:
-    """How long writers waited for it."""
+    """Format how long writers waited."""
     return f"{snapshot['frozen_ms']:.0f} ms" if snapshot["running"] else "-"
 
 
 def state(snapshot: Snapshot) -> str:
-    """What the last check of it said."""
+    """Return the result of its last verification."""
     ok = snapshot["health"].get("ok")
     return "damaged" if ok is False else "verified" if ok else "unchecked"
 
 
 def checks(snapshot: Snapshot) -> str:
-    """What it was held against before it counted."""
-    told = snapshot["checks"]
-    said = told.get("e2fsck", "not told")
-    words = ["e2fsck" if said == "clean" else f"e2fsck ({said})"]
-    if "state_files" in told:
-        words.append(f"{told['state_files']} state file{'s' * (told['state_files'] != 1)}")
-    if told.get("state_unread"):
-        words[-1] += " (the largest not read)"
-    return ", ".join(words)
+    """Format the checks it passed before it was committed."""
+    results = snapshot["checks"]
+    e2fsck = results.get("e2fsck", "not recorded")
+    parts = ["e2fsck" if e2fsck == "clean" else f"e2fsck ({e2fsck})"]
+    if "state_files" in results:
+        parts.append(f"{results['state_files']} state file{'s' * (results['state_files'] != 1)}")
+    if results.get("state_unread"):
+        parts[-1] += " (the largest not read)"
+    return ", ".join(parts)
 
 
 def taken_line(cluster: str, snapshot: Snapshot) -> str:
-    """The line that ends ``sms overlay snapshot``."""
-    how = "; ".join(word for word in (snapshot["method"], FOUND_BY.get(snapshot["found_by"], "")) if word)
-    held = f"writers waited {waited(snapshot)}" if snapshot["running"] else "nothing ran"
+    """Format the last line of ``sms overlay snapshot``."""
+    how = "; ".join(part for part in (snapshot["method"], FOUND_BY.get(snapshot["found_by"], "")) if part)
+    wait = f"writers waited {waited(snapshot)}" if snapshot["running"] else "not in use"
     return (
         f"snapshot {snapshot['number']} of {cluster}: {format_size(snapshot['used_bytes'])} used, "
-        f"{format_size(snapshot['new_bytes'])} new, {held} ({how}), checked: {checks(snapshot)}"
+        f"{format_size(snapshot['new_bytes'])} new, {wait} ({how}), checked: {checks(snapshot)}"
     )
 
 
@@ -72,7 +72,7 @@ STYLES = {"verified": "green", "damaged": "red", "unchecked": "yellow"}
 
 
 def list_lines(listing: Listing, now: float) -> Iterator[str]:
-    """The table of ``sms overlay list`` and what is below it, with rich's markup; no line is longer than WIDTH."""
+    """Format the table of ``sms overlay list`` and its totals, in rich markup; no line is longer than WIDTH."""
     rows = [tuple(printable(cell) for cell in _row(one, now)) for one in listing.snapshots]
     broken = [(number, printable(why)) for number, why in sorted(listing.broken.items())]
     if rows:
@@ -106,7 +106,7 @@ def _row(one: Snapshot, now: float) -> tuple[str, ...]:
 
 
 def clip(text: str, width: int) -> str:
-    """Text that fits into so many columns."""
+    """Shorten text to ``width`` columns."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -124,9 +124,9 @@ def _colour(line: str, word: str) -> str:
 
 
 def show_lines(one: Snapshot, now: float) -> Iterator[str]:
-    """All of a manifest, a line each."""
+    """Format a manifest, one line per field."""
     image = one["image"]
-    ran = f"while it ran; writers waited {waited(one)}" if one["running"] else "while it was stopped"
+    ran = f"while in use; writers waited {waited(one)}" if one["running"] else "while stopped"
     found = f" ({FOUND_BY[one['found_by']]})" if one["found_by"] in FOUND_BY else ""
     facts: list[tuple[str, str]] = [
         ("snapshot", f"{one['number']} of {one['cluster']}, {one['uuid']}"),
@@ -146,7 +146,7 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
         ("reason", one["reason"] or "-"),
     ]
     if heads := one["checks"].get("heads"):
-        facts.insert(-2, ("", f"begin as they must: {', '.join(heads)}"))
+        facts.insert(-2, ("", f"valid headers: {', '.join(heads)}"))
     facts += [("note", note) for note in one["notes"]]
     facts += [("damage", damage) for damage in one["health"].get("damage", [])]
     width = max(len(name) for name, _ in facts)
@@ -156,30 +156,30 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
 
 def _health(one: Snapshot) -> str:
     health = one["health"]
-    at = f", looked at {when(health['at'])}" if "at" in health else ""
+    at = f", checked {when(health['at'])}" if "at" in health else ""
     return state(one) + at
 
 
 def verified_lines(found: list[Verified], cluster: str) -> Iterator[str]:
-    """What a check found, with rich's markup."""
+    """Format the results of a verification, in rich markup."""
     for one in found:
         if one.ok:
-            yield f"snapshot {one.number} of {cluster}: [green]whole[/]"
+            yield f"snapshot {one.number} of {cluster}: [green]intact[/]"
         for damage in one.damage:
             yield f"snapshot {one.number} of {cluster}: [red]damaged[/]: {escape(printable(damage))}"
 
 
 def restored_lines(cluster: str, done: Restored) -> Iterator[str]:
-    """What a restore did, and the way back."""
+    """Describe what a restore did, and how to undo it."""
     what = f"snapshot {done.snapshot} of {cluster}"
     if done.kept and done.kept.same:
-        yield f"the overlay on {done.host} is {what} already, to the byte: nothing is changed"
+        yield f"the overlay on {done.host} is identical to {what}: nothing is changed"
         return
-    yield f"{what} is {done.target} on {done.host} now: {format_size(done.size)} in {done.seconds:.1f} s"
+    yield f"{what} is restored to {done.target} on {done.host}: {format_size(done.size)} in {done.seconds:.1f} s"
     if done.other_image:
         yield "it was taken under another image: the next start seeds it for the current one"
     if done.kept and done.kept.snapshot is not None:
         back = done.kept.snapshot
-        yield f"what it replaced is snapshot {back}; the way back: sms overlay restore {back}"
+        yield f"the previous overlay is snapshot {back}; to undo: sms overlay restore {back}"
     elif done.kept:
-        yield f"what it replaced is kept; the way back: mv {done.kept.path} {done.target}"
+        yield f"the previous overlay is kept; to undo: mv {done.kept.path} {done.target}"

@@ -1,1 +1,1 @@
-"""Verbs of the subject ``upgrade``: upgrades and rehearsals."""
+"""Verbs of the subject ``upgrade``: upgrade and rehearse."""

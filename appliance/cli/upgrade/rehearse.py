@@ -10,12 +10,12 @@ from appliance.errors import ConfigError
 
 EXAMPLES = """\
   sms rehearse                        the current image, on a copy of the newest verified snapshot
-  sms rehearse 3f2a                   an image of the store, by the beginning of its key
-  sms rehearse /tmp/new.sif -n        say what would be done
+  sms rehearse 3f2a                   an image of the store, by the start of its key
+  sms rehearse /tmp/new.sif -n        print the steps
   sms rehearse --host host-a --snapshot 42 --nodes 4
-  sms rehearse --without-vm           the provisioning VM is off: does the cluster run on?
-  sms rehearse --keep                 leave it up to look at; the words at the end say how
-  sms rehearse --down                 remove what was kept"""
+  sms rehearse --without-vm           with the provisioning VM off: does the cluster keep running?
+  sms rehearse --keep                 keep it running for inspection; the output says how
+  sms rehearse --down                 remove kept rehearsals"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -23,24 +23,26 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         verbs,
         "rehearse",
-        "try an image on a copy of production's state, beside it",
-        "Start an image on a copy of the newest verified snapshot, on this machine, in networks that lead nowhere,\n"
-        "with a few compute nodes; ask every service, run a job, and remove all of it. Production is only read.\n"
-        "Exit status 4 when something does not work.",
+        "test an image on a copy of production's state",
+        "Start an image on a copy of the newest verified snapshot, on this machine, in isolated networks with a few\n"
+        "compute nodes; probe every service, run a job, and remove everything. Production is only read.\n"
+        "Exit status 4 if a check fails.",
         EXAMPLES,
     )
-    parser.add_argument("image", nargs="?", type=filled, metavar="IMAGE", help="a file, or how a key begins")
-    parser.add_argument("--host", default="", metavar="NAME", help="whose snapshot (default: where the appliance runs)")
-    parser.add_argument("--snapshot", default="latest", metavar="NUMBER", help="which one (default: %(default)s)")
-    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes (default: %(default)s)")
-    parser.add_argument("--user", default="root", metavar="NAME", help="whose job it is (default: %(default)s)")
-    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take (60)")
+    parser.add_argument("image", nargs="?", type=filled, metavar="IMAGE", help="a file, or the start of a key")
     parser.add_argument(
-        "--without-vm", action="store_true", help="with the provisioning VM off; who asks for it is shown"
+        "--host", default="", metavar="NAME", help="host of the snapshot (default: where the container runs)"
     )
-    parser.add_argument("--keep", action="store_true", help="leave it up")
-    parser.add_argument("--down", action="store_true", help="remove what was left up")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and make nothing")
+    parser.add_argument("--snapshot", default="latest", metavar="NUMBER", help="the snapshot (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=2, metavar="N", help="compute nodes (default: %(default)s)")
+    parser.add_argument("--user", default="root", metavar="NAME", help="user of the job (default: %(default)s)")
+    parser.add_argument("--wait", type=seconds, default=60, metavar="SECONDS", help="timeout of the services (60)")
+    parser.add_argument(
+        "--without-vm", action="store_true", help="with the provisioning VM off; report who tries to reach it"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep it running")
+    parser.add_argument("--down", action="store_true", help="remove kept rehearsals")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="check everything and create nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -52,18 +54,18 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json, progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
-    from appliance.operations.upgrade.rehearse import Wanted, bring_down, plan_rehearsal, rehearse
+    from appliance.operations.upgrade.rehearse import RehearsalOptions, plan_rehearsal, rehearse, tear_down
 
     shown = progress(arguments.quiet)
     cluster = open_cluster(find_site(arguments.site), arguments.state, shown)
     if arguments.down:
         if arguments.image or arguments.keep:
             raise ConfigError("--down takes no image", hint="sms rehearse --down")
-        removed = bring_down(cluster, shown)
-        words = f"removed: {', '.join(removed) or 'nothing'}"
-        print_json(removed) if arguments.json else out.print(words, markup=False)
+        removed = tear_down(cluster, shown)
+        text = f"removed: {', '.join(removed) or 'nothing'}"
+        print_json(removed) if arguments.json else out.print(text, markup=False)
         return 0
-    wanted = Wanted(
+    options = RehearsalOptions(
         arguments.image or "",
         arguments.nodes,
         arguments.host,
@@ -74,10 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.without_vm,
     )
     if arguments.dry_run:
-        steps = plan_rehearsal(cluster, wanted, shown)
+        steps = plan_rehearsal(cluster, options, shown)
         print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
         return 0
-    done = rehearse(cluster, wanted, shown)
+    done = rehearse(cluster, options, shown)
     if arguments.json:
         print_json({**asdict(done), "ok": not done.failed})
     else:
@@ -86,23 +88,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(done: Any) -> None:
-    """The checks as a table, then what it all means."""
+    """Print the checks as a table, then the verdict."""
     from rich.markup import escape
     from rich.table import Table
 
     from appliance.cli.screen import out
 
-    table = Table("", "what", "how it was seen", "s", box=None, header_style="bold", pad_edge=False)
+    table = Table("", "check", "evidence", "s", box=None, header_style="bold", pad_edge=False)
     for check in done.checks:
         mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
         table.add_row(mark, escape(check.what), escape(check.seen), f"{check.seconds:.1f}")
     out.print(table, "", sep="\n")
     what = f"image {done.key[:12]} on snapshot {done.snapshot} of {done.host}"
     failed = ", ".join(check.what for check in done.failed)
-    out.print(f"{what}: does not work: {failed}" if failed else f"{what}: all of it works", markup=False)
+    out.print(f"{what}: failed: {failed}" if failed else f"{what}: all checks passed", markup=False)
     if done.kept:
         out.print(
-            f"It stays up:\n"
+            f"It keeps running:\n"
             f"  sms lab exec --name {done.name} rehearsal-host -- apptainer instance list   the container\n"
             f"  sms lab exec --name {done.name} {(done.nodes or ['rehearsal-outside'])[0]}   a shell there\n"
             f"  sms rehearse --down                                        remove it",

@@ -8,9 +8,9 @@ from typing import Any
 from appliance.cli.common import add_json, verb
 
 EXAMPLES = """\
-  sms vm build             nothing is built where packages, definitions and code are those of the image that is there
-  sms vm build --force     build it although it is there
-  sms vm build --dry-run   say which image it would be, and whether it is there"""
+  sms vm build             build, unless an image of the same packages, definitions and code exists
+  sms vm build --force     build even if it exists
+  sms vm build --dry-run   print the image's key and whether it exists"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -19,11 +19,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "build",
         "build and seal the VM's image",
-        "Install Debian's packages into a folder, configure it by an Ansible playbook, make a disk of it that UEFI\n"
-        "boots, and seal it with the site's key. Nothing secret and nothing of this machine is in it.",
+        "Install Debian packages into a folder, configure it with an Ansible playbook, turn it into a disk that UEFI\n"
+        "can boot, and seal it with the site's key. It contains no secrets and nothing of this machine.",
         EXAMPLES,
     )
-    parser.add_argument("--force", action="store_true", help="although the same image is there")
+    parser.add_argument("--force", action="store_true", help="build even if the same image exists")
     parser.add_argument("-n", "--dry-run", action="store_true", help="resolve versions, build nothing")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -40,17 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = open_site(arguments)
     if arguments.dry_run:
         plan = plan_vm(cluster, progress(arguments.quiet))
-        there = is_built(cluster, plan)
+        exists = is_built(cluster, plan)
         if arguments.json:
-            print_json({"key": plan.key, "built": there, "versions": dict(plan.versions)})
+            print_json({"key": plan.key, "built": exists, "versions": dict(plan.versions)})
         else:
-            out.print(f"{plan.key[:16]}: {'is there' if there else 'would be built'}", markup=False)
+            out.print(f"{plan.key[:16]}: {'exists' if exists else 'would be built'}", markup=False)
         return 0
     built = build_vm(cluster, progress(arguments.quiet), force=arguments.force)
     if arguments.json:
         print_json(asdict(built))
         return 0
-    state = "built" if built.fresh else "is there already"
+    state = "built" if built.fresh else "already exists"
     out.print(f"{built.folder} {state}: {built.bytes >> 20} MiB, {built.packages} packages", markup=False)
     out.print(f"sealed with {built.signer}, manifest sha256:{built.digest}", markup=False)
     return 0

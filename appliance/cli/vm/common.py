@@ -1,4 +1,4 @@
-"""What the actions of ``sms vm`` share."""
+"""Shared by the actions of ``sms vm``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def add_vm_host(parser: argparse.ArgumentParser) -> None:
-    """The admin host that has it."""
-    parser.add_argument("--host", metavar="NAME", help="the admin host (default: the one that has it)")
+    """Add ``--host``: the admin host that has the VM."""
+    parser.add_argument("--host", metavar="NAME", help="the admin host (default: the one that has the VM)")
 
 
 def open_site(arguments: argparse.Namespace) -> Cluster:
-    """The site's cluster."""
+    """Return the site's cluster."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
@@ -25,7 +25,7 @@ def open_site(arguments: argparse.Namespace) -> Cluster:
 
 
 def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
-    """The site's cluster, and the admin host that has the VM."""
+    """Return the site's cluster, and the admin host that has the VM."""
     from appliance.operations.vm.vm import find_vm
 
     cluster = open_site(arguments)

@@ -9,8 +9,8 @@ from appliance.cli.common import verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
-  sms vm console          its serial console; Ctrl-] leaves it
-  sms vm console --log    what it has said since its last boot, or in the last start that failed"""
+  sms vm console          attach to the serial console; Ctrl-] detaches
+  sms vm console --log    print its output since the last boot, or of the last failed start"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -19,11 +19,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "console",
         "the VM's serial console",
-        "Attach the terminal to its serial console, as root. Ctrl-] leaves it; the VM runs on.",
+        "Attach the terminal to the VM's serial console, as root. Ctrl-] detaches; the VM keeps running.",
         EXAMPLES,
     )
     add_vm_host(parser)
-    parser.add_argument("--log", action="store_true", help="print what it has said since its last boot")
+    parser.add_argument("--log", action="store_true", help="print its output since the last boot")
     parser.set_defaults(run=run)
 
 
@@ -42,5 +42,5 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     host = find_vm(cluster, arguments.host)
     need_running(cluster, host)
-    err.print("Ctrl-] leaves the console; Enter shows a prompt", markup=False)
+    err.print("Ctrl-] detaches from the console; Enter shows a prompt", markup=False)
     return attach_console(cluster, host)

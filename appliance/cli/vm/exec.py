@@ -9,8 +9,8 @@ from appliance.cli.common import duration, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
-  sms vm exec -- journalctl -b -u sms-provd    a command in the VM; its exit status is given back
-  sms vm exec --input -- tee /tmp/x <file      with standard input, of 4 MiB at most
+  sms vm exec -- journalctl -b -u sms-provd    run a command; sms exits with its status
+  sms vm exec --input -- tee /tmp/x <file      with standard input, at most 4 MiB
   sms vm exec --timeout 10m -- apt-get update"""
 
 
@@ -20,11 +20,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "exec",
         "run a command in the VM",
-        "Run a command in the VM, as root, through its guest agent. What it says is shown when it has ended.",
+        "Run a command in the VM, as root, through its guest agent. Its output is printed when it has ended.",
         EXAMPLES,
     )
     add_vm_host(parser)
-    parser.add_argument("--input", action="store_true", help="hand standard input over")
+    parser.add_argument("--input", action="store_true", help="pass standard input to it")
     parser.add_argument("--timeout", type=duration, default=60.0, metavar="SPAN", help="how long it may take (60s)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments")
     parser.set_defaults(run=run)
@@ -50,5 +50,5 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stderr.buffer.write(ran.stderr)
     sys.stderr.buffer.flush()
     if ran.cut:
-        err.print("warning: it said more than the guest agent keeps; the rest is lost", markup=False)
+        err.print("warning: output is truncated: it is larger than the guest agent keeps", markup=False)
     return ran.status

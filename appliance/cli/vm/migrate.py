@@ -8,8 +8,8 @@ from typing import Any
 from appliance.cli.common import add_json, duration, filled, verb
 
 EXAMPLES = """\
-  sms vm migrate host-b         live where both hosts see its disks; else stopped, copied, and started there
-  sms vm migrate host-b -n      check both hosts, and say how it would be"""
+  sms vm migrate host-b         live if both hosts share its disks; else stopped, copied, and started there
+  sms vm migrate host-b -n      check both hosts, and print how it would move"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -18,15 +18,15 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "migrate",
         "move the VM with its disks to another admin host",
-        "Where both hosts see its disks it moves while it runs. Else it is stopped, its disks are copied and compared\n"
-        "by digest, and it is started there, if it ran. The cluster runs on meanwhile.",
+        "If both hosts share its disks, it moves live. Otherwise it is stopped, its disks are copied and compared by\n"
+        "digest, and it is started on the target if it ran before. The cluster keeps running meanwhile.",
         EXAMPLES,
     )
-    parser.add_argument("to", metavar="HOST", type=filled, help="the admin host that it goes to")
+    parser.add_argument("to", metavar="HOST", type=filled, help="the admin host to move to")
     parser.add_argument(
-        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long it gets to end by itself (60s)"
+        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long its shutdown may take (60s)"
     )
-    parser.add_argument("--stopped", action="store_true", help="stop it, although it could move while it runs")
+    parser.add_argument("--stopped", action="store_true", help="stop it, even if it could move live")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check both hosts, change nothing")
     add_json(parser)
     parser.set_defaults(run=run)

@@ -9,8 +9,8 @@ from appliance.cli.common import add_json, filled, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
-  sms vm restore latest                 once the VM is stopped; `sms vm start` starts it with it
-  sms vm restore before-upgrade -n      check the snapshot and the room, change nothing"""
+  sms vm restore latest                 after `sms vm stop`; then `sms vm start`
+  sms vm restore before-upgrade -n      check the snapshot and the free space, change nothing"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -18,8 +18,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "restore",
-        "put a snapshot in the place of the VM's disks",
-        "The VM must be off. The disks that are there now become a snapshot themselves.",
+        "replace the VM's disks by a snapshot",
+        "The VM must be off. Its current disks are kept as a snapshot themselves.",
         EXAMPLES,
     )
     add_vm_host(parser)
@@ -47,5 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(restored))
     else:
-        out.print(f"{restored.name} is in place on {restored.host}; before it: {restored.kept}", markup=False)
+        out.print(f"restored {restored.name} on {restored.host}; the old disks: {restored.kept}", markup=False)
     return 0

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from appliance.operations.vm.snapshots import VmSnapshot
 
 EXAMPLES = """\
-  sms vm snapshot                   both disks at one moment, named by the time; the VM runs on
-  sms vm snapshot before-upgrade    under a name of your own
-  sms vm snapshot --list            all there are
-  sms vm snapshot --verify latest   read it again: both disks, and the file system of the state
-  sms vm snapshot --prune 5 -n      say which would go; without -n, remove all but the newest five"""
+  sms vm snapshot                   both disks at one point in time, named by date; the VM keeps running
+  sms vm snapshot before-upgrade    with a name
+  sms vm snapshot --list            list all
+  sms vm snapshot --verify latest   check one again: both disks, and the file system of the state
+  sms vm snapshot --prune 5 -n      print what would be removed; without -n, remove all but the newest five"""
 
 
 def keep_count(text: str) -> int:
-    """How many snapshots stay.
+    """Parse the number of snapshots to keep.
 
     Raises:
-        argparse.ArgumentTypeError: not a number from 1 on.
+        argparse.ArgumentTypeError: not a number from 1 to 9999.
     """
     if not text.isdecimal() or not 1 <= int(text) <= 9999:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 9999")
@@ -37,25 +37,25 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "snapshot",
-        "take a snapshot of the VM's disks; it runs on",
-        "Hold its file systems still for some milliseconds, begin a copy of both disks at that moment, and check the\n"
-        "copy. Only then does it count.",
+        "take a snapshot of the VM's disks; it keeps running",
+        "Freeze its file systems for some milliseconds, start a copy of both disks at that moment, and verify the\n"
+        "copy. Only a verified copy is kept.",
         EXAMPLES,
     )
     add_vm_host(parser)
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="what to call it (default: the time)")
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="name of the snapshot (default: the time)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="show all there are")
-    what.add_argument("--verify", type=filled, metavar="NAME", help="read one again, and check it")
+    what.add_argument("--list", action="store_true", help="list all snapshots")
+    what.add_argument("--verify", type=filled, metavar="NAME", help="check a snapshot again")
     what.add_argument("--prune", type=keep_count, metavar="KEEP", help="remove all but the newest KEEP")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="a word on why, for the list")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why it is taken, for the list")
     parser.add_argument("-n", "--dry-run", action="store_true", help="with --prune: remove nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take one, or show, check, remove those there are."""
+    """Take a snapshot; or list, verify or prune them."""
     from dataclasses import asdict
 
     from appliance.cli.screen import out, print_json, progress
@@ -95,13 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def elsewhere(counts: Mapping[str, int]) -> str:
-    """What other hosts have, and how it is seen; empty where they have none."""
+    """Return the counts of other hosts with the commands that list them; empty if they have none."""
     return "; ".join(f"{count} on {name}: sms vm snapshot --list --host {name}" for name, count in counts.items())
 
 
 def line(one: VmSnapshot) -> str:
-    """A snapshot in one line."""
+    """Return a line that describes a snapshot."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.taken))
-    how = f"held {one.frozen_ms:.0f} ms" if one.running else "off"
+    how = f"frozen {one.frozen_ms:.0f} ms" if one.running else "off"
     words = [f"{one.name:32} {when}  {one.size_bytes >> 20:6} MiB  {how}", *(() if one.verified else ("not verified",))]
     return "  ".join([*words, *((one.reason,) if one.reason else ())])

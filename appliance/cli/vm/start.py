@@ -11,7 +11,7 @@ EXAMPLES = """\
   sms vm start                    on this admin host
   sms vm start --host host-a      on another one, over SSH
   sms vm start -n --host host-a   check everything, start nothing
-  sms vm start --keep             leave it running although something in it does not serve"""
+  sms vm start --keep             leave it running even if a service is not healthy"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -19,9 +19,9 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "start",
-        "start the VM and wait until everything in it serves",
-        "Check the image's seal and every byte of it, make certificates for this start, hand them over in memory,\n"
-        "start QEMU (with KVM where it really works), and ask everything in the VM. What fails is undone.",
+        "start the VM and wait until all its services are healthy",
+        "Verify the image's signature and every byte of it, issue certificates for this start, pass them in memory,\n"
+        "start QEMU (with KVM where it works), and check all services in the VM. A failed start is rolled back.",
         EXAMPLES,
     )
     parser.add_argument("--host", metavar="NAME", help="the admin host to start it on (default: this machine)")
@@ -30,11 +30,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         type=duration,
         default=0.0,
         metavar="SPAN",
-        help="how long it may take to serve (180s; without KVM 600s)",
+        help="how long its services may take to become healthy (180s; without KVM 600s)",
     )
-    parser.add_argument("--keep", action="store_true", help="leave it running although it does not serve")
+    parser.add_argument("--keep", action="store_true", help="leave it running even if it is not healthy")
     parser.add_argument(
-        "--force", action="store_true", help="although newer disks may be on hosts that cannot be asked, or are lost"
+        "--force", action="store_true", help="start even if unreachable or lost hosts may have newer disks"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, start nothing")
     add_json(parser)
@@ -47,21 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.common import open_target
     from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.vm.start import How, rehearse_start_vm, start_vm
+    from appliance.operations.vm.start import StartOptions, rehearse_start_vm, start_vm
 
     cluster, host = open_target(arguments)
-    how = How(arguments.wait, arguments.keep, arguments.force)
+    options = StartOptions(arguments.wait, arguments.keep, arguments.force)
     shown = progress(arguments.quiet)
     if arguments.dry_run:
-        steps = rehearse_start_vm(cluster, host, shown, how)
+        steps = rehearse_start_vm(cluster, host, shown, options)
         print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
         return 0
-    started = start_vm(cluster, host, shown, how)
+    started = start_vm(cluster, host, shown, options)
     wrong = {name: state for name, state in started.services.items() if state != "ok"}
     if arguments.json:
         print_json(asdict(started))
     else:
-        words = "runs already" if started.already else f"serves after {started.parts.get('serves', 0):.0f} s"
+        words = "runs already" if started.already else f"is healthy after {started.parts.get('serves', 0):.0f} s"
         accel = started.accel + (f" ({started.why_no_kvm})" if started.why_no_kvm else "")
         out.print(f"the VM {'runs' if wrong else words} on {started.host}, {accel}", markup=False)
         for name, state in wrong.items():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from appliance.operations.vm.status import VmStatus
 
 EXAMPLES = """\
-  sms vm status           wherever it runs; exit status 4 when something in it does not serve, or it is off
+  sms vm status           on whichever host it runs; exit status 4 if it is off or a service is not healthy
   sms vm status --json    the same for scripts"""
 
 
@@ -22,8 +22,8 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
     parser = verb(
         actions,
         "status",
-        "where the VM runs, and whether everything in it serves",
-        "Ask the admin hosts where it runs, and the VM itself, through its guest agent, how it is.",
+        "where the VM runs, and whether its services are healthy",
+        "Query the admin hosts for where it runs, and the VM itself, through its guest agent, for its health.",
         EXAMPLES,
     )
     add_vm_host(parser)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(found: VmStatus) -> None:
-    """As a person reads it."""
+    """Print it for people."""
     from appliance.cli.screen import out
     from appliance.cli.vm.snapshot import elsewhere
     from appliance.operations.site.ca import ISSUER_SOON_DAYS
@@ -60,7 +60,7 @@ def show(found: VmStatus) -> None:
     if found.running:
         accel = found.accel + (f" ({found.why_no_kvm})" if found.why_no_kvm else "")
         lines.append(("up for", f"{format_age(time.time() - found.since)}, {accel}"))
-        lines.append(("memory", f"{found.memory_mb} MiB and {found.cpus} CPU; QEMU takes {found.used_memory_mb} MiB"))
+        lines.append(("memory", f"{found.memory_mb} MiB and {found.cpus} CPU; QEMU uses {found.used_memory_mb} MiB"))
         lines.append(("agent", "answers" if found.guest_agent else "does not answer"))
     if found.state_mb:
         lines.append(("state", f"{found.state_used_mb} of {found.state_mb} MiB used"))
@@ -78,7 +78,7 @@ def show(found: VmStatus) -> None:
         here = "" if found.snapshots else f"none on {found.host}; "
         lines.append(("snapshots", f"{here}{elsewhere(found.snapshots_elsewhere)}"))
     if found.silent:
-        lines.append(("silent", f"{', '.join(found.silent)} cannot be asked"))
+        lines.append(("silent", f"{', '.join(found.silent)}: unreachable"))
     for name, words in lines:
         out.print(f"{name:10} {words}", markup=False)
     for name, state in found.services.items():
@@ -88,7 +88,7 @@ def show(found: VmStatus) -> None:
 def _state(found: VmStatus) -> str:
     if found.busy:
         where = f"on {found.host}, " if found.running else ""
-        return f"{where}{'healthy' if found.healthy else 'not ready'}; a start, stop or move of it is under way"
+        return f"{where}{'healthy' if found.healthy else 'not ready'}; a start, stop or migration is in progress"
     if found.running:
         return f"on {found.host}, {'healthy' if found.healthy else 'UNHEALTHY'}"
-    return f"off; its disks are on {found.host}" if found.host else "has not been started"
+    return f"off; its disks are on {found.host}" if found.host else "was never started"

@@ -9,8 +9,8 @@ from appliance.cli.common import add_json, duration, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
-  sms vm stop                    wherever it runs; the cluster runs on without it
-  sms vm stop --timeout 5m       give it longer before it is ended"""
+  sms vm stop                    on whichever host it runs; the cluster keeps running
+  sms vm stop --timeout 5m       wait longer before it is killed"""
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -19,12 +19,12 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
         actions,
         "stop",
         "stop the VM; its disks stay",
-        "Ask its guest agent, press its power button, and end it when it does not end by itself.",
+        "Shut it down through its guest agent, then by its power button; kill it if it does not end in time.",
         EXAMPLES,
     )
     add_vm_host(parser)
     parser.add_argument(
-        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long it gets to end by itself (60s)"
+        "--timeout", type=duration, default=60.0, metavar="SPAN", help="how long its shutdown may take (60s)"
     )
     add_json(parser)
     parser.set_defaults(run=run)
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(stopped))
     elif stopped.how == "not running":
-        out.print(f"the VM does not run on {stopped.host}", markup=False)
+        out.print(f"the VM is not running on {stopped.host}", markup=False)
     else:
         out.print(f"the VM on {stopped.host} is off, by {stopped.how}, after {stopped.seconds:.1f} s", markup=False)
     return 0

@@ -1,4 +1,4 @@
-"""``sms vm``: the provisioning VM, which may be off for days."""
+"""``sms vm``: the provisioning VM; the cluster works without it for days."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ACTIONS = (
 """In the order of the help; modules of ``appliance.cli``."""
 
 EXAMPLES = """\
-  sms vm build                     its image: packages, a playbook, a sealed disk
-  sms vm start --host host-a       and wait until everything in it serves
-  sms vm status                    exit status 4 when something in it does not serve
-  sms vm snapshot                  both its disks at one moment; it runs on
-  sms vm migrate host-b            with its disks, to another admin host
-  sms vm stop                      the cluster runs on without it"""
+  sms vm build                     build its image: packages, a playbook, a sealed disk
+  sms vm start --host host-a       start it and wait until all its services are healthy
+  sms vm status                    exit status 4 if a service is not healthy
+  sms vm snapshot                  both its disks at one point in time; it keeps running
+  sms vm migrate host-b            move it with its disks to another admin host
+  sms vm stop                      the cluster keeps running"""
 
 
 def add(verbs: argparse._SubParsersAction[Any]) -> None:
@@ -35,8 +35,8 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         verbs,
         "vm",
         "the virtual machine that provisions nodes",
-        "Nodes boot from it, and pull files from it. It runs in QEMU on an admin host; what it must not lose lies on\n"
-        "one disk. Switched off, it is missed by nobody but nodes that boot.",
+        "Nodes boot from it, and pull files from it. It runs in QEMU on an admin host; its persistent state is on\n"
+        "one disk. While it is off, only nodes that boot need it.",
         EXAMPLES,
     )
     add_actions(parser, ACTIONS)

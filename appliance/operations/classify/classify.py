@@ -1,4 +1,4 @@
-"""`sms classify`: from captures and the catalogue to a verdict on every service."""
+"""`sms classify`: classify the services in captures by the catalogue."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from analysis import units
 from analysis.addresses import read_address
 from analysis.classify import classify as judge
 from analysis.errors import CaptureError
-from analysis.model import Classification, Made, Verdict
-from analysis.protocols import warm
-from analysis.reading import Reading, Watch, read_captures, read_stream
+from analysis.model import Classification, Provenance, Verdict
+from analysis.protocols import preload
+from analysis.reading import ProgressCallback, Reading, read_captures, read_stream
 from analysis.roles import find_roles
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
@@ -34,27 +34,27 @@ from appliance.progress import Progress
 from appliance.text import SHORT, printable
 from appliance.tools import tcpdump
 
-__all__ = ["STDIN", "Catalogue", "Question", "classify", "open_catalogue", "units"]
+__all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue", "units"]
 
 LARGE = 256 << 20
-"""Bytes of captures that take the core longer than Python takes to import what comes after."""
+"""Bytes of captures that the core reads for longer than the imports for decoding take."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".html": "html", ".htm": "html"}
-"""The form that a file's name asks for."""
+"""Output format by the suffix of the file's name."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What to classify, and what is known beforehand.
+class ClassifyOptions:
+    """What to classify, and what is already known.
 
     Attributes:
         captures: files; "-" is standard input. Empty with ``live``.
-        live, duration_s: capture on this interface for so long instead.
-        sms: address or MAC of the management node; found when empty.
-        node: look at this node alone: address or MAC.
+        live, duration_s: capture on this interface for this long instead.
+        sms: address or MAC of the management node; detected if empty.
+        node: restrict the capture to this node: address or MAC.
         nodes: networks whose addresses are compute nodes.
         services: folder of the site's own services.
-        overrides: verdicts of the site by name.
+        overrides: the site's verdicts by service name.
     """
 
     captures: tuple[str, ...] = ()
@@ -67,82 +67,84 @@ class Question:
     overrides: Mapping[str, Verdict] = field(default_factory=dict)
 
 
-def classify(question: Question, progress: Progress, catalogue: Catalogue | None = None) -> Classification:
-    """The classification of what the captures hold.
+def classify(options: ClassifyOptions, progress: Progress, catalogue: Catalogue | None = None) -> Classification:
+    """Classify the services in the captures.
 
     Raises:
-        ConfigError: a capture cannot be opened, or an option makes no sense.
-        SmsError: the captures hold nothing that can be classified.
+        ConfigError: a capture cannot be opened, or an option is invalid.
+        SmsError: the captures cannot be classified.
     """
-    check_captures(question)
-    sms, node = (check_address(value, name) for value, name in ((question.sms, "--sms"), (question.node, "--node")))
-    nodes = tuple(map(check_network, question.nodes))
-    catalogue = catalogue or open_catalogue(question.services)
-    question = replace(question, sms=sms, node=node, nodes=nodes)
-    overrides = {catalogue.find(name): verdict for name, verdict in question.overrides.items()}
+    check_captures(options)
+    sms, node = (check_address(value, name) for value, name in ((options.sms, "--sms"), (options.node, "--node")))
+    nodes = tuple(map(check_network, options.nodes))
+    catalogue = catalogue or open_catalogue(options.services)
+    options = replace(options, sms=sms, node=node, nodes=nodes)
+    overrides = {catalogue.find(name): verdict for name, verdict in options.overrides.items()}
     try:
-        found = _look(question, make_signatures(catalogue), overrides, progress)
+        found = _analyze(options, make_signatures(catalogue), overrides, progress)
     except CaptureError as error:
         raise SmsError(units.plain(error.message), hint=units.plain(error.hint)) from error
-    return replace(found, made=Made(__version__, options=options_of(question)))
+    return replace(found, made=Provenance(__version__, options=options_of(options)))
 
 
-def options_of(question: Question) -> dict[str, str]:
-    """The options that change what comes out, as they were given."""
-    overrides = ", ".join(f"{name}={verdict}" for name, verdict in question.overrides.items())
-    folder = str(question.services or "")
-    said = {"sms": question.sms, "node": question.node, "nodes": ", ".join(question.nodes)}
-    said |= {"services": folder, "override": overrides, "live": question.live}
-    return {name: value for name, value in said.items() if value}
+def options_of(options: ClassifyOptions) -> dict[str, str]:
+    """Return the options that affect the result, as given."""
+    overrides = ", ".join(f"{name}={verdict}" for name, verdict in options.overrides.items())
+    folder = str(options.services or "")
+    given = {"sms": options.sms, "node": options.node, "nodes": ", ".join(options.nodes)}
+    given |= {"services": folder, "override": overrides, "live": options.live}
+    return {name: value for name, value in given.items() if value}
 
 
-def unused_overrides(question: Question, catalogue: Catalogue, found: Classification) -> list[str]:
-    """Words on each override that changed nothing, because there is no such service in the captures."""
+def unused_overrides(options: ClassifyOptions, catalogue: Catalogue, found: Classification) -> list[str]:
+    """Return a message for each override without effect, because its service is not in the captures."""
     seen = {each.name for each in found.services}
-    unused = [name for name in question.overrides if catalogue.find(name) not in seen]
+    unused = [name for name in options.overrides if catalogue.find(name) not in seen]
     return [
-        f"--override: {printable(name, SHORT)} is not in the captures; {_else(name, catalogue, seen)}"
+        f"--override: {printable(name, SHORT)} is not in the captures; {_explain_unused(name, catalogue, seen)}"
         for name in unused
     ]
 
 
-def _else(name: str, catalogue: Catalogue, seen: Iterable[str]) -> str:
+def _explain_unused(name: str, catalogue: Catalogue, seen: Iterable[str]) -> str:
     known = catalogue.find(name)
     return f"{known} was not seen" if catalogue.has(known) else catalogue.nearest(name, seen)
 
 
-def _look(
-    question: Question, signatures: Sequence[Signature], overrides: Mapping[str, Verdict], progress: Progress
+def _analyze(
+    options: ClassifyOptions, signatures: Sequence[Signature], overrides: Mapping[str, Verdict], progress: Progress
 ) -> Classification:
-    with progress.step(f"capture on {question.live}" if question.live else "read the captures") as step:
+    with progress.step(f"capture on {options.live}" if options.live else "read the captures") as step:
         began = time.monotonic()
-        with _warming(question):
-            reading = _read(question, signatures, lambda now: step.moved(now.done, now.total))
+        with _preloading(options):
+            reading = _read(options, signatures, lambda now: step.moved(now.done, now.total))
         rate = reading.counter.read_bytes / max(time.monotonic() - began, 0.001)
-        # How fast packets came, where one waits for them, says nothing.
-        waited = question.live or STDIN in question.captures
+        # The rate means nothing if packets had to be waited for.
+        waited = options.live or STDIN in options.captures
         step.detail(units.counted(reading.counter.packets, "packet") + ("" if waited else f", {units.size(rate)}/s"))
     hosts, links = reading.hosts(), reading.links()
-    sms, node, nodes = question.sms, question.node, question.nodes
+    sms, node, nodes = options.sms, options.node, options.nodes
     totals = reading.counter.totals()
     roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node, nodes=nodes, totals=totals)
     observation = reading.observe(roles.by_index, hosts, links)
     return judge(observation, roles, signatures, overrides)
 
 
-def _read(question: Question, signatures: Sequence[Signature], watch: Watch) -> Reading:
-    """The files, or what passes an interface for as long as was asked."""
-    if not question.live:
-        return read_captures(question.captures, signatures=signatures, node=question.node, watch=watch)
+def _read(options: ClassifyOptions, signatures: Sequence[Signature], on_progress: ProgressCallback) -> Reading:
+    """Read the files, or capture on the interface for the given duration."""
+    if not options.live:
+        return read_captures(options.captures, signatures=signatures, node=options.node, on_progress=on_progress)
     began = time.monotonic()
-    with Local().running(*tcpdump.capture_argv(question.live, question.duration_s)) as running:
-        # The kernel hands the last second's packets over late.
+    with Local().running(*tcpdump.capture_argv(options.live, options.duration_s)) as running:
+        # The kernel delivers the packets of the last second late.
         late = threading.Timer(tcpdump.LAST_S, running.stop)
         source = Source(running.out, endless=True, end=late.start)
         try:
-            reading = read_stream(question.live, source, signatures=signatures, node=question.node, watch=watch)
+            reading = read_stream(
+                options.live, source, signatures=signatures, node=options.node, on_progress=on_progress
+            )
         except CaptureError:
-            tcpdump.read_counts(running.result())  # which says why, if it could not begin
+            tcpdump.read_counts(running.result())  # raises the reason if tcpdump could not start
             raise
         finally:
             late.cancel()
@@ -150,53 +152,53 @@ def _read(question: Question, signatures: Sequence[Signature], watch: Watch) -> 
     lasted = time.monotonic() - began
     if counts.dropped:
         reading.lost = counts.dropped
-    if not reading.interrupted and lasted < question.duration_s - 1:
-        reading.remarks.append(f"tcpdump ended after {units.span(lasted)} of {units.span(question.duration_s)}")
+    if not reading.interrupted and lasted < options.duration_s - 1:
+        reading.remarks.append(f"tcpdump ended after {units.span(lasted)} of {units.span(options.duration_s)}")
     return reading
 
 
 @contextmanager
-def _warming(question: Question) -> Iterator[None]:
-    """While the native core reads, get ready what reads single packets; small captures are read before that is done."""
-    sizes = [Path(name).stat().st_size for name in question.captures if name != STDIN]
-    if sum(sizes) < LARGE and STDIN not in question.captures and not question.live:
+def _preloading(options: ClassifyOptions) -> Iterator[None]:
+    """Import the packet decoders while the native core reads; small captures are read faster than that."""
+    sizes = [Path(name).stat().st_size for name in options.captures if name != STDIN]
+    if sum(sizes) < LARGE and STDIN not in options.captures and not options.live:
         yield
         return
-    thread = threading.Thread(target=_warm, daemon=True)
+    thread = threading.Thread(target=_preload, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        thread.join()  # an interpreter that ends under a thread that imports aborts
+        thread.join()  # the interpreter aborts if it exits while a thread imports
 
 
-def _warm() -> None:
-    # What is wrong with it is told where it is used.
+def _preload() -> None:
+    # An import error is reported where the decoders are used.
     with suppress(Exception):
-        warm()
+        preload()
 
 
-# What the command line says, checked before anything is read
+# Command line arguments, checked before anything is read
 
 
-def check_captures(question: Question) -> None:
-    """Refuse what cannot be captures, before hours are spent on the others.
+def check_captures(options: ClassifyOptions) -> None:
+    """Check all captures before the first is read, which may take hours.
 
     Raises:
-        ConfigError: nothing is named, or something that is not there or no file.
+        ConfigError: no capture is given, or one does not exist or is not readable.
     """
-    if question.live and question.captures:
-        raise ConfigError("captures and --live exclude each other", hint="sms classify --live INTERFACE")
-    if question.live:
+    if options.live and options.captures:
+        raise ConfigError("captures and --live are mutually exclusive", hint="sms classify --live INTERFACE")
+    if options.live:
         return
     try:
-        check_files(question.captures)
+        check_files(options.captures)
     except CaptureError as error:
         raise ConfigError(units.plain(error.message), hint=units.plain(error.hint)) from None
 
 
 def check_address(value: str, option: str) -> str:
-    """An IP address, or a MAC in lower case with colons; "" stays.
+    """Return an IP address, or a MAC in lower case with colons; "" for "".
 
     Raises:
         ConfigError: it is neither.
@@ -208,10 +210,10 @@ def check_address(value: str, option: str) -> str:
 
 
 def check_network(value: str) -> str:
-    """A network in its usual form; host bits are dropped.
+    """Return a network in canonical form, without host bits.
 
     Raises:
-        ConfigError: it is none, or all addresses.
+        ConfigError: it is not a network, or it contains all addresses.
     """
     try:
         network = ipaddress.ip_network(value, strict=False)
@@ -219,15 +221,15 @@ def check_network(value: str) -> str:
         hint = "write it as 10.2.0.0/16 or fd00:2::/64"
         raise ConfigError(f"--nodes: {printable(value, SHORT)} is not a network", hint=hint) from None
     if not network.prefixlen:
-        raise ConfigError(f"--nodes: {network} is every address there is", hint="name the compute nodes' networks")
+        raise ConfigError(f"--nodes: {network} contains every address", hint="name the compute nodes' networks")
     return str(network)
 
 
 def check_port(option: str, name: str) -> None:
-    """Refuse the name of a port that cannot be.
+    """Reject invalid ports such as tcp/99999.
 
     Raises:
-        ConfigError: the number is none, or none of a port.
+        ConfigError: the port is not a number from 1 to 65535.
     """
     protocol, slash, number = name.lower().partition("/")
     if not slash or protocol not in ("tcp", "udp", "sctp") or number == "dynamic":
@@ -238,30 +240,30 @@ def check_port(option: str, name: str) -> None:
         )
 
 
-def parse_overrides(words: Iterable[str]) -> dict[str, Verdict]:
-    """Verdicts by name out of NAME=VERDICT.
+def parse_overrides(values: Iterable[str]) -> dict[str, Verdict]:
+    """Parse NAME=VERDICT options into verdicts by name.
 
     Raises:
-        ConfigError: a word is not of that form.
+        ConfigError: a value does not have this form.
     """
     overrides: dict[str, Verdict] = {}
-    for word in words:
-        name, _, wanted = word.partition("=")
-        verdict = next((one for one in VERDICTS if one == wanted), None)
+    for value in values:
+        name, _, text = value.partition("=")
+        verdict = next((one for one in VERDICTS if one == text), None)
         if not name or verdict is None:
-            hint = nearest(wanted, VERDICTS) if name and wanted else "write NAME=time-critical or NAME=deferrable"
-            raise ConfigError(f"--override: {printable(word, SHORT)} is not NAME=VERDICT", hint=hint)
+            hint = nearest(text, VERDICTS) if name and text else "write NAME=time-critical or NAME=deferrable"
+            raise ConfigError(f"--override: {printable(value, SHORT)} is not NAME=VERDICT", hint=hint)
         check_port("--override", name)
         if overrides.setdefault(name, verdict) != verdict:
-            raise ConfigError(f"--override: {printable(name, SHORT)} is said to be both", hint="say it once")
+            raise ConfigError(f"--override: {printable(name, SHORT)} has two verdicts", hint="name it once")
     return overrides
 
 
-# What comes out
+# Output
 
 
 def render(found: Classification, form: str) -> str:
-    """The classification as text: json, yaml or html."""
+    """Render the classification as json, yaml or html."""
     if form == "json":
         return json.dumps(found.as_dict(), indent=2) + "\n"
     if form == "yaml":
@@ -274,10 +276,10 @@ def render(found: Classification, form: str) -> str:
 
 
 def check_output(path: Path, captures: Iterable[str]) -> None:
-    """Refuse an output that would replace a capture, or that cannot be written, before anything is read.
+    """Reject an output that would replace a capture, or that cannot be written, before anything is read.
 
     Raises:
-        ConfigError: it is one of the captures, a folder, or in a folder that is not there.
+        ConfigError: it is one of the captures, a folder, or in a folder that does not exist.
     """
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", hint=f"name a file, such as {path / 'classification.yaml'}")
@@ -289,14 +291,14 @@ def check_output(path: Path, captures: Iterable[str]) -> None:
 
 
 def write_output(text: str, path: Path) -> None:
-    """Write it whole or not at all; what is no file (/dev/stdout, a pipe) is written to as it is.
+    """Write a file atomically; write directly to what is not a regular file (/dev/stdout, a pipe).
 
     Raises:
         SmsError: it cannot be written.
     """
     try:
         if path.exists() and not path.is_file():
-            # By its own name: what /dev/stdout leads to has none where that is a pipe.
+            # Not resolved: if /dev/stdout is a pipe, its target has no path.
             with path.open("w", encoding="utf-8") as stream:
                 stream.write(text)
         else:

@@ -1,4 +1,4 @@
-"""The catalogue, and the site's own services, as `analysis` wants them: how each is told by its traffic."""
+"""Convert the catalogue and the site's own services into the signatures that `analysis` uses."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from appliance.share import share
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The services that are shipped, and the site's own, which stand before them."""
+    """The shipped services, and the site's own, which take precedence."""
 
     shipped: Mapping[str, Service]
     own: Mapping[str, OwnService]
 
     def find(self, name: str) -> str:
-        """The name of a service that is called so, or has such a port; else the name as it is."""
+        """Return the name of the service with this name, alias or port; else the name unchanged."""
         both: dict[str, Service] = {**self.shipped, **self.own}
         other = {alias.lower(): each.name for each in both.values() for alias in (*each.ports, *each.known_as)}
         lower = name.lower()
         return lower if lower in both else other.get(lower, name)
 
     def has(self, name: str) -> bool:
-        """Whether a service has this name."""
+        """Return whether a service has this name."""
         return name in self.shipped or name in self.own
 
     def nearest(self, name: str, seen: Iterable[str]) -> str:
-        """A hint for a name that nothing goes by."""
+        """Return a hint for an unknown name."""
         names = {*self.shipped, *self.own, *(alias for each in self.shipped.values() for alias in each.known_as)}
         hint = nearest(name, {*names, *seen})
-        return hint if hint.startswith("did you mean") else nearest(name, seen).replace("known here", "seen here")
+        return hint if hint.startswith("did you mean") else nearest(name, seen).replace("known:", "seen:")
 
 
 def open_catalogue(services: Path | None) -> Catalogue:
-    """What is shipped, and the site's own folder.
+    """Read the shipped catalogue and the site's own folder.
 
     Raises:
-        ConfigError: with every mistake in that folder.
+        ConfigError: with every problem in that folder.
     """
     shipped = read_catalog(share("definitions", "services"))
     return Catalogue(shipped, read_own(services, shipped) if services else {})
 
 
 def make_signatures(catalogue: Catalogue) -> tuple[Signature, ...]:
-    """How every service is told by its traffic: the site's own first, whose ports are then nobody else's."""
+    """Return the signature of every service: the site's own first, with exclusive ports."""
     shipped, own = catalogue.shipped, catalogue.own
     ours = [make_signature(each, _carried(each, shipped)) for each in own.values()]
     taken = {port for each in ours for port in each.ports}
@@ -58,7 +58,7 @@ def make_signatures(catalogue: Catalogue) -> tuple[Signature, ...]:
 
 
 def _without(signature: Signature, taken: Collection[tuple[int, int]]) -> Signature:
-    """Less the ports that a service of the site's own has; not seeing it means nothing then."""
+    """Remove the ports of the site's own services; the absence of the service then means nothing."""
     left = tuple(port for port in signature.ports if port not in taken)
     return replace(signature, ports=left, silent=signature.silent or left != signature.ports)
 
@@ -68,11 +68,11 @@ def _carried(service: Service, shipped: Mapping[str, Service]) -> bool:
 
 
 def make_signature(service: Service, carried: bool) -> Signature:
-    """One service of the catalogue as the room of analysis wants it."""
+    """Convert a service of the catalogue into a signature."""
     traffic = service.traffic
     verdict: str = service.verdict if isinstance(service, OwnService) else ""
     why = service.why if isinstance(service, OwnService) else ""
-    # The ports of a service that routes are what it answers itself, not what it is told by.
+    # A routing service is recognized by its routed traffic, not by its own ports.
     ports = () if traffic.routed else dict.fromkeys((*service.ports, *traffic.ports))
     return Signature(
         name=service.name,

@@ -1,4 +1,4 @@
-"""``sms doctor``: asks a machine about itself; appliance.plan.hosts.doctor says what that means."""
+"""``sms doctor``: collect facts about a machine, for appliance.plan.hosts.doctor to evaluate."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from appliance.operations.context import Cluster
 from appliance.operations.site.config import check_files
 from appliance.plan.hosts.distro import INSTALL, family, install_command
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
-from appliance.plan.hosts.facts import Facts, read_bridges, read_said
+from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
 from appliance.tools.programs import has_program
 
-__all__ = ["Finding", "ask", "diagnose", "worst"]
+__all__ = ["Finding", "collect_facts", "diagnose", "worst"]
 
 # $1 the state folder, $2 the overlays' folder, $3 the overlay, $4 file systems, then programs.
-# Prints name=value lines; what cannot be asked is left out.
-ASK = r"""
+# Prints name=value lines; unknown values are omitted.
+COLLECT = r"""
 state=$1 overlays=$2 overlay=$3 systems=$4; shift 4
 PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin
 yes() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "$name=yes" || echo "$name=no"; }
@@ -59,7 +59,7 @@ for folder in "$state/images" "$overlays"; do [ -d "$folder" ] && stat -c '%a:%n
 echo "images_free=$(df -B1 --output=avail "$(there "$state/images")" | tail -n 1)"
 echo "overlay_free=$(df -B1 --output=avail "$(there "$overlays")" | tail -n 1)"
 yes systemd test -d /run/systemd/system
-# The appliance has a cron of its own, in a process namespace of its own.
+# The services container runs its own cron, in its own PID namespace.
 yes cron sh -c 'pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond'
 entry=sms-$(basename "$overlay" .img) timer=/etc/systemd/system/$entry.snapshot.timer
 if [ -e "$timer" ]; then
@@ -74,25 +74,25 @@ exit 0
 """
 
 BOOTSTRAP = {"apt": "debootstrap", "dnf": "dnf", "zypper": "zypper"}
-"""What Apptainer calls to make a base, by its package manager."""
+"""Program with which Apptainer bootstraps a base, by package manager."""
 
 
-def diagnose(cluster: Cluster, wanted: str | None) -> list[Finding]:
-    """What an admin host lacks; this machine, where none is named.
+def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
+    """Check whether a host can run the services container.
 
     Args:
-        wanted: an admin host's name.
+        name: an admin host; None for this machine.
     """
     here = socket.gethostname()
-    admin = {host.name: host for host in cluster.site.admin_hosts}.get(wanted or here)
-    host = cluster.host(wanted) if wanted else Local(here)
+    admin = {host.name: host for host in cluster.site.admin_hosts}.get(name or here)
+    host = cluster.host(name) if name else Local(here)
     try:
-        facts = ask(cluster, host)
+        facts = collect_facts(cluster, host)
     except Unreachable as error:
         return [Finding("SSH", "missing", "; ".join(filter(None, [error.message, error.hint])))]
     findings = [] if isinstance(host, Local) else [Finding("SSH", "ok", f"reaches {host.name}")]
     networks = cluster.site.networks
-    # A machine that only builds needs no bridge.
+    # A build host needs no bridge.
     bridges = {net.bridge: net.port for net in (networks.provisioning, networks.public)} if admin else {}
     findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
     if isinstance(host, Local):
@@ -102,25 +102,25 @@ def diagnose(cluster: Cluster, wanted: str | None) -> list[Finding]:
     return findings
 
 
-def ask(cluster: Cluster, host: Host) -> Facts:
-    """What a machine says of itself; changes nothing there."""
+def collect_facts(cluster: Cluster, host: Host) -> Facts:
+    """Collect facts about a machine; read-only."""
     places = cluster.places
     names = (*PROGRAMS, "singularity", "cron", "crond")
     where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
-    said = host.run("sh", "-c", ASK, "ask", *where, *names).text
-    links = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in said else None
+    output = host.run("sh", "-c", COLLECT, "collect", *where, *names).text
+    links = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
     kinds = (host.read("/proc/filesystems") or b"").decode().split()
     return Facts(
         host.name,
         (host.read("/etc/os-release") or b"").decode(errors="replace"),
         frozenset(kinds),
-        read_said(said),
+        parse_values(output),
         dict(read_bridges(json.loads(links.stdout or b"[]"))) if links else {},
     )
 
 
 def _files(site: Site) -> Iterator[Finding]:
-    """Keys, secrets and accounts that the site names, held to what `sms config check` holds them to."""
+    """Check the keys, secrets and accounts of the site as `sms config check` does."""
     files: dict[Place, Path] = {}
     if not site.signing.pgp_fingerprint:
         files["signing", "private_key"] = site.signing.private_key
@@ -128,7 +128,7 @@ def _files(site: Site) -> Iterator[Finding]:
     for section in ("secrets", "accounts"):
         files |= {(section, name): path for name, path in dict(getattr(site, section)).items() if path}
     files |= {("admin_hosts", index, "key"): host.key for index, host in enumerate(site.admin_hosts) if host.key}
-    # As if the site file named them all: defaults are looked at, too.
+    # A document that contains all of them, so that defaults are checked, too.
     problems = {found.path: found for found in check_files(site, Document("", None, dict.fromkeys(files, 0)))}
     for place, path in files.items():
         what = {"private_key": "signing key", "public_keys": "public key"}.get(str(place[1]), dotted(place))
@@ -140,13 +140,13 @@ def _files(site: Site) -> Iterator[Finding]:
         elif path.exists():
             yield Finding(what, "ok", str(path))
         elif what == "public key":
-            yield Finding(what, "missing", f"there is no {path}: copy it from where images are built")
-        elif not all(public.exists() for public in site.signing.public_keys):  # else it lies where images are built
-            yield Finding(what, "missing", f"there is no {path}", "sms key create")
+            yield Finding(what, "missing", f"{path} does not exist: copy it from the build host")
+        elif not all(public.exists() for public in site.signing.public_keys):  # else it is on the build host
+            yield Finding(what, "missing", f"{path} does not exist", "sms key create")
 
 
 def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
-    """Whether the other admin hosts' keys are known."""
+    """Check that the other admin hosts' keys are known."""
     path = site.known_hosts or Path("~/.ssh/known_hosts").expanduser()
     for admin in site.admin_hosts:
         if admin.name == local.name:
@@ -159,8 +159,8 @@ def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
             yield Finding(what, "missing", "ssh-keygen is not installed", _install("ssh", local))
             return
         scan = f"ssh-keyscan -p {admin.port} {admin.address} >>{path}"
-        lacks = f"not in {path}; compare its fingerprint on {admin.name} with what is added"
-        yield Finding(what, "ok", str(path)) if found else Finding(what, "missing", lacks, scan)
+        missing = f"not in {path}; verify the fingerprint of the added key on {admin.name}"
+        yield Finding(what, "ok", str(path)) if found else Finding(what, "missing", missing, scan)
 
 
 def _known_name(admin: AdminHost) -> str:
@@ -168,15 +168,15 @@ def _known_name(admin: AdminHost) -> str:
 
 
 def _install(program: str, host: Host) -> str:
-    """The command that installs a program; empty where the distribution's is not known."""
+    """Return the command that installs a program; empty for an unknown distribution."""
     of = family((host.read("/etc/os-release") or b"").decode(errors="replace"))
     return install_command([program], of) if of in INSTALL else ""
 
 
 def _bootstrap(cluster: Cluster, local: Host) -> Finding:
-    """Whether this machine can build the site's base."""
+    """Check that this machine can build the site's base."""
     program = BOOTSTRAP[cluster.base.manager]
     what = f"build of {cluster.base.name}"
     if has_program(local, program):
-        return Finding(what, "ok", f"{program} is there")
-    return Finding(what, "warning", f"only `sms build` needs {program}", _install(program, local))
+        return Finding(what, "ok", f"{program} is installed")
+    return Finding(what, "warning", f"{program} is needed for `sms build` only", _install(program, local))

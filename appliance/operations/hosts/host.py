@@ -1,4 +1,4 @@
-"""``sms host``: prepares admin hosts, and shows how they stand."""
+"""``sms host``: prepare admin hosts and list their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.migration.lease import look_at_lease
+from appliance.operations.migration.lease import query_lease
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress
 from appliance.share import share
@@ -25,16 +25,16 @@ FOLDERS = ("images", "overlays", "snapshots", "leases", "journal", "keys")
 """Folders below the state folder."""
 
 HINTS = {
-    "packages": "look at the package mirrors of that host; what is installed stays, run it again",
-    "apptainer": "look at the package mirrors of that host; `sms doctor --host {name}` tells what is missing",
-    "bridges": "name another interface, or make the bridge yourself; all but the bridges is prepared",
+    "packages": "check the package mirrors of that host, then run it again; installed packages are kept",
+    "apptainer": "check the package mirrors of that host; `sms doctor --host {name}` lists what is missing",
+    "bridges": "use another interface, or create the bridge yourself; everything but the bridges is prepared",
 }
-"""What to do when a role of the playbook failed."""
+"""Hints by failed role of the playbook."""
 
 
 @dataclass(frozen=True)
 class HostLine:
-    """An admin host as it stands; ``problem`` says why it could not be asked."""
+    """State of an admin host; ``problem`` says why it could not be queried."""
 
     name: str
     address: str
@@ -45,37 +45,37 @@ class HostLine:
 
 
 def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = False) -> Play:
-    """Make the admin host ``name`` able to carry the appliance.
+    """Prepare the admin host ``name`` to run the services container.
 
     Raises:
-        Unreachable: it does not answer, or shows a host key that is not the known one.
+        Unreachable: it does not answer, or its host key is not the known one.
     """
     host = cluster.host(name)
     if isinstance(host, Local):
         need_root()
-    with progress.step(f"reach {name}"):
+    with progress.step(f"connect to {name}"):
         target = _target(cluster, host)
-    with progress.step(f"{'rehearse preparing' if dry_run else 'prepare'} {name}") as step:
+    with progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
         play = run_playbook(
             share("playbooks", "prepare-host.yml"), target, _variables(cluster), on_task=step.detail, dry_run=dry_run
         )
         step.detail(_summary(play, dry_run))
     for note in play.notes:
-        progress.say(note)
+        progress.report(note)
     return play
 
 
 def failure(play: Play, name: str) -> SmsError | None:
-    """The tasks that failed, as an error; None when none did."""
+    """Return the failed tasks as an error; None if there are none."""
     if not play.failed:
         return None
-    words = "\n  ".join(f"{failed.task}: {failed.message}" for failed in play.failed)
-    hint = HINTS.get(play.failed[0].role, "`sms doctor --host {name}` tells what is missing").format(name=name)
-    return SmsError(f"{name} is not prepared\n  {words}", hint=hint)
+    tasks = "\n  ".join(f"{failed.task}: {failed.message}" for failed in play.failed)
+    hint = HINTS.get(play.failed[0].role, "`sms doctor --host {name}` lists what is missing").format(name=name)
+    return SmsError(f"{name} is not prepared\n  {tasks}", hint=hint)
 
 
 def list_hosts(cluster: Cluster) -> list[HostLine]:
-    """Every admin host of the site, asked at the same time."""
+    """Return the state of every admin host, queried in parallel."""
     with ThreadPoolExecutor(max_workers=8) as pool:
         return list(pool.map(lambda admin: _line(cluster, admin), cluster.site.admin_hosts))
 
@@ -84,8 +84,8 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
     host = cluster.host(admin.name)
     running = False
     try:
-        holder = look_at_lease(host, cluster).holder
-        # One without Apptainer runs nothing.
+        holder = query_lease(host, cluster).holder
+        # Without Apptainer it cannot run an instance.
         with suppress(CommandError):
             running = apptainer.find_instance(host, instance_name(cluster.site)) is not None
     except Unreachable as error:
@@ -96,7 +96,7 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
 
 
 def _target(cluster: Cluster, host: Host) -> Target:
-    """The way to the host for Ansible. Asks it something, so that what is wrong is said in plain words."""
+    """Return the Ansible target of a host. Connects first, for a clear error message."""
     python = find_python(host)
     if not isinstance(host, Ssh):
         return Target(host.name, python)
@@ -120,4 +120,4 @@ def _summary(play: Play, dry_run: bool) -> str:
     count = len(play.changed)
     if not count:
         return "nothing to change"
-    return f"{count} {'step' if count == 1 else 'steps'} {'would change' if dry_run else 'changed'} something"
+    return f"{count} {'change' if count == 1 else 'changes'}{' to make' if dry_run else ''}"

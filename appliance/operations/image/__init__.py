@@ -1,1 +1,1 @@
-"""Operations of the subject ``image``: images of the services container: built, verified, listed."""
+"""Operations of the subject ``image``: build, verify and list images of the services container."""

@@ -1,4 +1,4 @@
-"""``sms build``: from the site to a signed image, or nothing when nothing changed."""
+"""``sms build``: build and sign the site's image, unless it is up to date."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from appliance.tools.apt import Resolver
 
 @dataclass(frozen=True)
 class Built:
-    """What a build left, or found."""
+    """The image that a build created or found; ``fresh``: it was built now."""
 
     key: str
     image: str
@@ -49,10 +49,10 @@ class Built:
 
 
 def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> BuildPlan:
-    """Resolve versions and plan the image. Changes nothing but apt's own lists below the state folder.
+    """Resolve package versions and plan the image. Changes only apt's package lists in the state folder.
 
     Raises:
-        Refused: ``locked``, and the versions are not those of the lock file.
+        Refused: ``locked``, and the versions differ from the lock file.
     """
     base = cluster.base
     host = Local()
@@ -60,17 +60,17 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     versions: dict[str, str] | None = None
     if base.manager == "apt":
         if locked:
-            read_lock(lock, base)  # what is wrong with it is said before the seconds that follow
+            read_lock(lock, base)  # report an invalid lock file before the slow resolution
         with progress.step("resolve package versions") as step:
             folder = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
             versions = Resolver(host, folder, apt_sources(base, mirrors)).resolve(packages_for(base, cluster.services))
             step.detail(f"{len(versions)} packages")
         if locked:
-            hold_against_lock(lock, base, versions)
+            check_against_lock(lock, base, versions)
     elif locked:
         raise Refused(
-            f"the versions that {base.name} would get are known only after a build",
-            hint="build without --locked; the image's manifest and bill of materials name every version",
+            f"package versions of {base.name} are known only after a build",
+            hint="build without --locked; the image's manifest and bill of materials list every version",
         )
     return plan_build(
         base,
@@ -84,33 +84,33 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
 
 
 def find_mirrors(host: Host, base: Base, given: Mapping[str, str]) -> dict[str, str]:
-    """Address of each repository of the base: as ``given`` by the site, else as this host has it.
+    """Return the URL of each repository of the base: as ``given`` by the site, else as configured on this host.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: a repository has no mirror.
     """
     mirrors = {**_host_mirrors(host, base), **repository_urls(base, given)}
     missing = missing_mirrors(base, mirrors)
     if missing:
         raise ConfigError(
-            f"no mirror is known for {', '.join(missing)}, which {base.name} is built from",
-            hint=f"name it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}; "
-            "this host's own mirrors are taken, but none whose address holds a password or a token",
+            f"no mirror is known for {', '.join(missing)}, a repository of {base.name}",
+            hint=f"set it in the site file: base: {{mirrors: {{{missing[0]}: https://...}}}}; "
+            "mirrors of this host are used unless their URL contains a password or a token",
         )
     return mirrors
 
 
 def _host_mirrors(host: Host, base: Base) -> dict[str, str]:
-    """The base's repositories as this host's own package manager has them."""
+    """Return the base's repositories as configured in this host's package manager."""
     if base.manager == "apt":
         return apt.find_mirrors(host, {name: each.suites for name, each in base.repositories.items()})
     found = rpm.find_mirrors(host, base.manager, {name: each.ids for name, each in base.repositories.items()})
-    # A token of this host's registration must not come into the image.
+    # A token of this host's registration must not get into the image.
     return {name: url for name, url in found.items() if not has_credentials(url)}
 
 
 def _repository_keys(base: Base) -> dict[str, bytes]:
-    """The keys of this host that packages are held against. A mirror's own word for its key is worth nothing.
+    """Return the keys of this host that packages are verified with. Keys are never fetched from a mirror.
 
     Raises:
         Refused: this host has no key for a repository.
@@ -123,18 +123,18 @@ def _repository_keys(base: Base) -> dict[str, bytes]:
         if not files:
             raise Refused(
                 f"there is no key for repository {name}: {repository.keys}",
-                hint="take it from the distribution's release package, compare its fingerprint, and put it there",
+                hint="install the distribution's release package and verify the fingerprint of its key",
             )
         keys[name] = b"\n".join(file.read_bytes() for file in files)
     return keys
 
 
 def read_lock(lock: Path, base: Base) -> Mapping[str, str]:
-    """The versions of a lock file, by package.
+    """Return the versions of a lock file, by package.
 
     Raises:
         Refused: there is none, or it is for another base.
-        ConfigError: it is something else.
+        ConfigError: it is not a lock file.
     """
     try:
         locked = json.loads(lock.read_text())
@@ -142,33 +142,33 @@ def read_lock(lock: Path, base: Base) -> Mapping[str, str]:
         raise Refused(f"there is no lock file {lock}", hint="`sms build` without --locked writes it") from None
     except ValueError as error:
         raise ConfigError(
-            f"{lock} is no lock file: {error}", hint="`sms build` without --locked writes it anew"
+            f"{lock} is not a lock file: {error}", hint="`sms build` without --locked rewrites it"
         ) from error
     if not isinstance(locked, dict) or not isinstance(locked.get("packages"), dict):
-        raise ConfigError(f"{lock} is no lock file", hint="`sms build` without --locked writes it anew")
+        raise ConfigError(f"{lock} is not a lock file", hint="`sms build` without --locked rewrites it")
     if locked.get("base") != base.name:
         raise Refused(f"{lock} is for {locked.get('base')}, not {base.name}", hint="build without --locked")
     packages: Mapping[str, str] = locked["packages"]
     return packages
 
 
-def hold_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> None:
-    """Compare versions with those of the lock file.
+def check_against_lock(lock: Path, base: Base, versions: Mapping[str, str]) -> None:
+    """Check versions against the lock file.
 
     Raises:
-        Refused, ConfigError: as ``read_lock``; or they differ.
+        Refused, ConfigError: as ``read_lock``; or the versions differ.
     """
     before = read_lock(lock, base)
     changes = [
-        f"{name}: {before.get(name, 'not there')} -> {versions.get(name, 'gone')}"
+        f"{name}: {before.get(name, 'absent')} -> {versions.get(name, 'absent')}"
         for name in sorted(before.keys() | versions.keys())
         if before.get(name) != versions.get(name)
     ]
     if changes:
         shown = "\n    ".join([*changes[:20], *([f"and {len(changes) - 20} more"] if len(changes) > 20 else [])])
         raise Refused(
-            f"{len(changes)} package versions are not those of {lock}:\n    {shown}",
-            hint="build without --locked to take the new versions and write them down",
+            f"{len(changes)} package versions differ from {lock}:\n    {shown}",
+            hint="build without --locked to use the new versions and update the lock file",
         )
 
 
@@ -184,13 +184,13 @@ def build(
     """Build, sign and verify the site's image, and make it the current one.
 
     Args:
-        lock: where the resolved versions are written, or held against with ``locked``.
-        force: build although the same image is there.
-        current: make it the current one.
+        lock: the lock file to write, or to check against with ``locked``.
+        force: build even if the same image exists.
+        current: make it the current image.
 
     Raises:
-        Refused: the lock does not hold, or a key is missing.
-        SmsError: the build failed; the current image is the one it was.
+        Refused: the versions differ from the lock file, or a key is missing.
+        SmsError: the build failed; the current image is unchanged.
     """
     need_root()
     _check_keys(cluster)
@@ -200,7 +200,7 @@ def build(
     image = images / f"{made.key}.sif"
     host = Local()
     with only_one(host, str(images / ".build.lock"), "another build is running"):
-        fresh = force or not _is_whole(image)
+        fresh = force or not _is_complete(image)
         if fresh:
             _build_image(cluster, made, image, progress)
         signer = _verify(cluster, image, progress)
@@ -227,20 +227,20 @@ def _check_keys(cluster: Cluster) -> None:
         return
     for key in (signing.private_key, *signing.public_keys):
         if not key.is_file():
-            raise Refused(f"there is no signing key {key}", hint="`sms key create` makes a pair")
+            raise Refused(f"there is no signing key {key}", hint="`sms key create` creates a pair")
     if signing.private_key.stat().st_mode & 0o077:
         raise Refused(f"others can read {signing.private_key}", hint=f"chmod 600 {signing.private_key}")
 
 
-def _is_whole(image: Path) -> bool:
-    """Whether a build that ended well left all its files."""
+def _is_complete(image: Path) -> bool:
+    """Return whether all files of a successful build exist."""
     return all(image.with_suffix(suffix).is_file() for suffix in (".sif", ".json", ".cdx.json", ".packages"))
 
 
 def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progress) -> None:
-    """Build beside the image and rename at the end: what carries the name is whole and signed."""
+    """Build to a temporary file and rename it at the end, so that the image is always complete and signed."""
     host = Local()
-    for left in image.parent.glob("build-*"):  # of a build that was killed; this one holds the lock
+    for left in image.parent.glob("build-*"):  # left by a killed build: this one holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with ExitStack() as undo:
         work = Path(tempfile.mkdtemp(prefix="build-", dir=image.parent))
@@ -261,7 +261,7 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
                     str(work / "services.def"), str(part), arguments={"files": str(work)}, on_line=on_line
                 )
             except SmsError as error:
-                raise SmsError(error.message, hint=f"all of it is in {log}") from error
+                raise SmsError(error.message, hint=f"the full output is in {log}") from error
             step.detail(f"{part.stat().st_size >> 20} MiB")
         packages = apptainer.read_inside(host, str(part), "/opt/sms/packages.tsv").decode()
         _check_versions(made, packages)
@@ -283,23 +283,27 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
 
 
 def _check_versions(made: BuildPlan, packages: str) -> None:
-    """The image holds just what was resolved."""
-    wanted: dict[str, str] = json.loads(made.manifest)["versions"]
-    held = {package.name: package.version for package in read_packages(packages)}
+    """Check that the image contains the resolved package versions.
+
+    Raises:
+        SmsError: it does not.
+    """
+    resolved: dict[str, str] = json.loads(made.manifest)["versions"]
+    installed = {package.name: package.version for package in read_packages(packages)}
     wrong = [
-        f"{name} {held.get(name, 'missing')} instead of {want}"
-        for name, want in wanted.items()
-        if held.get(name) != want
+        f"{name} {installed.get(name, 'missing')} instead of {version}"
+        for name, version in resolved.items()
+        if installed.get(name) != version
     ]
     if wrong:
         raise SmsError(
-            f"the image does not hold what was resolved: {', '.join(wrong[:5])}",
-            hint="did the mirror change during the build? Run it again",
+            f"the image does not contain the resolved packages: {', '.join(wrong[:5])}",
+            hint="the mirror may have changed during the build; run it again",
         )
 
 
 def _sign(cluster: Cluster, image: str) -> None:
-    """Sign with PGP where the site says so, else with PEM: Apptainer verifies no image that carries both."""
+    """Sign with PGP if configured, else with PEM: Apptainer does not verify images with both."""
     signing = cluster.site.signing
     if signing.pgp_fingerprint:
         keyring = str(signing.pgp_keyring) if signing.pgp_keyring else None
@@ -309,20 +313,20 @@ def _sign(cluster: Cluster, image: str) -> None:
 
 
 def _verify(cluster: Cluster, image: Path, progress: Progress) -> str:
-    """The key that signed the image; an image signed with an older key of the site's is signed again."""
+    """Verify the image's signature; return the signer."""
     with progress.step("verify the signature") as step:
         try:
             signer = check_signature(cluster, Local(), str(image))
         except Refused:
             raise Refused(
-                f"{image} does not carry this site's signature", hint="`sms build --force` builds and signs it anew"
+                f"{image} is not signed with a key of this site", hint="`sms build --force` rebuilds and signs it"
             ) from None
         step.detail(signer)
     return signer
 
 
 def make_current(cluster: Cluster, image: Path) -> None:
-    """Point the site's name at the image, by one rename."""
+    """Switch the link to the current image atomically."""
     current = Path(cluster.places.current)
     if current.is_symlink() and current.readlink() == Path(image.name):
         return

@@ -1,4 +1,4 @@
-"""Brings the image that runs on one host to another: what has come stays, so that a cut connection costs little."""
+"""Copy the running image from one host to another; an interrupted copy is resumed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ sync "$1.part" && mv -fT "$1.part" "$1"
 """
 
 
-def bring(source: Host, path: str, sha256: str, target: Host, progress: Progress) -> bool:
-    """Have ``path`` of one host on the other, with the same bytes; say whether anything had to be sent.
+def copy_image(source: Host, path: str, sha256: str, target: Host, progress: Progress) -> bool:
+    """Copy ``path`` from one host to the other; return whether anything was sent.
 
     Raises:
-        SmsError: it did not arrive whole; what has come is kept for the next try.
+        SmsError: the copy is corrupt or was interrupted; a partial copy is resumed by the next call.
     """
     if find_digest(target, path, needed=False) == sha256:
         return False
@@ -32,18 +32,18 @@ def bring(source: Host, path: str, sha256: str, target: Host, progress: Progress
         done = 0
     with (
         progress.step(f"send the image to {target.name}") as step,
-        source.stream("tail", "-c", f"+{done + 1}", "--", path) as giving,
-        target.stream("sh", "-c", APPEND, "append", path) as taking,
+        source.stream("tail", "-c", f"+{done + 1}", "--", path) as reader,
+        target.stream("sh", "-c", APPEND, "append", path) as writer,
     ):
-        while block := giving.read():
-            taking.write(block)
+        while block := reader.read():
+            writer.write(block)
             done += len(block)
             step.moved(done, size)
-        giving.result()
-        taking.end()
-        taking.result()
+        reader.result()
+        writer.end()
+        writer.result()
     if find_digest(target, f"{path}.part") != sha256:
         target.remove(f"{path}.part")
-        raise SmsError(f"{path} did not arrive whole on {target.name}", hint="run it again: it is sent anew")
+        raise SmsError(f"the copy of {path} on {target.name} is corrupt", hint="run it again to send it again")
     target.run("sh", "-c", FINISH, "finish", path, timeout=600)
     return True

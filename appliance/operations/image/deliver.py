@@ -1,4 +1,4 @@
-"""Brings an image to a host and holds it against the site's keys there."""
+"""Send an image to a host and verify it there with the site's keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from appliance.tools import apptainer
 from appliance.tools.sha256 import find_digest
 
 FOREIGN = r'find "$1" "$(dirname "$1")" -maxdepth 0 \( ! -user root -o -perm /022 ! -perm -1000 \)'
-"""Shell: what of an image and its folder somebody else than root may change; in a sticky folder they may not."""
+"""Shell: print the image or its folder if users other than root can change it; a sticky folder is safe."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image on a host, whose signature holds."""
+    """An image on a host with a valid signature."""
 
     path: str
     key: str
@@ -35,11 +35,11 @@ class Image:
 def deliver(
     cluster: Cluster, host: Host, chosen: Path | None, progress: Progress, *, before_sending: Callable[[], object]
 ) -> str:
-    """The path of the image on ``host``; sent there when it has not got it.
+    """Send the image to ``host`` if it is missing there; return its path on the host.
 
     Args:
-        chosen: another than the current one: a path here, or one of the host's.
-        before_sending: called before many bytes go over; what it raises keeps them here.
+        chosen: an image other than the current one: a path on this machine or on the host.
+        before_sending: called before the image is sent; an exception cancels the transfer.
 
     Raises:
         Refused: there is no image.
@@ -48,14 +48,14 @@ def deliver(
     if not current.is_file():
         if not isinstance(host, Local) and host.works("test", "-f", str(current)):
             return host.run("readlink", "-f", str(current)).text
-        raise Refused(f"there is no image {current}", hint="`sms build` makes one")
+        raise Refused(f"there is no image {current}", hint="`sms build` creates one")
     source = current.resolve()
     if isinstance(host, Local):
         return str(source)
     target = f"{cluster.places.images}/{source.name}"
     size = source.stat().st_size
     digest = find_digest(Local(), str(source))
-    # By digest, not by size: a spoilt copy, or one signed with an older key, is sent again.
+    # Compared by digest, so that a damaged copy, or one signed with an older key, is sent again.
     if find_digest(host, target, needed=False) == digest:
         return target
     before_sending()
@@ -65,35 +65,35 @@ def deliver(
 
 
 def trust(cluster: Cluster, host: Host, path: str) -> Image:
-    """Verify the image on the host with the site's keys; tell what it is.
+    """Verify the image on the host with the site's keys; return its description.
 
     Raises:
-        Refused: it is not to be trusted, is not an image of ours, or lacks a service.
+        Refused: it is not trusted, was not built by `sms build`, or lacks a service.
     """
     if host.run("sh", "-c", FOREIGN, "foreign", path).text:
         raise Refused(
-            f"others can write {path}: it could be changed after it is verified",
-            hint="put it where only root can write",
+            f"{path} is writable by others: it could be changed after verification",
+            hint="move it to a folder that only root can write to",
         )
     signer = check_signature(cluster, host, path)
     labels = apptainer.labels(host, path)
     try:
         key, services = labels["sms.key"], set(labels["sms.services"].split(","))
     except KeyError:
-        raise Refused(f"{path} is signed, but is no image of ours", hint="`sms build` makes one") from None
+        raise Refused(f"{path} is signed, but was not built by `sms build`", hint="`sms build` creates one") from None
     missing = [service.name for service in cluster.services if service.name not in services]
     if missing:
         raise Refused(
-            f"the image lacks {', '.join(missing)}, which the site file wants", hint="`sms build` makes one that has it"
+            f"the image lacks {', '.join(missing)}, which the site file enables", hint="`sms build` builds a new image"
         )
     return Image(path, key, find_digest(host, path), signer, labels.get("sms.runtime", ""))
 
 
 def check_signature(cluster: Cluster, host: Host, image: str) -> str:
-    """Hold an image on a host against the keys that the one who gives the order trusts; give the signer.
+    """Verify an image on a host with this machine's public keys; return the signer.
 
     Raises:
-        Refused: none of them has signed it, whole.
+        Refused: none of the keys has signed it, or it was changed.
     """
     signing = cluster.site.signing
     if signing.pgp_fingerprint:
@@ -105,24 +105,24 @@ def check_signature(cluster: Cluster, host: Host, image: str) -> str:
 
 
 def verify_here(cluster: Cluster, image: Path) -> str:
-    """Hold an image of this machine against the site's keys; give the signer.
+    """Verify an image of this machine with the site's keys; return the signer.
 
     Raises:
-        Refused: none of them has signed it, whole.
+        Refused: none of the keys has signed it, or it was changed.
     """
     if not image.is_file():
-        raise Refused(f"there is no image {image}", hint="`sms build` makes one")
+        raise Refused(f"there is no image {image}", hint="`sms build` creates one")
     return check_signature(cluster, Local(), str(image))
 
 
 def _key_on(cluster: Cluster, host: Host, key: Path) -> str:
-    """Where a public key lies on the host."""
+    """Copy a public key to the host; return its path there."""
     try:
         data = key.read_bytes()
     except OSError as error:
         raise Refused(
             f"cannot read {key}: {error.strerror}",
-            hint="copy it from where images are built; `sms key create` makes a new pair",
+            hint="copy it from the build host; `sms key create` creates a new pair",
         ) from error
     if isinstance(host, Local):
         return str(key)
@@ -132,7 +132,7 @@ def _key_on(cluster: Cluster, host: Host, key: Path) -> str:
 
 
 def _keyring(cluster: Cluster, host: Host) -> str | None:
-    """A keyring on the host that has the site's PGP key."""
+    """Return a keyring on the host that contains the site's PGP key."""
     signing = cluster.site.signing
     own = str(signing.pgp_keyring) if signing.pgp_keyring else None
     if isinstance(host, Local):

@@ -1,4 +1,4 @@
-"""``sms image``: the images that builds left, with what is in them."""
+"""``sms image``: list, find and prune built images."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from appliance.errors import Refused
 from appliance.operations.context import Cluster
 
 SUFFIXES = (".sif", ".json", ".cdx.json", ".packages")
-"""Files of one image: itself, its manifest, its bill of materials, its package list."""
+"""Files of an image: the image, its manifest, its bill of materials, its package list."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An image of the store; ``built`` is Unix time."""
+    """An image in the store; ``built`` is Unix time."""
 
     key: str
     path: str
@@ -27,7 +27,7 @@ class Stored:
 
 
 def list_images(cluster: Cluster) -> list[Stored]:
-    """Images of this machine's store, the newest first."""
+    """Return the images in this machine's store, newest first."""
     folder = Path(cluster.places.images)
     current = Path(cluster.places.current).resolve()
     found = []
@@ -35,34 +35,34 @@ def list_images(cluster: Cluster) -> list[Stored]:
         manifest = path.with_suffix(".json")
         if path.is_symlink() or not manifest.is_file():
             continue
-        told = json.loads(manifest.read_text())
+        content = json.loads(manifest.read_text())
         state = path.stat()
-        services, base = told["services"], told["base"]["name"]
+        services, base = content["services"], content["base"]["name"]
         found.append(Stored(path.stem, str(path), state.st_size, state.st_mtime, path == current, base, services))
     return sorted(found, key=lambda stored: -stored.built)
 
 
 def find_image(cluster: Cluster, key: str | None) -> Stored:
-    """The image whose key begins so; the current one without a key.
+    """Return the image whose key starts with ``key``; the current one without it.
 
     Raises:
         Refused: there is none, or more than one.
     """
     images = list_images(cluster)
-    fits = [one for one in images if (one.key.startswith(key) if key else one.current)]
-    if len(fits) != 1:
-        what = f"{len(fits)} images have a key that begins with {key}" if key else "there is no current image"
-        raise Refused(what, hint="`sms image list` shows them, `sms build` makes one")
-    return fits[0]
+    matches = [one for one in images if (one.key.startswith(key) if key else one.current)]
+    if len(matches) != 1:
+        what = f"{len(matches)} images have a key that starts with {key}" if key else "there is no current image"
+        raise Refused(what, hint="`sms image list` lists them, `sms build` creates one")
+    return matches[0]
 
 
 def prune_images(cluster: Cluster, keep: int, *, dry_run: bool) -> list[Stored]:
-    """Remove all but the newest ``keep`` images, never a cluster's current one; give those removed."""
-    # Several clusters may share the folder; each has a link of its own.
+    """Remove all but the newest ``keep`` images, never a cluster's current one; return the removed ones."""
+    # Several clusters may share the folder; each has its own link.
     used = {path.resolve() for path in Path(cluster.places.images).glob("*.sif") if path.is_symlink()}
     old = [one for one in list_images(cluster)[keep:] if Path(one.path) not in used]
     for one in [] if dry_run else old:
-        # The image last: what is half removed is still listed.
+        # The image last, so that a partly removed one is still listed.
         for suffix in reversed(SUFFIXES):
             Path(one.path).with_suffix(suffix).unlink(missing_ok=True)
     return old

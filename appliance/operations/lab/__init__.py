@@ -1,1 +1,1 @@
-"""Operations of the subject ``lab``: the one-machine cluster."""
+"""Operations of the subject ``lab``: a cluster on one machine."""

@@ -1,4 +1,4 @@
-"""``sms lab capture``: what passes a lab's provisioning network, in a file."""
+"""``sms lab capture``: capture a lab's provisioning network to a file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(frozen=True)
 class Captured:
-    """A capture that was made.
+    """Result of a capture.
 
     Attributes:
-        at, interface: where; the switch sees what all hosts send.
-        received: what the kernel saw; more than ``packets`` where tcpdump ended before it had read the last second's.
-        dropped: packets lost for want of room.
-        interrupted: it ended before its time, by Ctrl-C or SIGTERM.
+        at, interface: the capture point; the switch sees the traffic of all hosts.
+        received: packets seen by the kernel; more than ``packets`` if tcpdump ended before it had read the last second.
+        dropped: packets lost because buffers were full.
+        interrupted: ended early by Ctrl-C or SIGTERM.
     """
 
     lab: str
@@ -57,24 +57,24 @@ def lab_capture(
     output: str | None = None,
     force: bool = False,
 ) -> Captured:
-    """Capture for so long, or until Ctrl-C: of each frame as much as a network of 1500 bytes carries.
+    """Capture for ``seconds``, or until Ctrl-C, with a snap length that covers an MTU of 1500 bytes.
 
     Args:
-        at: ``switch``, ``sms`` (the container's own interface), or a host on the provisioning network.
-        output: the file; ``-`` is standard output; without one, lab and time (UTC) in the current folder.
+        at: ``switch``, ``sms`` (the container's interface), or a host on the provisioning network.
+        output: the file; ``-`` is standard output (default: LAB-TIME.pcap in the current folder, in UTC).
 
     Raises:
-        Refused: no tcpdump, or the file is there already and ``force`` is not given.
-        ConfigError: there is no such place, or no file can be made there.
-        SmsError: there is no such lab, or the capture ended by itself: the disk is full, the lab went down.
+        Refused: no tcpdump, or the file exists and ``force`` is not set.
+        ConfigError: there is no such capture point, or the file cannot be created.
+        SmsError: there is no such lab, or the capture failed: the disk is full, the lab went down.
     """
     lab = Lab.open(name)
     host, interface = _container(lab) if at == CONTAINER else listener(lab.layout, at)
     if not has_program(Local(), "tcpdump"):
-        raise Refused("this machine has no tcpdump", hint="apt-get install tcpdump")
+        raise Refused("tcpdump is not installed", hint="apt-get install tcpdump")
     file = output or f"{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.pcap"
     began = time.monotonic()
-    with _sink(file, force) as sink, progress.step(f"Capturing {interface} at {at}, {seconds:g} s") as step:
+    with _sink(file, force) as sink, progress.step(f"capture {interface} at {at}, {seconds:g} s") as step:
         recorded = tcpdump.record(
             host, interface, sink, seconds=seconds, moved=lambda total: step.detail(f"{total >> 10} KiB")
         )
@@ -87,26 +87,26 @@ def lab_capture(
 
 
 def _container(lab: Lab) -> tuple[Local, str]:
-    """The network of the services container, on whichever host it runs; eth0 is its provisioning side."""
+    """Return the network of the running services container; eth0 is its provisioning interface."""
     name = instance_name(open_site(lab.etc / "sms.yaml").site)
     for carrier in (host.name for host in lab.layout.hosts if host.kind == "carrier"):
         host = lab.host(carrier)
         instance = apptainer.find_instance(host, name)
         if instance:
-            # The pid is one of that host's: its own /proc knows it.
+            # The pid is in that host's PID namespace.
             return in_network(CONTAINER, f"/proc/{host.pid}/root/proc/{instance.pid}/ns/net"), "eth0"
     raise Refused(
-        f"the services container does not run in lab {lab.name}",
+        f"the services container is not running in lab {lab.name}",
         hint=f"sms lab exec --name {lab.name} admin -- sms start --host host-a",
     )
 
 
 @contextmanager
 def _sink(file: str, force: bool) -> Iterator[int]:
-    """The descriptor to write to. A file that nothing came into is removed again."""
+    """Open the output; an empty file is removed at the end."""
     if file == STANDARD_OUTPUT:
         if sys.stdout.isatty():
-            raise ConfigError("a capture is nothing to read on a terminal", hint="-o FILE, or `| sms classify -`")
+            raise ConfigError("will not write a capture to a terminal", hint="-o FILE, or `| sms classify -`")
         yield sys.stdout.fileno()
         return
     path = Path(file)
@@ -115,9 +115,9 @@ def _sink(file: str, force: bool) -> Iterator[int]:
         yield descriptor
     except OSError as error:
         kept = f"; its first {path.stat().st_size >> 10} KiB are kept"
-        raise SmsError(f"{path}: {error.strerror}{kept}", hint=f"`df -h {path.parent}` tells where room is") from error
+        raise SmsError(f"{path}: {error.strerror}{kept}", hint=f"check the space: df -h {path.parent}") from error
     except SmsError as error:
-        kept = f"; what came before is in {path}" if path.stat().st_size else ""
+        kept = f"; the packets before are in {path}" if path.stat().st_size else ""
         raise SmsError(f"{error.message}{kept}", hint=error.hint) from error
     finally:
         os.close(descriptor)
@@ -126,7 +126,7 @@ def _sink(file: str, force: bool) -> Iterator[int]:
 
 
 def _create(path: Path, force: bool) -> int:
-    """A new file that its user alone can read: there are credentials in what nodes send."""
+    """Create a file of mode 0600: the traffic of nodes contains credentials."""
     try:
         if force and stat.S_ISREG(path.lstat().st_mode):
             path.unlink()
@@ -135,11 +135,11 @@ def _create(path: Path, force: bool) -> int:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        hint = "name another file with -o" + (", or replace it with --force" if path.is_file() else "")
-        raise Refused(f"{path} is there already", hint=hint) from None
+        hint = "choose another file with -o" + (", or replace it with --force" if path.is_file() else "")
+        raise Refused(f"{path} already exists", hint=hint) from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="name another file with -o") from None
+        raise ConfigError(f"{path}: {error.strerror}", hint="choose another file with -o") from None
     owner = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
     if os.geteuid() == 0 and all(number.isdecimal() for number in owner):
-        os.chown(descriptor, *map(int, owner))  # who called sudo is its user
+        os.chown(descriptor, *map(int, owner))  # the user who called sudo
     return descriptor

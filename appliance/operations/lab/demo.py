@@ -1,4 +1,4 @@
-"""The main job in the one-machine lab, every part of it with the real programs."""
+"""Demonstration in a lab on one machine: build, start and use the container with the real programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from appliance.host.base import Host
 from appliance.lab import Lab
 from appliance.lab.capture import SWITCH, listener
 from appliance.lab.layout import CONTAINER_ADDRESSES, GATEWAY, PUBLIC
-from appliance.operations.classify.classify import Question, classify
+from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.lab import lab_up
@@ -30,16 +30,16 @@ OUTSIDE = GATEWAY[PUBLIC]
 CARRIER, OTHER = "host-a", "host-b"
 OVERLAY = "/var/lib/sms/overlays/lab.img"
 BIG_BYTES = 50 << 20
-"""Of the file that lies outside (definitions/lab/setup.sh.j2)."""
+"""Size of the file on the outside host (definitions/lab/setup.sh.j2)."""
 PATIENCE_S = 150
-"""A controller asks a node that did not hear it again after a third of SlurmdTimeout, 100 s (slurm.conf(5))."""
+"""A controller retries an unresponsive node after a third of SlurmdTimeout, 100 s (slurm.conf(5))."""
 LISTEN_S = 3600
-"""The capture ends with the demo; this is for a demo that was killed."""
+"""Limit of the capture, for a demo that was killed; usually it ends with the demo."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried; ``seen`` is the evidence."""
+    """Result of a check; ``seen`` is the evidence."""
 
     what: str
     seen: str
@@ -47,14 +47,14 @@ class Check:
 
 
 @dataclass
-class Shown:
-    """What the demo has seen."""
+class DemoReport:
+    """The checks of a demo."""
 
     lab: str
     checks: list[Check] = field(default_factory=list)
 
     def try_out(self, progress: Progress, what: str, work: Callable[[], str], *, own_progress: bool = False) -> str:
-        """Do one thing, note the evidence and how long it took; give the evidence."""
+        """Run a check, record evidence and duration; return the evidence."""
         began = time.monotonic()
         with nullcontext() if own_progress else progress.step(what) as step:
             seen = work()
@@ -64,27 +64,27 @@ class Shown:
         return seen
 
 
-def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> Shown:
-    """Build, start, and use the appliance. What is done already is not done again.
+def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> DemoReport:
+    """Build, start and use the services container. Finished steps are not repeated.
 
     Raises:
-        SmsError: something does not work; nothing is hidden by going on.
+        SmsError: a check failed.
     """
-    shown = Shown(name)
+    report = DemoReport(name)
 
-    check = partial(shown.try_out, progress)
+    check = partial(report.try_out, progress)
 
     def build_image() -> str:
         cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
         built = build(cluster, progress, lock=lab.etc / "sms.lock")
-        how = "built" if built.fresh else "unchanged"
-        return f"{how}, {built.packages} packages, {built.bytes >> 20} MiB, key {built.key[:12]}"
+        state = "built" if built.fresh else "unchanged"
+        return f"{state}, {built.packages} packages, {built.bytes >> 20} MiB, key {built.key[:12]}"
 
     began = time.monotonic()
     lab_up(name, nodes, progress)
     lab = Lab.open(name)
     hosts = f"{len(lab.nodes)} compute nodes, host-a, host-b, admin, outside"
-    shown.checks.append(Check("a cluster on this machine", hosts, round(time.monotonic() - began, 2)))
+    report.checks.append(Check("a cluster on this machine", hosts, round(time.monotonic() - began, 2)))
     node, other = lab.host(lab.nodes[0]), lab.host(lab.nodes[-1])
     check("a signed services container", build_image, own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
@@ -100,12 +100,12 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> S
         check("a snapshot of all it has written, while it runs", lambda: snapshot_holds(lab))
         check("it moves to host-b and back, under a job and a download", lambda: moves(lab))
         check("what must never stop, by the traffic of all this", lambda: time_critical(capture))
-    return shown
+    return report
 
 
 @contextmanager
 def listening(lab: Lab, capture: Path) -> Iterator[None]:
-    """Capture the provisioning network for as long as the context lasts."""
+    """Capture the provisioning network as long as the context lasts."""
     host, interface = listener(lab.layout, SWITCH)
     with capture.open("wb") as file, host.running(*tcpdump.capture_argv(interface, LISTEN_S)) as running:
 
@@ -116,23 +116,23 @@ def listening(lab: Lab, capture: Path) -> Iterator[None]:
         copier = threading.Thread(target=copy, daemon=True)
         copier.start()
         yield
-        # The kernel hands the last second's packets over late.
+        # The kernel delivers the packets of the last second late.
         time.sleep(tcpdump.LAST_S)
         running.stop()
         copier.join()
 
 
 def time_critical(capture: Path) -> str:
-    """The services that nodes need at every moment, as `sms classify` says."""
-    found = classify(Question(captures=(str(capture),)), Silent())
+    """Return the services that `sms classify` finds time-critical."""
+    found = classify(ClassifyOptions(captures=(str(capture),)), Silent())
     names = [service.name for service in found.services if service.verdict == "time-critical"]
     if missing := {"slurmctld", "rsyslog", "nat"} - set(names):
-        raise SmsError(f"the classification does not say so of {', '.join(sorted(missing))}")
+        raise SmsError(f"not classified as time-critical: {', '.join(sorted(missing))}")
     return f"{', '.join(names)}; seen in {found.capture.packets:,} packets"
 
 
 def snapshot_holds(lab: Lab) -> str:
-    """A snapshot of the running appliance's overlay, every byte of it read again."""
+    """Take and verify a snapshot of the running container's overlay."""
     admin = lab.host("admin")
     taken = json.loads(admin.run("sms", "-q", "overlay", "snapshot", "--host", CARRIER, "--json", timeout=300).stdout)
     admin.run("sms", "-q", "overlay", "verify", str(taken["number"]), "--host", CARRIER, timeout=300)
@@ -140,10 +140,10 @@ def snapshot_holds(lab: Lab) -> str:
 
 
 def moves(lab: Lab) -> str:
-    """The running appliance goes to the other admin host and back, while a job runs and a node downloads through it.
+    """Migrate the running container to the other admin host and back, during a job and a download through it.
 
     Raises:
-        SmsError: the job or the download ended otherwise than it should.
+        SmsError: the job or the download failed.
     """
     admin, node = lab.host("admin"), lab.host(lab.nodes[0])
     job = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 20")
@@ -151,38 +151,38 @@ def moves(lab: Lab) -> str:
     argv = ("curl", "--silent", "--limit-rate", "2M", "--output", "/dev/null", "--write-out", "%{size_download}")
     with ThreadPoolExecutor(1) as pool:
         download = pool.submit(node.run, *argv, f"http://{OUTSIDE}/big", timeout=120)
-        said = []
+        outages = []
         for target in (OTHER, CARRIER):
             moved = json.loads(admin.run("sms", "-q", "migrate", target, "--json", timeout=300).stdout)
-            away = moved["outage"]
-            said.append(f"NAT away {away['nat'] * 1000:.0f} ms, slurmctld {away['slurmctld']:.1f} s")
+            outage = moved["outage"]
+            outages.append(f"outage of NAT {outage['nat'] * 1000:.0f} ms, slurmctld {outage['slurmctld']:.1f} s")
         size = int(download.result().text)
     if size != BIG_BYTES:
         raise SmsError(f"the download ended after {size} of {BIG_BYTES} bytes")
     state = wait_for("the end of the job", lambda: ended_as(node, job))
     if state != "COMPLETED":
         raise SmsError(f"job {job} ended as {state}")
-    return f"{'; '.join(said)}; job {job} {state}, {size >> 20} MiB downloaded in one go"
+    return f"{'; '.join(outages)}; job {job} {state}, {size >> 20} MiB downloaded without a break"
 
 
 def start(lab: Lab, quiet: bool) -> str:
-    """Start the appliance as an administrator would: from their own machine, over SSH."""
+    """Start the services container as an administrator would, from another machine over SSH."""
     sms = ("sms", *(("-q",) if quiet else ()))
     runs: list[tuple[str, ...]] = [("start", "--host", CARRIER)]
     if lab.host(CARRIER).works("sh", "-c", '[ -e "$1.moved" ] && [ ! -e "$1" ]', "moved", OVERLAY):
-        # An earlier demo was ended while it was away.
+        # An earlier demo ended while the container was on the other host.
         runs = [("start", "--host", OTHER), ("migrate", CARRIER)]
-    for words in runs:
-        if status := lab.host("admin").interact(*sms, *words):
-            raise SmsError(f"`sms {words[0]}` ended with status {status}", hint="its own words are above")
+    for arguments in runs:
+        if status := lab.host("admin").interact(*sms, *arguments):
+            raise SmsError(f"`sms {arguments[0]}` ended with status {status}", hint="see its messages above")
     return "verified, leased, seeded, started; every service answers"
 
 
 def wait_for(what: str, work: Callable[[], str], timeout_s: float = PATIENCE_S) -> str:
-    """Call ``work`` until it gives a text; it gives an empty one while it has to be waited for.
+    """Call ``work`` until it returns a non-empty text; return the text.
 
     Raises:
-        SmsError: it did not in time.
+        SmsError: timeout.
     """
     deadline = time.monotonic() + timeout_s
     while not (seen := work()):
@@ -193,7 +193,7 @@ def wait_for(what: str, work: Callable[[], str], timeout_s: float = PATIENCE_S) 
 
 
 def wait_idle(node: Host, count: int) -> str:
-    """Every node has registered with the container's controller."""
+    """Wait until every node has registered with the container's controller."""
 
     def idle() -> str:
         states = node.run("sinfo", "--noheader", "--Node", "--format=%N %T", ok=None).text.splitlines()
@@ -203,14 +203,14 @@ def wait_idle(node: Host, count: int) -> str:
 
 
 def as_alice(node: Host, *argv: str, timeout: float = 90) -> str:
-    """Run a command as the lab's user; give what it prints."""
+    """Run a command as the lab's user; return its output."""
     return node.run(
         "runuser", "-u", "alice", "--", "env", "-C", "/home/alice", "HOME=/home/alice", *argv, timeout=timeout
     ).text
 
 
 def run_job(node: Host) -> str:
-    """A batch job, submitted and waited for on a compute node."""
+    """Submit a batch job on a compute node and wait for its end."""
     mail = ("--mail-type=END", "--mail-user=alice@example.test")
     job = as_alice(node, "sbatch", "--parsable", *mail, "--wrap=hostname")
 
@@ -221,19 +221,19 @@ def run_job(node: Host) -> str:
 
 
 def job_state(node: Host, job: str) -> str:
-    """What Slurm says of a job."""
-    told = dict(word.partition("=")[::2] for word in node.run("scontrol", "-o", "show", "job", job).text.split())
-    return told["JobState"]
+    """Return Slurm's state of a job."""
+    fields = dict(word.partition("=")[::2] for word in node.run("scontrol", "-o", "show", "job", job).text.split())
+    return fields["JobState"]
 
 
 def ended_as(node: Host, job: str) -> str:
-    """How a job ended; empty while it has not."""
+    """Return the final state of a job; empty while it has not ended."""
     state = job_state(node, job)
     return state if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else ""
 
 
 def mail_arrives(outside: Host, job: str) -> str:
-    """Slurm's mail about the job left through the container."""
+    """Wait for Slurm's mail about the job on the outside host; return its subject."""
 
     def subject() -> str:
         lines = outside.run(
@@ -245,15 +245,15 @@ def mail_arrives(outside: Host, job: str) -> str:
 
 
 def fetch_outside(node: Host) -> str:
-    """A page from beyond the public network; it says which address it was fetched by."""
+    """Fetch a page from the outside host, which contains the client's address."""
     page = node.run("curl", "--silent", "--fail", "--max-time", "10", f"http://{OUTSIDE}/").text
     if CONTAINER_ADDRESSES[PUBLIC] not in page:
-        raise SmsError(f"the outside saw somebody else than the container: {page}")
+        raise SmsError(f"the request did not come from the container's address: {page}")
     return page
 
 
 def syslog_arrives(lab: Lab, node: Host) -> str:
-    """A line logged on a node is in the container's messages."""
+    """Log a line on a node and wait for it in the container's messages."""
     word = f"sms-demo-{time.time_ns()}"
     node.run("logger", "--tag", "demo", word)
 
@@ -267,7 +267,7 @@ def syslog_arrives(lab: Lab, node: Host) -> str:
 
 
 def clock_follows(node: Host) -> str:
-    """The node's chronyd has chosen the container as its source."""
+    """Wait until the node's chronyd has selected the container as its source."""
 
     def source() -> str:
         lines = node.run("chronyc", "-n", "sources", ok=None).text.splitlines()

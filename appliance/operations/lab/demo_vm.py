@@ -1,4 +1,4 @@
-"""The provisioning VM in the one-machine lab: machines without a disk boot from it, run a job; then it goes off."""
+"""Demonstration of the provisioning VM: diskless machines boot from it and run a job; then it is switched off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.errors import SmsError
 from appliance.lab import Lab
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import build
-from appliance.operations.lab.demo import CARRIER, Shown, start, wait_for
+from appliance.operations.lab.demo import CARRIER, DemoReport, start, wait_for
 from appliance.operations.lab.lab import lab_up
 from appliance.operations.nodes.image import build_node
 from appliance.operations.vm.build import build_vm
@@ -19,20 +19,20 @@ from appliance.progress import Progress
 
 PROFILE = "compute"
 BOOT_S = 300
-"""Seconds that machines may take from power-on to an idle node: emulated, and all on one machine."""
+"""Timeout from power-on to an idle node, in seconds; the machines are emulated."""
 VM_S = "5m"
 FILES_S = "2m"
-"""For the container's client alone: no node was ever heard, and none is waited for."""
+"""Only the container's client is waited for: no node has contacted the VM yet."""
 
 
-def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False) -> Shown:
-    """Build, start and use container and VM; what is done already is not done again.
+def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False) -> DemoReport:
+    """Build, start and use container and VM. Finished steps are not repeated.
 
     Raises:
-        SmsError: something does not work; nothing is hidden by going on.
+        SmsError: a check failed.
     """
-    shown = Shown(name)
-    check = partial(shown.try_out, progress)
+    report = DemoReport(name)
+    check = partial(report.try_out, progress)
     lab_up(name, 0, progress, metal=machines)
     lab = Lab.open(name)
     cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
@@ -50,13 +50,13 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     check("sms vm stop", lambda: _sms(lab, "vm", "stop") or "off")
     check("without it: a new job", lambda: _job(lab, names))
     check("without it: sms status", lambda: _status(lab))
-    return shown
+    return report
 
 
 def _sms(lab: Lab, *words: str, on: str = "admin", timeout_s: float = 600) -> str:
-    """What `sms` prints, run as an administrator would: on a machine of his own; its last line."""
-    said = lab.host(on).run("sms", "-q", *words, timeout=timeout_s).text.splitlines()
-    return said[-1].strip() if said else ""
+    """Run `sms` on a lab host; return its last line of output."""
+    lines = lab.host(on).run("sms", "-q", *words, timeout=timeout_s).text.splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def _json(lab: Lab, *words: str, on: str = "admin", ok: tuple[int, ...] = (0,)) -> Any:
@@ -80,13 +80,13 @@ def _build_node(cluster: Cluster, progress: Progress) -> str:
 
 def _start_vm(lab: Lab) -> str:
     if _json(lab, "vm", "status", ok=(0, 4))["running"]:
-        return "runs already"
+        return "already running"
     return _sms(lab, "vm", "start", "--host", CARRIER, "--wait", VM_S)
 
 
 def _discover(lab: Lab) -> str:
     addresses = [machine.bmc for machine in lab.layout.machines]
-    # Controllers are in the provisioning network, which the admin's own machine is not in.
+    # The controllers are in the provisioning network, which the host `admin` cannot reach.
     found = _json(lab, "node", "discover", f"{addresses[0]}-{addresses[-1]}", on=CARRIER)
     return ", ".join(f"{node['name']} {node['what']}" for node in found["nodes"])
 
@@ -113,14 +113,14 @@ def _inside(lab: Lab, *argv: str) -> str:
 
 
 def _job(lab: Lab, names: list[str]) -> str:
-    said = _inside(lab, "srun", f"-N{len(names)}", "hostname").split()
-    if sorted(said) != sorted(names):
-        raise SmsError(f"the job ran on {', '.join(said) or 'nothing'}")
-    return f"srun -N{len(names)} hostname: {', '.join(sorted(said))}"
+    hosts = _inside(lab, "srun", f"-N{len(names)}", "hostname").split()
+    if sorted(hosts) != sorted(names):
+        raise SmsError(f"the job ran on {', '.join(hosts) or 'no node'}")
+    return f"srun -N{len(names)} hostname: {', '.join(sorted(hosts))}"
 
 
 def _status(lab: Lab) -> str:
     found = _json(lab, "status", "--host", CARRIER, ok=(0, 4))
     if not found["healthy"]:
-        raise SmsError(f"the appliance is not healthy: {[one for one in found['services'] if not one['ok']]}")
-    return f"healthy; these wait for the VM: {', '.join(found['provisioning']['waits'])}"
+        raise SmsError(f"the services container is not healthy: {[one for one in found['services'] if not one['ok']]}")
+    return f"healthy; waiting for the VM: {', '.join(found['provisioning']['waits'])}"

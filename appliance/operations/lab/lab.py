@@ -1,4 +1,4 @@
-"""`sms lab`: the one-machine cluster, made, asked and removed."""
+"""`sms lab`: create, inspect and remove a lab, a cluster on one machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from appliance.progress import Progress
 
 @dataclass(frozen=True)
 class HostState:
-    """A lab host as it is now; ``failing`` names the daemons that do not answer."""
+    """State of a lab host; ``failing`` lists the daemons that do not answer."""
 
     name: str
     kind: str
@@ -27,12 +27,12 @@ class HostState:
 
 
 SIGNING = DISK / ".signing"
-"""One pair of keys for all labs of this machine, so that they share the image that it signs."""
+"""One key pair for all labs of this machine, so that they share the image."""
 
 
 @dataclass(frozen=True)
 class MachineState:
-    """A machine without a disk as it is now; ``pid`` is none while it is off."""
+    """State of a diskless machine; ``pid`` is None while it is off."""
 
     name: str
     mac: str
@@ -43,7 +43,7 @@ class MachineState:
 
 
 def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0) -> bool:
-    """Make the lab; say whether anything had to be done."""
+    """Create the lab; return whether anything had to be done."""
     if metal:
         certify_controllers(Layout(name, nodes, metal=metal))
     made = lab.up(name, nodes, progress, metal=metal)
@@ -56,14 +56,14 @@ def lab_up(name: str, nodes: int, progress: Progress, *, metal: int = 0) -> bool
 
 
 def certify_controllers(layout: Layout) -> None:
-    """The site's authority where it is to lie, and its word for the management controllers."""
+    """Create the site's CA if there is none, and the certificate of the management controllers."""
     check_machine(metal=True)
     folder, authority = layout.disk / BMC, ca_folder(layout.etc / "sms.yaml")
     if not authority.exists():
         make_ca(authority)
     elif all((folder / name).exists() for name in BMC_PAIR):
         return
-    row = Layout(layout.name, 0, metal=MAX_METAL).machines  # a lab of more machines has the same certificate
+    row = Layout(layout.name, 0, metal=MAX_METAL).machines  # the certificate covers the maximum number of machines
     addresses = [BMC_ADDRESS, *(machine.bmc for machine in row)]
     pair = issue_server(authority, hostname=BMC, addresses=addresses)
     Local().run("mkdir", "-p", "-m", "0700", str(folder))
@@ -72,13 +72,13 @@ def certify_controllers(layout: Layout) -> None:
 
 
 def lab_down(name: str, everything: bool, progress: Progress) -> None:
-    """Remove the lab, and with ``everything`` what it keeps on disk."""
-    with progress.step(f"Taking lab {name} down"):
+    """Remove the lab, and with ``everything`` also its files on disk."""
+    with progress.step(f"remove lab {name}"):
         lab.down(name, everything)
 
 
 def lab_status(name: str) -> list[HostState]:
-    """Every host of the lab."""
+    """Return the state of every host of the lab."""
     opened = lab.Lab.open(name)
     hosts = opened.layout.hosts
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -90,7 +90,7 @@ def lab_status(name: str) -> list[HostState]:
 
 
 def lab_machines(name: str) -> list[MachineState]:
-    """Its machines without a disk."""
+    """Return the state of every diskless machine of the lab."""
     return [
         MachineState(
             *(one.machine.name, one.machine.mac, one.machine.address, one.machine.bmc, one.pid, str(one.console))
@@ -100,5 +100,5 @@ def lab_machines(name: str) -> list[MachineState]:
 
 
 def lab_exec(name: str, host: str, command: list[str]) -> int:
-    """Run a command on a host with the caller's terminal; give its exit status."""
+    """Run a command on a host with the caller's terminal; return its exit status."""
     return lab.Lab.open(name).host(host).interact(*(command or ["bash", "-l"]))

@@ -1,1 +1,1 @@
-"""Operations of the subject ``migration``: to another admin host: migration, failover, lease, fencing."""
+"""Operations of the subject ``migration``: migration, failover, lease and fencing."""

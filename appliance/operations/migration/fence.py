@@ -1,4 +1,4 @@
-"""Fencing: making sure that a host which does not answer is off before another takes its place."""
+"""Fencing: powers off a host that does not answer before another one takes over."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from appliance.host.local import Local
 from appliance.tools import ipmi, redfish
 
 
-def fence_way(admin: AdminHost) -> str:
-    """How a host is fenced, for people; empty where the site does not say."""
+def describe_fence(admin: AdminHost) -> str:
+    """Return how a host is fenced, as text for the user; empty when the site file does not configure it."""
     fence = admin.fence
     if not fence:
         return ""
     if fence.command:
-        return f"run {fence.command[0]}, which makes sure that it is off"
+        return f"power it off with {fence.command[0]}"
     if fence.redfish:
-        return f"power it off by Redfish at {fence.redfish.url}, and wait until it is off"
-    return f"power it off by IPMI at {fence.ipmi.address}, and wait until it is off" if fence.ipmi else ""
+        return f"power it off by Redfish at {fence.redfish.url} and wait until it is off"
+    return f"power it off by IPMI at {fence.ipmi.address} and wait until it is off" if fence.ipmi else ""
 
 
 def check_fence(admin: AdminHost) -> None:
-    """Whether the site says how to fence the host, and what that takes is there.
+    """Check that the site file configures fencing for the host, and that the password can be read.
 
     Raises:
-        Refused: it does not, or is not.
+        Refused: it does not, or it cannot.
     """
-    if not fence_way(admin):
+    if not describe_fence(admin):
         raise Refused(
-            f"nothing says how to make sure that {admin.name} is off: two hosts must never run the appliance",
-            hint=f"set admin_hosts[].fence of {admin.name} in the site file; or switch it off yourself, look that it "
-            "is, and say so: --i-have-fenced",
+            f"no fencing is configured for {admin.name}: two hosts must never run the services container",
+            hint=f"set admin_hosts[].fence of {admin.name} in the site file; or power it off yourself, verify that it "
+            "is off, and pass --i-have-fenced",
         )
     assert admin.fence
     if controller := admin.fence.redfish or admin.fence.ipmi:
@@ -42,7 +42,7 @@ def check_fence(admin: AdminHost) -> None:
 
 
 def read_password(path: Path) -> str:
-    """The password in a file that only its owner may read.
+    """Return the password in a file that only its owner may read.
 
     Raises:
         Refused: it cannot be read, others may read it, or it is empty.
@@ -54,12 +54,12 @@ def read_password(path: Path) -> str:
     if mode & 0o077:
         raise Refused(f"others may read the password in {path}", hint=f"chmod 600 {path}")
     if not text or "\n" in text:
-        raise Refused(f"{path} does not hold one line with a password", hint="write the password into it, nothing else")
+        raise Refused(f"{path} does not contain exactly one line", hint="write only the password into it")
     return text
 
 
 def fence(admin: AdminHost) -> None:
-    """Switch the host off, and know that it is.
+    """Power off the host and verify that it is off.
 
     Raises:
         Refused: it is not known to be off.
@@ -79,7 +79,7 @@ def fence(admin: AdminHost) -> None:
     except SmsError as error:
         raise Refused(
             f"{admin.name} is not known to be off: {error.message}",
-            hint=f"{error.hint + '; or s' if error.hint else 'S'}witch it off yourself, look that it is, and say so: "
+            hint=f"{error.hint + '; or p' if error.hint else 'P'}ower it off yourself, verify that it is off, and pass "
             "--i-have-fenced",
         ) from error
 

@@ -1,4 +1,4 @@
-"""What a move that was killed has left on a host: finished or undone before anything else is done there."""
+"""Recovery of a migration that was killed: completed or rolled back before anything else happens on the host."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from appliance.tools import agent
 
 
 def mark_path(cluster: Cluster) -> str:
-    """Where a host keeps how far a move is. Not below /run: a host that was switched off goes on as well."""
+    """Return the path of the record of a migration's progress. Not in /run: it must survive a power loss."""
     return f"{cluster.places.journal}/{cluster.site.cluster}.move"
 
 
-def take_up(cluster: Cluster, host: Host, progress: Progress) -> None:
-    """Finish or undo what a move that was killed has left on a host; where there is nothing, nothing is done.
+def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Complete or roll back a killed migration on a host; does nothing when there is none.
 
     Raises:
-        Busy: a move is under way.
+        Busy: a migration is under way.
     """
     if not host.works("test", "-e", mark_path(cluster)):
         return
-    told = agent.ask(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
-    if told["found"]:
-        progress.say(f"note: a move was cut off on {host.name} ({told['found']}); it is {told['state']} there now")
+    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
+    if found["found"]:
+        progress.report(
+            f"note: a migration was interrupted on {host.name} ({found['found']}); it is {found['state']} there now"
+        )

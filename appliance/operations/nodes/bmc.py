@@ -1,4 +1,4 @@
-"""Management controllers of nodes: how they are logged in to, and many of them asked at once."""
+"""Management controllers of nodes: credentials, and parallel requests to many of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Login:
-    """What all controllers of the site are asked with. The password is shown nowhere."""
+    """Credentials for all controllers of the site. The password is never printed."""
 
     user: str
     password: str = field(repr=False)
@@ -33,23 +33,23 @@ class Login:
     insecure: bool = False
 
     def controller(self, url: str) -> Controller:
-        """The controller at a URL, which may name a system."""
+        """Return the controller at a URL; the URL may include the path of a system."""
         return Controller(url, self.user, self.password, self.ca, self.insecure, "provisioning.bmc")
 
 
 def find_login(cluster: Cluster) -> Login:
-    """User and password of the environment, or as the site file says.
+    """Return the credentials from the environment, else from the site file.
 
     Raises:
-        Refused: neither has a password, the file can be read by others, or the CA is not there.
+        Refused: neither has a password, others can read the password file, or the CA does not exist.
     """
     settings = need_vm(cluster).bmc
     user = os.environ.get(USER) or settings.user
     password = os.environ.get(PASSWORD, "")
     if not password and settings.password_file is None:
         raise Refused(
-            "no password of the management controllers is known",
-            hint=f"write it into a file of mode 0600, named as provisioning.bmc.password_file, or set ${PASSWORD}",
+            "no password is configured for the management controllers",
+            hint=f"set provisioning.bmc.password_file to a file of mode 0600 that contains it, or set ${PASSWORD}",
         )
     if not password and settings.password_file:
         password = read_password(settings.password_file)
@@ -58,17 +58,17 @@ def find_login(cluster: Cluster) -> Login:
         return Login(user, password, None, insecure=True)
     if not ca.is_file():
         raise Refused(
-            f"{ca} is not there: no certificate of a controller could be trusted",
-            hint="name the CA that signed them as provisioning.bmc.ca; `sms key ca` shows the site's own",
+            f"{ca} does not exist: certificates of controllers cannot be verified",
+            hint="set provisioning.bmc.ca to the CA that signed them; `sms key ca` shows the site's own",
         )
     return Login(user, password, ca)
 
 
 def controller_of(node: dict[str, object], login: Login) -> Controller:
-    """The controller of a node.
+    """Return the controller of a node.
 
     Raises:
-        Refused: the inventory knows none.
+        Refused: the node has no controller in the inventory.
     """
     url = str(node.get("bmc") or "")
     if urlsplit(url).scheme != "https":
@@ -79,17 +79,20 @@ def controller_of(node: dict[str, object], login: Login) -> Controller:
     return login.controller(url)
 
 
-def at_once(
+def run_parallel(
     items: Sequence[Item], work: Callable[[Item], Outcome], *, workers: int
 ) -> Iterator[tuple[Item, Outcome | SmsError]]:
-    """The outcome of each, or its error, as they come. Who stops listening waits for nobody: the rest is not begun."""
+    """Run ``work`` on all items in parallel threads, and yield each result or error as it completes.
+
+    Closing the generator does not wait for running threads, and starts no further ones.
+    """
     left: queue.SimpleQueue[Item] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Item, Outcome | SmsError | Exception]] = queue.SimpleQueue()
     stopped = threading.Event()
     for item in items:
         left.put(item)
 
-    def labour() -> None:
+    def worker() -> None:
         while not stopped.is_set():
             try:
                 item = left.get_nowait()
@@ -100,9 +103,9 @@ def at_once(
             except Exception as error:
                 done.put((item, error))
 
-    # A thread that ends with the process: one that a controller holds would hold up an interruption.
+    # Daemon threads: one that hangs on a controller must not delay an interruption.
     for _ in range(min(workers, len(items))):
-        threading.Thread(target=labour, daemon=True).start()
+        threading.Thread(target=worker, daemon=True).start()
     try:
         for _ in items:
             item, outcome = done.get()

@@ -1,6 +1,6 @@
-"""What a State Manager (SMD of CSM or OpenCHAMI) lists, as a document that the inventory's import takes. Pure.
+"""Conversion of a State Manager's lists (SMD of CSM or OpenCHAMI) to a document for the inventory's import. Pure.
 
-Nothing of what it says is believed: what cannot be told is left out, with a note.
+All values are validated; invalid entries are left out, with a note.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LONGEST = 255
 
 
 class Network(Protocol):
-    """The provisioning network: whether an address is in it."""
+    """The provisioning network; tests whether an address is in it."""
 
     def __contains__(self, address: Any) -> bool: ...
 
 
 @dataclass
 class Converted:
-    """The document, and what was left out of it."""
+    """The document, and notes on what was left out."""
 
     document: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -48,25 +48,25 @@ class Smd:
 
 
 def from_smd(smd: Smd, *, pattern: str, network: Network, reserved: Mapping[str, str]) -> Converted:
-    """The inventory that it describes.
+    """Convert the collections of a State Manager to an import document.
 
     Args:
-        pattern: a node's name by its NID, such as ``nid%06d``; one without is named by its xname.
-        network: the address of a node in it is the one that it boots with.
-        reserved: addresses that no node can have, and whose they are.
+        pattern: node names by NID, such as ``nid%06d``; a node without NID is named by its xname.
+        network: the provisioning network; a node boots with its address in it.
+        reserved: addresses that no node may have, with their owners.
     """
-    making = _Making(smd, pattern, network, reserved)
+    converter = _Converter(smd, pattern, network, reserved)
     document = {
-        "nodes": list(making.nodes()),
-        "components": list(making.others()),
-        "interfaces": list(making.loose()),
-        "endpoints": list(making.endpoints()),
-        "groups": list(making.groups()),
+        "nodes": list(converter.nodes()),
+        "components": list(converter.other_components()),
+        "interfaces": list(converter.unattached()),
+        "endpoints": list(converter.endpoints()),
+        "groups": list(converter.groups()),
     }
-    return Converted(document, making.notes)
+    return Converted(document, converter.notes)
 
 
-class _Making:
+class _Converter:
     def __init__(self, smd: Smd, pattern: str, network: Network, reserved: Mapping[str, str]) -> None:
         self.smd, self.pattern, self.network = smd, pattern, network
         self.notes: list[str] = []
@@ -84,24 +84,25 @@ class _Making:
         self.notes.append(text)
 
     def _find_components(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """Type and entry by xname."""
+        """Return type and entry by xname."""
         found: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for one in self.smd.components:
             xname = names.clean_xname(_text(one, "ID"))
             kind = names.type_of(xname)
             if not kind or xname in found:
-                self.note(f"component {_text(one, 'ID')[:60]!r}: {'is there twice' if kind else 'is no known xname'}")
+                why = "is a duplicate" if kind else "is not a known xname"
+                self.note(f"component {_text(one, 'ID')[:60]!r}: {why}")
                 continue
             found[xname] = kind, one
         return found
 
     def _find_interfaces(self) -> dict[str, list[dict[str, Any]]]:
-        """Interfaces by the component that has them, in the order of their MAC addresses."""
+        """Return interfaces by component, sorted by MAC address."""
         found: dict[str, list[dict[str, Any]]] = {}
         for one in sorted(self.smd.interfaces, key=lambda each: _text(each, "MACAddress")):
             mac = names.clean_mac(_text(one, "MACAddress")) or names.clean_mac(_text(one, "ID"))
             if not mac or mac in self._macs:
-                why = "is there twice" if mac else "is no machine's MAC address"
+                why = "is a duplicate" if mac else "is not a MAC address of a machine"
                 self.note(f"interface {_text(one, 'MACAddress')[:60]!r}: {why}")
                 continue
             self._macs.add(mac)
@@ -112,7 +113,7 @@ class _Making:
 
     def _ips(self, one: Mapping[str, Any], mac: str) -> Iterator[dict[str, str]]:
         listed = one.get("IPAddresses")
-        # The first form of the interface had one address, and no list.
+        # SMD's first API version had a single address instead of a list.
         entries = listed if isinstance(listed, list) else [{"IPAddress": one.get("IPAddress")}]
         for entry in entries:
             text = _text(entry, "IPAddress") if isinstance(entry, Mapping) else ""
@@ -120,14 +121,14 @@ class _Making:
                 continue
             address = names.clean_address(text)
             if not address or address in self._addresses:
-                why = f"is the address of {self._addresses[address]}" if address else "is no machine's address"
+                why = f"is the address of {self._addresses[address]}" if address else "is not an address of a machine"
                 self.note(f"{mac}: {text[:60]} {why}: left out")
                 continue
             self._addresses[address] = mac
             yield {"address": address, "network": _text(entry, "Network")[:63]}
 
     def _find_controllers(self) -> dict[str, str]:
-        """URL of the controller by a node's xname: with its system's path, where that is known."""
+        """Return the controller's URL by xname of the node, with the system's path if it is known."""
         found: dict[str, str] = {}
         hosts: dict[str, str] = {}
         for one in self.smd.endpoints:
@@ -148,7 +149,7 @@ class _Making:
             interfaces = self._interfaces.pop(xname, [])
             address = self._boot_address(interfaces)
             if not interfaces:
-                self.note(f"{xname}: no interface is known: it cannot boot until it has a MAC address")
+                self.note(f"{xname}: has no interface: it cannot boot until it has a MAC address")
             self._known.add(xname)
             nid = self._nid(xname, one)
             found = {
@@ -164,12 +165,12 @@ class _Making:
             yield {
                 "name": self._name(xname, nid),
                 "xname": xname,
-                **_said(found),
+                **_non_empty(found),
                 "enabled": one.get("Enabled") is not False,
             }
 
     def _boot_address(self, interfaces: list[dict[str, Any]]) -> str | None:
-        """The address in the provisioning network; its interface becomes the first, which boots."""
+        """Return the address in the provisioning network; moves its interface to the front, as that one boots."""
         for number, one in enumerate(interfaces):
             for entry in one["addresses"]:
                 if ip_address(entry["address"]) in self.network:
@@ -183,7 +184,7 @@ class _Making:
         if not isinstance(nid, int) or isinstance(nid, bool) or not 0 < nid <= LARGEST_NID:
             return None
         if nid in self._nids:
-            self.note(f"{xname}: NID {nid} is another's, too: left out")
+            self.note(f"{xname}: NID {nid} is a duplicate: left out")
             return None
         self._nids.add(nid)
         return nid
@@ -194,7 +195,7 @@ class _Making:
         self._names.add(name)
         return name
 
-    def others(self) -> Iterator[dict[str, Any]]:
+    def other_components(self) -> Iterator[dict[str, Any]]:
         for xname, (kind, one) in self._components.items():
             if kind == "Node":
                 continue
@@ -202,18 +203,19 @@ class _Making:
             state = names.pick(_text(one, "State"), names.STATES) or "Unknown"
             yield {"id": xname, "state": state, "enabled": one.get("Enabled") is not False}
 
-    def loose(self) -> Iterator[dict[str, Any]]:
+    def unattached(self) -> Iterator[dict[str, Any]]:
         for owner, interfaces in self._interfaces.items():
             for one in interfaces:
                 yield {**one, "component": owner if owner in self._known else ""}
 
     def endpoints(self) -> Iterator[dict[str, Any]]:
-        """Without users and passwords, which stay where they are."""
+        """Yield Redfish endpoints without users and passwords."""
         seen: set[str] = set()
         for one in self.smd.endpoints:
             xname = names.clean_xname(_text(one, "ID"))
             if not names.type_of(xname) or xname in seen:
-                self.note(f"endpoint {_text(one, 'ID')[:60]!r}: {'is there twice' if xname in seen else 'is no xname'}")
+                why = "is a duplicate" if xname in seen else "is not an xname"
+                self.note(f"endpoint {_text(one, 'ID')[:60]!r}: {why}")
                 continue
             seen.add(xname)
             uuid = _text(one, "UUID")
@@ -231,13 +233,13 @@ class _Making:
         for one in self.smd.groups:
             label = _text(one, "label")
             if not names.LABEL.fullmatch(label) or label in seen:
-                self.note(f"group {label[:60]!r}: {'is there twice' if label in seen else 'is no label'}")
+                self.note(f"group {label[:60]!r}: {'is a duplicate' if label in seen else 'is not a label'}")
                 continue
             seen.add(label)
             exclusive = _text(one, "exclusiveGroup")
             yield {
                 "label": label,
-                **_said(
+                **_non_empty(
                     {
                         "description": _text(one, "description"),
                         "exclusive": exclusive if names.LABEL.fullmatch(exclusive) else "",
@@ -253,7 +255,7 @@ class _Making:
             if (key := names.clean_id(member)) in self._known:
                 yield key
             else:
-                self.note(f"group {label}: {member[:60]!r} is no component: left out")
+                self.note(f"group {label}: {member[:60]!r} is not a component: left out")
 
 
 def _text(of: Any, key: str) -> str:
@@ -261,8 +263,8 @@ def _text(of: Any, key: str) -> str:
     return one_line(found, LONGEST) if isinstance(found, str) else ""
 
 
-def _said(found: dict[str, Any]) -> dict[str, Any]:
-    """What a State Manager says anything of: an import that brings it again takes nothing away that was set by hand."""
+def _non_empty(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the non-empty values: a repeated import must not clear values that were set by hand."""
     return {name: value for name, value in found.items() if value not in (None, "", [])}
 
 
@@ -276,7 +278,7 @@ def _word(of: Mapping[str, Any], key: str) -> str:
 
 
 def _host(one: Mapping[str, Any]) -> str:
-    """Where an endpoint is: its name, or its address."""
+    """Return the host name of an endpoint, else its address."""
     for key in ("FQDN", "Hostname", "IPAddress"):
         host = _text(one, key)
         if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,200}", host):
@@ -292,14 +294,14 @@ LISTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "endpoints": lambda one: one.get("id"),
     "boot": lambda one: (one.get("scope"), one.get("key")),
 }
-"""The lists of an export, and what names an entry."""
+"""The lists of an export, and the key of an entry in each."""
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _SafeLoader(_Base):  # type: ignore[misc]
-    """YAML whose texts stay texts: to YAML 1.1 the MAC address 10:20:30:40:50:10 is a number, and a date is no text."""
+    """Loader that keeps text as text: YAML 1.1 reads dates, and the MAC address 10:20:30:40:50:10 as a number."""
 
 
 _NUMBER = "tag:yaml.org,2002:int"
@@ -312,22 +314,22 @@ _SafeLoader.add_implicit_resolver(_OTHERS[1], re.compile(r"-?[0-9]+\.[0-9]+([eE]
 
 
 def read_document(text: str | bytes) -> dict[str, Any]:
-    """An export's document from its text, YAML or JSON.
+    """Parse an export, YAML or JSON.
 
     Raises:
-        SmsError: it is none.
+        SmsError: the text is not an export.
     """
     hint = "`sms node export` writes one"
     try:
-        # A few lines of aliases stand for more than any memory holds.
+        # A few lines of nested aliases can expand to more than fits into memory.
         if any(isinstance(event, yaml.events.AliasEvent) for event in yaml.parse(text, Loader=_SafeLoader)):
-            raise SmsError("this is no inventory: it has YAML aliases", hint=hint)
+            raise SmsError("not an inventory: it has YAML aliases", hint=hint)
         found = yaml.load(text, Loader=_SafeLoader)  # noqa: S506 - a safe one
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SmsError(f"this is no YAML: {' '.join(str(error).split())[:300]}", hint=hint) from error
+        raise SmsError(f"invalid YAML: {' '.join(str(error).split())[:300]}", hint=hint) from error
     if not isinstance(found, dict) or not found or not set(found) <= set(LISTS):
-        raise SmsError(f"this is no inventory: it has the lists {', '.join(LISTS)} and no others", hint=hint)
+        raise SmsError(f"not an inventory: only the lists {', '.join(LISTS)} are allowed", hint=hint)
     for name, listed in found.items():
         if not isinstance(listed, list) or not all(isinstance(one, dict) and LISTS[name](one) for one in listed):
-            raise SmsError(f"{name} is not a list of entries that have their names", hint=hint)
+            raise SmsError(f"{name} is not a list of entries with keys", hint=hint)
     return found

@@ -1,4 +1,4 @@
-"""``sms node discover``: scan for controllers, read them, fill the inventory."""
+"""``sms node discover``: scan for controllers, read them, add their systems to the inventory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
-from appliance.operations.nodes.bmc import Login, at_once, find_login
+from appliance.operations.nodes.bmc import Login, find_login, run_parallel
 from appliance.operations.nodes.inventory import (
     Inventory,
     Node,
     node_network,
     open_inventory,
-    read_kept,
+    read_cache,
     reserved_addresses,
     site_addresses,
 )
@@ -29,8 +29,8 @@ from appliance.plan.nodes.discover import CHANGED, CONFLICT, DIFFERS, NEW, Decis
 from appliance.plan.nodes.nodes import GROUP, XNAME
 from appliance.plan.nodes.scan import check_pattern, find_targets, free_addresses, free_names
 from appliance.progress import Progress
-from appliance.tools.provision import Away
-from appliance.tools.redfish import Denied, NoRedfish, Silent, Untrusted, converse
+from appliance.tools.provision import VmUnreachable
+from appliance.tools.redfish import Denied, NoRedfish, Silent, Untrusted, connect
 from appliance.tools.redfish_read import Bmc, System, read_bmc
 
 KINDS: tuple[tuple[type[SmsError], str], ...] = (
@@ -39,15 +39,15 @@ KINDS: tuple[tuple[type[SmsError], str], ...] = (
     (Silent, "hangs"),
     (NoRedfish, "no Redfish"),
 )
-AT_ONCE = 200
-"""New nodes in one request."""
+BATCH = 200
+"""Number of new nodes in one request."""
 HARMLESS = ("no Redfish",)
-"""A switch or a printer in the range is no broken controller."""
+"""Not a problem: a switch or a printer in the range is not a broken controller."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How discovery goes about it."""
+    """Options of a discovery."""
 
     port: int = 443
     pattern: str = ""
@@ -62,7 +62,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Broken:
-    """Where something listens that could not be read, and why."""
+    """A target that accepts connections but could not be read, and why."""
 
     target: str
     why: str
@@ -72,9 +72,9 @@ class Broken:
 
 @dataclass
 class Report:
-    """What has come of it."""
+    """Result of a discovery."""
 
-    looked: int = 0
+    scanned: int = 0
     silent: list[str] = field(default_factory=list)
     bmcs: dict[str, Bmc] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
@@ -86,9 +86,9 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What is left for a person to look at."""
+        """What an administrator has to resolve."""
         broken = [f"{one.target}: {one.why}: {one.message}" for one in self.broken if one.why not in HARMLESS]
-        failed = [f"{name}: the inventory does not take it: {why}" for name, why in self.failed.items()]
+        failed = [f"{name}: rejected by the inventory: {why}" for name, why in self.failed.items()]
         conflicts = [
             f"{one.name or one.found.bmc}: {difference}"
             for one in self.decisions
@@ -98,14 +98,14 @@ class Report:
         return [*broken, *failed, *conflicts]
 
     def counts(self) -> dict[str, int]:
-        """How many systems became what."""
+        """Return the number of systems by decision."""
         return dict(Counter(one.what for one in self.decisions))
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the JSON document."""
         decisions = [{**asdict(one), "power": self.power.get(one.found.bmc, "")} for one in self.decisions]
         return {
-            "looked": self.looked,
+            "looked": self.scanned,
             "silent": len(self.silent),
             "controllers": {target: asdict(bmc) for target, bmc in self.bmcs.items()},
             "broken": [asdict(one) for one in self.broken],
@@ -117,12 +117,12 @@ class Report:
 
 
 def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress: Progress) -> Report:
-    """Scan, read, decide, and write to the inventory.
+    """Scan the ranges, read the controllers found, decide what changes, and write it to the inventory.
 
     Raises:
-        ConfigError: a range, a pattern or an address is wrong.
-        Refused: no credentials, or no VM; nothing was asked of anybody.
-        Away: the VM does not answer.
+        ConfigError: a range, a pattern or an address is invalid.
+        Refused: no credentials, or the site has no VM; nothing was scanned.
+        VmUnreachable: the VM does not answer.
     """
     targets = find_targets(ranges)
     _check_names(targets)
@@ -132,15 +132,15 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
     inventory = open_inventory(cluster)
     nodes = _nodes(cluster, inventory, options, progress)
     addresses = {str(node["name"]): str(node.get("address") or "") for node in nodes}
-    report = Report(addresses=addresses, looked=len(targets), dry_run=options.dry_run)
+    report = Report(addresses=addresses, scanned=len(targets), dry_run=options.dry_run)
     _scan(report, targets, login, options, progress)
     found = [one for target in targets if target in report.bmcs for one in _systems(report, target)]
     report.decisions = list(
         decide(
             found,
             nodes,
-            name=_namer(pattern, nodes),
-            address=_addresser(cluster, nodes, options.first),
+            name=_name_source(pattern, nodes),
+            address=_address_source(cluster, nodes, options.first),
             groups=options.groups,
             update=options.update,
         )
@@ -151,21 +151,21 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
 
 
 def _check_names(targets: Sequence[str]) -> None:
-    """Refuse names where none of them is a host: those of a range may be of machines that are not there yet.
+    """Check that at least one name resolves: others of a range may be of machines that do not exist yet.
 
     Raises:
-        ConfigError: with those that nobody knows.
+        ConfigError: no name resolves; names the first of them.
     """
     names = [target for target in targets if not re.fullmatch(r"[0-9.]+", target)]
     if not names or len(names) < len(targets):
         return
     unknown = []
-    for name, known in at_once(names, _is_host, workers=32):
+    for name, known in run_parallel(names, _is_host, workers=32):
         if known is True:
             return
         unknown.append(name)
     raise ConfigError(
-        "; ".join(f"{name}: no such host" for name in sorted(unknown)[:5]), hint="name addresses, or host names"
+        "; ".join(f"{name}: no such host" for name in sorted(unknown)[:5]), hint="give addresses or host names"
     )
 
 
@@ -179,7 +179,7 @@ def _is_host(name: str) -> bool:
 def _check(cluster: Cluster, options: Options) -> None:
     for group in options.groups:
         if not GROUP.fullmatch(group):
-            raise ConfigError(f"{group[:60]!r} is not a name of a group", hint="use letters, digits, dots and dashes")
+            raise ConfigError(f"{group[:60]!r} is not a group name", hint="use letters, digits, dots and dashes")
     if options.first:
         try:
             inside = IPv4Address(options.first) in node_network(cluster)
@@ -194,25 +194,25 @@ def _check(cluster: Cluster, options: Options) -> None:
 def _nodes(cluster: Cluster, inventory: Inventory, options: Options, progress: Progress) -> list[Node]:
     try:
         return inventory.nodes()
-    except Away:
+    except VmUnreachable:
         if not options.dry_run:
             raise
     try:
-        nodes, _ = read_kept(cluster)
+        nodes, _ = read_cache(cluster)
     except Refused:
         nodes = []
-    progress.say(f"note: the provisioning VM does not answer; compared with {len(nodes)} nodes that were kept")
+    progress.report(f"note: the provisioning VM does not answer; compared with {len(nodes)} cached nodes")
     return nodes
 
 
 def _scan(report: Report, targets: Sequence[str], login: Login, options: Options, progress: Progress) -> None:
-    """Ask all of them; each has its own time."""
-    with progress.step(f"look at {len(targets)} address{'es' * (len(targets) != 1)}") as step:
+    """Read all targets in parallel, each with its own timeout."""
+    with progress.step(f"scan {len(targets)} address{'es' * (len(targets) != 1)}") as step:
 
-        def look(target: str) -> Bmc | None:
-            return _look(target, login, options)
+        def probe(target: str) -> Bmc | None:
+            return _probe(target, login, options)
 
-        for looked, (target, outcome) in enumerate(at_once(targets, look, workers=options.workers), 1):
+        for done, (target, outcome) in enumerate(run_parallel(targets, probe, workers=options.workers), 1):
             if outcome is None:
                 report.silent.append(target)
             elif isinstance(outcome, SmsError):
@@ -221,38 +221,36 @@ def _scan(report: Report, targets: Sequence[str], login: Login, options: Options
             else:
                 report.bmcs[target] = outcome
             words = f"{len(report.bmcs)} controllers, {len(report.broken)} broken"
-            step.detail(f"{looked} of {len(targets)}: {words}, {len(report.silent)} without an answer")
+            step.detail(f"{done} of {len(targets)}: {words}, {len(report.silent)} without an answer")
     order = {target: number for number, target in enumerate(targets)}
     report.broken.sort(key=lambda one: order[one.target])
     report.bmcs = dict(sorted(report.bmcs.items(), key=lambda one: order[one[0]]))
 
 
-def _look(target: str, login: Login, options: Options) -> Bmc | None:
-    """What is there; None where nobody listens.
+def _probe(target: str, login: Login, options: Options) -> Bmc | None:
+    """Read the controller at a target; None if nothing listens there.
 
     Raises:
-        SmsError: somebody does, and cannot be read.
+        SmsError: something listens, but it cannot be read.
     """
     try:
         socket.create_connection((target, options.port), timeout=options.connect_s).close()
     except (OSError, UnicodeError):
         return None
     port = "" if options.port == 443 else f":{options.port}"
-    with converse(login.controller(f"https://{target}{port}"), timeout_s=options.timeout_s) as asked:
+    with connect(login.controller(f"https://{target}{port}"), timeout_s=options.timeout_s) as client:
         try:
-            bmc = read_bmc(asked)
+            bmc = read_bmc(client)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # One controller's nonsense, whatever it finds in us, is not the end of the others.
-            raise SmsError(
-                f"{target}: its answers make no sense: {type(error).__name__}: {str(error)[:100]}"
-            ) from error
+            # Invalid data of one controller must not abort the others, whatever it breaks in our code.
+            raise SmsError(f"{target}: its answers are invalid: {type(error).__name__}: {str(error)[:100]}") from error
     if not bmc.systems:
         raise SmsError(f"{target}: no system could be read: {'; '.join(bmc.notes)[:300] or 'it has none'}")
     return bmc
 
 
 def _systems(report: Report, target: str) -> list[Found]:
-    """The systems of a controller, as the inventory is to know them."""
+    """Return the systems of a controller."""
     bmc = report.bmcs[target]
     found = []
     for number, system in enumerate(bmc.systems):
@@ -264,8 +262,8 @@ def _systems(report: Report, target: str) -> list[Found]:
 
 
 def facts(bmc: Bmc, system: System) -> dict[str, Any]:
-    """What stays true of a system from day to day, for people and scripts; what nobody says is not in it."""
-    said: Mapping[str, Any] = {
+    """Return the hardware facts of a system, without empty ones."""
+    values: Mapping[str, Any] = {
         "manufacturer": system.manufacturer,
         "model": system.model,
         "serial": system.serial,
@@ -279,55 +277,55 @@ def facts(bmc: Bmc, system: System) -> dict[str, Any]:
         "bmc_firmware": bmc.firmware,
         "bmc_mac": bmc.mac,
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in values.items() if value}
 
 
-def _namer(pattern: str, nodes: Sequence[Node]) -> Callable[[], str]:
+def _name_source(pattern: str, nodes: Sequence[Node]) -> Callable[[], str]:
     names = free_names(pattern, {str(node["name"]) for node in nodes})
     return lambda: next(names)
 
 
-def _addresser(cluster: Cluster, nodes: Sequence[Node], first: str) -> Callable[[str], str]:
-    """New nodes have the address that the site's `slurm.nodes` names, or the next one from ``first`` on."""
+def _address_source(cluster: Cluster, nodes: Sequence[Node], first: str) -> Callable[[str], str]:
+    """Return a function that chooses a new node's address: that of `slurm.nodes`, or the next from ``first`` on."""
     named = site_addresses(cluster)
     taken = {str(node["address"]) for node in nodes if node.get("address")} | set(reserved_addresses(cluster))
     network = node_network(cluster)
     following = free_addresses(IPv4Address(first), network, taken | set(named.values())) if first else iter(())
 
-    def give(name: str) -> str:
+    def next_address(name: str) -> str:
         address = named.get(name, "")
         return address if address and address not in taken else next(following, "")
 
-    return give
+    return next_address
 
 
 def _write(report: Report, inventory: Inventory, progress: Progress) -> None:
-    """Bring what was decided into the inventory; what it refuses is told, and the rest goes on.
+    """Write the decisions to the inventory; rejected nodes are reported, the others are written.
 
     Raises:
-        Away: the VM went away.
+        VmUnreachable: the VM does not answer any more.
     """
-    wanted = [one for one in report.decisions if one.change and one.what in (NEW, CHANGED, DIFFERS)]
-    if wanted:
-        with progress.step(f"write {len(wanted)} node{'s' * (len(wanted) != 1)} to the inventory") as step:
-            left = _write_new(inventory, [one for one in wanted if one.what == NEW])
-            left += [one for one in wanted if one.what != NEW]
-            for number, one in enumerate(left, 1 + len(wanted) - len(left)):
-                step.detail(f"{number} of {len(wanted)}")
+    changes = [one for one in report.decisions if one.change and one.what in (NEW, CHANGED, DIFFERS)]
+    if changes:
+        with progress.step(f"write {len(changes)} node{'s' * (len(changes) != 1)} to the inventory") as step:
+            left = _write_new(inventory, [one for one in changes if one.what == NEW])
+            left += [one for one in changes if one.what != NEW]
+            for number, one in enumerate(left, 1 + len(changes) - len(left)):
+                step.detail(f"{number} of {len(changes)}")
                 send = inventory.put if one.what == NEW else inventory.patch
                 _try(report, one.name, partial(send, one.name, one.change))
     if endpoints := _endpoints(report, inventory.nodes()):
-        _try(report, "the controllers", partial(inventory.bring, {"endpoints": endpoints}))
+        _try(report, "the controllers", partial(inventory.import_document, {"endpoints": endpoints}))
 
 
 def _write_new(inventory: Inventory, new: Sequence[Decision]) -> list[Decision]:
-    """Make many at once, which is quick; give those that are to be made one by one, so that it is known which fails."""
+    """Create many nodes per request, which is fast. Returns those of failed requests: create them one by one."""
     left: list[Decision] = []
-    for at in range(0, len(new), AT_ONCE):
-        some = new[at : at + AT_ONCE]
+    for at in range(0, len(new), BATCH):
+        some = new[at : at + BATCH]
         try:
-            inventory.bring({"nodes": [{"name": one.name, **one.change} for one in some]})
-        except Away:
+            inventory.import_document({"nodes": [{"name": one.name, **one.change} for one in some]})
+        except VmUnreachable:
             raise
         except SmsError:
             left += some
@@ -337,14 +335,14 @@ def _write_new(inventory: Inventory, new: Sequence[Decision]) -> list[Decision]:
 def _try(report: Report, name: str, act: Callable[[], object]) -> None:
     try:
         act()
-    except Away:
+    except VmUnreachable:
         raise
     except SmsError as error:
         report.failed[name] = error.message
 
 
 def _endpoints(report: Report, nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Controllers as clients of SMD look for them: by xnames, those of their nodes without the last part."""
+    """Return the controllers as SMD's clients expect them: with the xname of their node without its last part."""
     by_target = {_target(str(node.get("bmc") or "")): node for node in nodes if node.get("xname")}
     found = {}
     for bmc in report.bmcs.values():

@@ -1,4 +1,4 @@
-"""``sms files``: master copies in the provisioning VM, and who has them."""
+"""``sms files``: master files in the provisioning VM, and reports of the clients that have them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from appliance.plan.nodes.files import (
     Difference,
     Master,
     compare_masters,
-    forbidding,
+    desired_masters,
+    forbidden_at,
     named_paths,
     unknown_names,
-    wanted_masters,
 )
 from appliance.plan.overlay.seed import seed_files
 from appliance.progress import Progress
@@ -34,17 +34,17 @@ from appliance.tools.provision import Api
 FILES, BLOBS, SYNC = "/sms/v1/files", "/sms/v1/blobs", "/sms/v1/sync"
 LARGEST_B = 16 << 20
 LARGEST_SHOWN_B = 64 << 10
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one client should have and has not, as it has told itself."""
+class ClientReport:
+    """Last report of a client: which files it has, and which are missing."""
 
     client: str
     state: str
-    """``has all``; ``waits``: it is there, and its report is to come; ``lacks``: it has reported that it has not all;
-    ``silent``: it was not heard for long, or never."""
+    """``has all``; ``waits``: it is online, and its report is pending; ``lacks``: it reported missing files;
+    ``silent``: no contact for long, or never."""
     missing: tuple[str, ...]
     failed: Mapping[str, str]
     at: float | None
@@ -64,86 +64,84 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """What was done, or would be, and who has it."""
+class PushResult:
+    """What a push changed, or would change, and the clients' reports."""
 
     differences: tuple[Difference, ...]
-    told: tuple[Told, ...] = ()
+    reports: tuple[ClientReport, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Unified diffs of what would change, where it is text and no secret."""
+    """Unified diffs of what would change, of text files that are not secret."""
 
     def summary(self, *, dry_run: bool = False) -> str:
-        """What was done, or would be, in one sentence."""
+        """Return a one-line summary."""
         counts = Counter(one.what for one in self.differences)
-        brought, removed, held = counts["add"] + counts["change"], counts["remove"], counts["held"]
+        uploaded, removed, held = counts["add"] + counts["change"], counts["remove"], counts["held"]
         would = "would be " if dry_run else ""
-        parts = [f"{brought} {would}brought"] if brought else []
+        parts = [f"{uploaded} {would}uploaded"] if uploaded else []
         parts += [f"{removed} {would}removed"] if removed else []
-        parts += [f"{held} left alone"] if held else []
+        parts += [f"{held} skipped"] if held else []
         if not parts:
-            return (
-                f"all {counts['same']} files are as they should be, nothing {'would change' if dry_run else 'changed'}"
-            )
-        parts += [f"{counts['same']} the same as before"] if counts["same"] else []
+            return f"all {counts['same']} files are up to date, nothing {'would change' if dry_run else 'changed'}"
+        parts += [f"{counts['same']} unchanged"] if counts["same"] else []
         return f"{len(self.differences)} files: {', '.join(parts)}"
 
     @property
-    def lacking(self) -> tuple[Told, ...]:
-        """Clients that are there, and have not all."""
-        return find_lacking(self.told)
+    def lacking(self) -> tuple[ClientReport, ...]:
+        """Clients that are online and lack a file."""
+        return find_lacking(self.reports)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "differences": [one.as_dict() for one in self.differences],
-            "clients": [one.as_dict() for one in self.told],
+            "clients": [one.as_dict() for one in self.reports],
         }
 
 
-def find_lacking(told: Sequence[Told]) -> tuple[Told, ...]:
-    """Clients that are there, and have not all."""
-    return tuple(one for one in told if one.state in ("waits", "lacks"))
+def find_lacking(reports: Sequence[ClientReport]) -> tuple[ClientReport, ...]:
+    """Return the clients that are online and lack a file."""
+    return tuple(one for one in reports if one.state in ("waits", "lacks"))
 
 
-def at(path: str) -> str:
-    """Where the VM has a master file.
+def file_url(path: str) -> str:
+    """Return the URL path of a master file.
 
     Raises:
-        ConfigError: it is no absolute path.
+        ConfigError: it is not an absolute path.
     """
     if not path.startswith("/"):
-        raise ConfigError(f"{path} is no absolute path", hint="name it as it is on the clients, such as /etc/motd")
+        raise ConfigError(f"{path} is not an absolute path", hint="give its path on the clients, such as /etc/motd")
     return FILES + quote(path)
 
 
 def list_masters(api: Api) -> list[dict[str, Any]]:
-    """All master files, by path."""
-    found: list[dict[str, Any]] = api.ask("GET", FILES)["files"]
+    """Return all master files, sorted by path."""
+    found: list[dict[str, Any]] = api.request("GET", FILES)["files"]
     return found
 
 
 def show_master(api: Api, path: str) -> dict[str, Any]:
-    """One, with its versions."""
-    shown: dict[str, Any] = api.ask("GET", at(path))
+    """Return a master file with its versions."""
+    shown: dict[str, Any] = api.request("GET", file_url(path))
     return shown
 
 
 def read_content(api: Api, digest: str) -> bytes | None:
-    """A content; None where the VM has it no longer."""
-    answer = api.ask("GET", f"{BLOBS}/{digest}")
+    """Return the content of a digest; None if the VM no longer has it."""
+    answer = api.request("GET", f"{BLOBS}/{digest}")
     return base64.b64decode(answer["content"]) if answer["there"] else None
 
 
 def find_master(api: Api, path: str) -> dict[str, Any] | None:
-    """The version that counts; None where there is none."""
-    at(path)
+    """Return the current version of a master file; None if there is none."""
+    file_url(path)
     return next((each for each in list_masters(api) if each["path"] == path), None)
 
 
 def read_source(path: Path) -> bytes:
-    """What an administrator gives for a master file.
+    """Return the content of a local file.
 
     Raises:
-        ConfigError: it cannot be read, or is no file.
+        ConfigError: it cannot be read, or is not a file.
     """
     try:
         return path.read_bytes()
@@ -151,72 +149,72 @@ def read_source(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def make_master(path: str, data: bytes, wishes: Mapping[str, Any], before: Mapping[str, Any] | None) -> Master:
-    """A master file that an administrator adds by hand; a push leaves it alone, unless the site file names it.
+def make_master(path: str, data: bytes, options: Mapping[str, Any], before: Mapping[str, Any] | None) -> Master:
+    """Return a master file that an administrator adds; a push does not change it, unless the site file names it.
 
     Args:
-        wishes: mode, owner, group, template, nodes, groups, services, where they are named.
-        before: the version that counts now, from which comes what is not named.
+        options: mode, owner, group, template, nodes, groups, services; None where not given.
+        before: the current version, which supplies what is not given.
 
     Raises:
-        ConfigError: it is no absolute path, or none that nodes take.
+        ConfigError: it is not an absolute path, or nodes do not accept files there.
     """
-    at(path)
-    if place := forbidding(path):
-        raise ConfigError(f"{path}: nodes take no files at {place} or below", hint="docs/files.md says which they take")
+    file_url(path)
+    if place := forbidden_at(path):
+        raise ConfigError(f"{path}: nodes accept no files at or below {place}", hint="docs/files.md lists these paths")
     keys = ("mode", "owner", "group", "template", "nodes", "groups", "services")
     kept = {key: before[key] for key in keys if before and key in before}
-    whole = {**kept, **{key: value for key, value in wishes.items() if value is not None}}
+    whole = {**kept, **{key: value for key, value in options.items() if value is not None}}
     whole |= {key: tuple(whole[key]) for key in ("nodes", "groups") if key in whole}
     return Master(path, data, origin="admin", **whole)
 
 
 def need_known(cluster: Cluster, api: Api, master: Master) -> None:
-    """Raise Refused where a file is for nodes or groups that the inventory does not know."""
+    """Raise Refused if a file is for nodes or groups that are not in the inventory."""
     if not master.nodes and not master.groups:
         return
     if unknown := unknown_names(master, Inventory(cluster, api).nodes()):
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise Refused(
             f"the inventory has no {', '.join(unknown[:5])}{more}",
-            hint="`sms node list` shows all nodes and groups; --force adds it all the same",
+            hint="`sms node list` shows all nodes and groups; --force adds the file anyway",
         )
 
 
 def is_pushed(cluster: Cluster, path: str, there: Mapping[str, Any] | None) -> bool:
-    """Whether ``sms files push`` brings a path from the site file."""
+    """Return whether ``sms files push`` uploads this path."""
     if there and there["origin"] == "users":  # `sms user sync` is its source
         return False
     return path in named_paths(cluster.site, cluster.services)
 
 
 def put_master(api: Api, master: Master) -> dict[str, Any]:
-    """Make it the newest version; says whether it is another than before.
+    """Upload a master file as its newest version. Returns the version, with ``changed``.
 
     Raises:
-        Refused: it is too large, its template fails, or the VM says no otherwise.
+        Refused: it is too large, its template fails, or the VM rejects it for another reason.
     """
     if len(master.data) > LARGEST_B:
         raise Refused(f"{master.path}: {len(master.data)} bytes are more than {LARGEST_B >> 20} MiB")
     api.send(f"{BLOBS}/{master.sha256}", io.BytesIO(master.data), len(master.data))
-    done: dict[str, Any] = api.ask("PUT", at(master.path), master.as_body())
+    done: dict[str, Any] = api.request("PUT", file_url(master.path), master.as_body())
     return done
 
 
 def remove_master(api: Api, path: str) -> None:
-    """Take it from its clients; its versions stay."""
-    api.ask("DELETE", at(path))
+    """Remove a master file from its clients; the VM keeps its versions."""
+    api.request("DELETE", file_url(path))
 
 
 def roll_back(api: Api, path: str, version: int | None) -> dict[str, Any]:
-    """Make an older version the one that counts; gives it."""
+    """Make an older version the current one, by default the previous one. Returns it."""
     body = {"path": path} if version is None else {"path": path, "version": version}
-    done: dict[str, Any] = api.ask("POST", f"{SYNC}/rollback", body)
+    done: dict[str, Any] = api.request("POST", f"{SYNC}/rollback", body)
     return done
 
 
 def site_masters(cluster: Cluster) -> tuple[Master, ...]:
-    """What the site file names, read and rendered.
+    """Return the master files that the site file defines, read and rendered.
 
     Raises:
         Refused: a file cannot be read.
@@ -232,7 +230,7 @@ def site_masters(cluster: Cluster) -> tuple[Master, ...]:
         *((file.path, file.source) for file in vm.files),
     ]
     seeds = seed_files(site, cluster.services, overlays=share("overlays"), extra=(), given={})
-    return wanted_masters(site, read_given(site, sources), seeds)
+    return desired_masters(site, read_given(site, sources), seeds)
 
 
 def push(
@@ -243,21 +241,21 @@ def push(
     dry_run: bool = False,
     accounts: bool = False,
     api: Api | None = None,
-) -> Pushed:
-    """Bring what the site file names to the VM, only what differs, wake all clients, and wait for what they tell.
+) -> PushResult:
+    """Upload the site's files that differ to the VM, notify all clients, and wait for their reports.
 
     Raises:
-        Refused: the site has no VM, a file cannot be read, or the VM says no.
-        Away: the VM does not answer.
+        Refused: the site has no VM, a file cannot be read, or the VM rejects one.
+        VmUnreachable: the VM does not answer.
     """
     api = api or open_api(cluster)
-    wanted = site_masters(cluster)
+    desired = site_masters(cluster)
     if not cluster.site.secrets.munge_key:
-        progress.say("note: the site file names no munge key (secrets.munge_key): nodes get none from the VM")
+        progress.report("note: the site file has no munge key (secrets.munge_key): nodes get none from the VM")
     there = list_masters(api)
-    differences = compare_masters(wanted, there, accounts=accounts)
+    differences = compare_masters(desired, there, accounts=accounts)
     if dry_run:
-        return Pushed(differences, texts=_texts(api, differences, there))
+        return PushResult(differences, texts=_texts(api, differences, there))
     with progress.step("master files") as step:
         for one in differences:
             if one.master:
@@ -267,57 +265,60 @@ def push(
             if one.what == "remove":
                 remove_master(api, one.path)
         done = sum(one.what in ("add", "change", "remove") for one in differences)
-        step.detail(f"{done} of {len(differences)} brought or removed" if done else "nothing to bring")
-    return Pushed(differences, wake(cluster, api, progress, wait_s))
+        step.detail(f"{done} of {len(differences)} uploaded or removed" if done else "nothing to upload")
+    return PushResult(differences, notify_clients(cluster, api, progress, wait_s))
 
 
-def wake(cluster: Cluster, api: Api, progress: Progress, wait_s: float) -> tuple[Told, ...]:
-    """Wake all clients; what they report once all that are there have reported, or the time is over."""
-    number = api.ask("POST", f"{SYNC}/push")["push"]
+def notify_clients(cluster: Cluster, api: Api, progress: Progress, wait_s: float) -> tuple[ClientReport, ...]:
+    """Notify all clients. Returns their reports when all online ones have reported, or after ``wait_s`` seconds."""
+    number = api.request("POST", f"{SYNC}/push")["push"]
     with progress.step("clients") as step:
         deadline = time.monotonic() + wait_s
         while True:
-            told = read_reports(cluster, api, push=number)
-            waiting = [one for one in told if one.state == "waits"]
-            step.detail(f"{sum(one.state == 'has all' for one in told)} of {len(told)} have all")
+            reports = read_reports(cluster, api, push=number)
+            waiting = [one for one in reports if one.state == "waits"]
+            step.detail(f"{sum(one.state == 'has all' for one in reports)} of {len(reports)} are up to date")
             if not waiting or time.monotonic() >= deadline:
-                return told
-            time.sleep(LOOK_S)
+                return reports
+            time.sleep(POLL_S)
 
 
-def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[Told, ...]:
-    """What every client has told, the container first. What was told before the push of this number does not count."""
-    answer = api.ask("GET", f"{SYNC}/reports")
-    old = find_silence(answer, 3 * cluster.site.filesync.interval_s + 60)
-    return tuple(_told(each, push, answer["push"], old) for each in answer["clients"])
+def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[ClientReport, ...]:
+    """Return the report of every client, the container first. Reports from before this push do not count."""
+    answer = api.request("GET", f"{SYNC}/reports")
+    old = offline_before(answer, 3 * cluster.site.filesync.interval_s + 60)
+    return tuple(_client_report(each, push, answer["push"], old) for each in answer["clients"])
 
 
-def find_silence(answer: Mapping[str, Any], old_s: float) -> float:
-    """The time before which a client must have been heard last to count as one that is off.
+def offline_before(answer: Mapping[str, Any], old_s: float) -> float:
+    """Return the time of last contact before which a client counts as offline, as Unix time.
 
-    No client can be heard while the VM is off. For ``old_s`` from its start, those count as there that were heard
-    within ``old_s`` of the last one that was heard before.
+    Clients cannot contact a VM that is off. For ``old_s`` seconds after its start, those count as online whose last
+    contact was within ``old_s`` of the last contact of any client before that start.
 
     Args:
         answer: the service's reports.
-        old_s: seconds in which a client that is there is heard.
+        old_s: interval in seconds within which an online client is expected to make contact.
     """
-    began = answer.get("began", 0.0)  # the server of an older image does not say it
+    began = answer.get("began", 0.0)  # missing in answers of older images
     if answer["now"] - began >= old_s:
         return float(answer["now"] - old_s)
     return float(answer["heard"] or began) - old_s
 
 
-def need_known_path(api: Api, path: str, told: Sequence[Told]) -> None:
-    """Raise Refused where no client has or should have a file of this path, and the VM has none."""
-    if not any(path in one.has or path in one.missing for one in told) and find_master(api, path) is None:
+def need_known_path(api: Api, path: str, reports: Sequence[ClientReport]) -> None:
+    """Raise Refused if no client has or lacks a file of this path, and the VM has none."""
+    if not any(path in one.has or path in one.missing for one in reports) and find_master(api, path) is None:
         raise Refused(f"there is no master file {path}", hint="sms files list")
 
 
-def _told(each: Mapping[str, Any], push: int, last: int, old: float) -> Told:
-    """Args:
-    push: what it reported before this one does not count.
-    last: the newest push; what a client lacks that has reported since is not on its way.
+def _client_report(each: Mapping[str, Any], push: int, last: int, old: float) -> ClientReport:
+    """Return the report of a client.
+
+    Args:
+        push: reports from before this push do not count.
+        last: the newest push; what a client lacks that has reported since then is not in transit.
+        old: time of last contact before which a client counts as offline.
     """
     missing = tuple(each["missing"])
     seen = _seen(each)
@@ -327,17 +328,19 @@ def _told(each: Mapping[str, Any], push: int, last: int, old: float) -> Told:
         state = "waits"
     else:
         state = "lacks" if missing else "has all"
-    return Told(each["client"], state, missing, each["failed"], each["at"], has=each["has"], held=tuple(each["held"]))
+    return ClientReport(
+        each["client"], state, missing, each["failed"], each["at"], has=each["has"], held=tuple(each["held"])
+    )
 
 
 def _seen(each: Mapping[str, Any]) -> float | None:
-    """When a client was heard last; None: never."""
-    seen = each.get("seen") or each["at"]  # the server of an older image knows of reports alone
+    """Return the time of a client's last contact; None: never."""
+    seen = each.get("seen") or each["at"]  # older images only have the time of the report
     return float(seen) if seen is not None else None
 
 
 def _texts(api: Api, differences: Sequence[Difference], there: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Unified diffs of what would change; nothing for secrets, and for what is no text."""
+    """Return unified diffs of what would change, without secrets and binary files."""
     now = {each["path"]: each for each in there}
     texts = {}
     for one in differences:

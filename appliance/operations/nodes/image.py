@@ -1,4 +1,4 @@
-"""``sms image build PROFILE``: what nodes without a disk boot, sealed, below the state folder's nodes/."""
+"""``sms image build PROFILE``: build and seal images for diskless nodes, in the state folder's nodes/."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from appliance.plan.nodes.image import (
     cpio,
     find_secrets,
     mmdebstrap_argv,
+    needed_modules,
     packages_of,
     plan_node,
-    wanted_modules,
 )
 from appliance.progress import Progress
 from appliance.share import share
@@ -40,15 +40,15 @@ from appliance.tools.apt import Resolver
 from appliance.tools.sealed import check_seal, digest_file, seal
 
 PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
-"""Programs of the container that nodes have as well."""
+"""Programs of the container that are also installed on nodes."""
 CURRENT = "current"
 KEEP_ROOTS = 4
-"""Archives of packages that stay."""
+"""Number of root archives to keep."""
 
 
 @dataclass(frozen=True)
 class NodeImage:
-    """An image of the state folder; ``digest`` is that of its root.squashfs, and the name of its folder."""
+    """An image in the state folder; ``digest`` is that of its root.squashfs, and the name of its folder."""
 
     profile: str
     digest: str
@@ -61,15 +61,15 @@ class NodeImage:
 
 
 def nodes_folder(cluster: Cluster) -> Path:
-    """Where node images lie: PROFILE/DIGEST below it."""
+    """Return the folder of node images: they are PROFILE/DIGEST below it."""
     return Path(cluster.site.state) / "nodes" / cluster.site.cluster
 
 
 def find_profile(cluster: Cluster, name: str) -> Profile:
-    """The site's profile of that name.
+    """Return the site's profile of that name.
 
     Raises:
-        Refused: it has none, or no VM.
+        Refused: the site has no such profile, or no VM.
     """
     profiles = need_vm(cluster).profiles
     if name not in profiles:
@@ -80,7 +80,7 @@ def find_profile(cluster: Cluster, name: str) -> Profile:
 
 
 def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
-    """Resolve versions and plan the image. Changes nothing but apt's own lists below the state folder.
+    """Resolve package versions and plan the image. Only apt's lists below the state folder are written.
 
     Raises:
         Refused: there is no such profile.
@@ -110,7 +110,7 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
 
 
 def _files(cluster: Cluster, folder: Path) -> Mapping[str, tuple[bytes, int]]:
-    """Files of ours in the root. The CA's certificate is the only thing of the site's: it is public."""
+    """Return our files in the root, by path. The site's only file is the CA's certificate, which is public."""
     files = {
         str(path.relative_to(folder / "root")): (path.read_bytes(), 0o644)
         for path in sorted((folder / "root").rglob("*"))
@@ -122,34 +122,34 @@ def _files(cluster: Cluster, folder: Path) -> Mapping[str, tuple[bytes, int]]:
     try:
         return {**files, CA: (authority.read_bytes(), 0o644)}
     except OSError as error:
-        raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` makes it") from error
+        raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` creates it") from error
 
 
 def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool = False) -> NodeImage:
-    """Build and seal the image of a profile, and make it the current one; nothing is built when nothing changed.
+    """Build and seal the image of a profile unless nothing changed, and make it the current one.
 
     Raises:
-        Refused: there is no such profile, a program or a key is missing.
-        SmsError: the build failed; the current image is the one it was.
+        Refused: there is no such profile, or a program or a key is missing.
+        SmsError: the build failed; the current image is unchanged.
     """
     need_root()
     host = Local()
-    mmdebstrap.need_programs(host)
+    mmdebstrap.require_programs(host)
     plan = plan_image(cluster, name, progress)
     folder = nodes_folder(cluster) / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_one(host, str(folder / ".lock"), f"another build of {name} is running"):
-        for left in folder.glob("build-*"):  # of a build that was killed; its mounts ended with it
+        for left in folder.glob("build-*"):  # left by a killed build; its mounts ended with it
             shutil.rmtree(left)
         found = None if force else _built_before(cluster, plan, folder)
         digest = found or _build(cluster, plan, folder, progress)
-        _point(folder, digest)
+        _make_current(folder, digest)
     image = read_image(cluster, name, digest)
     return NodeImage(**{**vars(image), "fresh": not found})
 
 
 def _built_before(cluster: Cluster, plan: NodePlan, folder: Path) -> str | None:
-    """An image of the same plan whose seal holds."""
+    """Return the digest of an existing image of the same plan with a valid seal."""
     for manifest in folder.glob("*/manifest.json"):
         try:
             if json.loads(manifest.read_text()).get("key") == plan.key:
@@ -161,7 +161,7 @@ def _built_before(cluster: Cluster, plan: NodePlan, folder: Path) -> str | None:
 
 
 def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -> str:
-    """Build beside the others and rename at the end: what carries a digest's name is whole and sealed."""
+    """Build in a temporary folder and rename it to the digest at the end: a named image is complete and sealed."""
     host = Local()
     with ExitStack() as undo:
         work = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
@@ -174,28 +174,28 @@ def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -
             packages = _packages(root)
             step.detail(f"{len(packages)} packages")
         version = _finish(plan, root)
-        _look_for_secrets(root)
-        with progress.step("make the initramfs") as step:
+        _check_no_secrets(root)
+        with progress.step("create the initramfs") as step:
             shutil.copyfile(root / "boot" / f"vmlinuz-{version}", out / "vmlinuz")
             _make_initramfs(plan, root, version, work, out / "initrd.img")
             step.detail(f"{(out / 'initrd.img').stat().st_size >> 10} KiB")
-        with progress.step("make the root's image") as step:
+        with progress.step("create root.squashfs") as step:
             mmdebstrap.make_squashfs(host, str(root), str(out / "root.squashfs"), SQUASHFS)
             step.detail(f"{(out / 'root.squashfs').stat().st_size >> 20} MiB")
-        with progress.step("seal it"):
+        with progress.step("seal the image"):
             seal(out, cluster.site.signing.private_key, about={**plan.about, "kernel": version, "packages": packages})
             digest = digest_file(out / "root.squashfs")[0]
         target = folder / digest
-        if target.exists():  # the same root again: its manifest may say another thing
+        if target.exists():  # the same root again: its manifest may differ
             shutil.rmtree(target)
         out.rename(target)
     return digest
 
 
 def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progress: Progress) -> Path:
-    """The root with its packages and nothing of the site's, as an archive; that of an earlier build where it will do.
+    """Return an archive of the root with its packages, without files of the site; reuses that of an earlier build.
 
-    Clusters and profiles share them; the newest few stay.
+    Clusters and profiles share these archives; only the newest are kept.
     """
     store = Path(cluster.places.images).parent / "cache" / "node-roots"
     store.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -219,13 +219,13 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
 
 
 def _packages(root: Path) -> dict[str, str]:
-    """Name and version of all that is in the root."""
+    """Return the version of each package in the root."""
     listed = Local().run("chroot", str(root), "dpkg-query", "-Wf", "${Package} ${Version}\\n").text
     return dict(line.split(" ", 1) for line in listed.splitlines())
 
 
 def _finish(plan: NodePlan, root: Path) -> str:
-    """Our files and what else a root of a node needs; give the kernel's version."""
+    """Add our files to the root and run the finish script. Returns the kernel's version."""
     for path, (data, mode) in plan.files.items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -235,29 +235,29 @@ def _finish(plan: NodePlan, root: Path) -> str:
     units = [f"mask {unit}\n" for unit in plan.mask] + [f"later {unit}\n" for unit in plan.later]
     versions = Local().run("sh", script, str(root), input="".join(units).encode()).text.split()
     if len(versions) != 1:
-        raise SmsError(f"the root holds {len(versions)} kernels: {', '.join(versions) or 'none'}")
+        raise SmsError(f"the root has {len(versions)} kernels instead of one: {', '.join(versions) or 'none'}")
     return versions[0]
 
 
-def _look_for_secrets(root: Path) -> None:
-    """Raise where something lies in the root that every reader of the image would know."""
+def _check_no_secrets(root: Path) -> None:
+    """Raise SmsError if the root contains a secret: everybody can read the image."""
     names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     if found := find_secrets(names, (root / "etc/shadow").read_text()):
         raise SmsError(
-            f"the root holds what is secret: {', '.join(found[:5])}",
-            hint="a package of the profile brought it; files of the site's come by `sms files push`",
+            f"the root contains secrets: {', '.join(found[:5])}",
+            hint="a package of the profile created them; `sms files push` distributes the site's files",
         )
 
 
 def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target: Path) -> None:
-    """busybox, the modules that lead to the network, and the program that does the rest."""
+    """Create the initramfs: busybox, the modules for network and root, and our init program."""
     modules = f"lib/modules/{version}"
-    paths = wanted_modules((root / modules / "modules.dep").read_text(), plan.drivers, plan.modules)
+    paths = needed_modules((root / modules / "modules.dep").read_text(), plan.drivers, plan.modules)
     beside = root / "run" / "initramfs"
     for path in (*paths, "modules.order", "modules.builtin", "modules.builtin.modinfo"):
         (beside / modules / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / modules / path, beside / modules / path)
-    # The root's own, for its kernel: this host may have none.
+    # Run the root's depmod: this host may have none.
     Local().run("chroot", str(root), "depmod", "-b", "/run/initramfs", version)
     entries = {f"{modules}/{path}": ((beside / modules / path).read_bytes(), 0o644) for path in paths}
     for name in ("modules.dep", "modules.alias", "modules.symbols", "modules.builtin", "modules.softdep"):
@@ -284,8 +284,8 @@ def _find_busybox(root: Path) -> Path:
     raise SmsError("the root has no busybox", hint="name busybox-static among the profile's packages")
 
 
-def _point(folder: Path, digest: str) -> None:
-    """Name the current image, by one rename."""
+def _make_current(folder: Path, digest: str) -> None:
+    """Make an image the current one, atomically."""
     beside = folder / f"{CURRENT}.new"
     with beside.open("w") as stream:
         stream.write(digest + "\n")
@@ -295,7 +295,7 @@ def _point(folder: Path, digest: str) -> None:
 
 
 def read_image(cluster: Cluster, name: str, digest: str) -> NodeImage:
-    """What is known of an image of this host's store."""
+    """Return the description of an image in this host's store."""
     folder = nodes_folder(cluster) / name
     path = folder / digest
     about = json.loads((path / "manifest.json").read_text())
@@ -305,7 +305,7 @@ def read_image(cluster: Cluster, name: str, digest: str) -> NodeImage:
 
 
 def current_digest(folder: Path) -> str | None:
-    """The digest of a profile's current image, or None."""
+    """Return the digest of a profile's current image, or None."""
     try:
         return (folder / CURRENT).read_text().strip() or None
     except FileNotFoundError:
@@ -313,7 +313,7 @@ def current_digest(folder: Path) -> str | None:
 
 
 def list_nodes(cluster: Cluster) -> list[NodeImage]:
-    """Node images of this host's store, by profile, the newest first."""
+    """Return the node images in this host's store, by profile, the newest first."""
     found = [
         read_image(cluster, signature.parents[1].name, signature.parent.name)
         for signature in nodes_folder(cluster).glob("*/*/manifest.sig")
@@ -323,19 +323,19 @@ def list_nodes(cluster: Cluster) -> list[NodeImage]:
 
 
 def prune_nodes(cluster: Cluster, keep: int, *, dry_run: bool) -> list[NodeImage]:
-    """Remove all but the newest ``keep`` images of each profile, never the current one; give those removed."""
+    """Remove all but the newest ``keep`` images of each profile, never the current one. Returns the removed ones."""
     old = []
     images = list_nodes(cluster)
     for name in {image.profile for image in images}:
         old += [image for image in [one for one in images if one.profile == name][keep:] if not image.current]
     for image in [] if dry_run else old:
-        (Path(image.path) / "manifest.sig").unlink()  # half removed, it is none
+        (Path(image.path) / "manifest.sig").unlink()  # first, so that a partly removed image is not listed
         shutil.rmtree(image.path)
     return old
 
 
 def list_profiles(cluster: Cluster) -> list[dict[str, Any]]:
-    """The site's node profiles, with who boots them and what has been built here."""
+    """Return the site's node profiles, with the groups that boot them and their current images."""
     return [
         {
             "profile": name,

@@ -1,4 +1,4 @@
-"""``sms node import | export``: the whole inventory as a document, and that of a State Manager."""
+"""``sms node import | export``: the whole inventory as a document; import from a State Manager."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ COLLECTIONS = (
     ("component_endpoints", "/Inventory/ComponentEndpoints", "ComponentEndpoints"),
     ("groups", "/groups", ""),
 )
-"""Ours, the path below /hsm/v2, and where the answer has the list."""
-NODE_WORDS = ("name", *DEFAULTS, "interfaces", "details")
+"""Our name, the path below /hsm/v2, and the key of the list in the answer."""
+NODE_KEYS = ("name", *DEFAULTS, "interfaces", "details")
 OPTIONAL = ("component_endpoints",)
 
 
 @dataclass
-class Brought:
-    """What an import has, beside what was there: how many of each list are new, changed, the same; what would go."""
+class ImportChanges:
+    """What an import changes: the numbers of new, changed and same entries of each list, and the removed entries."""
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Brought:
 
 
 def read_file(path: Path) -> Converted:
-    """The document of a file; ``-`` is standard input.
+    """Read an import document from a file; ``-`` is standard input.
 
     Raises:
-        ConfigError: it cannot be read, or is no inventory; every word of a node that is none.
+        ConfigError: it cannot be read, is not an inventory, or has unknown keys; names all of them.
     """
     try:
         if str(path) == "-":
@@ -62,24 +62,24 @@ def read_file(path: Path) -> Converted:
             f"{path} cannot be read: {error.strerror}", hint="`sms node export -o FILE` writes one"
         ) from error
     if len(text) > LARGEST_B:
-        raise ConfigError(f"{path} has more than {LARGEST_B >> 20} MiB", hint="is it an export?")
+        raise ConfigError(f"{path} is larger than {LARGEST_B >> 20} MiB", hint="is it an export?")
     try:
         document = read_document(text)
     except SmsError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
-    _check_words(path, document)
+    _check_keys(path, document)
     return Converted(document)
 
 
-def _check_words(path: Path, document: Mapping[str, Any]) -> None:
-    """Raises ConfigError with each word of a node that the inventory has no place for."""
+def _check_keys(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise ConfigError that names each unknown key of a node."""
     problems = []
     for node in document.get("nodes") or []:
         for word in map(str, node):
-            if word in NODE_WORDS:
+            if word in NODE_KEYS:
                 continue
-            near = get_close_matches(word, NODE_WORDS, 1)
-            meant = f"; did you mean {near[0]}?" if near else f": it has {', '.join(NODE_WORDS)}"
+            near = get_close_matches(word, NODE_KEYS, 1)
+            meant = f"; did you mean {near[0]}?" if near else f": it has {', '.join(NODE_KEYS)}"
             problems.append(Problem(str(path), 0, str(node["name"])[:63], f"a node has no {word[:60]!r}{meant}"))
     if problems:
         raise ConfigError(problems=problems[:20])
@@ -88,12 +88,12 @@ def _check_words(path: Path, document: Mapping[str, Any]) -> None:
 def read_smd(
     cluster: Cluster, url: str, token_file: Path | None, ca: Path | None, pattern: str, progress: Progress
 ) -> Converted:
-    """The inventory of a State Manager.
+    """Read the inventory of a State Manager.
 
     Raises:
-        ConfigError: the URL or the pattern is wrong.
-        Refused: the token cannot be read, can be read by others, or does not count.
-        SmsError: it does not answer as SMD does.
+        ConfigError: the URL or the pattern is invalid.
+        Refused: the token cannot be read, can be read by others, or is rejected.
+        SmsError: the answer is not that of an SMD.
     """
     pattern = check_pattern(pattern or NID_PATTERN)
     token = os.environ.get(TOKEN, "").strip()
@@ -119,27 +119,27 @@ def read_smd(
     return from_smd(Smd(**found), pattern=pattern, network=node_network(cluster), reserved=reserved_addresses(cluster))
 
 
-def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> Brought:
-    """What the import would change.
+def compare(cluster: Cluster, converted: Converted, *, replace: bool) -> ImportChanges:
+    """Return what the import would change.
 
     Raises:
-        Away: the VM does not answer.
+        VmUnreachable: the VM does not answer.
     """
     has = open_inventory(cluster).export()
-    brought = Brought(notes=list(converted.notes))
+    changes = ImportChanges(notes=list(converted.notes))
     for name, key in LISTS.items():
         before = {key(one): one for one in has.get(name) or []}
         given = {key(one): one for one in converted.document.get(name) or []}
         kinds = Counter(_kind(name, one, before.get(at), replace=replace) for at, one in given.items())
         if kinds:
-            brought.counts[name] = dict(kinds)
+            changes.counts[name] = dict(kinds)
         if replace:
-            brought.gone += [f"{name}: {at}" for at in before if at not in given]
-    return brought
+            changes.gone += [f"{name}: {at}" for at in before if at not in given]
+    return changes
 
 
 def _kind(name: str, one: Mapping[str, Any], before: Mapping[str, Any] | None, *, replace: bool) -> str:
-    """``new``, ``same`` or ``changed``, as the import does it: without ``replace`` what is not named stays."""
+    """Return ``new``, ``same`` or ``changed``. Without ``replace``, the import keeps keys that are not given."""
     if before is None:
         return "new"
     for key, value in one.items():
@@ -148,48 +148,52 @@ def _kind(name: str, one: Mapping[str, Any], before: Mapping[str, Any] | None, *
                 return "changed"
         elif before.get(key) != value:
             return "changed"
-    return "changed" if replace and any(_goes(name, key, value, one) for key, value in before.items()) else "same"
+    return "changed" if replace and any(_is_cleared(name, key, value, one) for key, value in before.items()) else "same"
 
 
-def _goes(name: str, key: str, value: Any, one: Mapping[str, Any]) -> bool:
-    """Whether an import that replaces takes something from an entry, as it does not name it."""
+def _is_cleared(name: str, key: str, value: Any, one: Mapping[str, Any]) -> bool:
+    """Return whether a replacing import clears this key of an entry, because the entry does not have it."""
     if key in one or name in ("components", "interfaces") or (name, key) == ("nodes", "details"):
         return False
     if name != "nodes":
         return value not in ("", [], {}, True)
     if key in ("macs", "interfaces"):
         return bool(value) and "macs" not in one and "interfaces" not in one
-    # Members that the document's groups name are in them all the same; which they are is told there.
+    # Members can also be listed in the document's groups; those are compared there.
     return key != "groups" and value != DEFAULTS.get(key)
 
 
-def bring(cluster: Cluster, converted: Converted, progress: Progress, *, replace: bool) -> int:
-    """Bring it into the inventory: all of it, or nothing. Gives the number of its nodes.
+def import_document(cluster: Cluster, converted: Converted, progress: Progress, *, replace: bool) -> int:
+    """Import the document in one transaction. Returns the number of its nodes.
 
     Raises:
-        Refused: something in it is wrong, or clashes with what is there; nothing was changed.
+        Refused: the document is invalid or conflicts with the inventory; nothing was changed.
     """
     inventory = open_inventory(cluster)
-    with progress.step("bring it into the inventory"):
-        count = inventory.bring(converted.document, replace=replace)
+    with progress.step("import into the inventory"):
+        count = inventory.import_document(converted.document, replace=replace)
         inventory.refresh()
     return count
 
 
 def as_yaml(document: Mapping[str, Any]) -> str:
-    """A document as YAML, in its own order."""
+    """Return a document as YAML, in its own order."""
     import yaml
 
     dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    # Without aliases: the import takes none.
+    # Without aliases: the import rejects them.
     dumper = type("Plain", (dumper,), {"ignore_aliases": lambda *_: True})
     return str(yaml.dump(dict(document), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def write_private(text: str, path: Path) -> None:
-    """Write a file that only its owner can read: cloud-init data may have secrets. An old one is there until then."""
+    """Write a file atomically, readable only by its owner: cloud-init data may contain secrets.
+
+    Raises:
+        Refused: the path is a folder.
+    """
     from appliance.host.local import Local
 
     if path.is_dir():
-        raise Refused(f"{path} is a folder", hint="name a file in it")
+        raise Refused(f"{path} is a folder", hint="give a file in it")
     Local().write(str(path), text.encode(), mode=0o600)

@@ -1,4 +1,4 @@
-"""``sms node list | show | add | edit | remove``: what the inventory says of nodes, and by hand what it is to say."""
+"""``sms node list | show | add | edit | remove``: show and change entries of the inventory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from appliance.progress import Progress
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What an admin says of a node; None is left as it is, empty text takes it away."""
+class NodeSpec:
+    """Options for a node; None keeps the current value, an empty text clears it."""
 
     macs: tuple[str, ...] = ()
     address: str | None = None
@@ -37,7 +37,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Change:
-    """A node before and after; ``change`` is what the inventory is told."""
+    """A change of a node. ``before``: its entry; ``change``: the keys sent to the inventory."""
 
     name: str
     before: Mapping[str, Any] = field(default_factory=dict)
@@ -45,44 +45,44 @@ class Change:
 
 
 def list_nodes(cluster: Cluster, words: Sequence[str], progress: Progress) -> list[Node]:
-    """The nodes that words stand for; without any, all."""
+    """Return the nodes that match ``words``; all if there are none."""
     nodes = known_nodes(cluster, progress)
     return pick(nodes, words) if words else nodes
 
 
 def list_unknown(cluster: Cluster, words: Sequence[str]) -> list[Node]:
-    """Machines that have asked for a boot script, and that the inventory does not know.
+    """Return the unknown machines that have requested a boot script.
 
     Raises:
-        ConfigError: nodes are named: these have no names.
+        ConfigError: nodes are named.
     """
     if words:
-        raise ConfigError("machines that are unknown have no names", hint="sms node list --unknown")
+        raise ConfigError("unknown machines have no names", hint="sms node list --unknown")
     return open_inventory(cluster).unknown()
 
 
 def show_node(cluster: Cluster, word: str, progress: Progress) -> Node:
-    """All that is known of one."""
+    """Return the entry of one node."""
     return find_node(known_nodes(cluster, progress), word)
 
 
-def add_node(cluster: Cluster, name: str, wishes: Wishes) -> Change:
-    """Put a new node into the inventory.
+def add_node(cluster: Cluster, name: str, spec: NodeSpec) -> Change:
+    """Add a node to the inventory.
 
     Raises:
-        ConfigError: what is said of it is wrong; every problem.
-        Refused: there is one of that name.
+        ConfigError: options are invalid; names all problems.
+        Refused: the name is in use.
     """
     inventory = open_inventory(cluster)
     nodes = inventory.nodes()
     if any(node["name"] == name for node in nodes):
-        raise Refused(f"the inventory has a node {name}", hint=f"sms node edit {name}")
+        raise Refused(f"node {name} already exists", hint=f"sms node edit {name}")
     try:
-        groups = choose_groups([], wishes.groups)
+        groups = choose_groups([], spec.groups)
     except ValueError as error:
         raise ConfigError(str(error), hint="sms node add --help") from error
-    made = _told(wishes) | ({"groups": groups} if groups else {})
-    if not any(wishes.macs):
+    made = _spec_fields(spec) | ({"groups": groups} if groups else {})
+    if not any(spec.macs):
         raise ConfigError(f"{name} has no MAC address: it could not boot", hint="--mac 02:00:0a:4d:00:97")
     _check(cluster, {"name": name, **made}, nodes)
     made = _clean(made)
@@ -91,29 +91,29 @@ def add_node(cluster: Cluster, name: str, wishes: Wishes) -> Change:
     return Change(name, {}, made)
 
 
-def edit_node(cluster: Cluster, word: str, wishes: Wishes, *, dry_run: bool = False) -> Change:
-    """Change what is said of a node, and nothing else.
+def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = False) -> Change:
+    """Change the given options of a node.
 
     Raises:
-        ConfigError: what is said of it is wrong, or nothing is; every problem.
-        Refused: there is none of that name.
+        ConfigError: options are invalid, or none is given; names all problems.
+        Refused: there is no such node.
     """
     inventory = open_inventory(cluster)
     nodes = inventory.nodes()
     node = find_node(nodes, word)
     name = str(node["name"])
-    if "" in wishes.macs:
+    if "" in spec.macs:
         raise ConfigError(f"{name} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
-    change = _told(wishes)
-    if wishes.groups:
+    change = _spec_fields(spec)
+    if spec.groups:
         try:
-            change["groups"] = choose_groups(list(node.get("groups") or ()), wishes.groups)
+            change["groups"] = choose_groups(list(node.get("groups") or ()), spec.groups)
         except ValueError as error:
             raise ConfigError(str(error), hint="sms node edit --help") from error
-    if wishes.macs and all(mac[:1] in "+-" for mac in wishes.macs):
-        change["macs"] = _choose_macs(list(node.get("macs") or ()), wishes.macs)
+    if spec.macs and all(mac[:1] in "+-" for mac in spec.macs):
+        change["macs"] = _choose_macs(list(node.get("macs") or ()), spec.macs)
     if not change:
-        raise ConfigError("nothing is to be changed", hint="sms node edit --help")
+        raise ConfigError("nothing to change", hint="sms node edit --help")
     others = [one for one in nodes if one["name"] != name]
     _check(cluster, {"name": name, **{key: value for key, value in change.items() if value}}, others)
     change = {key: value for key, value in _clean(change).items() if (node.get(key) or None) != (value or None)}
@@ -126,10 +126,10 @@ def edit_node(cluster: Cluster, word: str, wishes: Wishes, *, dry_run: bool = Fa
 
 
 def remove_nodes(cluster: Cluster, words: Sequence[str], progress: Progress, *, dry_run: bool = False) -> list[Node]:
-    """Take nodes out of the inventory; give what it said of them.
+    """Remove nodes from the inventory. Returns their entries.
 
     Raises:
-        Refused: a word stands for no node.
+        Refused: a word matches no node.
     """
     inventory = open_inventory(cluster)
     chosen = pick(inventory.nodes(), words)
@@ -142,28 +142,28 @@ def remove_nodes(cluster: Cluster, words: Sequence[str], progress: Progress, *, 
     return chosen
 
 
-def _told(wishes: Wishes) -> dict[str, Any]:
-    said = {key: getattr(wishes, key) for key in ("address", "xname", "bmc", "profile")}
-    found: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
-    if wishes.macs:
-        found["macs"] = list(wishes.macs)
+def _spec_fields(spec: NodeSpec) -> dict[str, Any]:
+    given = {key: getattr(spec, key) for key in ("address", "xname", "bmc", "profile")}
+    found: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if spec.macs:
+        found["macs"] = list(spec.macs)
     return found
 
 
-def _clean(said: Mapping[str, Any]) -> dict[str, Any]:
-    """As the inventory writes it: MACs in lower case with colons, None for an address or xname that is taken away."""
-    found = {key: (None if value == "" and key in ("address", "xname") else value) for key, value in said.items()}
+def _clean(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inventory's form: MACs in lower case with colons, None for an address or xname to clear."""
+    found = {key: (None if value == "" and key in ("address", "xname") else value) for key, value in options.items()}
     if macs := found.get("macs"):
         found["macs"] = [clean_mac(mac) for mac in macs]
     return found
 
 
-def _choose_macs(has: list[str], wishes: Sequence[str]) -> list[str]:
-    """MACs after wishes such as ``+02:00:..`` and ``-02:00:..``; what is no MAC stays for the check to tell."""
-    macs = list(has)
-    for wish in wishes:
-        mac = clean_mac(wish[1:]) or wish[1:]
-        if wish.startswith("-"):
+def _choose_macs(current: list[str], changes: Sequence[str]) -> list[str]:
+    """Apply changes such as ``+02:00:..`` and ``-02:00:..``; invalid MACs are left for the later check to report."""
+    macs = list(current)
+    for change in changes:
+        mac = clean_mac(change[1:]) or change[1:]
+        if change.startswith("-"):
             macs = [one for one in macs if one != mac]
         elif mac not in macs:
             macs.append(mac)
@@ -171,7 +171,7 @@ def _choose_macs(has: list[str], wishes: Sequence[str]) -> list[str]:
 
 
 def _check(cluster: Cluster, node: Mapping[str, Any], others: Sequence[Node]) -> None:
-    """Raises ConfigError with every problem."""
+    """Raise ConfigError that names every problem."""
     problems = find_problems(node, others, node_network(cluster), reserved_addresses(cluster))
     profile, known = node.get("profile"), need_vm(cluster).profiles
     if profile and profile not in known:

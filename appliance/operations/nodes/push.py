@@ -1,4 +1,4 @@
-"""``sms image push`` and ``rollback``: which node image the provisioning VM hands out."""
+"""``sms image push`` and ``rollback``: choose the node image that the provisioning VM serves."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from appliance.operations.nodes.image import current_digest, find_profile, nodes
 from appliance.operations.vm.client import open_api, tls_folder
 from appliance.plan.nodes.image import FILES
 from appliance.progress import Progress
-from appliance.tools.provision import Api, Away
+from appliance.tools.provision import Api, VmUnreachable
 from appliance.tools.sealed import MANIFEST, SIGNATURE, check_seal
 
 BASE = "/sms/v1/images"
 TRIES = 5
-"""Times that a broken upload goes on without a byte more than before."""
+"""Number of times to resume an upload that makes no progress."""
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """What nodes of a profile boot from now on; ``removed`` are digests that the VM has no more."""
+class PushedImage:
+    """The image that nodes of a profile boot from now on; ``removed``: digests of images removed from the VM."""
 
     profile: str
     digest: str
@@ -35,79 +35,79 @@ class Pushed:
     removed: tuple[str, ...] = ()
 
 
-def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3) -> Pushed:
-    """Bring the current image of a profile to the VM and let nodes boot it; an upload that broke off goes on.
+def push_node(cluster: Cluster, name: str, progress: Progress, *, keep: int = 3) -> PushedImage:
+    """Upload the current image of a profile to the VM and make nodes boot it; resumes an interrupted upload.
 
     Args:
-        keep: how many of the profile's images stay in the VM at least; those in use always do.
+        keep: how many of the profile's images the VM keeps at least; images in use are always kept.
 
     Raises:
-        Refused: it was not built or not sealed with a key of the site's, its nodes would believe another CA than the
-            site's, or the VM has no room.
-        SmsError: the VM does not answer, or it got other bytes than were sent; it hands out what it did before.
+        Refused: the image was not built, is not sealed with a key of the site, contains another CA than the site's, or
+            does not fit into the VM.
+        SmsError: the VM does not answer, or the upload is corrupt; the VM serves the same image as before.
     """
     find_profile(cluster, name)
     digest = current_digest(nodes_folder(cluster) / name)
     if digest is None:
         raise Refused(f"no image of {name} has been built", hint=f"sms image build {name}")
     folder = nodes_folder(cluster) / name / digest
-    with progress.step("hold the image against its seal") as step:
+    with progress.step("verify the image's seal") as step:
         files = {each: size for each, (_, size) in check_seal(folder, cluster.site.signing.public_keys).files.items()}
         step.detail(digest[:12])
-    need_own_ca(folder, tls_folder(cluster) / "ca.pem", name)
+    check_ca(folder, tls_folder(cluster) / "ca.pem", name)
     files |= {each: (folder / each).stat().st_size for each in (MANIFEST, SIGNATURE)}
     api = open_api(cluster)
     place = f"{BASE}/{quote(name)}/{digest}"
-    told = api.ask("GET", place)
+    image = api.request("GET", place)
     sent = 0
-    if not told["whole"]:
-        with progress.step(f"bring {name} to the provisioning VM") as step:
+    if not image["whole"]:
+        with progress.step(f"upload {name} to the provisioning VM") as step:
             total = sum(files.values())
             upload = Upload(api, place, folder, files, lambda done: step.moved(done, total))
             sent = upload.run()
-    with progress.step("hold it against its manifest there, and make it current"):
-        done = api.ask("POST", place, {"keep": keep}, timeout_s=600)
-    return Pushed(name, digest, not told["whole"], sent, tuple(done["removed"]))
+    with progress.step("verify it in the VM, and make it current"):
+        done = api.request("POST", place, {"keep": keep}, timeout_s=600)
+    return PushedImage(name, digest, not image["whole"], sent, tuple(done["removed"]))
 
 
-def need_own_ca(folder: Path, authority: Path, name: str) -> None:
-    """Raise Refused where an image's manifest names another CA than the site's: its nodes would not believe the VM."""
+def check_ca(folder: Path, authority: Path, name: str) -> None:
+    """Raise Refused if an image's manifest has another CA than the site's: its nodes would not trust the VM."""
     built_with = json.loads((folder / MANIFEST).read_text()).get("ca")
     try:
         now = hashlib.sha256(authority.read_bytes()).hexdigest()
     except OSError as error:
-        raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` makes it") from error
-    if built_with and built_with != now:  # images from before have none in their manifests
+        raise Refused(f"cannot read {authority}: {error.strerror}", hint="`sms key ca create` creates it") from error
+    if built_with and built_with != now:  # older images have no CA in their manifests
         raise Refused(
-            f"the image of {name} was built with another CA than {authority}: its nodes would not believe the VM",
+            f"the image of {name} was built with another CA than {authority}: its nodes would not trust the VM",
             hint=f"sms image build {name}",
         )
 
 
 class Upload:
-    """Files on their way to the VM, its manifest first: by that it knows what may come."""
+    """A resumable upload of an image. The manifest is sent first: the VM accepts only the files that it lists."""
 
     def __init__(self, api: Api, place: str, folder: Path, files: dict[str, int], moved: Any) -> None:
         self.api, self.place, self.folder, self.files, self.moved = api, place, folder, files, moved
         self.sent = 0
 
     def run(self) -> int:
-        """Send what is not there yet; give the bytes that went.
+        """Send what the VM does not have yet. Returns the number of bytes sent.
 
         Raises:
-            Away: it breaks off again and again.
-            Refused, SmsError: the VM says no.
+            VmUnreachable: the connection fails repeatedly.
+            Refused, SmsError: the VM rejects the upload.
         """
         most, tries = -1, TRIES
         while True:
             try:
-                here: dict[str, int] = self.api.ask("GET", self.place)["arrived"]
-                # Progress gives a broken line new tries; that of the manifest, which is sent anew, is none.
+                here: dict[str, int] = self.api.request("GET", self.place)["arrived"]
+                # Progress resets the number of tries. The manifest does not count: it is sent again each time.
                 had = sum(here.get(name, 0) for name in FILES)
                 most, tries = max(most, had), TRIES if had > most else tries
                 self._send_missing(here)
                 return self.sent
-            except Away:
+            except VmUnreachable:
                 tries -= 1
                 if not tries:
                     raise
@@ -117,7 +117,7 @@ class Upload:
         done = 0
         for name in (MANIFEST, SIGNATURE, *FILES):
             size = self.files[name]
-            # Another seal of the same root has another manifest.
+            # The same root sealed again has another manifest.
             offset = here.get(name, 0) if name in FILES and here.get(name, 0) <= size else 0
             if offset < size:
                 self._send(name, offset, size, done)
@@ -125,33 +125,33 @@ class Upload:
             self.moved(done)
 
     def _send(self, name: str, offset: int, size: int, done: int) -> None:
-        def gone(count: int) -> None:
+        def on_sent(count: int) -> None:
             self.moved(done + offset + count)
 
         with (self.folder / name).open("rb") as stream:
             stream.seek(offset)
-            told = self.api.send(f"{self.place}/{name}?offset={offset}", stream, size - offset, sent=gone)
+            answer = self.api.send(f"{self.place}/{name}?offset={offset}", stream, size - offset, sent=on_sent)
         self.sent += size - offset
-        if told["bytes"] != size:
-            raise SmsError(f"{told['bytes']} of {size} bytes of {name} arrived", hint="run it again")
+        if answer["bytes"] != size:
+            raise SmsError(f"{answer['bytes']} of {size} bytes of {name} arrived", hint="run it again")
 
 
 def rollback_node(cluster: Cluster, name: str) -> dict[str, str]:
-    """Let nodes of a profile boot the image that was current before; give the digests of both.
+    """Make nodes of a profile boot the previous image. Returns the digests of both.
 
     Raises:
-        Refused: there was none before, or no such profile.
+        Refused: there is no previous image, or no such profile.
         SmsError: the VM does not answer.
     """
     find_profile(cluster, name)
-    told: dict[str, str] = open_api(cluster).ask("POST", f"{BASE}/{quote(name)}/rollback")
-    return told
+    digests: dict[str, str] = open_api(cluster).request("POST", f"{BASE}/{quote(name)}/rollback")
+    return digests
 
 
-def ask_images(cluster: Cluster) -> tuple[list[dict[str, Any]], str]:
-    """Images that the VM has, and why it does not tell, where it does not."""
+def query_images(cluster: Cluster) -> tuple[list[dict[str, Any]], str]:
+    """Return the images in the VM, and the error message if the query failed."""
     try:
-        told: dict[str, Any] = open_api(cluster).ask("GET", BASE)
+        answer: dict[str, Any] = open_api(cluster).request("GET", BASE)
     except SmsError as error:
         return [], error.message
-    return told["images"], ""
+    return answer["images"], ""

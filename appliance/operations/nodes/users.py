@@ -1,4 +1,4 @@
-"""``sms user sync``: users and groups of a directory or of files become master copies in the provisioning VM."""
+"""``sms user sync``: upload users and groups of a directory or of files as master files to the provisioning VM."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from appliance.tools.provision import Api
 
 LARGEST_B = 64 << 20
 GETENT_S = 300
-AT_ONCE = 200
-"""Names in one question to the directory."""
+BATCH = 200
+"""Number of names in one query of the directory."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Texts of passwd, group and shadow; where there is no shadow, the VM's stays as it is."""
+    """Texts of passwd, group and shadow; an empty shadow leaves the VM's unchanged."""
 
     passwd: str
     group: str
@@ -33,12 +33,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Synced:
-    """What was done, or would be."""
+    """What a synchronisation changed, or would change."""
 
     accounts: Accounts
     changes: Mapping[str, Changes]
     refusal: str = ""
-    """Why a dry run's real one would be refused; nothing where it would not."""
+    """After a dry run: why the real run would be refused; empty if it would not."""
 
     @property
     def changed(self) -> bool:
@@ -55,10 +55,10 @@ class Synced:
 
 
 def read_folder(path: Path, shadow: Path | None) -> Source:
-    """passwd and group of a folder, or of a passwd file and the group file beside it.
+    """Read passwd and group of a folder, or a passwd file and the group file next to it.
 
     Raises:
-        ConfigError: one of them cannot be read, or is too large.
+        ConfigError: one of them cannot be read or is too large, or everybody can read the shadow file.
     """
     folder, passwd = (path, path / "passwd") if path.is_dir() else (path.parent, path)
     if shadow and shadow.exists() and shadow.stat().st_mode & 0o007:
@@ -73,44 +73,44 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(data) > LARGEST_B:
-        raise ConfigError(f"{path} has more than {LARGEST_B >> 20} MiB")
+        raise ConfigError(f"{path} is larger than {LARGEST_B >> 20} MiB")
     return data.decode(errors="surrogateescape")
 
 
 def this_machine() -> Host:
-    """Where SSSD is asked."""
+    """Return the host whose SSSD is queried."""
     return Local(socket.gethostname())
 
 
-def ask_sssd(host: Host, groups: Sequence[str]) -> Source:
-    """Users and groups as SSSD of a host knows them; with groups, theirs alone, else all that it lists.
+def query_sssd(host: Host, groups: Sequence[str]) -> Source:
+    """Return users and groups from a host's SSSD: the members of ``groups``, or all that it lists if there are none.
 
     Raises:
-        Refused: it lists nobody, as most directories do unless they are told to.
+        Refused: SSSD lists no users, which is its default.
     """
     if not groups:
         passwd, group = (_getent(host, table) for table in ("passwd", "group"))
         if not passwd.strip():
             raise Refused(
-                "SSSD lists nobody", hint="name groups with --group, or set `enumerate = true` in its configuration"
+                "SSSD lists no users", hint="name groups with --group, or set `enumerate = true` in its configuration"
             )
         return Source(passwd, group)
     group = _getent(host, "group", *groups)
     members = [name for line in group.split("\n") for name in line.rpartition(":")[2].split(",") if name]
-    passwd = _in_parts(host, "passwd", members)
-    # Users' own first groups, by number.
+    passwd = _getent_batches(host, "passwd", members)
+    # Primary groups of the users, by number.
     numbers = {parts[3] for line in passwd.split("\n") if len(parts := line.split(":")) == 7 and parts[3].isdigit()}
     there = {line.split(":")[2] for line in group.split("\n") if line.count(":") == 3}
-    return Source(passwd, group + _in_parts(host, "group", sorted(numbers - there)))
+    return Source(passwd, group + _getent_batches(host, "group", sorted(numbers - there)))
 
 
-def _in_parts(host: Host, table: str, names: Sequence[str]) -> str:
+def _getent_batches(host: Host, table: str, names: Sequence[str]) -> str:
     named = [name for name in dict.fromkeys(names) if not name.startswith("-")]
-    return "".join(_getent(host, table, *named[at : at + AT_ONCE]) for at in range(0, len(named), AT_ONCE))
+    return "".join(_getent(host, table, *named[at : at + BATCH]) for at in range(0, len(named), BATCH))
 
 
 def _getent(host: Host, table: str, *names: str) -> str:
-    # 2: some of them are not known; those that are have been printed.
+    # Status 2: some names are unknown; the others were printed.
     done = host.run("getent", "-s", "sss", "--", table, *names, timeout=GETENT_S, ok=(0, 2))
     return done.stdout.decode(errors="surrogateescape")
 
@@ -127,11 +127,11 @@ def sync(
     force: bool = False,
     dry_run: bool = False,
 ) -> Synced:
-    """Make the accounts of a source the master copies.
+    """Upload the accounts of a source as master files.
 
     Raises:
-        ConfigError: lines of the source are wrong; every one is named.
-        Refused: it has no users, or more would be removed than ``most_removed`` percent, without ``force``.
+        ConfigError: lines of the source are invalid; names all of them.
+        Refused: it has no users; or, without ``force``, it would remove more than ``most_removed`` percent.
     """
     accounts, problems = read_accounts(
         source.passwd, source.group, source.shadow, only=only, uid_min=uid_min, uid_max=uid_max
@@ -139,14 +139,14 @@ def sync(
     if problems:
         raise ConfigError(problems=problems)
     if not source.passwd.strip():
-        raise Refused("passwd is empty: there is no user to bring")
+        raise Refused("passwd is empty")
     if not accounts.users:
-        raise Refused("there is no user to bring: all are out of bounds, or in none of the groups")
+        raise Refused("no user is selected: all are out of bounds, or in none of the groups")
     texts = accounts.texts()
     changes = _compare(api, texts)
     refusal = "" if force else too_many_removed(changes, most_removed)
     if refusal and not dry_run:
-        raise Refused(refusal, hint="look at them with --dry-run; --force removes them")
+        raise Refused(refusal, hint="--dry-run lists them; --force removes them")
     done = Synced(accounts, changes, refusal)
     if not dry_run:
         with progress.step("accounts") as step:
@@ -157,7 +157,7 @@ def sync(
 
 
 def too_many_removed(changes: Mapping[str, Changes], most_removed: float) -> str:
-    """Where more than this percentage of those before would go; nothing where none."""
+    """Return which files would lose more than this percentage of their entries; empty if none."""
     return "; ".join(
         f"{path}: {len(one.removed)} of {one.before} would be removed ({one.removed_percent:.0f} %)"
         for path, one in changes.items()

@@ -1,4 +1,4 @@
-"""``sms overlay create``: the overlay, made and seeded, and nothing started."""
+"""``sms overlay create``: create and seed the overlay without starting the services container."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from appliance.tools import apptainer
 
 @dataclass(frozen=True)
 class Created:
-    """The overlay at ``path`` on ``host``; whether it was made now, and whether it was seeded now."""
+    """The overlay at ``path`` on ``host``; whether this run created it, and whether this run seeded it."""
 
     host: str
     path: str
@@ -34,7 +34,7 @@ class Created:
 
 
 def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
-    """Make the overlay where there is none, and seed it with what the site file says.
+    """Create the overlay where there is none, and seed it from the site file.
 
     Raises:
         Refused: another host holds the lease, something has the overlay open, or there is no room; nothing was changed.
@@ -57,7 +57,7 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
 
 
 def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
-    """Check all that ``create`` checks; give the commands it would run. Sends the image, changes nothing else.
+    """Check all that ``create`` checks and return its commands. Sends the image, changes nothing else.
 
     Raises:
         Refused: as ``create`` would.

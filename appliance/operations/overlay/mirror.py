@@ -1,4 +1,4 @@
-"""``sms overlay mirror``: the overlay on two file systems at once, mended from one another."""
+"""``sms overlay mirror``: keep the overlay on two file systems, each repaired from the other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from appliance.operations.overlay.mirrored import (
     Tool,
     close_mirror,
     find_mirror,
-    find_troubles,
+    find_problems,
     is_linked,
-    look_at_mirror,
     mount_members,
     note_copy,
     open_mirror,
+    query_mirror,
     write_note,
 )
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
@@ -33,24 +33,24 @@ from appliance.plan.overlay.mirror import (
     REBUILD,
     Member,
     Mirror,
-    choose,
+    check_separate,
     member_bytes,
     read_mirror,
-    refuse_same,
     room_bytes,
+    select_members,
 )
 from appliance.progress import Progress
 from appliance.tools import agent, apptainer, ext3, loop
 from appliance.tools.space import query_space
 
-SWITCH = 'ln -sfn "$2" "$1.new" && sync && mv -T "$1.new" "$1" && sync "$(dirname "$1")"'
-"""Shell: path $1 becomes a link to $2, at once."""
-PUT_BACK = 'mv -T "$2" "$1" && sync "$(dirname "$1")"'
+LINK_SCRIPT = 'ln -sfn "$2" "$1.new" && sync && mv -T "$1.new" "$1" && sync "$(dirname "$1")"'
+"""Shell: replace path $1 atomically by a link to $2."""
+REPLACE_SCRIPT = 'mv -T "$2" "$1" && sync "$(dirname "$1")"'
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a verb on the mirror did, or would do: ``steps``, in words. Nothing: it was as wanted already."""
+class MirrorChange:
+    """What a verb on the mirror did, or would do; ``steps`` is for display, empty when there was nothing to do."""
 
     host: str
     changed: bool
@@ -59,8 +59,8 @@ class Done:
 
 
 def status(cluster: Cluster, host: Host) -> MirrorState | None:
-    """How the mirror stands; None where there is none."""
-    return look_at_mirror(cluster, host)
+    """Return the state of the mirror; None where there is none."""
+    return query_mirror(cluster, host)
 
 
 def create(
@@ -72,17 +72,17 @@ def create(
     size: int = 0,
     same_fs: bool = False,
     dry_run: bool = False,
-) -> Done:
-    """Bring the overlay of the stopped appliance onto a mirror of two files.
+) -> MirrorChange:
+    """Move the overlay of the stopped services container onto a mirror of two files.
 
     Args:
-        folders: where the two files are to lie.
-        size: bytes of each; what the overlay may come to need when 0.
-        same_fs: although both are one file system.
+        folders: the folders for the two files.
+        size: bytes of each file; 0: as much as the overlay may need.
+        same_fs: allow both folders on one file system.
 
     Raises:
-        Refused: it runs, a folder is missing, or there is no room; nothing was changed.
-        SmsError: it failed; the overlay is as it was.
+        Refused: the services container runs, a folder is missing, or there is no room; nothing was changed.
+        SmsError: it failed; the overlay is unchanged.
     """
     check_programs(host)
     with keep_stopped(cluster, host, progress):
@@ -90,42 +90,42 @@ def create(
         if mirror and linked:
             if sorted(member.folder for member in mirror.members) == sorted(folders):
                 host.remove(_before(cluster))
-                return Done(host.name, False)
-            lie = " and ".join(member.folder for member in mirror.members)
-            raise Refused(f"the overlay is mirrored already, in {lie}", hint="sms overlay mirror rebuild --on DIR")
+                return MirrorChange(host.name, False)
+            places = " and ".join(member.folder for member in mirror.members)
+            raise Refused(f"the overlay is mirrored already, in {places}", hint="sms overlay mirror rebuild --on DIR")
         new = _plan(cluster, host, folders, size, same_fs)
         steps = [
-            *(f"make {path}, {new.size >> 20} MiB, sparse" for path in new.files),
-            f"make a mirror of both ({new.kind}), mounted at {cluster.places.mirror}",
-            f"copy {cluster.places.overlay} there, read it again and compare",
-            f"make {cluster.places.overlay} a link to it",
+            *(f"create {path}, {new.size >> 20} MiB, sparse" for path in new.files),
+            f"create a mirror of both ({new.kind}), mounted at {cluster.places.mirror}",
+            f"copy {cluster.places.overlay} there, read the copy and compare",
+            f"replace {cluster.places.overlay} by a link to the copy",
         ]
         if not dry_run:
             if mirror:
                 _clear(cluster, host, mirror)
             _make(cluster, host, progress, new)
-    return Done(host.name, True, tuple(steps))
+    return MirrorChange(host.name, True, tuple(steps))
 
 
 def _plan(cluster: Cluster, host: Host, folders: Sequence[str], size: int, same_fs: bool) -> Mirror:
-    """The mirror to be.
+    """Plan the mirror.
 
     Raises:
-        Refused: it cannot be made.
+        Refused: it cannot be created.
     """
     path = str(cluster.places.overlay)
     if not host.works("test", "-f", path):
-        raise Refused(f"there is no overlay {path} on {host.name}", hint="`sms overlay create` makes one")
-    refuse_same(folders, [_file_system(host, folder) for folder in folders], same_fs=same_fs)
+        raise Refused(f"there is no overlay {path} on {host.name}", hint="`sms overlay create` creates it")
+    check_separate(folders, [_file_system(host, folder) for folder in folders], same_fs=same_fs)
     length = ext3.sizes_of(host, path)[0]
     if size and size < room_bytes(length):
         raise Refused(
             f"a member of {size >> 20} MiB is too small for an overlay of {length >> 20} MiB",
-            hint=f"give at least {room_bytes(length) >> 20}M, better {member_bytes(length) >> 20}M; both are sparse",
+            hint=f"give at least {room_bytes(length) >> 20}M, better {member_bytes(length) >> 20}M; files are sparse",
         )
     shared = 2 if _file_system(host, folders[0]) == _file_system(host, folders[1]) else 1
     for folder in folders:
-        _need_room(host, folder, room_bytes(length) * shared)
+        _check_room(host, folder, room_bytes(length) * shared)
     kind = _find_tool(host).kind
     members = tuple(Member(number, folder) for number, folder in enumerate(folders, 1))
     return Mirror(cluster.site.cluster, kind, size or member_bytes(length), members, mounted_on=host.name)
@@ -136,12 +136,12 @@ def _find_tool(host: Host) -> Tool:
     for kind, why in reasons.items():
         if not why:
             return TOOLS[kind]
-    said = "; ".join(f"{kind}: {why}" for kind, why in reasons.items())
-    raise Refused(f"{host.name} can mirror nothing: {said}", hint=f"sms host prepare {host.name}")
+    missing = "; ".join(f"{kind}: {why}" for kind, why in reasons.items())
+    raise Refused(f"{host.name} has no mirroring tool: {missing}", hint=f"sms host prepare {host.name}")
 
 
 def _file_system(host: Host, folder: str) -> str:
-    """What tells the file system of a folder from others: subvolumes of one Btrfs are one.
+    """Return an identifier of a folder's file system; subvolumes of one Btrfs have the same.
 
     Raises:
         Refused: there is no such folder.
@@ -155,21 +155,21 @@ def _file_system(host: Host, folder: str) -> str:
     return source if source.startswith("/") else number
 
 
-def _need_room(host: Host, folder: str, wanted: int) -> None:
+def _check_room(host: Host, folder: str, needed: int) -> None:
     free = query_space(host, folder).free
-    if free < wanted:
+    if free < needed:
         raise Refused(
-            f"{folder} on {host.name} has {free >> 20} MiB free, its member may come to need {wanted >> 20}",
-            hint="make room there, or give another folder",
+            f"{folder} on {host.name} has {free >> 20} MiB free, its member may need {needed >> 20}",
+            hint="free space there, or give another folder",
         )
 
 
 def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None:
-    """Make it, fill it, switch to it; a failure before the switch leaves all as it was."""
+    """Create the mirror, copy the overlay, switch to it; a failure before the switch leaves the overlay unchanged."""
     path, tool = str(cluster.places.overlay), TOOLS[new.kind]
     write_note(cluster, host, new)
     try:
-        with progress.step("make the mirror"):
+        with progress.step("create the mirror"):
             for file in new.files:
                 _make_file(host, file, new.size)
             made = tool.make(host, [loop.attach(host, file) for file in new.files], f"sms-{new.cluster}"[:32])
@@ -180,11 +180,11 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
             mount_members(cluster, host, new)
         with progress.step("check the overlay"):
             ext3.check(host, path, whole=True)
-        agent.ask(host, "carry", {"source": path, "target": _inside(cluster)}, progress)
-        # Kept until the overlay has been read through its new path.
+        agent.call(host, "carry", {"source": path, "target": _inside(cluster)}, progress)
+        # Kept until the overlay has been checked through its new path.
         host.run("ln", "-fT", path, _before(cluster))
         with progress.step("switch to the mirror"):
-            host.run("sh", "-c", SWITCH, "switch", path, _link(cluster), timeout=600)
+            host.run("sh", "-c", LINK_SCRIPT, "switch", path, _link(cluster), timeout=600)
             ext3.check(host, path, whole=True)
     except BaseException:
         if is_linked(cluster, host) and host.works("test", "-f", _before(cluster)):
@@ -201,12 +201,12 @@ def _make_file(host: Host, path: str, size: int) -> None:
 
 
 def _inside(cluster: Cluster) -> str:
-    """The overlay itself, in the open mirror."""
+    """Return the path of the overlay in the open mirror."""
     return f"{cluster.places.mirror}/{cluster.places.overlay.name}"
 
 
 def _link(cluster: Cluster) -> str:
-    """What the overlay's path is a link to; relative, for hosts may see the folder under other paths."""
+    """Return the link target of the overlay's path; relative, because hosts may mount the folder at other paths."""
     return f"{cluster.places.mirror.name}/{cluster.places.overlay.name}"
 
 
@@ -215,7 +215,7 @@ def _before(cluster: Cluster) -> str:
 
 
 def _clear(cluster: Cluster, host: Host, mirror: Mirror) -> None:
-    """Remove all that there is of a mirror on which no overlay lies."""
+    """Remove all files of a mirror that holds no overlay."""
     close_mirror(cluster, host)
     for path in mirror.files:
         loop.wait_free(host, path)
@@ -226,11 +226,12 @@ def _clear(cluster: Cluster, host: Host, mirror: Mirror) -> None:
     host.remove(str(cluster.places.mirror_note))
 
 
-def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Done:
-    """Give up a mirror of which no member is whole: afterwards there is no overlay.
+def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> MirrorChange:
+    """Remove a mirror without an intact member: afterwards there is no overlay.
 
     Raises:
-        Refused: the appliance runs, or a member is whole.
+        Refused: the services container runs.
+        SmsError: a member is intact.
     """
     check_programs(host)
     busy = f"another sms is at work on {host.name}"
@@ -238,52 +239,52 @@ def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool =
         check_stopped(cluster, host)
         mirror = find_mirror(cluster, host)
         if mirror is None:
-            return Done(host.name, False)
-        seen = {member.number: TOOLS[mirror.kind].look(host, mirror.path(member)) for member in mirror.members}
+            return MirrorChange(host.name, False)
+        seen = {member.number: TOOLS[mirror.kind].inspect(host, mirror.path(member)) for member in mirror.members}
         with suppress(Refused):
-            left = mirror.path(choose(mirror, seen).counting[0])
-            raise SmsError(f"{left} is whole", hint="sms overlay mirror remove")
+            left = mirror.path(select_members(mirror, seen).active[0])
+            raise SmsError(f"{left} is intact", hint="sms overlay mirror remove")
         if not dry_run:
-            with progress.step("give the mirror up"):
+            with progress.step("abandon the mirror"):
                 if is_linked(cluster, host):
                     host.remove(str(cluster.places.overlay))
                 _clear(cluster, host, mirror)
-    return Done(host.name, True, (f"remove {cluster.places.overlay} and all of its mirror",))
+    return MirrorChange(host.name, True, (f"remove {cluster.places.overlay} and all files of its mirror",))
 
 
-def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Done:
-    """Bring the overlay of the stopped appliance back into one plain file, and remove the mirror.
+def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> MirrorChange:
+    """Move the overlay of the stopped services container back into one plain file, and remove the mirror.
 
     Raises:
-        Refused: it runs, or there is no room.
-        SmsError: it failed; the overlay lies on the mirror as before.
+        Refused: the services container runs, or there is no room.
+        SmsError: it failed; the overlay is still on the mirror.
     """
     check_programs(host)
     with keep_stopped(cluster, host, progress):
         mirror, path = find_mirror(cluster, host), str(cluster.places.overlay)
         if mirror is None:
-            return Done(host.name, False)
+            return MirrorChange(host.name, False)
         steps = [f"remove {file}" for file in mirror.files]
         if is_linked(cluster, host):
             length = ext3.sizes_of(host, path)[0]
-            _need_room(host, str(cluster.places.overlay.parent), length)
-            steps = [f"copy the overlay to {path}, read it again and compare", *steps]
+            _check_room(host, str(cluster.places.overlay.parent), length)
+            steps = [f"copy the overlay to {path}, read the copy and compare", *steps]
             if not dry_run:
                 with progress.step("check the overlay"):
                     ext3.check(host, path, whole=True)
-                agent.ask(host, "carry", {"source": _inside(cluster), "target": f"{path}.new"}, progress)
-                host.run("sh", "-c", PUT_BACK, "put", path, f"{path}.new", timeout=600)
+                agent.call(host, "carry", {"source": _inside(cluster), "target": f"{path}.new"}, progress)
+                host.run("sh", "-c", REPLACE_SCRIPT, "put", path, f"{path}.new", timeout=600)
         if not dry_run:
             with progress.step("remove the mirror"):
                 _clear(cluster, host, mirror)
-    return Done(host.name, True, tuple(steps))
+    return MirrorChange(host.name, True, tuple(steps))
 
 
 @contextmanager
-def _at_work(cluster: Cluster, host: Host, progress: Progress) -> Iterator[Mirror]:
-    """The open mirror, of the running appliance or of the stopped one; one verb at a time.
+def _lock_mirror(cluster: Cluster, host: Host, progress: Progress) -> Iterator[Mirror]:
+    """Lock the mirror and yield it, open, whether the services container runs or is stopped.
 
-    A running appliance may be stopped and snapshots taken meanwhile: only the mirror is held, not the host.
+    Only the mirror is locked, not the host: a running services container may be stopped and snapshots taken meanwhile.
 
     Raises:
         Refused: there is no mirror.
@@ -304,45 +305,45 @@ def _not_mirrored(host: Host) -> Refused:
     return Refused(f"the overlay on {host.name} is not mirrored", hint="sms overlay mirror create --on DIR1 --on DIR2")
 
 
-def scrub(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Done:
-    """Read both members, and mend from the other what is not as it was written. The appliance may run.
+def scrub(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> MirrorChange:
+    """Read both members, and repair corrupt blocks from the other member. The services container may run.
 
     Raises:
         Refused: a member is lost.
-        SmsError: something is lost on both.
+        SmsError: a block is corrupt on both.
     """
     if dry_run:
         return _rehearse_scrub(cluster, host)
-    with _at_work(cluster, host, progress) as mirror:
+    with _lock_mirror(cluster, host, progress) as mirror:
         if gone := [member for member in mirror.members if member.lost]:
-            raise Refused(f"the mirror has lost {mirror.path(gone[0])}: there is nothing to mend from", hint=REBUILD)
+            raise Refused(f"the mirror has lost {mirror.path(gone[0])}: no copy to repair from", hint=REBUILD)
         mended = _scrub(cluster, host, progress, mirror)
-    return Done(host.name, bool(mended), mended=mended)
+    return MirrorChange(host.name, bool(mended), mended=mended)
 
 
-def _rehearse_scrub(cluster: Cluster, host: Host) -> Done:
-    """What a scrub would do; a closed mirror stays closed."""
-    mirror, state = find_mirror(cluster, host), look_at_mirror(cluster, host)
+def _rehearse_scrub(cluster: Cluster, host: Host) -> MirrorChange:
+    """Return what a scrub would do; a closed mirror stays closed."""
+    mirror, state = find_mirror(cluster, host), query_mirror(cluster, host)
     if mirror is None or state is None or not is_linked(cluster, host):
         raise _not_mirrored(host)
     for member in state.members:
         if member["state"] == "lost":
-            raise Refused(f"the mirror has lost {member['file']}: there is nothing to mend from", hint=REBUILD)
-    steps = (*(f"read {file}" for file in mirror.files), "mend from the other what is not as it was written")
-    return Done(host.name, True, steps if state.open else ("open the mirror", *steps, "close it"))
+            raise Refused(f"the mirror has lost {member['file']}: no copy to repair from", hint=REBUILD)
+    steps = (*(f"read {file}" for file in mirror.files), "repair corrupt blocks from the other member")
+    return MirrorChange(host.name, True, steps if state.open else ("open the mirror", *steps, "close it"))
 
 
 def _scrub(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror) -> int:
     tool, folder = TOOLS[mirror.kind], str(cluster.places.mirror)
     with progress.step("scrub the mirror") as step:
         found = tool.scrub(host, mirror.uuid, folder, step)
-    due = "" if not found.lost else f"{found.lost} blocks are on no member as they were written"
-    now = find_mirror(cluster, host) or mirror  # a stop may have been at it meanwhile
+    due = "" if not found.lost else f"{found.lost} blocks are corrupt on both members"
+    now = find_mirror(cluster, host) or mirror  # a stop may have changed the note meanwhile
     write_note(cluster, host, replace(now, scrubbed=time.time(), mended=found.mended, due=due))
     if found.lost:
         raise SmsError(
-            f"{found.lost} blocks of the mirror are past mending ({found.mended} are mended)",
-            hint="put a snapshot in the overlay's place: sms stop; sms overlay restore latest",
+            f"{found.lost} blocks of the mirror cannot be repaired ({found.mended} were repaired)",
+            hint="restore a snapshot: sms stop; sms overlay restore latest",
         )
     return found.mended
 
@@ -356,89 +357,89 @@ def rebuild(
     number: int | None = None,
     same_fs: bool = False,
     dry_run: bool = False,
-) -> Done:
-    """Make a lost or sick member whole, or move one to another folder. The appliance may run.
+) -> MirrorChange:
+    """Rebuild a lost or faulty member, or move one to another folder. The services container may run.
 
     Args:
-        folder: where the new member is to lie; without it, where the old one was.
-        number: the member to replace; without it, the one that is lost or sick.
+        folder: the folder of the new member; None: that of the old one.
+        number: the member to replace; None: the lost or faulty one.
 
     Raises:
-        Refused: no member is, or the folder cannot take one.
-        SmsError: it failed; run again, it goes on.
+        Refused: it is unclear which member to replace, or the folder cannot hold one.
+        SmsError: it failed; running it again resumes it.
     """
     if dry_run:
         return _rehearse(cluster, host, folder, number, same_fs)
-    with _at_work(cluster, host, progress) as mirror:
+    with _lock_mirror(cluster, host, progress) as mirror:
         tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
         devices = {device.devid: device for device in tool.devices(host, mirror.uuid, place)}
-        troubles = find_troubles(host, mirror, devices)
-        member = _find_sick(mirror, troubles, folder, number)
+        problems = find_problems(host, mirror, devices)
+        member = _find_faulty(mirror, problems, folder, number)
         if member is None:
-            return Done(host.name, False)
+            return MirrorChange(host.name, False)
         present = not member.lost and member.devid in devices and not devices[member.devid].missing
-        behind = present and devices[member.devid].path in ext3.users_of(host, mirror.path(member))
-        if behind and folder is None and not mirror.pending and mirror.kind == "btrfs":
-            return Done(host.name, True, ("mended",), mended=_scrub(cluster, host, progress, mirror))
+        current = present and devices[member.devid].path in ext3.users_of(host, mirror.path(member))
+        if current and folder is None and not mirror.pending and mirror.kind == "btrfs":
+            return MirrorChange(host.name, True, ("repaired",), mended=_scrub(cluster, host, progress, mirror))
         target = Member(mirror.next_number, folder or member.folder, member.devid)
         _check_target(host, mirror, member, target, same_fs)
         length = int(host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).text)
-        _need_room(host, target.folder, room_bytes(length))
+        _check_room(host, target.folder, room_bytes(length))
         _replace(cluster, host, progress, mirror, member, target)
-    return Done(host.name, True, _steps(mirror, member, target))
+    return MirrorChange(host.name, True, _steps(mirror, member, target))
 
 
 def _steps(mirror: Mirror, old: Member, new: Member) -> tuple[str, ...]:
-    return (f"make {mirror.path(new)}", f"copy to it what {mirror.path(old)} should hold")
+    return (f"create {mirror.path(new)}", f"copy to it the contents of {mirror.path(old)}")
 
 
-def _rehearse(cluster: Cluster, host: Host, folder: str | None, number: int | None, same_fs: bool) -> Done:
-    """What a rebuild would do. A closed mirror stays closed: opened with one member, the other would be lost for good.
+def _rehearse(cluster: Cluster, host: Host, folder: str | None, number: int | None, same_fs: bool) -> MirrorChange:
+    """Return what a rebuild would do. A closed mirror stays closed: opening it degraded would mark a member as lost.
 
     Raises:
         Refused: there is no mirror, or it cannot be done.
     """
-    mirror, state = find_mirror(cluster, host), look_at_mirror(cluster, host)
+    mirror, state = find_mirror(cluster, host), query_mirror(cluster, host)
     if mirror is None or state is None or not is_linked(cluster, host):
         raise _not_mirrored(host)
     lost = {one["number"]: one["detail"] for one in state.members if one["state"] == "lost"}
-    sick = {one["number"]: one["detail"] for one in state.members if one["state"] == "sick"}
+    faulty = {one["number"]: one["detail"] for one in state.members if one["state"] == "sick"}
     members = tuple(replace(member, lost=lost.get(member.number, "")) for member in mirror.members)
     mirror = replace(mirror, members=members)
-    member = _find_sick(mirror, sick, folder, number)
+    member = _find_faulty(mirror, faulty, folder, number)
     if member is None:
-        return Done(host.name, False)
+        return MirrorChange(host.name, False)
     target = Member(mirror.next_number, folder or member.folder, member.devid)
     _check_target(host, mirror, member, target, same_fs)
     if folder is None and not member.lost and not mirror.pending:
-        return Done(host.name, True, (f"mend {mirror.path(member)} from the other member",))
-    return Done(host.name, True, _steps(mirror, member, target))
+        return MirrorChange(host.name, True, (f"repair {mirror.path(member)} from the other member",))
+    return MirrorChange(host.name, True, _steps(mirror, member, target))
 
 
-def _find_sick(mirror: Mirror, troubles: dict[int, str], folder: str | None, number: int | None) -> Member | None:
-    """The member to replace; None where all are whole.
+def _find_faulty(mirror: Mirror, problems: dict[int, str], folder: str | None, number: int | None) -> Member | None:
+    """Return the member to replace; None where all are intact.
 
     Raises:
-        Refused: it is not clear which.
+        Refused: it is unclear which.
     """
     if number is not None:
         found = [member for member in mirror.members if member.number == number]
         if not found:
-            there = ", ".join(str(member.number) for member in mirror.members)
-            raise Refused(f"the mirror has no member {number}", hint=f"it has: {there}")
+            numbers = ", ".join(str(member.number) for member in mirror.members)
+            raise Refused(f"the mirror has no member {number}", hint=f"it has: {numbers}")
         return found[0]
-    sick = [member for member in mirror.members if member.lost or member.number in troubles]
+    faulty = [member for member in mirror.members if member.lost or member.number in problems]
     if mirror.pending:
-        sick = [member for member in mirror.members if member.devid == mirror.pending.devid]
-    if len(sick) > 1:
-        # Each is mended from the other.
-        return next((member for member in sick if member.lost), sick[0])
-    if sick:
-        return sick[0]
+        faulty = [member for member in mirror.members if member.devid == mirror.pending.devid]
+    if len(faulty) > 1:
+        # Each is repaired from the other.
+        return next((member for member in faulty if member.lost), faulty[0])
+    if faulty:
+        return faulty[0]
     if mirror.due:
         return mirror.members[0]
     if folder and folder not in [member.folder for member in mirror.members]:
-        raise Refused("both members are whole: which one is to move?", hint="--member NUMBER says which")
+        raise Refused("both members are intact: it is unclear which one to move", hint="name it: --member NUMBER")
     return None
 
 
@@ -449,13 +450,13 @@ def _check_target(host: Host, mirror: Mirror, old: Member, new: Member, same_fs:
         if other.folder != new.folder:
             folders = (other.folder, new.folder)
             file_systems = [_file_system(host, folder) for folder in folders]
-            refuse_same(folders, file_systems, same_fs=same_fs or was_same)
+            check_separate(folders, file_systems, same_fs=same_fs or was_same)
         elif not (same_fs or was_same):
-            raise Refused(f"the other member lies in {new.folder}", hint="give a folder on another disk: --on DIR")
+            raise Refused(f"the other member is in {new.folder}", hint="give a folder on another disk: --on DIR")
 
 
 def _known_same(host: Host, folders: list[str]) -> bool:
-    """Whether the members lay on one file system before: then they may again."""
+    """Whether the members already share a file system: then they may again."""
     try:
         return len({_file_system(host, folder) for folder in folders}) < len(folders)
     except Refused:
@@ -464,7 +465,7 @@ def _known_same(host: Host, folders: list[str]) -> bool:
 
 def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, old: Member, new: Member) -> None:
     tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
-    # One that was cut off may still be under way, or done but for its note.
+    # An interrupted rebuild may still be running in the kernel, or be complete but for its note.
     if mirror.pending:
         done = _is_done(host, tool, mirror, place, mirror.pending)
         if done:
@@ -475,10 +476,10 @@ def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, o
         host.remove(mirror.path(mirror.pending))
     pending = replace(mirror, pending=new)
     write_note(cluster, host, pending)
-    survivors = [member for member in mirror.counting if member.number != old.number]
+    survivors = [member for member in mirror.active if member.number != old.number]
     size = max(int(host.run("stat", "-c", "%s", mirror.path(member)).text) for member in survivors)
     if old.lost:
-        # What was written while one was missing may have taken all there is: room to put it on both is needed.
+        # Writes while a member was missing may have used all space: mirroring them needs more.
         size += GIB
         for member in survivors:
             host.run("truncate", "-s", str(size), mirror.path(member))
@@ -491,7 +492,7 @@ def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, o
         with progress.step(f"rebuild the member in {new.folder}"):
             tool.replace(host, mirror.uuid, place, new.devid, device)
     finally:
-        loop.let_go(host, device)
+        loop.detach(host, device)
     _finish(cluster, host, progress, pending, old, new)
 
 
@@ -501,9 +502,9 @@ def _is_done(host: Host, tool: Tool, mirror: Mirror, place: str, new: Member) ->
 
 
 def _finish(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, old: Member, new: Member) -> None:
-    """The new member holds all: from now on it counts, and the old one is removed."""
+    """Record the complete new member as active, and remove the old one."""
     tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
-    with progress.step("bring onto both what one had alone"):
+    with progress.step("mirror what was written to one member only"):
         tool.settle(host, mirror.uuid, place)
     now = find_mirror(cluster, host) or mirror
     fresh = replace(new, uuid=old.uuid if mirror.kind == "btrfs" else "", lost="")
@@ -514,66 +515,66 @@ def _finish(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, ol
         if old.folder not in [member.folder for member in members]:
             host.remove(note_copy(mirror, old.folder))
     except CommandError:
-        progress.say(f"note: {mirror.path(old)} cannot be removed; it is no member any more")
+        progress.report(f"note: {mirror.path(old)} cannot be removed; it is no longer a member")
 
 
-def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str, *, dry_run: bool = False) -> Done:
-    """Take up a mirror by one of its members, where the folder of the overlay was lost with the other.
+def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str, *, dry_run: bool = False) -> MirrorChange:
+    """Recover a mirror from one of its members, after the overlay's folder was lost with the other.
 
     Raises:
-        Refused: there is an overlay, or no member lies in ``folder``.
+        Refused: there is an overlay, or no member in ``folder``.
     """
     check_programs(host)
     with keep_stopped(cluster, host, progress):
         path = str(cluster.places.overlay)
         if is_linked(cluster, host) and find_mirror(cluster, host):
-            return Done(host.name, False)
+            return MirrorChange(host.name, False)
         if host.works("test", "-f", path):
             raise Refused(f"there is an overlay {path} on {host.name}", hint=f"mv {path} {path}.old")
         name = f"{folder}/{cluster.site.cluster}.mirror.json"
         mirror = read_mirror(host.read(name), cluster.site.cluster)
         if mirror is None:
-            raise Refused(f"there is no {name} on {host.name}", hint="give the folder that a member lies in")
+            raise Refused(f"there is no {name} on {host.name}", hint="give the folder of a member")
         if dry_run:
-            seen = {member.number: TOOLS[mirror.kind].look(host, mirror.path(member)) for member in mirror.members}
-            files = " and ".join(mirror.path(member) for member in choose(mirror, seen).counting)
+            seen = {member.number: TOOLS[mirror.kind].inspect(host, mirror.path(member)) for member in mirror.members}
+            files = " and ".join(mirror.path(member) for member in select_members(mirror, seen).active)
             steps = (
                 f"write {cluster.places.mirror_note}",
-                f"make {path} a link to the mirror",
+                f"create {path} as a link to the mirror",
                 f"open it with {files}",
             )
-            return Done(host.name, True, steps)
+            return MirrorChange(host.name, True, steps)
         host.run("mkdir", "-p", "-m", "0700", str(cluster.places.overlay.parent))
         write_note(cluster, host, mirror)
-        host.run("sh", "-c", SWITCH, "switch", path, _link(cluster))
-        with progress.step("open the mirror, to see that it can be"):
+        host.run("sh", "-c", LINK_SCRIPT, "switch", path, _link(cluster))
+        with progress.step("check that the mirror can be opened"):
             open_mirror(cluster, host, progress)
-    return Done(host.name, True, (f"{path} is a link to the mirror again",))
+    return MirrorChange(host.name, True, (f"{path} is a link to the mirror again",))
 
 
 def enlarge(cluster: Cluster, host: Host, mirror: Mirror, size: int) -> None:
-    """Have the members of the open mirror take an overlay of ``size`` bytes.
+    """Enlarge the members of the open mirror for an overlay of ``size`` bytes.
 
-    Whoever asks holds the host's lock, and has read ``mirror`` since: it is written back.
+    The caller holds the host's lock and has read ``mirror`` since: its note is written back.
     """
-    wanted = max(mirror.size, member_bytes(size))
-    for member in mirror.counting:
+    member_size = max(mirror.size, member_bytes(size))
+    for member in mirror.active:
         path = mirror.path(member)
-        if int(host.run("stat", "-c", "%s", path).text) < wanted:
-            host.run("truncate", "-s", str(wanted), path)
+        if int(host.run("stat", "-c", "%s", path).text) < member_size:
+            host.run("truncate", "-s", str(member_size), path)
         loop.reread(host, path)
     TOOLS[mirror.kind].enlarge(host, mirror.uuid, str(cluster.places.mirror))
-    write_note(cluster, host, replace(mirror, size=wanted))
+    write_note(cluster, host, replace(mirror, size=member_size))
 
 
 def check_members_room(host: Host, mirror: Mirror, size: int) -> None:
-    """Whether the file systems of the members can take an overlay of ``size`` bytes.
+    """Check that the members' file systems have room for an overlay of ``size`` bytes.
 
     Raises:
-        Refused: one cannot.
+        Refused: one has not.
     """
-    folders = [member.folder for member in mirror.counting]
+    folders = [member.folder for member in mirror.active]
     shared = 2 if _known_same(host, folders) and len(folders) > 1 else 1
-    for member in mirror.counting:
+    for member in mirror.active:
         taken = int(host.run("stat", "-c", "%b", mirror.path(member)).text) * 512
-        _need_room(host, member.folder, max(0, room_bytes(size) - taken) * shared)
+        _check_room(host, member.folder, max(0, room_bytes(size) - taken) * shared)

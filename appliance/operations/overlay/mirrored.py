@@ -1,4 +1,4 @@
-"""The mirror that an overlay lies on, opened before it is used and closed after; what is known of it."""
+"""The mirror of an overlay: its note, opening it before use and closing it afterwards, and its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import Any, Protocol
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.plan.overlay.mirror import Device, Made, Mirror, Scrubbed, Seen, choose, read_mirror, trouble, warnings
+from appliance.plan.overlay.mirror import (
+    Device,
+    Made,
+    Mirror,
+    Scrubbed,
+    Seen,
+    member_problem,
+    read_mirror,
+    select_members,
+    warnings,
+)
 from appliance.progress import Progress, Silent, Step
 from appliance.tools import ext3, loop
 from appliance.tools.btrfs import Btrfs
@@ -22,13 +32,13 @@ ADOPT = "sms overlay mirror adopt DIR"
 
 
 class Tool(Protocol):
-    """What mirrors: see ``Btrfs``."""
+    """Interface of a mirroring tool: see ``Btrfs``."""
 
     kind: str
 
     def lacks(self, host: Host) -> str: ...
     def make(self, host: Host, loops: Sequence[str], label: str) -> Made: ...
-    def look(self, host: Host, path: str) -> Seen: ...
+    def inspect(self, host: Host, path: str) -> Seen: ...
     def mount(self, host: Host, uuid: str, loops: Sequence[str], folder: str, *, degraded: bool) -> None: ...
     def unmount(self, host: Host, uuid: str, folder: str) -> None: ...
     def mounted(self, host: Host, uuid: str, folder: str) -> bool: ...
@@ -41,14 +51,15 @@ class Tool(Protocol):
 
 
 TOOLS: dict[str, Tool] = {tool.kind: tool for tool in (Btrfs(), Md())}
-"""The better one first."""
+"""In order of preference."""
 
 
 @dataclass(frozen=True)
 class MirrorState:
-    """A mirror as it stands; sizes in bytes, ``scrubbed`` in Unix seconds, 0 when it never was.
+    """The state of a mirror; sizes in bytes, ``scrubbed`` in Unix seconds, 0 if it was never scrubbed.
 
-    ``problems`` is empty when it is healthy. ``size`` and ``free`` are 0 while it is closed.
+    ``problems`` is empty when it is healthy. ``size`` and ``free`` are 0 while it is closed. ``mended``: errors that
+    the last scrub repaired.
     """
 
     kind: str
@@ -67,7 +78,7 @@ class MirrorState:
 
 
 def find_mirror(cluster: Cluster, host: Host) -> Mirror | None:
-    """What is written down of the overlay's mirror; None where there is none.
+    """Read the note of the overlay's mirror; None where there is none.
 
     Raises:
         SmsError: the note cannot be read.
@@ -82,40 +93,40 @@ def find_mirror(cluster: Cluster, host: Host) -> Mirror | None:
 
 
 def write_note(cluster: Cluster, host: Host, mirror: Mirror) -> None:
-    """Write down what is known: beside the overlay, where it counts, and beside every member that can be reached."""
+    """Write the mirror's note: the authoritative one beside the overlay, and a copy beside every reachable member."""
     main = str(cluster.places.mirror_note)
     host.write(main, mirror.text(), mode=0o600)
     host.run("sync", str(cluster.places.mirror_note.parent))
     for member in mirror.members:
         copy = note_copy(mirror, member.folder)
-        # A folder that is gone is most often a disk that is: nothing is to be made in its place.
+        # A missing folder is most often a missing disk: do not create the folder on another file system.
         if copy != main and host.works("test", "-d", member.folder):
             try:
                 host.write(copy, mirror.text(), mode=0o600)
             except CommandError:
-                continue  # a disk that fails: it is told by what reads the member
+                continue  # a failing disk: reported by whatever reads the member
 
 
 def note_copy(mirror: Mirror, folder: str) -> str:
-    """Where the note lies beside a member."""
+    """Return the path of the note's copy beside a member."""
     return f"{folder}/{mirror.cluster}.mirror.json"
 
 
 def is_linked(cluster: Cluster, host: Host) -> bool:
-    """Whether the overlay lies on its mirror: its path is a link then. The link is what decides."""
+    """Whether the overlay is on its mirror: its path is a link then. Only the link is authoritative."""
     return host.works("test", "-L", str(cluster.places.overlay))
 
 
 def open_mirror(cluster: Cluster, host: Host, progress: Progress, *, patience_s: float = 0) -> Mirror | None:
-    """Have the overlay's mirror mounted, degraded where a member is lost, which is said and written down; give it.
+    """Mount the overlay's mirror and return it; a lost member is recorded and reported, and the mount is degraded.
 
-    Whoever asks holds the lease: two hosts that have it open destroy it.
+    The caller holds the lease: two hosts that have the mirror open destroy it.
 
     Args:
-        patience_s: seconds to wait for files of members: after a boot, a disk may come late.
+        patience_s: seconds to wait for the members' files: after a boot, a disk may appear late.
 
     Raises:
-        Refused: no member is whole, or another host has it open.
+        Refused: no member is intact, or another host has it open.
     """
     mirror = find_mirror(cluster, host)
     if mirror is None or not is_linked(cluster, host):
@@ -123,50 +134,50 @@ def open_mirror(cluster: Cluster, host: Host, progress: Progress, *, patience_s:
     if mirror.mounted_on not in (None, host.name):
         raise Refused(
             f"the mirror was left open on {mirror.mounted_on}",
-            hint=f"sms stop --host {mirror.mounted_on}; where that host is off for good, set mounted_on in "
+            hint=f"sms stop --host {mirror.mounted_on}; if that host is permanently off, set mounted_on in "
             f"{cluster.places.mirror_note} to null",
         )
     tool, folder = TOOLS[mirror.kind], str(cluster.places.mirror)
     if tool.mounted(host, mirror.uuid, folder):
         return mirror
     with progress.step("open the mirror") as step:
-        mirror = replace(_choose(tool, host, mirror, patience_s), mounted_on=host.name)
+        mirror = replace(_select_members(tool, host, mirror, patience_s), mounted_on=host.name)
         write_note(cluster, host, mirror)
         mount_members(cluster, host, mirror)
-        step.detail(", ".join(member.folder for member in mirror.counting))
-    for said in warnings(mirror, {}):
-        progress.say(f"WARNING: {said}")
+        step.detail(", ".join(member.folder for member in mirror.active))
+    for warning in warnings(mirror, {}):
+        progress.report(f"WARNING: {warning}")
     return mirror
 
 
 def mount_members(cluster: Cluster, host: Host, mirror: Mirror) -> None:
-    """Mount what counts of a mirror; its loop devices end with the mount, however that ends."""
+    """Mount the active members of a mirror; their loop devices are released with the mount."""
     folder = str(cluster.places.mirror)
     host.run("mkdir", "-p", "-m", "0700", folder)
-    loops = [loop.attach(host, mirror.path(member)) for member in mirror.counting]
+    loops = [loop.attach(host, mirror.path(member)) for member in mirror.active]
     try:
         degraded = len(loops) < len(mirror.members) or mirror.pending is not None
         TOOLS[mirror.kind].mount(host, mirror.uuid, loops, folder, degraded=degraded)
     finally:
         for one in loops:
-            loop.let_go(host, one)
+            loop.detach(host, one)
 
 
-def _choose(tool: Tool, host: Host, mirror: Mirror, patience_s: float) -> Mirror:
+def _select_members(tool: Tool, host: Host, mirror: Mirror, patience_s: float) -> Mirror:
     deadline = time.monotonic() + patience_s
     while True:
-        seen = {member.number: tool.look(host, mirror.path(member)) for member in mirror.members}
-        late = [member for member in mirror.counting if not seen[member.number].there]
+        seen = {member.number: tool.inspect(host, mirror.path(member)) for member in mirror.members}
+        late = [member for member in mirror.active if not seen[member.number].there]
         if not late or time.monotonic() > deadline:
-            return choose(mirror, seen)
+            return select_members(mirror, seen)
         time.sleep(1)
 
 
 def close_mirror(cluster: Cluster, host: Host) -> None:
-    """Unmount the mirror, if this host has it open, and see that nothing has its members open.
+    """Unmount the mirror if this host has it open, and wait until nothing has its members open.
 
     Raises:
-        SmsError: something still uses it.
+        SmsError: it is still in use.
     """
     mirror = find_mirror(cluster, host)
     if mirror is None or mirror.mounted_on != host.name:
@@ -179,7 +190,7 @@ def close_mirror(cluster: Cluster, host: Host) -> None:
         except CommandError as error:
             raise SmsError(
                 f"the mirror at {folder} cannot be closed: {error.message}",
-                hint=f"find who uses it: fuser -vm {folder}",
+                hint=f"find the processes that use it: fuser -vm {folder}",
             ) from error
     for path in mirror.files:
         loop.wait_free(host, path)
@@ -188,15 +199,15 @@ def close_mirror(cluster: Cluster, host: Host) -> None:
 
 @contextmanager
 def opened(cluster: Cluster, host: Host, progress: Progress | None = None) -> Iterator[Mirror | None]:
-    """The mirror of a stopped appliance, open for as long as the context lasts; None where there is none."""
+    """Open the mirror of a stopped services container within the context; None where there is none."""
     try:
         yield open_mirror(cluster, host, progress or Silent())
     finally:
         close_mirror(cluster, host)
 
 
-def look_at_mirror(cluster: Cluster, host: Host) -> MirrorState | None:
-    """How the overlay's mirror stands, open or closed; changes nothing. None where there is none.
+def query_mirror(cluster: Cluster, host: Host) -> MirrorState | None:
+    """Query the state of the overlay's mirror, open or closed; None where there is none. Changes nothing.
 
     Raises:
         SmsError: its note cannot be read.
@@ -206,39 +217,39 @@ def look_at_mirror(cluster: Cluster, host: Host) -> MirrorState | None:
         return None
     tool, folder = TOOLS[mirror.kind], str(cluster.places.mirror)
     if not is_linked(cluster, host):
-        said = "a mirror was begun, or its removal: `sms overlay mirror create` or `remove` goes on with it"
-        return MirrorState(mirror.kind, False, (), (said,))
+        problem = "creation or removal was interrupted: `sms overlay mirror create` or `remove` resumes it"
+        return MirrorState(mirror.kind, False, (), (problem,))
     if mirror.mounted_on in (None, host.name) and tool.mounted(host, mirror.uuid, folder):
-        return _look_open(host, mirror, tool, folder)
+        return _query_open(host, mirror, tool, folder)
     if mirror.mounted_on not in (None, host.name):
-        said = f"{mirror.mounted_on} has the mirror open: `sms overlay mirror status --host {mirror.mounted_on}`"
-        return MirrorState(mirror.kind, False, _members(mirror, {}, {}), (said,))
+        problem = f"{mirror.mounted_on} has the mirror open: `sms overlay mirror status --host {mirror.mounted_on}`"
+        return MirrorState(mirror.kind, False, _members(mirror, {}, {}), (problem,))
     try:
-        judged = choose(mirror, {one.number: tool.look(host, mirror.path(one)) for one in mirror.members})
+        selected = select_members(mirror, {one.number: tool.inspect(host, mirror.path(one)) for one in mirror.members})
     except Refused as error:
         return MirrorState(mirror.kind, False, _members(mirror, {}, {}), (error.message,))
-    said_of = tuple(warnings(judged, {}))
-    members = _members(judged, {}, {})
-    return MirrorState(mirror.kind, False, members, said_of, scrubbed=mirror.scrubbed, mended=mirror.mended)
+    problems = tuple(warnings(selected, {}))
+    members = _members(selected, {}, {})
+    return MirrorState(mirror.kind, False, members, problems, scrubbed=mirror.scrubbed, mended=mirror.mended)
 
 
-def _look_open(host: Host, mirror: Mirror, tool: Tool, folder: str) -> MirrorState:
+def _query_open(host: Host, mirror: Mirror, tool: Tool, folder: str) -> MirrorState:
     devices = {device.devid: device for device in tool.devices(host, mirror.uuid, folder)}
-    problems = find_troubles(host, mirror, devices)
+    problems = find_problems(host, mirror, devices)
     space = query_space(host, folder)
-    said = tuple(warnings(mirror, problems, size=space.size, free=space.free))
+    texts = tuple(warnings(mirror, problems, size=space.size, free=space.free))
     members = _members(mirror, devices, problems)
-    return MirrorState(mirror.kind, True, members, said, space.size, space.free, mirror.scrubbed, mirror.mended)
+    return MirrorState(mirror.kind, True, members, texts, space.size, space.free, mirror.scrubbed, mirror.mended)
 
 
-def find_troubles(host: Host, mirror: Mirror, devices: dict[int, Device]) -> dict[int, str]:
-    """What is wrong with members of an open mirror that count, by their number."""
+def find_problems(host: Host, mirror: Mirror, devices: dict[int, Device]) -> dict[int, str]:
+    """Return the problems of an open mirror's active members, by their number."""
     found = {}
-    for member in mirror.counting:
+    for member in mirror.active:
         device = devices.get(member.devid)
-        behind = device is not None and device.path in ext3.users_of(host, mirror.path(member))
-        if said := trouble(device, behind=behind):
-            found[member.number] = said
+        current = device is not None and device.path in ext3.users_of(host, mirror.path(member))
+        if problem := member_problem(device, current=current):
+            found[member.number] = problem
     return found
 
 

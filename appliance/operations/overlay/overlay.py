@@ -1,4 +1,4 @@
-"""The overlay of the appliance: made, checked and seeded before a start."""
+"""The overlay of the services container: created, checked and seeded before a start."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from appliance.tools import apptainer, ext3
 from appliance.tools.space import query_space
 
 MARK = "/etc/sms/seed.mark"
-"""Inside the overlay, so that a copy of it that is put back says what it was seeded with."""
+"""Stored in the overlay itself, so that a restored copy identifies its own seed."""
 
 
-OF_THE_PAST = 'for f in "$1.moved" "$1".past-*; do [ ! -e "$f" ] || exit 0; done; exit 1'
-"""Shell: whether overlay $1 has gone to another host (agent/leave.py), or was put aside for another host's."""
+HAS_STALE_COPY = 'for f in "$1.moved" "$1".past-*; do [ ! -e "$f" ] || exit 0; done; exit 1'
+"""Shell: whether overlay $1 has moved to another host, or was set aside because another host took over."""
 
 
 def archive_for(cluster: Cluster) -> bytes:
-    """The seed of this site's overlay. Holds secrets: it goes to a command's standard input only."""
+    """Return the seed archive of this site's overlay. It holds secrets: pass it on standard input only."""
     site = cluster.site
     sources = {**dict(site.secrets), **dict(site.accounts)}
     given = read_given(site, [(name, sources[name]) for name in SECRET_PLACES])
@@ -42,19 +42,19 @@ def archive_for(cluster: Cluster) -> bytes:
 
 
 def overlay_mark(archive: bytes, image: Image) -> str:
-    """Tells what an overlay was seeded with. Accounts are merged with the image's: another image, another mark."""
+    """Return the mark of a seed and image. It includes the image because accounts are merged with the image's."""
     return f"{seed_digest(archive)} {image.key}"
 
 
 def running_mark(cluster: Cluster, host: Host) -> str:
-    """The mark of the overlay that the running appliance has."""
+    """Return the seed mark in the overlay of the running services container."""
     return host.run(*inside_argv(cluster.site, "cat", MARK), ok=None).text
 
 
-def put_aside(cluster: Cluster, host: Host, generation: int) -> str:
-    """Another host has gone on meanwhile: no start is to take this host's overlay for the newest; give its new name.
+def retire_overlay(cluster: Cluster, host: Host, generation: int) -> str:
+    """Rename this host's overlay after another host took over, so that no start uses it; return its new path.
 
-    Kept, for it may hold what has been lost elsewhere. Empty where there is none, or all hosts see the same.
+    It is kept because it may hold data that was lost elsewhere. Empty where there is none, or it is shared or in use.
     """
     path = str(cluster.places.overlay)
     if is_linked(cluster, host) or not host.works("test", "-f", path) or ext3.users_of(host, path):
@@ -65,19 +65,19 @@ def put_aside(cluster: Cluster, host: Host, generation: int) -> str:
 
 
 def check_overlay(cluster: Cluster, host: Host) -> bool:
-    """Whether there is an overlay; it must be free, or there must be room for one.
+    """Return whether there is an overlay; check that it is not in use, or that there is room for a new one.
 
     Raises:
-        Refused: something on this host has it open, or there is no room.
+        Refused: something on this host has it open, it has moved to another host, or there is no room.
     """
     path = str(cluster.places.overlay)
     if not host.works("test", "-e", path):
-        if lies_on_closed_mirror(cluster, host):
+        if is_on_closed_mirror(cluster, host):
             return True
-        if host.works("sh", "-c", OF_THE_PAST, "past", path):
+        if host.works("sh", "-c", HAS_STALE_COPY, "past", path):
             raise Refused(
-                f"the overlay of {host.name} has moved to another host; what it left here is of the past",
-                hint=f"`sms host list` shows where it is: start it there, or bring it back: sms migrate {host.name}",
+                f"the overlay of {host.name} has moved to another host; the local copy is stale",
+                hint=f"`sms host list` shows where it is: start it there, or move it back: sms migrate {host.name}",
             )
         _check_room(cluster, host)
         return False
@@ -87,18 +87,18 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
     return True
 
 
-def lies_on_closed_mirror(cluster: Cluster, host: Host) -> bool:
-    """Whether an overlay that cannot be reached is there all the same, on a mirror that is not open now.
+def is_on_closed_mirror(cluster: Cluster, host: Host) -> bool:
+    """Whether the overlay is on a mirror that is not open.
 
     Raises:
-        Refused: it should be on one, and nothing is known of that.
+        Refused: it is on a mirror whose note is missing.
     """
     if not is_linked(cluster, host):
         return False
     if find_mirror(cluster, host) is None:
         raise Refused(
-            f"{cluster.places.overlay} on {host.name} lies on a mirror, and {cluster.places.mirror_note} is gone",
-            hint=f"take it up again by a folder that has a member: {ADOPT}",
+            f"{cluster.places.overlay} on {host.name} is on a mirror, but {cluster.places.mirror_note} is missing",
+            hint=f"recover it from a folder with a member: {ADOPT}",
         )
     return True
 
@@ -106,7 +106,7 @@ def lies_on_closed_mirror(cluster: Cluster, host: Host) -> bool:
 def _in_use(path: str, host: Host, users: list[str]) -> Refused:
     return Refused(
         f"{path} is in use on {host.name} ({', '.join(users)})",
-        hint="is an instance or a mount of it left? `losetup -l` shows who has it",
+        hint="is an instance or a mount of it left? `losetup -l` shows its users",
     )
 
 
@@ -114,15 +114,15 @@ def _in_use(path: str, host: Host, users: list[str]) -> Refused:
 def keep_stopped(
     cluster: Cluster, host: Host, progress: Progress | None = None, *, fenced: Collection[str] = ()
 ) -> Iterator[Lease]:
-    """The appliance stays stopped for as long as the context lasts, wherever this overlay is shared; give the lease.
+    """Keep the services container stopped on all hosts that share the overlay, within the context; yield the lease.
 
-    An overlay that lies on a mirror can be reached meanwhile.
+    An overlay on a mirror is accessible within the context.
 
     Args:
-        fenced: admin hosts that are surely off; what they hold does not count.
+        fenced: admin hosts known to be off; leases that they hold are ignored.
 
     Raises:
-        Refused: it runs here, another host has the lease, another run is at work, or something has the overlay open.
+        Refused: it runs here, another host has the lease, another run is in progress, or the overlay is in use.
     """
     with (
         only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
@@ -136,25 +136,25 @@ def keep_stopped(
 
 
 def check_stopped(cluster: Cluster, host: Host) -> None:
-    """Whether nothing on the host has the overlay open.
+    """Check that nothing on the host has the overlay open.
 
     Raises:
-        Refused: the appliance runs there, or something has been left.
+        Refused: the services container runs there, or something else has the overlay open.
     """
     if apptainer.find_instance(host, instance_name(cluster.site)):
-        raise Refused(f"the appliance runs on {host.name}", hint=f"sms stop --host {host.name}")
+        raise Refused(f"the services container runs on {host.name}", hint=f"sms stop --host {host.name}")
     users = ext3.users_of(host, str(cluster.places.overlay))
     if users:
         raise _in_use(str(cluster.places.overlay), host, users)
 
 
 def seeded_with(host: Host, path: str) -> str:
-    """The mark of an overlay that nobody has open; empty where it was never seeded."""
+    """Return the seed mark of an overlay that is not in use; empty where it was never seeded."""
     return ext3.read_inside(host, path, f"/upper{MARK}").decode(errors="replace").strip()
 
 
 def overlay_commands(cluster: Cluster, image: Image, mark: str, exists: bool) -> list[str]:
-    """The commands that make an overlay and seed it, for people."""
+    """Return the commands that create and seed an overlay, for display."""
     overlay = str(cluster.places.overlay)
     create = f"apptainer overlay create --size {cluster.site.overlay.size_mb} --sparse {overlay}"
     seed = shlex.join(seed_argv(cluster.site, image.path, overlay, mark))
@@ -162,7 +162,7 @@ def overlay_commands(cluster: Cluster, image: Image, mark: str, exists: bool) ->
 
 
 def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress) -> None:
-    """An overlay that is whole and holds what the site file says; made where there is none.
+    """Check the overlay, or create it where there is none, and seed it from the site file.
 
     Raises:
         Refused: something on this host has it open, or there is no room for a new one.
@@ -184,15 +184,15 @@ def ready_overlay(cluster: Cluster, host: Host, image: Image, progress: Progress
             report = _create(cluster, host, image.path, path, archive, mark)
         step.detail(f"{len(report['changed'])} files")
     if not exists:
-        progress.say(
-            f"note: {host.name} had no overlay {path}: this one is new, with no jobs and no accounting of before"
+        progress.report(
+            f"note: {host.name} had no overlay {path}: this one is new, without earlier jobs and accounting"
         )
     for kept in report["kept"]:
-        progress.say(f"note: a file was changed inside the container; its old text is kept as {kept}")
+        progress.report(f"note: a file was changed inside the container; the changed text is kept as {kept}")
 
 
 def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes, mark: str) -> dict[str, list[str]]:
-    """Make it beside its name: an overlay that carries the name has a key and its files."""
+    """Create the overlay under a temporary name, so that one with the final name is always completely seeded."""
     beside = f"{path}.new"
     host.remove(beside)
     try:
@@ -206,31 +206,29 @@ def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes,
 
 
 def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes, mark: str) -> dict[str, list[str]]:
-    said = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
-    report: dict[str, list[str]] = json.loads(said.text.splitlines()[-1])
+    result = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
+    report: dict[str, list[str]] = json.loads(result.text.splitlines()[-1])
     return report
 
 
 def _check_room(cluster: Cluster, host: Host) -> None:
-    """The file system must be able to take the overlay when it is full: it is sparse at first."""
+    """Check that the file system has room for the full overlay: it is sparse at first."""
     folder = str(cluster.places.overlay.parent)
     free = query_space(host, folder).free >> 20
     if free < cluster.site.overlay.size_mb:
         raise Refused(
             f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",
-            hint="make room, or set a smaller overlay.size_mb",
+            hint="free space, or set a smaller overlay.size_mb",
         )
 
 
 def prove_writable(host: Host, run_inside: tuple[str, ...]) -> None:
-    """Write a file inside and read it back: a read-only overlay only warns and goes on.
+    """Write a file inside and read it back: Apptainer only warns of a read-only overlay.
 
     Raises:
-        SmsError: it cannot be written.
+        SmsError: the overlay cannot be written.
     """
     script = 'f=/var/lib/.sms-write; echo "$1" >"$f" && sync "$f" && [ "$(cat "$f")" = "$1" ] && rm "$f"'
     result = host.run(*run_inside, "sh", "-c", script, "prove", "sms", ok=None)
     if result.status:
-        raise SmsError(
-            "the overlay cannot be written", hint="is the file system it lies on full, or mounted read-only?"
-        )
+        raise SmsError("the overlay cannot be written", hint="is its file system full, or mounted read-only?")

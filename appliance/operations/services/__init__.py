@@ -1,1 +1,1 @@
-"""Operations of the subject ``services``: the services container: started, stopped, queried, guarded."""
+"""Operations of the subject ``services``: start, stop, query and guard the services container."""

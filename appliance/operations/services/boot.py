@@ -1,4 +1,4 @@
-"""Brings the appliance back after a reboot, where the host has systemd."""
+"""Installs the systemd unit that starts the services container after a reboot."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from appliance.plan.services.unit import unit_name, unit_text
 from appliance.progress import Progress
 
 SITE_FILE = "/etc/sms/sms.yaml"
-"""Where a unit looks for the site file: the one place that outlives a session."""
+"""The site file that a unit uses: the only path that does not depend on a session."""
 
 
 def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
-    """Install, enable and start the unit; say whether the host has one now. Says so when it cannot.
+    """Install, enable and start the unit; return whether the host has one now. Reports why if it cannot.
 
-    The unit is started although the appliance runs: only a started one stops it when the host goes down.
+    The unit is started although the instance runs already: only an active unit stops it at shutdown.
     """
     why = _why_not(cluster, host)
     try:
@@ -33,28 +33,28 @@ def install_unit(cluster: Cluster, host: Host, progress: Progress) -> bool:
     except SmsError as error:
         why = error.message
     if why:
-        progress.say(f"note: nothing starts the appliance after a reboot of {host.name}: {why}")
+        progress.report(f"note: nothing starts the services container after a reboot of {host.name}: {why}")
     return not why
 
 
 def _why_not(cluster: Cluster, host: Host) -> str:
-    """Why the host cannot have a unit; empty when it can."""
+    """Return why the host cannot have a unit; empty when it can."""
     if not has_systemd(host):
         return "it does not run systemd"
     if not find_sms(host):
-        return "there is no sms"
+        return "sms is not installed there"
     if not lies_there(cluster, host):
         return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
     return ""
 
 
 def has_systemd(host: Host) -> bool:
-    """Whether systemd runs the host."""
+    """Return whether the host runs systemd."""
     return host.works("test", "-d", "/run/systemd/system")
 
 
 def lies_there(cluster: Cluster, host: Host) -> bool:
-    """Whether the host has a site file of this cluster where what runs by itself looks for it."""
+    """Return whether ``SITE_FILE`` on the host is a site file of this cluster with the same overlay folder."""
     try:
         site = yaml.safe_load(host.read(SITE_FILE) or b"")
     except yaml.YAMLError:
@@ -63,7 +63,7 @@ def lies_there(cluster: Cluster, host: Host) -> bool:
         return False
     overlay = site.get("overlay")
     folder = overlay.get("directory") if isinstance(overlay, dict) else None
-    # What runs by itself must look at the same lease: it lies beside the overlay.
+    # Units and guards must use the same lease, which is beside the overlay.
     overlays = PurePosixPath(SITE_FILE).parent / folder if isinstance(folder, str) else cluster.site.state / "overlays"
     return str(overlays) == str(cluster.places.overlay.parent)
 
@@ -87,7 +87,7 @@ def _install(cluster: Cluster, host: Host) -> None:
 
 
 def find_sms(host: Host) -> str:
-    """Where sms is on the host."""
+    """Return the path of sms on the host; empty if it is not installed."""
     if isinstance(host, Local):
         return shutil.which("sms") or shutil.which(sys.argv[0]) or ""
     return host.run("sh", "-c", "command -v sms", ok=None).text

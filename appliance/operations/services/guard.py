@@ -1,4 +1,4 @@
-"""``sms guard``: stops the appliance on a host once another host has taken over from it."""
+"""``sms guard``: stops the services container on a host once another host has superseded it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.hosts.preflight import only_one
 from appliance.operations.migration.lease import Leases
-from appliance.operations.overlay.overlay import put_aside
+from appliance.operations.overlay.overlay import retire_overlay
 from appliance.operations.services.stop import take_down
 from appliance.plan.machine import instance_name
-from appliance.plan.migration.lease import Lease, View, find_newer, is_apart
+from appliance.plan.migration.lease import Lease, View, find_newer, has_own_overlay
 from appliance.tools import apptainer, ext3, ports
 
-OWN_S = 1
-"""Seconds between two looks at the own lease file, which may be one that hosts share."""
-OTHERS_S = 5
-"""Seconds between two looks at another host's."""
-SETTLED_S = 60
-"""Seconds between two looks whether the appliance runs where another host has the lease."""
-START_S = 2
-"""Seconds that a guard waits for its lock, which others look at for a moment."""
+OWN_INTERVAL_S = 1
+"""Seconds between two reads of this host's lease file, which may be shared with other hosts."""
+OTHERS_INTERVAL_S = 5
+"""Seconds between two queries of another host's lease file."""
+RECHECK_S = 60
+"""Seconds between two checks for an instance while another host holds the lease."""
+LOCK_WAIT_S = 2
+"""Seconds that a guard waits for its lock, which status queries hold for a moment."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class GaveWay:
-    """A host that gave way: to whom, and whether the appliance still ran here; ``seconds`` until it had ended."""
+class SteppedDown:
+    """A host that stepped down: the new holder, whether an instance still ran here, and ``seconds`` until it ended."""
 
     host: str
     holder: str
@@ -49,22 +49,24 @@ class GaveWay:
 
 @contextmanager
 def only_guard(cluster: Cluster) -> Iterator[None]:
-    """Be the one guard of this cluster on this host.
+    """Hold the lock that makes this process the only guard of this cluster on this host.
 
     Raises:
-        Busy: there is one already.
+        Busy: a guard runs already.
     """
     path = Path(cluster.places.guard_lock)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise Busy("a guard runs here already", hint="`sms stop` ends it with the appliance") from None
+                    raise Busy(
+                        "a guard runs here already", hint="`sms stop` stops it with the services container"
+                    ) from None
                 time.sleep(0.1)
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -73,108 +75,108 @@ def only_guard(cluster: Cluster) -> Iterator[None]:
 
 
 class Guard:
-    """What a guard knows of all hosts' leases."""
+    """The leases of all hosts as known to a guard, and what it does when its host is superseded."""
 
-    def __init__(self, cluster: Cluster, host: Host, say: Say) -> None:
+    def __init__(self, cluster: Cluster, host: Host, report: Report) -> None:
         self.cluster = cluster
         self.host = host
-        self.say = say
+        self.report = report
         self.leases = Leases(host, cluster)
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._settled: Lease | None = None
         self._stopping: float | None = None
-        """Since when it is being stopped here; None where that is done."""
-        self._asked = 0.0
+        """Monotonic time since which the instance is being stopped; None when it is not."""
+        self._checked_at = 0.0
 
-    def look(self, name: str) -> None:
-        """Ask a host what its file says; one that cannot be asked now is believed as before."""
+    def query(self, name: str) -> None:
+        """Query the lease file of a host; keep the last known one if the host is unreachable."""
         try:
-            view = self.leases.ask(name, runs=False)
+            view = self.leases.query_host(name, runs=False)
         except SmsError as error:
-            self._complain(name, error.message)
+            self._report_once(name, error.message)
             return
         if view.lease:
             self.leases.views[name] = view
-            self._said.pop(name, None)
-            self.tell(name)
+            self._reported.pop(name, None)
+            self.publish(name)
 
-    def tell(self, name: str) -> None:
-        """Tell a host what this one holds: it may have been away when that was taken."""
+    def publish(self, name: str) -> None:
+        """Copy the lease of this host to another one, which may have been unreachable when it was taken."""
         mine = self.leases.views.get(self.host.name, View(None)).lease
         if mine and mine.holder == self.host.name and name != self.host.name:
-            self.leases.tell(mine, names=[name])
+            self.leases.publish(mine, names=[name])
 
-    def look_at_own(self) -> None:
-        """The own file, without a command: once a second is often."""
+    def read_own(self) -> None:
+        """Read the own lease file directly: a command every second would be too expensive."""
         name = self.host.name
         try:
             path = Path(self.cluster.places.lease)
             data = path.read_bytes() if path.exists() else None
             self.leases.views[name] = self.leases.read(name, data)
         except OSError as error:
-            self._complain(name, str(error))
+            self._report_once(name, str(error))
         except SmsError as error:
-            self._complain(name, error.message)
+            self._report_once(name, error.message)
 
-    def _complain(self, name: str, words: str) -> None:
-        """Say it, once as long as it is the same."""
-        if self._said.get(name) != words:
-            self._said[name] = words
-            self.say(words)
+    def _report_once(self, name: str, message: str) -> None:
+        """Report a message unless it is the last one reported for this name."""
+        if self._reported.get(name) != message:
+            self._reported[name] = message
+            self.report(message)
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Whatever goes wrong inside is said: a guard that ended would be missed by nobody."""
+    def reporting_errors(self) -> Iterator[None]:
+        """Report any exception instead of raising it: nobody would notice a guard that has died."""
         try:
             yield
         except Exception as error:
-            self._complain(threading.current_thread().name, f"{type(error).__name__}: {error}")
+            self._report_once(threading.current_thread().name, f"{type(error).__name__}: {error}")
 
-    def check(self) -> GaveWay | None:
-        """Give way when another host has taken over; say what was done."""
+    def check(self) -> SteppedDown | None:
+        """Step down if another host has taken over; return what was done."""
         newer = self.newer()
         if not newer:
             return None
         try:
-            return self._give_way(newer)
+            return self._step_down(newer)
         except Busy:
-            pass  # another sms is at work here, and knows what it does
+            pass  # another sms is at work here and is responsible
         except SmsError as error:
-            self._complain("", f"{self.host.name}: {error.message}")
+            self._report_once("", f"{self.host.name}: {error.message}")
         return None
 
     def newer(self) -> Lease | None:
-        """The lease of the host that has taken over from this one, by all that is known."""
-        views = dict(self.leases.views)  # others are asked meanwhile
+        """Return the lease of the host that superseded this one, as far as known."""
+        views = dict(self.leases.views)  # other threads update it
         return find_newer(self.host.name, views) if self.host.name in views else None
 
-    def _give_way(self, newer: Lease) -> GaveWay | None:
+    def _step_down(self, newer: Lease) -> SteppedDown | None:
         if self._is_settled(newer):
             return None
         busy = f"another sms is at work on {self.host.name}"
         with only_one(self.host, str(self.cluster.places.lock), busy):
-            self.look(self.host.name)  # it may have been changed by who had the lock
+            self.query(self.host.name)  # the previous holder of the lock may have changed it
             again = self.newer()
             return self._stop(again) if again else None
 
     def _is_settled(self, newer: Lease) -> bool:
-        """Whether the own file says so as well, and nothing runs here; that is asked for now and then only."""
+        """Return whether the own file agrees and no instance runs here, which is checked only every ``RECHECK_S``."""
         mine, now = self.leases.views[self.host.name].lease, time.monotonic()
         if self._stopping is not None:
             return False
         if not mine or (mine.holder, mine.generation) != (newer.holder, newer.generation):
             return False
-        if self._settled != newer or now - self._asked > SETTLED_S:
+        if self._settled != newer or now - self._checked_at > RECHECK_S:
             if self._running():
                 return False
-            self._settled, self._asked = newer, now
+            self._settled, self._checked_at = newer, now
         return True
 
     def _running(self) -> apptainer.Instance | None:
         return apptainer.find_instance(self.host, instance_name(self.cluster.site))
 
-    def _stop(self, newer: Lease) -> GaveWay:
-        """Off the networks first, then the end; the newer lease is written down last. What fails is tried again."""
+    def _stop(self, newer: Lease) -> SteppedDown:
+        """Disconnect the instance, stop it, and write the newer lease last. The next check retries a failed step."""
         name, holder = self.host.name, str(newer.holder)
         running = self._running()
         facts: dict[str, object] = {"holder": holder, "generation": newer.generation}
@@ -182,74 +184,74 @@ class Guard:
             self._stopping = self._stopping or time.monotonic()
             with suppress(CommandError):
                 ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
-            self._tell(
+            self._record(
                 "stale", f"{holder} has taken over (generation {newer.generation}): stopping it on {name}", facts
             )
             if self.is_shared():
-                with suppress(SmsError):  # not one more byte into what the other host writes
-                    ext3.cut_off(self.host, str(self.cluster.places.overlay), python=sys.executable)
+                with suppress(SmsError):  # no further byte may reach the other host's overlay
+                    ext3.shut_down(self.host, str(self.cluster.places.overlay), python=sys.executable)
         began, mine = self._stopping, self.leases.views[name].lease
         if began is not None:
             take_down(self.cluster, self.host)
-        # Its own file says that it holds: then the other host's overlay is another one.
-        if mine and (mine.holder == name or (began is not None and is_apart(mine, name))):
-            facts["kept"] = put_aside(self.cluster, self.host, newer.generation)
+        # When the own file names this host as the holder, the other host uses a different overlay.
+        if mine and (mine.holder == name or (began is not None and has_own_overlay(mine, name))):
+            facts["kept"] = retire_overlay(self.cluster, self.host, newer.generation)
         took = round(time.monotonic() - began, 3) if began is not None else 0.0
         if began is not None:
-            self._tell("stopped", f"it has ended on {name} after {took:.1f} s", facts)
+            self._record("stopped", f"stopped on {name} after {took:.1f} s", facts)
         self._stopping = None
         self.leases.adopt(newer)
         if began is None and mine and mine.holder == name:
             note(self.cluster, self.host, "guard", "gave way", **facts)
-        return GaveWay(name, holder, newer.generation, began is not None, took)
+        return SteppedDown(name, holder, newer.generation, began is not None, took)
 
-    def _tell(self, event: str, words: str, facts: dict[str, object]) -> None:
-        """Standard error, syslog and history; a log that cannot be written must not keep it running."""
-        self.say(words)
+    def _record(self, event: str, message: str, facts: dict[str, object]) -> None:
+        """Write an event to standard error, syslog and history; a failure to log must not keep the instance running."""
+        self.report(message)
         tag = f"sms-guard-{self.cluster.site.cluster}"
         with suppress(SmsError):
-            self.host.run("logger", "--tag", tag, "--priority", "daemon.crit", "--", words, ok=None)
+            self.host.run("logger", "--tag", tag, "--priority", "daemon.crit", "--", message, ok=None)
         with suppress(SmsError):
             note(self.cluster, self.host, "guard", event, **facts)
 
     def is_shared(self) -> bool:
-        """Whether the host that took over has the same overlay."""
+        """Return whether the host that took over uses the same overlay."""
         mine = self.leases.views[self.host.name].lease
-        return mine is not None and is_apart(mine, self.host.name) is False
+        return mine is not None and has_own_overlay(mine, self.host.name) is False
 
 
-def guard_once(cluster: Cluster, host: Host, say: Say) -> GaveWay | None:
-    """Look at all hosts' leases once, and give way if another host has taken over."""
-    guard = Guard(cluster, host, say)
-    guard.leases.look()
+def guard_once(cluster: Cluster, host: Host, report: Report) -> SteppedDown | None:
+    """Query the leases of all hosts once, and step down if another host has taken over."""
+    guard = Guard(cluster, host, report)
+    guard.leases.query()
     for name in guard.leases.hosts:
-        guard.tell(name)
+        guard.publish(name)
     return guard.check()
 
 
-def guard(cluster: Cluster, host: Host, say: Say, *, on_gave_way: Callable[[GaveWay], None]) -> None:
-    """Look again and again; never returns.
+def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callable[[SteppedDown], None]) -> None:
+    """Check the leases of all hosts periodically; never returns.
 
     Raises:
         Busy: a guard of this cluster runs here already.
     """
     with only_guard(cluster):
-        watch = Guard(cluster, host, say)
-        for name in watch.leases.hosts:
+        watcher = Guard(cluster, host, report)
+        for name in watcher.leases.hosts:
             if name != host.name:
-                threading.Thread(target=_look_for_ever, args=(watch, name), daemon=True).start()
+                threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
         while True:
-            gave = None
-            with watch.going_on():
-                watch.look_at_own()
-                gave = watch.check()
-            if gave:
-                on_gave_way(gave)
-            time.sleep(OWN_S)
+            stepped_down = None
+            with watcher.reporting_errors():
+                watcher.read_own()
+                stepped_down = watcher.check()
+            if stepped_down:
+                on_step_down(stepped_down)
+            time.sleep(OWN_INTERVAL_S)
 
 
-def _look_for_ever(watch: Guard, name: str) -> None:
+def _query_forever(watcher: Guard, name: str) -> None:
     while True:
-        with watch.going_on():
-            watch.look(name)
-        time.sleep(OTHERS_S)
+        with watcher.reporting_errors():
+            watcher.query(name)
+        time.sleep(OTHERS_INTERVAL_S)

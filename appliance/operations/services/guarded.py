@@ -1,4 +1,4 @@
-"""Starts the guard of an admin host with the appliance, and ends it with it."""
+"""Starts and stops the guard of an admin host together with the services container."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from appliance.operations.services.boot import SITE_FILE, find_sms, has_systemd,
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.progress import Progress
 
-ENDED_S = 5
-"""Seconds that a guard gets to end."""
-RUNS = '[ -e "$1" ] && ! flock -n -s "$1" true'
-"""Shell: whether somebody holds lock $1."""
-END = f"""\
-{RUNS} || exit 0
-kill "$(cat "$1")" && flock -w {ENDED_S} "$1" true
+STOP_TIMEOUT_S = 5
+"""Seconds that a guard may take to stop."""
+IS_LOCKED = '[ -e "$1" ] && ! flock -n -s "$1" true'
+"""Shell: succeed if a process holds lock $1."""
+STOP = f"""\
+{IS_LOCKED} || exit 0
+kill "$(cat "$1")" && flock -w {STOP_TIMEOUT_S} "$1" true
 """
-"""Shell: end the process that holds lock $1 and has written its id into it."""
-BEGIN = """\
+"""Shell: stop the process that holds lock $1 and has written its id into it."""
+START = """\
 umask 077
 mkdir -p "$(dirname "$1")" && log=$1 && shift && exec setsid --fork "$@" </dev/null >>"$log" 2>&1
 """
-"""Shell: run the command after $1 for itself, with log file $1."""
+"""Shell: run the command after $1 in the background, with log file $1."""
 
 
 def is_guarded(cluster: Cluster, host: Host) -> bool:
-    """Whether a guard of this cluster runs on the host."""
-    return host.works("sh", "-c", RUNS, "runs", str(cluster.places.guard_lock))
+    """Return whether a guard of this cluster runs on the host."""
+    return host.works("sh", "-c", IS_LOCKED, "runs", str(cluster.places.guard_lock))
 
 
 def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
-    """Start the host's guard, where there is another admin host to guard against; say whether it has one now.
+    """Start the host's guard if there is another admin host; return whether it has one now.
 
-    Says so when it cannot.
+    Reports why if it cannot.
     """
     if len(cluster.site.admin_hosts) < 2:
         return False
@@ -47,15 +47,17 @@ def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:
     except SmsError as error:
         why = error.message
     if why:
-        progress.say(f"note: no guard on {host.name} stops the appliance should another host take over: {why}")
+        progress.report(
+            f"note: no guard on {host.name} stops the services container when another host takes over: {why}"
+        )
     return not why
 
 
 def _start(cluster: Cluster, host: Host) -> str:
-    """Start it; give why it cannot be."""
+    """Start the guard; return why it cannot be started, empty if it was."""
     sms = find_sms(host)
     if PurePath(sms).name != "sms":
-        return "there is no sms"
+        return "sms is not installed there"
     there = lies_there(cluster, host)
     if there and has_systemd(host):
         _start_unit(cluster, host, sms)
@@ -63,8 +65,8 @@ def _start(cluster: Cluster, host: Host) -> str:
     site = str(cluster.path) if isinstance(host, Local) and cluster.path else SITE_FILE
     if site == SITE_FILE and not there:
         return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
-    words = (sms, "--quiet", "--site", site, "--state", str(cluster.site.state), "guard")
-    host.run("sh", "-c", BEGIN, "begin", str(cluster.places.guard_log), *words)
+    command = (sms, "--quiet", "--site", site, "--state", str(cluster.site.state), "guard")
+    host.run("sh", "-c", START, "begin", str(cluster.places.guard_log), *command)
     return ""
 
 
@@ -77,7 +79,7 @@ def _start_unit(cluster: Cluster, host: Host, sms: str) -> None:
 
 
 def stop_guard(cluster: Cluster, host: Host) -> None:
-    """End the host's guard, if one runs; one that does not end is left."""
+    """Stop the host's guard if one runs; one that does not stop is left running."""
     if has_systemd(host):
         host.run("systemctl", "stop", "--no-block", guard_unit_name(cluster.site.cluster), ok=None)
-    host.run("sh", "-c", END, "end", str(cluster.places.guard_lock), ok=None)
+    host.run("sh", "-c", STOP, "end", str(cluster.places.guard_lock), ok=None)

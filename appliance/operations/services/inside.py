@@ -1,4 +1,4 @@
-"""``sms logs``, ``exec`` and ``shell``: into the running appliance, or what it left."""
+"""``sms logs``, ``exec`` and ``shell``: commands in the running services container, and logs from its overlay."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from appliance.tools import apptainer, ext3
 
 LOGS = "/var/log/sms"
 OTHER_LOGS = {"messages": "/var/log/messages", "supervisor": f"{LOGS}/supervisord.log"}
-"""Logs besides those of the services: every node's messages, and the supervisor's own."""
+"""Logs that are not of one service: the messages of all nodes, and that of the supervisor."""
 
 
 def need_running(cluster: Cluster, host: Host) -> None:
-    """Refuse when nothing runs on the host.
+    """Refuse unless an instance runs on the host.
 
     Raises:
-        Refused: it does not run there.
+        Refused: no instance runs there.
     """
     if not apptainer.find_instance(host, instance_name(cluster.site)):
-        raise Refused(f"the appliance does not run on {host.name}", hint=f"sms start --host {host.name}")
+        raise Refused(f"the services container does not run on {host.name}", hint=f"sms start --host {host.name}")
 
 
 def run_inside(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> int:
-    """Run a command in the appliance on the user's terminal; give its exit status."""
+    """Run a command in the services container on the user's terminal; return its exit status."""
     need_running(cluster, host)
     return host.interact(*inside_argv(cluster.site, *argv))
 
 
 def log_path(cluster: Cluster, name: str) -> str:
-    """Where a log lies in the container.
+    """Return the path of a log in the container.
 
     Raises:
         ConfigError: there is no such log.
@@ -43,22 +43,27 @@ def log_path(cluster: Cluster, name: str) -> str:
     if name in OTHER_LOGS:
         return OTHER_LOGS[name]
     if name not in names:
-        raise ConfigError(f"no log {name}", hint=f"there are: {', '.join([*names, *OTHER_LOGS])}")
+        raise ConfigError(f"no log {name}", hint=f"available logs: {', '.join([*names, *OTHER_LOGS])}")
     return f"{LOGS}/{name}.log"
 
 
 def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: bool) -> int:
-    """Show the end of a log, also of an appliance that does not run."""
+    """Show the end of a log, also when the services container does not run."""
     path = log_path(cluster, name)
     if apptainer.find_instance(host, instance_name(cluster.site)):
         tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
         return host.interact(*inside_argv(cluster.site, *tail))
     if follow:
-        raise Refused(f"the appliance does not run on {host.name}", hint="without --follow the old log is shown")
+        raise Refused(
+            f"the services container does not run on {host.name}", hint="omit --follow to show the log in its overlay"
+        )
     overlay = str(cluster.places.overlay)
     with keep_stopped(cluster, host) if is_linked(cluster, host) else nullcontext():
         if not host.works("test", "-f", overlay):
-            raise Refused(f"there is no overlay {overlay} on {host.name}", hint="it never ran here")
+            raise Refused(
+                f"there is no overlay {overlay} on {host.name}",
+                hint="the services container has never run on this host",
+            )
         text = ext3.read_inside(host, overlay, f"/upper{path}").decode(errors="replace")
     print("\n".join(text.splitlines()[-lines:]))  # noqa: T201 - the log itself is the result
     return 0

@@ -1,4 +1,4 @@
-"""``sms journal``: what start, stop, migrate, failover and upgrade did, on every admin host that answers."""
+"""``sms journal``: the recorded events of all verbs, on every admin host that answers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from appliance.operations.history import read_history
 
 @dataclass(frozen=True)
 class Journal:
-    """Lines of all hosts, the oldest first; ``silent`` are hosts that cannot be read, each with why."""
+    """Lines of all hosts, the oldest first; ``silent`` maps hosts that could not be read to the error."""
 
     lines: list[dict[str, Any]]
     silent: dict[str, str] = field(default_factory=dict)
 
 
 def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
-    """The last lines of the journals.
+    """Return the last lines of the journals.
 
     Args:
-        only: one host's; all hosts' when not given.
-        last: how many lines; 0 for all.
+        only: read the journal of this host; of all hosts when not given.
+        last: number of lines; 0 for all.
 
     Raises:
         ConfigError: no admin host has that name.
-        SmsError: none can be read.
+        SmsError: no journal can be read.
     """
     names = [only] if only else [host.name for host in cluster.site.admin_hosts]
     silent: dict[str, str] = {}
@@ -45,12 +45,12 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
 
     with ThreadPoolExecutor(len(names)) as pool:
         lines = [line for found in pool.map(read, names) for line in found]
-    lines.sort(key=_moment)
+    lines.sort(key=_time_of)
     if len(silent) == len(names):
         raise SmsError("; ".join(silent.values()))
     return Journal(lines[-last:] if last else lines, silent)
 
 
-def _moment(line: dict[str, Any]) -> float:
+def _time_of(line: dict[str, Any]) -> float:
     at = line.get("at")
     return float(at) if isinstance(at, int | float) else 0.0

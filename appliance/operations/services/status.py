@@ -1,4 +1,4 @@
-"""``sms status``: every service asked in its own protocol, and what it all stands on."""
+"""``sms status``: probes every service in its own protocol; collects lease, image, overlay and snapshots."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.migration.lease import look_at_lease
-from appliance.operations.overlay.mirrored import look_at_mirror
+from appliance.operations.migration.lease import query_lease
+from appliance.operations.overlay.mirrored import query_mirror
 from appliance.operations.services.guarded import is_guarded
 from appliance.operations.services.start import PROBE, read_note
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.upgrade.note import read_last
-from appliance.operations.vm.deferred import look_at_vm
+from appliance.operations.vm.deferred import probe_vm
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.migration.lease import Lease
 from appliance.tools import apptainer
 
-ALONE = "stratum 10,"
-"""What chrony answers while no time server is in reach (`local stratum` of its configuration)."""
-SETTLING_S = 60
+UNSYNCHRONISED = "stratum 10,"
+"""Start of chrony's answer while it reaches no time server (`local stratum` of its configuration)."""
+SETTLE_S = 60
 """Seconds that chrony may take to choose a server."""
 FULL_PERCENT = 80
-"""Use of the overlay from which on it is a warning."""
+"""Use of the overlay from which status warns."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How one service answered; ``ms`` milliseconds."""
+    """The result of probing one service; ``ms``: milliseconds."""
 
     name: str
     ok: bool
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Status:
-    """The appliance on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, None without one."""
+    """The services container on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, or None."""
 
     cluster: str
     host: str
@@ -59,26 +59,26 @@ class Status:
     provisioning: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the value printed by --json."""
         return asdict(self)
 
 
 def status(cluster: Cluster, host: Host) -> Status:
-    """Ask everything; changes nothing but the line that the syslog probe sends."""
+    """Collect the status; changes nothing except for the log line that the syslog probe sends."""
     try:
-        lease, trouble, problem = look_at_lease(host, cluster), [], {}
+        lease, trouble, problem = query_lease(host, cluster), [], {}
     except Unreachable:
         raise
-    except SmsError as error:  # what runs must be seen all the same
+    except SmsError as error:  # the services must be shown nevertheless
         lease, trouble, problem = Lease(cluster.site.cluster), [error.message], {"problem": error.message}
-    trouble += _cut_off(cluster, host)
-    with ThreadPoolExecutor(1) as pool:  # while services are asked
+    trouble += _interrupted_upgrade(cluster, host)
+    with ThreadPoolExecutor(1) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
-        return _with_snapshots(_appliance(cluster, host, lease, trouble, problem), snapshots)
+        return _with_snapshots(_container_status(cluster, host, lease, trouble, problem), snapshots)
 
 
-def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
-    found = asked.result()
+def _with_snapshots(status: Status, query: Future[SnapshotStatus]) -> Status:
+    found = query.result()
     return replace(
         status,
         healthy=status.healthy and found.judgement.healthy,
@@ -87,8 +87,10 @@ def _with_snapshots(status: Status, asked: Future[SnapshotStatus]) -> Status:
     )
 
 
-def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: dict[str, str]) -> Status:
-    """The appliance itself, ``trouble`` being what is known to be wrong already, ``problem`` with the lease."""
+def _container_status(
+    cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: dict[str, str]
+) -> Status:
+    """Return the status without snapshots; ``trouble``: problems found so far, ``problem``: that of the lease."""
     running = apptainer.find_instance(host, instance_name(cluster.site))
     mirror, problems = _mirror(cluster, host)
     trouble += problems
@@ -97,34 +99,36 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], p
         if lease.holder == host.name:
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
-            warnings.append(f"it is on {lease.holder}, by the lease: `sms status --host {lease.holder}`")
-        said = asdict(lease) | problem
-        return Status(cluster.site.cluster, host.name, False, False, said, mirror=mirror, warnings=warnings)
-    with ThreadPoolExecutor(1) as pool:  # a VM that is off takes a while to say nothing
-        knocking = pool.submit(look_at_vm, cluster, host)
-        answers = ask(cluster, host)
-        vm = knocking.result()
+            warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
+        lease_facts = asdict(lease) | problem
+        return Status(cluster.site.cluster, host.name, False, False, lease_facts, mirror=mirror, warnings=warnings)
+    with ThreadPoolExecutor(1) as pool:  # a VM that is off is detected only by a timeout
+        vm_query = pool.submit(probe_vm, cluster, host)
+        answers = query_services(cluster, host)
+        vm = vm_query.result()
     note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
     warnings = trouble
     if lease.holder != host.name:
-        warnings.append(f"it runs on {host.name}, but {lease.holder or 'nobody'} holds the lease")
+        warnings.append(f"it runs on {host.name}, but {lease.holder or 'no host'} holds the lease")
     full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
     if full:
         percent = overlay["used"] * 100 // overlay["size"]
         warnings.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
     uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
     clock = cluster.find_role("clock")
-    alone = clock and any(answer.name == clock.name and answer.detail.startswith(ALONE) for answer in answers)
+    unsynchronised = clock and any(
+        answer.name == clock.name and answer.detail.startswith(UNSYNCHRONISED) for answer in answers
+    )
     if len(cluster.site.admin_hosts) > 1 and not is_guarded(cluster, host):
-        warnings.append(f"no guard runs on {host.name}: nothing stops it here should another host take over; sms guard")
-    if clock and cluster.site.ntp and alone and uptime > SETTLING_S:
-        warnings.append(f"{clock.name} follows none of the site's time servers; nodes only agree among themselves")
+        warnings.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
+    if clock and cluster.site.ntp and unsynchronised and uptime > SETTLE_S:
+        warnings.append(f"{clock.name} is not synchronised to any time server of the site")
     image = {"path": running.image}
     if note and note.image == running.image:
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
     else:
-        warnings.append("the running image is not the one that was written down at its start")
+        warnings.append("the running image is not the one that was recorded at its start")
     return Status(
         cluster.site.cluster,
         host.name,
@@ -141,8 +145,8 @@ def _appliance(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], p
     )
 
 
-def _cut_off(cluster: Cluster, host: Host) -> list[str]:
-    """What is to be said of an upgrade that has not come to its end."""
+def _interrupted_upgrade(cluster: Cluster, host: Host) -> list[str]:
+    """Return the warning about an unfinished upgrade, if there is one."""
     try:
         last = read_last(cluster, host)
     except Unreachable:
@@ -151,13 +155,15 @@ def _cut_off(cluster: Cluster, host: Host) -> list[str]:
         return [error.message]
     if last is None or last.ended:
         return []
-    return [f"an upgrade to {last.after.key[:12]} is under way or was cut off ({last.phase}); `sms upgrade` goes on"]
+    return [
+        f"an upgrade to {last.after.key[:12]} is under way or was interrupted ({last.phase}); `sms upgrade` resumes it"
+    ]
 
 
 def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[str]]:
-    """The overlay's mirror, None where there is none, and what is wrong with it."""
+    """Return the state of the overlay's mirror, None without one, and its problems."""
     try:
-        state = look_at_mirror(cluster, host)
+        state = query_mirror(cluster, host)
     except Unreachable:
         raise
     except SmsError as error:
@@ -165,34 +171,36 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[s
     return (asdict(state), list(state.problems)) if state else (None, [])
 
 
-def ask(cluster: Cluster, host: Host) -> list[Answer]:
-    """One answer a service, in starting order."""
+def query_services(cluster: Cluster, host: Host) -> list[Answer]:
+    """Probe all services; return one answer per service, in starting order."""
     names = [service.name for service in cluster.services]
-    said = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
+    result = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
     found: dict[str, Answer] = {}
-    for line in said.stdout.decode(errors="replace").splitlines():
+    for line in result.stdout.decode(errors="replace").splitlines():
         try:
             answer = json.loads(line)
         except ValueError:
-            continue  # a word of somebody else's on the way
+            continue  # output of another program
         found[answer["name"]] = Answer(answer["name"], answer["ok"], answer["detail"], answer["ms"])
     if not found:
-        raise SmsError(f"the appliance does not answer: {said.stderr.decode(errors='replace').strip()[-300:]}")
+        raise SmsError(
+            f"the services container does not answer: {result.stderr.decode(errors='replace').strip()[-300:]}"
+        )
     return [found.get(name) or Answer(name, False, "the image does not know it", 0) for name in names]
 
 
 def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
     argv = inside_argv(cluster.site, "df", "--block-size=1", "--output=size,used", "/")
-    words = host.run(*argv, ok=None).text.splitlines()[-1:]
+    lines = host.run(*argv, ok=None).text.splitlines()[-1:]
     try:
-        size, used = (int(word) for word in words[0].split())
+        size, used = (int(value) for value in lines[0].split())
     except (IndexError, ValueError):
         return {}
     return {"size": size, "used": used}
 
 
 def uptime_text(seconds: int) -> str:
-    """Seconds as a person says them: 3 d 4 h, 12 min."""
+    """Format seconds for the user: 3 d 4 h, 12 min."""
     days, rest = divmod(seconds, 86400)
     hours, rest = divmod(rest, 3600)
     minutes, rest = divmod(rest, 60)
@@ -204,5 +212,5 @@ def uptime_text(seconds: int) -> str:
 
 
 def when(stamp: float) -> str:
-    """Unix time as local date and time."""
+    """Format Unix time as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))

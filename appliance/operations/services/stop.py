@@ -1,4 +1,4 @@
-"""``sms stop``: every daemon ends cleanly, then the lease is let go."""
+"""``sms stop``: stops every daemon cleanly, then releases the lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.hosts.preflight import check_programs, only_one
-from appliance.operations.migration.lease import Leases, look_at_lease, release_lease
+from appliance.operations.migration.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
 from appliance.operations.services.guarded import stop_guard
 from appliance.plan.machine import instance_name, stop_argv, stop_timeout
@@ -21,7 +21,7 @@ from appliance.tools import apptainer, ext3
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop found and did; ``seconds`` until every daemon had ended."""
+    """What a stop found and did; ``seconds`` until every daemon had stopped."""
 
     host: str
     ran: bool
@@ -30,14 +30,14 @@ class Stopped:
 
 
 def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool = False) -> Stopped:
-    """Stop the appliance on ``host``.
+    """Stop the services container on ``host``.
 
     Args:
-        keep_lease: the host goes down and is to start it again when it is back.
+        keep_lease: the host shuts down and shall start it again at boot.
 
     Raises:
         Refused: another sms is at work there.
-        SmsError: it would not end, or had to be killed; the lease is kept where its overlay is in use.
+        SmsError: it did not stop, or had to be killed; the lease is kept while its overlay is in use.
     """
     check_programs(host)
     with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
@@ -45,26 +45,26 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         leases = Leases(host, cluster)
         stop_guard(cluster, host)
         with progress.step("stop the services") as step, ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(leases.look) if not keep_lease else None  # while they end
+            query = pool.submit(leases.query) if not keep_lease else None  # while they stop
             ran = take_down(cluster, host)
             took = time.monotonic() - began
-            step.detail("" if ran else "nothing runs")
-        held = look_at_lease(host, cluster).holder == host.name
+            step.detail("" if ran else "not running")
+        held = query_lease(host, cluster).holder == host.name
         if held and not keep_lease:
-            release_lease(host, cluster, leases=leases if asked and not asked.exception() else None)
+            release_lease(host, cluster, leases=leases if query and not query.exception() else None)
         if ran:
             note(cluster, host, "stop", "stopped", seconds=round(took, 3), lease_released=held and not keep_lease)
     limit = stop_timeout(cluster.services)
     if took >= limit:
         raise SmsError(
-            f"the services did not end within {limit} s and were killed",
-            hint="`sms logs` tells which; the next start checks the overlay",
+            f"the services did not stop within {limit} s and were killed",
+            hint="`sms logs supervisor` shows which; the next start checks the overlay",
         )
     return Stopped(host.name, ran, round(took, 3), held and not keep_lease)
 
 
 def take_down(cluster: Cluster, host: Host) -> bool:
-    """End the instance, if one runs, see that nothing has the overlay open, and close its mirror; say whether one ran.
+    """Stop the instance if one runs, wait until the overlay is closed, and close its mirror; return whether one ran.
 
     Raises:
         SmsError: the overlay is still in use.
@@ -73,20 +73,20 @@ def take_down(cluster: Cluster, host: Host) -> bool:
     limit = stop_timeout(cluster.services)
     if running:
         host.run(*stop_argv(cluster.site, limit), timeout=limit + 30)
-    # A host that neither ran it nor holds the lease has no say over a shared overlay.
-    if running or look_at_lease(host, cluster).holder == host.name:
+    # A host that neither ran it nor holds the lease must not wait for a shared overlay.
+    if running or query_lease(host, cluster).holder == host.name:
         _wait_for_overlay(cluster, host)
     close_mirror(cluster, host)
     return running is not None
 
 
 def _wait_for_overlay(cluster: Cluster, host: Host, timeout_s: float = 20) -> None:
-    """The overlay is free once its loop device is gone; only then may the lease be let go."""
+    """Wait until the loop device of the overlay is gone; only then may the lease be released."""
     deadline = time.monotonic() + timeout_s
     while users := ext3.users_of(host, str(cluster.places.overlay)):
         if time.monotonic() > deadline:
             raise SmsError(
-                f"the appliance has ended, but {', '.join(users)} still holds its overlay",
-                hint="the lease is kept; find who uses it (`losetup -l`, `fuser`), then run this again",
+                f"the services container has stopped, but its overlay is still in use by {', '.join(users)}",
+                hint="the lease is kept; find what uses it (`losetup -l`, `fuser`), then run this again",
             )
         time.sleep(0.1)

@@ -1,1 +1,1 @@
-"""Operations of the subject ``site``: the site file, its keys and its certificate authority."""
+"""Operations of the subject ``site``: site file, keys and certificate authority."""

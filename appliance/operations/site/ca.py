@@ -1,7 +1,7 @@
-"""The site's certificate authority: who may ask the provisioning VM, and which VM is to be believed.
+"""The site's certificate authority: authenticates the provisioning VM and its clients to each other.
 
-It lies in the folder ``tls/`` beside the site file. Its key never leaves the admin host: the VM gets an
-issuing certificate of its own, which can vouch for nodes and for nothing else.
+Stored in the folder ``tls/`` beside the site file. Its key never leaves the admin host: the VM gets an
+intermediate CA certificate, which can only sign client certificates of nodes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 Unit = Literal["admin", "services"]
 
 FOLDER = "tls"
-"""Where the authority lies, seen from the site file."""
+"""Folder of the CA, relative to the site file."""
 CLIENTS: dict[str, Unit] = {"admin": "admin", "services": "services"}
-"""Names of the client certificates that are made along with it, and their OU."""
+"""Names of the client certificates created with the CA, and their OU."""
 ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 825, 1825
-"""The issuer's is made anew at each start of the VM: whoever takes its key from there has it for little longer than a
-node's certificate (30 days) holds."""
+"""The intermediate CA is reissued at each start of the VM, so a stolen key is valid for little longer than a node's
+certificate (30 days)."""
 ISSUER_SOON_DAYS = 35
-"""With less left, it is time for a new issuer: a node's certificate must not outlast it."""
+"""With fewer days left, the intermediate CA must be renewed: a node's certificate must not outlive it."""
 SOON_DAYS = 60
-"""A certificate that ends within so many days is due."""
-HINT = "`sms key ca create` makes one beside the site file"
+"""A certificate that expires within this many days is due for renewal."""
+HINT = "`sms key ca create` creates one beside the site file"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key as PEM; the key is left out of its repr."""
+    """A certificate and its key as PEM; the repr omits the key."""
 
     certificate: bytes
     key: bytes
@@ -49,8 +49,8 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One certificate of the folder, as it is told of."""
+class CertificateInfo:
+    """A certificate of the CA folder, as listed."""
 
     file: Path
     subject: str
@@ -59,11 +59,11 @@ class Shown:
 
     @property
     def days_left(self) -> int:
-        """Whole days until it ends; less than nothing once it has."""
+        """Whole days until it expires; negative once it has."""
         return (self.ends - _now()).days
 
     def as_dict(self) -> dict[str, object]:
-        """For --json."""
+        """Return the fields for ``--json``."""
         return {
             "file": str(self.file),
             "subject": self.subject,
@@ -74,22 +74,22 @@ class Shown:
 
 
 def ca_folder(site: Path) -> Path:
-    """Where the authority of a site file lies."""
+    """Return the CA folder of a site file."""
     return site.absolute().parent / FOLDER
 
 
 def make_ca(folder: Path, *, name: str = "sms site CA") -> tuple[Path, ...]:
-    """Make a new authority and its first clients; give the files, the root's certificate first.
+    """Create a CA and its first client certificates; return the files, the root certificate first.
 
-    The root's certificate comes last: where it is, all of it is there.
+    The root certificate is written last: if it exists, the CA is complete.
 
     Raises:
-        Refused: there is one already; all that it has vouched for would be worthless.
+        Refused: a CA already exists; replacing it would invalidate every certificate it signed.
     """
     names = [*(f"{client}.{end}" for client in CLIENTS for end in ("key", "pem")), "ca.key", "ca.pem"]
     for each in names:
         if os.path.lexists(folder / each):
-            raise Refused(f"{folder / each} is there already", hint="`sms key ca show` tells what is there")
+            raise Refused(f"{folder / each} already exists", hint="`sms key ca show` lists the certificates")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
         beside = Path(new)  # mode 0700
@@ -102,10 +102,10 @@ def make_ca(folder: Path, *, name: str = "sms site CA") -> tuple[Path, ...]:
 
 
 def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str], days: int = SERVER_DAYS) -> Pair:
-    """A certificate for the VM's web server, under its host name and addresses.
+    """Issue a certificate for the VM's web server with its host name and addresses.
 
     Raises:
-        SmsError: the authority is not there, or cannot be read.
+        SmsError: the CA is missing or cannot be read.
     """
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -122,10 +122,10 @@ def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str], days:
 
 
 def issue_client(folder: Path, name: str, ou: Unit, *, days: int = CLIENT_DAYS) -> Pair:
-    """A client's certificate, CN=``name``, OU=``ou``.
+    """Issue a client certificate with CN=``name`` and OU=``ou``.
 
     Raises:
-        SmsError: the authority is not there, or cannot be read.
+        SmsError: the CA is missing or cannot be read.
     """
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -139,10 +139,10 @@ def issue_client(folder: Path, name: str, ou: Unit, *, days: int = CLIENT_DAYS) 
 
 
 def issue_issuer(folder: Path, *, name: str = "sms node issuer", days: int = ISSUER_DAYS) -> Pair:
-    """The authority that lives in the VM: it can vouch for clients, not for servers, nor for further authorities.
+    """Issue the VM's intermediate CA, which can sign client certificates but no servers and no further CAs.
 
     Raises:
-        SmsError: the site's authority is not there, or cannot be read.
+        SmsError: the site's CA is missing or cannot be read.
     """
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -155,11 +155,11 @@ def issue_issuer(folder: Path, *, name: str = "sms node issuer", days: int = ISS
     return _issue(folder, _name(name, None), extensions, days)
 
 
-def show_ca(folder: Path) -> tuple[Shown, ...]:
-    """Every certificate of the authority's folder, the root first.
+def show_ca(folder: Path) -> tuple[CertificateInfo, ...]:
+    """Return every certificate of the CA folder, the root first.
 
     Raises:
-        ConfigError: there is no authority, or one of its files is no certificate.
+        ConfigError: there is no CA, or one of its files is not a certificate.
     """
     if not (folder / "ca.pem").exists():
         raise ConfigError(f"there is no certificate authority in {folder}", hint=HINT)
@@ -168,11 +168,11 @@ def show_ca(folder: Path) -> tuple[Shown, ...]:
 
 
 def renew_clients(folder: Path) -> tuple[Path, ...]:
-    """Make the client certificates anew, each with a new key; give the files. The root stays as it is."""
+    """Replace the client certificates and their keys; return the files. The root is not changed."""
     done: list[Path] = []
     for client, unit in CLIENTS.items():
         pair = issue_client(folder, client, unit)
-        # The key first would be a key without its certificate for a moment: both are there, or neither is new.
+        # Both files are complete before either is replaced, so that key and certificate always match.
         for path, data, mode in (
             (folder / f"{client}.key", pair.key, 0o600),
             (folder / f"{client}.pem", pair.certificate, 0o644),
@@ -233,7 +233,7 @@ def _issue(folder: Path, subject: x509.Name, extensions: list[tuple[Any, bool]],
     ends = certificate.not_valid_after_utc
     days = min(days, (ends - _now()).days)
     if days < 1:
-        raise SmsError(f"the site's certificate authority ended on {ends:%Y-%m-%d}", hint=HINT)
+        raise SmsError(f"the site's certificate authority expired on {ends:%Y-%m-%d}", hint=HINT)
     signed = _sign(subject, certificate.subject, key.public_key(), authority, extensions, _now(), days)
     return Pair(signed, _pem(key))
 
@@ -256,7 +256,7 @@ def _sign(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        # A node without a clock of its own may be late by a while.
+        # The clock of a node without an RTC may be behind.
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
@@ -279,13 +279,13 @@ def _read_root(folder: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {(error.strerror or '').lower()}", hint=HINT) from None
     except (ValueError, TypeError):
-        raise ConfigError(f"{folder} holds no certificate authority in PEM", hint=HINT) from None
+        raise ConfigError(f"{folder} does not contain a certificate authority in PEM format", hint=HINT) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise ConfigError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.pem'}", hint="put both back")
+        raise ConfigError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.pem'}", hint="restore both files")
     return certificate, key
 
 
-def _show(path: Path) -> Shown:
+def _show(path: Path) -> CertificateInfo:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -294,9 +294,9 @@ def _show(path: Path) -> Shown:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {(error.strerror or '').lower()}") from None
     except ValueError:
-        raise ConfigError(f"{path} holds no certificate in PEM") from None
+        raise ConfigError(f"{path} is not a certificate in PEM format") from None
     digest = certificate.fingerprint(hashes.SHA256()).hex()
-    return Shown(path, certificate.subject.rfc4514_string(), certificate.not_valid_after_utc, digest)
+    return CertificateInfo(path, certificate.subject.rfc4514_string(), certificate.not_valid_after_utc, digest)
 
 
 def _pem(key: EllipticCurvePrivateKey) -> bytes:

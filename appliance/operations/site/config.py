@@ -1,4 +1,4 @@
-"""`sms config`: what a site file says, and what is wrong with it or with the files that it names."""
+"""`sms config`: validates and shows the site file, and checks the files that it names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.operations.site.find import Loaded, open_site
 
 
 def check_config(path: Path, state: Path | None = None) -> Loaded:
-    """Read a site file and look at the files that it names.
+    """Read a site file and check the files that it names.
 
     Raises:
         ConfigError: with every problem found.
@@ -27,31 +27,31 @@ def check_config(path: Path, state: Path | None = None) -> Loaded:
 
 
 def check_files(site: Site, document: Document) -> list[Problem]:
-    """What is wrong with the files that the site file names.
+    """Return the problems of the files that the site file names.
 
-    Keys that `sms key create` makes may be absent until then; whether they are there is asked by
-    the verbs that use them, and `sms doctor`.
+    The signing keys may be missing before `sms key create`; the verbs that use them and `sms doctor`
+    check that they exist.
     """
     problems = []
     for place, path, private in _files(site):
-        # What the file does not name is a default, and need not be there yet.
+        # A path that the file does not set is a default and need not exist yet.
         if place in document.lines and (words := _wrong(path, private, needed=place[0] != "signing")):
             problems.append(document.problem(place, *words))
     return sorted(problems, key=lambda problem: problem.line)
 
 
 def show_config(site: Site) -> dict[str, Any]:
-    """Every setting with its value, defaults included."""
+    """Return every setting with its value, including defaults."""
     return site.model_dump(mode="json", by_alias=True)
 
 
 def _files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
-    """Place, path, and whether nobody but the owner may read it."""
+    """Yield place, path, and whether only the owner may read the file."""
     for section, private in (("secrets", True), ("accounts", False)):
         values: dict[str, Path | None] = dict(getattr(site, section))
         for name, path in values.items():
             if path is not None:
-                # Certificates are public by nature.
+                # Certificates are public.
                 yield (section, name), path, private and name not in ("tls_ca", "tls_cert")
     for index, host in enumerate(site.admin_hosts):
         if host.key is not None:
@@ -64,17 +64,17 @@ def _files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
 
 
 def _wrong(path: Path, private: bool, *, needed: bool) -> tuple[str, str] | None:
-    """What is wrong with a file and what to do about it."""
+    """Return message and hint for what is wrong with a file, or None."""
     try:
         info = path.stat()
     except FileNotFoundError:
-        return (f"{path} is not there", "check the path, or remove the setting") if needed else None
+        return (f"{path} does not exist", "check the path, or remove the setting") if needed else None
     except (OSError, ValueError) as error:
         return f"{path} cannot be reached: {error}", "check the path and the permissions of its folders"
     if not stat.S_ISREG(info.st_mode):
-        return f"{path} is not a file", "name the file itself"
+        return f"{path} is not a regular file", "give the path of a file"
     if private and info.st_mode & 0o077:
         return f"{path} can be read by others (mode {info.st_mode & 0o777:04o})", f"chmod 600 {path}"
     if not os.access(path, os.R_OK):
-        return f"{path} cannot be read", "run as root, or change its owner"
+        return f"{path} is not readable", "run as root, or change its owner"
     return None

@@ -1,4 +1,4 @@
-"""Finds and reads the site file; every other verb starts here."""
+"""Find, read and validate the site file; every other verb starts here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from appliance.text import printable
 
 @dataclass(frozen=True)
 class Loaded:
-    """A site without mistakes, where it was read, and what its administrator should know."""
+    """A valid site, the document it was read from, and notices for the administrator."""
 
     site: Site
     document: Document
@@ -37,7 +37,7 @@ MOST_REMARKS = 5
 
 
 def find_site(option: Path | None) -> Path:
-    """The site file to use: ``--site``, $SMS_SITE, ./sms.yaml or /etc/sms/sms.yaml, the first there is."""
+    """Return the site file: the first of ``--site``, $SMS_SITE, ./sms.yaml and /etc/sms/sms.yaml."""
     if option is not None:
         return option
     if named := os.environ.get("SMS_SITE"):
@@ -47,13 +47,13 @@ def find_site(option: Path | None) -> Path:
         if place.is_file():
             return place
     raise ConfigError(
-        f"no site file: --site and $SMS_SITE are not given, and there is neither {' nor '.join(map(str, places))}",
+        f"no site file: --site and $SMS_SITE are not set, and neither {' nor '.join(map(str, places))} exists",
         hint="write one with `sms init --profile lab`, openhpc or cray-ex",
     )
 
 
 def load_site(path: Path, state: Path | None = None, progress: Progress | None = None) -> Site:
-    """The site, checked, its services resolved into names; notices go to ``progress``.
+    """Return the validated site with its services resolved to names; notices are reported to ``progress``.
 
     Raises:
         ConfigError: with every problem found.
@@ -61,16 +61,16 @@ def load_site(path: Path, state: Path | None = None, progress: Progress | None =
     loaded = open_site(path, state)
     if progress:
         for notice in loaded.notices:
-            progress.say(notice)
+            progress.report(notice)
     return loaded.site
 
 
 def open_site(path: Path, state: Path | None = None, classification: Path | None = None) -> Loaded:
-    """Read and check a site file.
+    """Read and validate a site file.
 
     Args:
-        state: stands before the folder that the file names.
-        classification: stands before the services that the file names; - is standard input.
+        state: overrides the state folder of the file.
+        classification: overrides the services of the file; - is standard input.
     """
     site, document = read_site(path)
     if classification is not None:
@@ -94,7 +94,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
             message = f"{printable(str(site.services.classification), 200)}: {error}"
             problems.append(document.problem(("services", "from"), message, HINT))
     controllers = {name for name in services if catalog[name].role == "controller"}
-    problems += check_site(site, document, services=services, bases=bases, wanted=names, controllers=controllers)
+    problems += check_site(site, document, services=services, bases=bases, selected=names, controllers=controllers)
     if problems:
         raise ConfigError(problems=first_problems(problems))
     changes: dict[str, object] = {} if isinstance(site.services, tuple) else {"services": names}
@@ -105,62 +105,64 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
 
 
 def advice_of(catalog: Mapping[str, Service]) -> dict[str, str]:
-    """What to do about services that nodes need and the container cannot carry, by every name that they go by."""
-    spoken = [service for service in catalog.values() if service.advice]
-    return {name: service.advice for service in spoken for name in (*service.known_as, service.name)}
+    """Return the advice for services that nodes need and the container cannot run, by each of their names."""
+    advised = [service for service in catalog.values() if service.advice]
+    return {name: service.advice for service in advised for name in (*service.known_as, service.name)}
 
 
 def resolve(
-    wanted: ServicesFrom,
+    selection: ServicesFrom,
     known: Collection[str],
     advice: Mapping[str, str] = MappingProxyType({}),
     usual: Collection[str] = (),
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The services that a classification stands for; a notice for each that cannot be carried, and for every doubt.
+    """Return the services selected by a classification, and notices about services that cannot run and about doubts.
 
     Args:
-        known: what the container can carry.
-        advice: what to do about services, where the classification itself does not say.
+        known: services that the container can run.
+        advice: advice by service, used where the classification has none.
         usual: those of ``known`` that most sites have.
     """
     try:
-        seen = read_classification(read_text(wanted.classification))
+        report = read_classification(read_text(selection.classification))
     except ConfigError as error:
         problem = error.problems[0].message if error.problems else error.message.rpartition(": ")[2]
         raise ClassificationError(problem) from None
-    critical = [service for service in seen.services if service.time_critical and service.name not in wanted.without]
-    names = dict.fromkeys([*(service.name for service in critical if service.name in known), *wanted.also])
+    excluded = selection.without
+    critical = [service for service in report.services if service.time_critical and service.name not in excluded]
+    names = dict.fromkeys([*(service.name for service in critical if service.name in known), *selection.also])
     notices = [_notice(service, advice) for service in critical if service.name not in known]
-    every = {service.name for service in seen.services}
+    every = {service.name for service in report.services}
     notices += [
         f"services.without: {name} is not in the classification; {nearest(name, every)}"
-        for name in wanted.without
+        for name in excluded
         if name not in every
     ]
     if not names:
-        raise ClassificationError("it has no time-critical service that the container can carry")
-    said = {*wanted.also, *wanted.without}
-    notices += _doubts(seen, {*known} - said, {*usual} - said)
+        raise ClassificationError("it has no time-critical service that the container can run")
+    explicit = {*selection.also, *excluded}
+    notices += _doubts(report, {*known} - explicit, {*usual} - explicit)
     return tuple(names), tuple(notices)
 
 
-def _doubts(seen: Report, known: Collection[str], usual: Collection[str]) -> list[str]:
-    """What the classification itself says against building on it."""
-    doubts = [f"the capture: {printable(words, 500)}" for words in seen.remarks[:MOST_REMARKS]]
-    if seen.damaged and not doubts:
-        doubts.append("the capture was cut off, or parts of it could not be read: services may be missing")
-    if unsure := [each for each in seen.services if each.unsure and each.name in known]:
-        names = ", ".join(f"{each.name} ({each.verdict}, {each.confidence * 100:.0f} %)" for each in unsure)
-        doubts.append(f"hardly sure: {names}; capture for longer, or with more nodes")
-    if untold := [name for name in seen.untold if name in usual]:
-        doubts.append(f"left out, but the capture is too short to tell whether nodes use it: {', '.join(untold)}")
+def _doubts(report: Report, known: Collection[str], usual: Collection[str]) -> list[str]:
+    """Return reasons of the classification itself not to rely on it."""
+    doubts = [f"the capture: {printable(remark, 500)}" for remark in report.remarks[:MOST_REMARKS]]
+    if report.damaged and not doubts:
+        doubts.append("the capture is truncated, or parts of it could not be read: services may be missing")
+    if uncertain := [each for each in report.services if each.low_confidence and each.name in known]:
+        names = ", ".join(f"{each.name} ({each.verdict}, {each.confidence * 100:.0f} %)" for each in uncertain)
+        doubts.append(f"low confidence: {names}; capture for longer, or with more nodes")
+    if undetermined := [name for name in report.undetermined if name in usual]:
+        names = ", ".join(undetermined)
+        doubts.append(f"left out, but the capture is too short to decide whether nodes use it: {names}")
     return doubts
 
 
 def _notice(service: Classified, advice: Mapping[str, str]) -> str:
-    """What to do about a service that nodes need and the container cannot carry."""
-    words = printable(service.advice, 500) or advice.get(service.name.lower(), "keep it on a machine that stays up")
+    """Return a notice with advice for a service that nodes need and the container cannot run."""
+    text = printable(service.advice, 500) or advice.get(service.name.lower(), "keep it on a machine that stays up")
     return (
-        f"{service.name} is time-critical, but the container cannot carry it: {words}; "
-        f"then name it under services.without in the site file, and this notice is gone"
+        f"{service.name} is time-critical, but the container cannot run it: {text}; "
+        f"then list it under services.without in the site file to silence this notice"
     )

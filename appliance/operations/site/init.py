@@ -16,7 +16,7 @@ from appliance.text import SHORT, printable
 
 
 def list_profiles() -> dict[str, str]:
-    """The profiles, each with the first line of its file, which says what it is for."""
+    """Return the profiles, each with the summary in the first line of its file."""
     profiles = {}
     for path in sorted(share("definitions", "profiles").glob("*.yaml")):
         with path.open(encoding="utf-8") as stream:
@@ -25,35 +25,35 @@ def list_profiles() -> dict[str, str]:
 
 
 def read_profile(name: str) -> str:
-    """The text of a profile's site file."""
+    """Return the text of a profile's site file."""
     profiles = list_profiles()
     if name not in profiles:
-        raise ConfigError(f"there is no profile {printable(name, SHORT)}", hint=nearest(name, profiles))
+        raise ConfigError(f"unknown profile {printable(name, SHORT)}", hint=nearest(name, profiles))
     return share("definitions", "profiles", f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def write_site(text: str, path: Path, *, force: bool = False) -> None:
-    """Write a new site file, whole or not at all.
+    """Write a new site file atomically.
 
     Raises:
-        Refused: there is a file already, and ``force`` does not say to replace it.
+        Refused: the file exists and ``force`` is not set.
     """
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder", hint=f"name a file, such as {path / 'sms.yaml'}")
+        raise ConfigError(f"{path} is a folder", hint=f"give a file, such as {path / 'sms.yaml'}")
     if not force and os.path.lexists(path):
-        raise Refused(f"{path} is there already", hint="name another file with -o, or replace it with --force")
+        raise Refused(f"{path} already exists", hint="choose another file with -o, or replace it with --force")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(text, path, force=force)
     except FileExistsError:
-        raise Refused(f"{path} is there already", hint="name another file with -o") from None
+        raise Refused(f"{path} already exists", hint="choose another file with -o") from None
     except OSError as error:
-        hint = "run as root, or name another file with -o"
+        hint = "run as root, or choose another file with -o"
         raise SmsError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=hint) from None
 
 
 def make_missing_ca(path: Path) -> bool:
-    """Make the authority beside a site file where there is none; says whether one was made."""
+    """Create the CA beside a site file if there is none; return whether one was created."""
     folder = ca_folder(path)
     if os.path.lexists(folder / "ca.pem"):
         return False
@@ -62,16 +62,16 @@ def make_missing_ca(path: Path) -> bool:
 
 
 def replace_file(text: str, path: Path, *, force: bool) -> None:
-    """Write beside and put in place; without ``force``, never over a file that came meanwhile.
+    """Write a temporary file and rename it; without ``force``, never replace a file created meanwhile.
 
-    A new file has the permissions that the umask leaves it, one that takes the place of another has those of that one.
+    A new file gets the permissions of the umask; a replaced file keeps its owner and permissions.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             if force and path.exists():
-                _take_after(descriptor, path.stat())
+                _copy_ownership(descriptor, path.stat())
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -83,8 +83,8 @@ def replace_file(text: str, path: Path, *, force: bool) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _take_after(descriptor: int, before: os.stat_result) -> None:
-    # Who may not give files away keeps its own, and gives nobody more than there was.
+def _copy_ownership(descriptor: int, before: os.stat_result) -> None:
+    # An unprivileged user cannot change the owner; the mode is copied all the same.
     with suppress(PermissionError):
         os.fchown(descriptor, before.st_uid, before.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))

@@ -1,4 +1,4 @@
-"""``sms key``: the pair of keys that images are signed with."""
+"""``sms key``: the key pair that signs images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from appliance.errors import ConfigError, Refused
 
 
 def create_pair(private: Path, public: Path) -> str:
-    """Make an Ed25519 pair as PEM files; give the public key's fingerprint.
+    """Create an Ed25519 pair as PEM files; return the public key's fingerprint.
 
     Raises:
-        Refused: one of the files is there already.
+        Refused: one of the files already exists.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,7 +21,7 @@ def create_pair(private: Path, public: Path) -> str:
     for path in (private, public):
         if path.exists():
             raise Refused(
-                f"{path} is there already", hint="images signed with it would no longer start; move it away first"
+                f"{path} already exists", hint="images signed with it would no longer start; move it away first"
             )
     key = Ed25519PrivateKey.generate()
     private_pem = key.private_bytes(
@@ -48,18 +48,18 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def fingerprint(public: Path) -> str:
-    """SHA-256 of the public key (SubjectPublicKeyInfo, DER), in hex.
+    """Return the SHA-256 of the public key (SubjectPublicKeyInfo, DER), in hex.
 
     Raises:
-        ConfigError: the file holds no public key.
+        ConfigError: the file is not a public key.
     """
     from cryptography.hazmat.primitives import serialization
 
     try:
         key = serialization.load_pem_public_key(public.read_bytes())
     except OSError as error:
-        raise ConfigError(f"cannot read {public}: {error.strerror}", hint="`sms key create` makes a pair") from error
+        raise ConfigError(f"cannot read {public}: {error.strerror}", hint="`sms key create` creates a pair") from error
     except ValueError as error:
-        raise ConfigError(f"{public} holds no public key in PEM") from error
+        raise ConfigError(f"{public} is not a public key in PEM format") from error
     der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()

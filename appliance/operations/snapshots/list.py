@@ -1,4 +1,4 @@
-"""``sms overlay list``, ``show`` and ``verify``: what snapshots there are on a host, and whether they are whole."""
+"""``sms overlay list``, ``show`` and ``verify``: the snapshots on a host, and whether they are intact."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from appliance.progress import Progress
 from appliance.tools import agent
 
 LATEST = "latest"
-"""Stands for the newest verified one."""
+"""Selects the newest verified snapshot."""
 
 Snapshot = dict[str, Any]
-"""A manifest with ``number`` and ``health``, as the agent tells it."""
+"""A manifest with ``number`` and ``health``, as the agent reports it."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The snapshots of one host, the oldest first; ``broken`` are those that do not tell what they are, with why."""
+    """The snapshots of one host, oldest first; ``broken``: numbers with an unreadable manifest, and the reason."""
 
     host: str
     snapshots: tuple[Snapshot, ...] = ()
@@ -32,76 +32,76 @@ class Listing:
 
     @property
     def damaged(self) -> bool:
-        """Whether any of them is known to be no good."""
+        """Whether any snapshot is damaged."""
         return bool(self.broken) or not all(one["health"].get("ok", False) for one in self.snapshots)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a check of one snapshot found; none of it: it is whole."""
+    """Result of verifying one snapshot; ``damage`` is empty when it is intact."""
 
     number: int
     damage: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether it is whole."""
+        """Whether the snapshot is intact."""
         return not self.damage
 
 
 def store(cluster: Cluster) -> str:
-    """The folder of the cluster's snapshots on an admin host."""
+    """Return the folder of the cluster's snapshots on an admin host."""
     return str(cluster.places.snapshots)
 
 
 def state_paths(cluster: Cluster) -> list[str]:
-    """Paths in the container whose files must be readable in a snapshot."""
+    """Return paths in the container whose files must be readable in a snapshot."""
     return list(dict.fromkeys(path for service in cluster.services for path in service.state))
 
 
 def state_heads(cluster: Cluster) -> dict[str, str]:
-    """State files, and what stands near their beginning."""
+    """Return the text expected near the beginning of each state file, by path."""
     return {path: text for service in cluster.services for path, text in service.state_heads.items()}
 
 
 def list_snapshots(cluster: Cluster, host: Host) -> Listing:
-    """All that there are on the host; a host without a store has none.
+    """List the snapshots on the host; a host without a store has none.
 
     Raises:
         Refused: the host has no Python.
     """
-    said = agent.ask(host, "list", {"store": store(cluster)})
-    broken = {int(number): str(why) for number, why in said["broken"].items()}
-    return Listing(host.name, tuple(said["snapshots"]), broken, said["stored_bytes"], said["free_bytes"])
+    reply = agent.call(host, "list", {"store": store(cluster)})
+    broken = {int(number): str(why) for number, why in reply["broken"].items()}
+    return Listing(host.name, tuple(reply["snapshots"]), broken, reply["stored_bytes"], reply["free_bytes"])
 
 
-def find_snapshot(listing: Listing, wanted: str) -> Snapshot:
-    """The snapshot of a number, or the ``latest``, which is the newest verified one.
+def find_snapshot(listing: Listing, selector: str) -> Snapshot:
+    """Return the snapshot with a number, or the newest verified one for ``latest``.
 
     Raises:
-        ConfigError: ``wanted`` is neither.
-        Refused: there is none.
-        SmsError: it does not tell what it is any more.
+        ConfigError: ``selector`` is neither a number nor ``latest``.
+        Refused: there is no such snapshot.
+        SmsError: its manifest cannot be read.
     """
-    if wanted != LATEST and not wanted.isdecimal():
+    if selector != LATEST and not selector.isdecimal():
         raise ConfigError(
-            f"{wanted} is no snapshot", hint=f"give its number, or {LATEST}; `sms overlay list` shows all"
+            f"invalid snapshot {selector!r}", hint=f"give its number, or {LATEST}; `sms overlay list` shows all"
         )
     if not listing.snapshots and not listing.broken:
         raise Refused(
             f"there are no snapshots on {listing.host}", hint=f"`sms overlay snapshot --host {listing.host}` takes one"
         )
-    if wanted == LATEST:
+    if selector == LATEST:
         good = [one for one in listing.snapshots if one["health"].get("ok")]
         if not good:
             raise Refused(
                 f"no snapshot on {listing.host} is verified",
-                hint="`sms overlay verify --all` tells what is wrong with them; `sms overlay snapshot` takes one",
+                hint="`sms overlay verify --all` shows what is wrong with them; `sms overlay snapshot` takes one",
             )
-        # What a restore has kept is the state that somebody wanted to get away from.
+        # A snapshot that a restore took holds the state that the user wanted to leave.
         chosen = [one for one in good if not one["reason"].startswith(RESTORE)]
         return (chosen or good)[-1]
-    number = int(wanted)
+    number = int(selector)
     if number in listing.broken:
         raise SmsError(
             f"snapshot {number} is damaged: {listing.broken[number]}",
@@ -115,18 +115,18 @@ def find_snapshot(listing: Listing, wanted: str) -> Snapshot:
 
 
 def verify(
-    cluster: Cluster, host: Host, wanted: Sequence[str], progress: Progress, *, everything: bool = False
+    cluster: Cluster, host: Host, selectors: Sequence[str], progress: Progress, *, everything: bool = False
 ) -> list[Verified]:
-    """Read snapshots again, every byte, and check them; what is found is written down beside them.
+    """Read every byte of snapshots again and verify them; the result is recorded with each snapshot.
 
     Args:
-        wanted: numbers, or ``latest``.
-        everything: all that there are, whatever ``wanted`` says.
+        selectors: numbers, or ``latest``.
+        everything: verify all snapshots and ignore ``selectors``.
 
     Raises:
         Refused: there is no such snapshot.
     """
-    numbers, broken = _choose(list_snapshots(cluster, host), wanted, everything)
+    numbers, broken = _select(list_snapshots(cluster, host), selectors, everything)
     found = [Verified(number, (why,)) for number, why in broken.items()]
     if numbers:
         request = {
@@ -135,21 +135,21 @@ def verify(
             "state": state_paths(cluster),
             "heads": state_heads(cluster),
         }
-        said = agent.ask(host, "verify", request, progress)
-        found += [Verified(one["number"], tuple(one["damage"])) for one in said["snapshots"]]
+        reply = agent.call(host, "verify", request, progress)
+        found += [Verified(one["number"], tuple(one["damage"])) for one in reply["snapshots"]]
     return sorted(found, key=lambda one: one.number)
 
 
 def rehearse_verify(
-    cluster: Cluster, host: Host, wanted: Sequence[str], *, everything: bool = False
+    cluster: Cluster, host: Host, selectors: Sequence[str], *, everything: bool = False
 ) -> list[dict[str, int]]:
-    """Number and bytes of the snapshots that ``verify`` would read, in their order.
+    """Return number and used bytes of the snapshots that ``verify`` would read, oldest first.
 
     Raises:
         Refused: there is no such snapshot.
     """
     listing = list_snapshots(cluster, host)
-    numbers, _ = _choose(listing, wanted, everything)
+    numbers, _ = _select(listing, selectors, everything)
     return [
         {"number": one["number"], "used_bytes": one["used_bytes"]}
         for one in listing.snapshots
@@ -157,8 +157,8 @@ def rehearse_verify(
     ]
 
 
-def _choose(listing: Listing, wanted: Sequence[str], everything: bool) -> tuple[list[int], dict[int, str]]:
-    """Numbers of the snapshots that are meant, and of those of them that do not tell what they are, with why."""
+def _select(listing: Listing, selectors: Sequence[str], everything: bool) -> tuple[list[int], dict[int, str]]:
+    """Return the numbers of the selected snapshots, and those of them with an unreadable manifest, with the reason."""
     broken: dict[int, str] = dict(listing.broken) if everything else {}
     if everything:
         if not listing.snapshots and not broken:
@@ -166,18 +166,18 @@ def _choose(listing: Listing, wanted: Sequence[str], everything: bool) -> tuple[
         numbers = [one["number"] for one in listing.snapshots]
     else:
         numbers = []
-        for word in wanted:
-            if word.isdecimal() and int(word) in listing.broken:
-                broken[int(word)] = listing.broken[int(word)]
+        for selector in selectors:
+            if selector.isdecimal() and int(selector) in listing.broken:
+                broken[int(selector)] = listing.broken[int(selector)]
             else:
-                numbers.append(find_snapshot(listing, word)["number"])
+                numbers.append(find_snapshot(listing, selector)["number"])
     return list(dict.fromkeys(numbers)), broken
 
 
-def show(cluster: Cluster, host: Host, wanted: str) -> Snapshot:
-    """All that is known of a snapshot.
+def show(cluster: Cluster, host: Host, selector: str) -> Snapshot:
+    """Return a snapshot's manifest.
 
     Raises:
         ConfigError, Refused, SmsError: as ``find_snapshot``.
     """
-    return find_snapshot(list_snapshots(cluster, host), wanted)
+    return find_snapshot(list_snapshots(cluster, host), selector)

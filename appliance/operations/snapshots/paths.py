@@ -1,4 +1,4 @@
-"""``sms overlay diff``, and single files and folders taken back out of a snapshot."""
+"""``sms overlay diff``, and single files and folders restored or extracted from a snapshot."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import check_programs
-from appliance.operations.migration.lease import look_at_lease
+from appliance.operations.migration.lease import query_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
-from appliance.operations.snapshots.restore import other_image, real_path, reason
-from appliance.operations.snapshots.snapshot import Wanted, ask_take
+from appliance.operations.snapshots.restore import other_image, real_path, restore_reason
+from appliance.operations.snapshots.snapshot import SnapshotOptions, take_snapshot
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress, Silent
 from appliance.tools import agent, apptainer
 
-MOST_LINES = 1000
-"""Differences that are told unless all are wanted."""
-REASON = 200
-"""Letters of the reason of a snapshot."""
+MAX_LINES = 1000
+"""Differences that are reported unless all are requested."""
+MAX_REASON_CHARS = 200
+"""Characters of a snapshot's reason."""
 
 Row = dict[str, Any]
-"""A difference: ``path``, ``change`` (added, changed, gone), ``kind``, and what is known of it besides."""
+"""A difference: ``path``, ``change`` (added, changed, gone), ``kind``, and further facts."""
 
 
 class Rows:
-    """Differences, in a file without a name: there may be a million."""
+    """Differences, in an unnamed temporary file: there may be a million."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass")  # noqa: SIM115
 
     def add(self, rows: list[Row]) -> None:
-        """Some more."""
+        """Append differences."""
         self.file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def __iter__(self) -> Iterator[Row]:
@@ -50,10 +50,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Diff:
-    """What differs between two snapshots; None stands for the overlay as it is now.
+    """The differences between two snapshots; None is the present overlay.
 
-    ``counts`` has every file and folder, ``lines`` what they come to when a new or removed folder is one line;
-    ``told`` of these are in ``rows``.
+    ``counts`` has every file and folder; ``lines`` counts a new or removed folder as one line. ``rows`` holds the
+    first ``told`` of these lines.
     """
 
     host: str
@@ -66,10 +66,10 @@ class Diff:
 
 
 @dataclass(frozen=True)
-class Brought:
-    """What came back from a snapshot: into the overlay, where ``kept`` is the snapshot of what it was before, or
-    into ``folder``. ``paths`` are as the agent tells them: path, kind, entries, bytes, removed. Without ``changed``
-    all was as in the snapshot already, and nothing was done."""
+class RestoredPaths:
+    """Paths copied from a snapshot: into the overlay, where ``kept`` is the snapshot of its previous state, or
+    into ``folder``. ``paths`` are as the agent reports them: path, kind, entries, bytes, removed. ``changed`` is
+    False when all of them were as in the snapshot already."""
 
     host: str
     snapshot: int
@@ -92,16 +92,16 @@ def diff(
     paths: Sequence[str] = (),
     everything: bool = False,
 ) -> Diff:
-    """What differs between two snapshots, or between one and now.
+    """Compare two snapshots, or one with the present overlay.
 
     Args:
         before: a number, or ``latest``.
-        after: the same; None for the overlay as it is now, in use or not.
-        paths: limit it to these and what is below them.
-        everything: tell all, and new and removed folders file by file.
+        after: the same; None for the present overlay, in use or not.
+        paths: compare only these and what is below them.
+        everything: report all lines, and new and removed folders file by file.
 
     Raises:
-        Refused: there is no such snapshot, or the appliance runs on another host.
+        Refused: there is no such snapshot, or the services container runs on another host.
         SmsError: a snapshot is damaged.
     """
     check_programs(host)
@@ -109,20 +109,20 @@ def diff(
     first, second = (None if one is None else find_snapshot(listing, one)["number"] for one in (before, after))
     lock = ""
     if second is None:
-        _check_here(cluster, host)
+        _check_lease_holder(cluster, host)
         lock = str(cluster.places.lock)
-    return _ask_diff(
-        cluster, host, (first, second), progress, paths, lock=lock, limit=None if everything else MOST_LINES
+    return _query_diff(
+        cluster, host, (first, second), progress, paths, lock=lock, limit=None if everything else MAX_LINES
     )
 
 
-def _check_here(cluster: Cluster, host: Host) -> None:
-    holder = look_at_lease(host, cluster).holder
+def _check_lease_holder(cluster: Cluster, host: Host) -> None:
+    holder = query_lease(host, cluster).holder
     if holder not in (None, host.name):
-        raise Refused(f"the appliance runs on {holder}", hint=f"sms overlay diff --host {holder}")
+        raise Refused(f"the services container runs on {holder}", hint=f"sms overlay diff --host {holder}")
 
 
-def _ask_diff(
+def _query_diff(
     cluster: Cluster,
     host: Host,
     pair: tuple[int | None, int | None],
@@ -130,7 +130,7 @@ def _ask_diff(
     paths: Sequence[str],
     *,
     lock: str = "",
-    limit: int | None = MOST_LINES,
+    limit: int | None = MAX_LINES,
 ) -> Diff:
     rows = Rows()
     request = {
@@ -142,67 +142,71 @@ def _ask_diff(
         "limit": limit,
         "lock": lock,
     }
-    said = agent.ask(host, "diff", request, progress, on_rows=rows.add)
-    return Diff(host.name, pair[0], pair[1], said["counts"], said["lines"], said["told"], rows)
+    reply = agent.call(host, "diff", request, progress, on_rows=rows.add)
+    return Diff(host.name, pair[0], pair[1], reply["counts"], reply["lines"], reply["told"], rows)
 
 
-def restore_paths(cluster: Cluster, host: Host, wanted: str, paths: Sequence[str], progress: Progress) -> Brought:
-    """Make ``paths`` in the overlay of the stopped appliance what a snapshot has there; nothing else changes.
+def restore_paths(
+    cluster: Cluster, host: Host, selector: str, paths: Sequence[str], progress: Progress
+) -> RestoredPaths:
+    """Restore ``paths`` in the overlay of the stopped services container from a snapshot; nothing else changes.
 
-    The overlay as it was is taken as a snapshot before it is replaced by a copy with the paths in it.
+    The present overlay is taken as a snapshot before it is replaced by a copy with the restored paths.
 
     Raises:
-        Refused: the appliance runs, another host has the lease, or a path cannot be brought back on its own.
-        SmsError: something is damaged, or there is no room; the overlay is as it was.
+        Refused: the services container runs, another host has the lease, or a path cannot be restored on its own.
+        SmsError: something is damaged, or there is no room; the overlay is unchanged.
     """
-    chosen = _check(cluster, host, wanted)
+    chosen = _check_restore(cluster, host, selector)
     number = chosen["number"]
     with keep_stopped(cluster, host) as lease:
-        before = _ask_diff(cluster, host, (None, number), Silent(), paths, limit=0)
+        before = _query_diff(cluster, host, (None, number), Silent(), paths, limit=0)
         if not before.lines:
-            told = tuple({"path": path} for path in paths)
-            return Brought(host.name, number, told, (), 0.0, changed=False)
+            same = tuple({"path": path} for path in paths)
+            return RestoredPaths(host.name, number, same, (), 0.0, changed=False)
         overlay = real_path(cluster, host)
         request = {"store": store(cluster), "overlay": overlay, "snapshot": str(number), "paths": list(paths)}
-        said = agent.ask(host, "restore_paths", request, progress)
+        reply = agent.call(host, "restore_paths", request, progress)
         try:
-            why = f"{reason(chosen)}: {' '.join(one['path'] for one in said['paths'])}"
-            kept = ask_take(cluster, host, progress, lease, Wanted(reason=why[:REASON]), running=None)
-            agent.ask(host, "place_paths", {"overlay": overlay, "was": said["was"]}, progress)
+            why = f"{restore_reason(chosen)}: {' '.join(one['path'] for one in reply['paths'])}"
+            kept = take_snapshot(
+                cluster, host, progress, lease, SnapshotOptions(reason=why[:MAX_REASON_CHARS]), running=None
+            )
+            agent.call(host, "place_paths", {"overlay": overlay, "was": reply["was"]}, progress)
         except BaseException:
-            host.remove(said["staged"])
+            host.remove(reply["staged"])
             raise
-    return Brought(
+    return RestoredPaths(
         host.name,
         number,
-        tuple(said["paths"]),
-        tuple(said["notes"]),
-        said["seconds"],
+        tuple(reply["paths"]),
+        tuple(reply["notes"]),
+        reply["seconds"],
         kept=kept["number"],
         other_image=other_image(cluster, host, chosen),
     )
 
 
-def rehearse_paths(cluster: Cluster, host: Host, wanted: str, paths: Sequence[str]) -> Diff:
-    """Check what ``restore_paths`` checks; give what would differ afterwards. Changes nothing.
+def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[str]) -> Diff:
+    """Check what ``restore_paths`` checks and return what it would change. Changes nothing.
 
     Raises:
         Refused: as a restore would.
     """
-    chosen = _check(cluster, host, wanted)
+    chosen = _check_restore(cluster, host, selector)
     check_stopped(cluster, host)
-    _check_here(cluster, host)
+    _check_lease_holder(cluster, host)
     lock = str(cluster.places.lock)
-    return _ask_diff(cluster, host, (None, chosen["number"]), Silent(), paths, lock=lock)
+    return _query_diff(cluster, host, (None, chosen["number"]), Silent(), paths, lock=lock)
 
 
-def _check(cluster: Cluster, host: Host, wanted: str) -> Snapshot:
+def _check_restore(cluster: Cluster, host: Host, selector: str) -> Snapshot:
     check_programs(host)
-    chosen = find_snapshot(list_snapshots(cluster, host), wanted)
+    chosen = find_snapshot(list_snapshots(cluster, host), selector)
     if apptainer.find_instance(host, instance_name(cluster.site)):
         raise Refused(
-            f"the appliance runs on {host.name}",
-            hint=f"`sms stop --host {host.name}`; or take it out of the snapshot meanwhile, with --to DIR",
+            f"the services container runs on {host.name}",
+            hint=f"`sms stop --host {host.name}`; or extract the paths with --to DIR while it runs",
         )
     return chosen
 
@@ -210,25 +214,25 @@ def _check(cluster: Cluster, host: Host, wanted: str) -> Snapshot:
 def extract_paths(
     cluster: Cluster,
     host: Host,
-    wanted: str,
+    selector: str,
     paths: Sequence[str],
     folder: str,
     progress: Progress,
     *,
     dry_run: bool = False,
-) -> Brought:
-    """Take ``paths`` out of a snapshot into a new folder of the host; the appliance may run.
+) -> RestoredPaths:
+    """Extract ``paths`` from a snapshot into a new folder of the host; the services container may run.
 
     Raises:
-        Refused: the folder is there, or the snapshot has nothing of a path.
-        SmsError: the snapshot is damaged, or there is no room; nothing is left.
+        Refused: the folder exists, or the snapshot has nothing at a path.
+        SmsError: the snapshot is damaged, or there is no room; nothing is left behind.
     """
     check_programs(host)
-    chosen = find_snapshot(list_snapshots(cluster, host), wanted)
+    chosen = find_snapshot(list_snapshots(cluster, host), selector)
     if not folder.startswith("/"):
         if not isinstance(host, Local):
-            raise ConfigError(f"--to {folder} is not a whole path", hint=f"give one of {host.name}: /root/{folder}")
-        folder = os.path.abspath(folder)  # noqa: PTH100 - links are left as they are
+            raise ConfigError(f"--to {folder} is not an absolute path", hint=f"give one of {host.name}: /root/{folder}")
+        folder = os.path.abspath(folder)  # noqa: PTH100 - does not resolve symbolic links
     request = {
         "store": store(cluster),
         "snapshot": str(chosen["number"]),
@@ -236,13 +240,13 @@ def extract_paths(
         "folder": folder,
         "rehearse": dry_run,
     }
-    said = agent.ask(host, "extract_paths", request, progress)
-    return Brought(
+    reply = agent.call(host, "extract_paths", request, progress)
+    return RestoredPaths(
         host.name,
         chosen["number"],
-        tuple(said["paths"]),
-        tuple(said["notes"]),
-        said.get("seconds", 0.0),
+        tuple(reply["paths"]),
+        tuple(reply["notes"]),
+        reply.get("seconds", 0.0),
         changed=not dry_run,
-        folder=said["folder"],
+        folder=reply["folder"],
     )

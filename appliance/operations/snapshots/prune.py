@@ -1,4 +1,4 @@
-"""``sms overlay prune``: thins snapshots out by the site's rule, or removes those that are named."""
+"""``sms overlay prune``: remove snapshots by the site's retention, or by number."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NOT_NAMED = "not named"
 
 @dataclass(frozen=True)
 class Pruned:
-    """What of a host's snapshots stayed and what went, the oldest first; ``removed`` is empty in a rehearsal.
+    """The decision on each of a host's snapshots, oldest first; ``removed`` is empty in a dry run.
 
-    ``swept``: chunks that no snapshot needs were looked for. ``stored_bytes`` is what is left on the disk.
+    ``swept``: unreferenced chunks were removed. ``stored_bytes``: size of the store afterwards.
     """
 
     host: str
@@ -37,7 +37,7 @@ class Pruned:
     stored_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the JSON form."""
         facts = {one["number"]: one for one in self.snapshots}
         return {
             **asdict(self),
@@ -50,11 +50,11 @@ class Pruned:
 
 
 def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progress, *, dry_run: bool = False) -> Pruned:
-    """Remove snapshots, then the chunks that none of those left needs.
+    """Remove snapshots, then the chunks that no remaining snapshot references.
 
     Args:
-        numbers: these and no others; none: those that no rule of the site's retention keeps.
-        dry_run: only say which.
+        numbers: remove exactly these; empty: those that the site's retention does not keep.
+        dry_run: only decide.
 
     Raises:
         Busy: another run adds or reads snapshots.
@@ -63,26 +63,26 @@ def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progre
     listing = list_snapshots(cluster, host)
     decisions = choose(listing, numbers) if numbers else by_rule(cluster, listing)
     found = Pruned(host.name, listing.snapshots, tuple(decisions), listing.broken, stored_bytes=listing.stored_bytes)
-    # Without snapshots there may still be chunks, of a run that was killed.
+    # Even without snapshots there may be chunks of a run that was killed.
     if dry_run or not listing.stored_bytes:
         return found
-    wanted = [one.number for one in decisions if not one.keep]
-    said = agent.ask(host, "remove", {"store": store(cluster), "numbers": wanted, "sweep": True}, progress)
+    doomed = [one.number for one in decisions if not one.keep]
+    reply = agent.call(host, "remove", {"store": store(cluster), "numbers": doomed, "sweep": True}, progress)
     return Pruned(
         host.name,
         listing.snapshots,
         tuple(decisions),
-        {number: why for number, why in listing.broken.items() if number not in wanted},
-        tuple(said["removed"]),
-        said["swept"],
-        said["chunks"],
-        said["freed_bytes"],
-        max(0, listing.stored_bytes - said["freed_bytes"]),
+        {number: why for number, why in listing.broken.items() if number not in doomed},
+        tuple(reply["removed"]),
+        reply["swept"],
+        reply["chunks"],
+        reply["freed_bytes"],
+        max(0, listing.stored_bytes - reply["freed_bytes"]),
     )
 
 
 def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
-    """What the site's retention says of each; broken ones it leaves alone, for they do not tell what they are."""
+    """Decide by the site's retention; snapshots with an unreadable manifest are left alone."""
     candidates = [
         Candidate(one["number"], one["taken"], bool(one["health"].get("ok")), one.get("reason", ""))
         for one in listing.snapshots
@@ -91,7 +91,7 @@ def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
 
 
 def choose(listing: Listing, numbers: Sequence[int]) -> list[Decision]:
-    """Those that were named go, all others stay.
+    """Decide to remove the given numbers and to keep all others.
 
     Raises:
         Refused: there is no such snapshot, or it is the newest verified one.
@@ -99,13 +99,11 @@ def choose(listing: Listing, numbers: Sequence[int]) -> list[Decision]:
     known = [one["number"] for one in listing.snapshots]
     unknown = sorted(set(numbers) - set(known) - set(listing.broken))
     if unknown:
-        raise Refused(
-            f"there is no snapshot {unknown[0]} on {listing.host}", hint="`sms overlay list` shows all that there are"
-        )
+        raise Refused(f"there is no snapshot {unknown[0]} on {listing.host}", hint="`sms overlay list` shows all")
     newest = next((one["number"] for one in reversed(listing.snapshots) if one["health"].get("ok")), None)
     if newest in numbers:
         raise Refused(
-            f"snapshot {newest} is the newest verified one on {listing.host}, and stays",
+            f"snapshot {newest} is the newest verified one on {listing.host} and is not removed",
             hint=f"take a newer one first: sms overlay snapshot --host {listing.host}",
         )
     return [

@@ -1,4 +1,4 @@
-"""``sms overlay pull``: a snapshot comes back from the Borg repository or from another host."""
+"""``sms overlay pull``: fetch a snapshot from the Borg repository or from another host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from appliance.progress import Progress
 
 @dataclass(frozen=True)
 class Pulled:
-    """A snapshot that has come: its number there and here, and whether it was here before."""
+    """A fetched snapshot: its number at the source and here, and whether it was present here already."""
 
     source: str
     snapshot: int
@@ -26,11 +26,11 @@ class Pulled:
     bytes: int
 
 
-def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
-    """Verified snapshots that the repository or another host has, the oldest first.
+def list_remote(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
+    """List the verified snapshots of the repository or another host, oldest first.
 
     Raises:
-        ConfigError, Busy, Refused, SmsError, Unreachable: they cannot be told.
+        ConfigError, Busy, Refused, SmsError, Unreachable: they cannot be listed.
     """
     if source == BORG:
         offsite = Offsite(cluster, host)
@@ -38,7 +38,7 @@ def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
         if not offsite.exists:
             raise Refused(
                 f"there is no repository {offsite.repository.url}",
-                hint="`sms overlay push --to borg` makes it; is its disk mounted?",
+                hint="`sms overlay push --to borg` creates it; is its disk mounted?",
             )
         return sorted((manifest for manifest, _ in known), key=order)
     choose_targets(cluster, host.name, [source], option="--from")
@@ -46,51 +46,51 @@ def list_elsewhere(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
     return [one for one in listing.snapshots if one["health"].get("ok")]
 
 
-def name_of(one: Snapshot) -> str:
-    """The name that a snapshot has in the repository."""
+def remote_name(one: Snapshot) -> str:
+    """Return a snapshot's archive name in the repository."""
     return archive_name(one)
 
 
-def find_elsewhere(there: list[Snapshot], source: str, wanted: str) -> Snapshot:
-    """The one that is meant.
+def find_remote(there: list[Snapshot], source: str, selector: str) -> Snapshot:
+    """Return the snapshot that a number, an archive name, a uuid prefix or ``latest`` selects.
 
     Raises:
         Refused: there is none, or more than one.
     """
-    found = find(wanted, there)
+    found = find(selector, there)
     if not found:
         names = ", ".join(str(one["number"]) for one in there[-5:]) or "none"
         raise Refused(
-            f"{source} has no snapshot {wanted}",
+            f"{source} has no snapshot {selector}",
             hint=f"the newest there: {names}; `sms overlay pull --from {source} --list` shows all",
         )
     if len(found) > 1:
         raise Refused(
-            f"{source} has {len(found)} snapshots {wanted}",
+            f"{source} has {len(found)} snapshots {selector}",
             hint=f"name one: {', '.join(archive_name(one) for one in found)}",
         )
     return found[0]
 
 
 def pull(
-    cluster: Cluster, host: Host, source: str, wanted: str, progress: Progress, *, dry_run: bool = False
+    cluster: Cluster, host: Host, source: str, selector: str, progress: Progress, *, dry_run: bool = False
 ) -> Pulled:
-    """Bring a snapshot into the store of ``host``, checked like one that is taken.
+    """Fetch a snapshot into the store of ``host``; it is checked as a new snapshot is.
 
     Args:
         source: ``borg`` or an admin host.
-        wanted: ``latest``, a number, an archive's name, or the beginning of a uuid.
+        selector: ``latest``, a number, an archive name, or the beginning of a uuid.
 
     Raises:
-        ConfigError, Busy, Refused, SmsError, Unreachable: why it does not count here.
+        ConfigError, Busy, Refused, SmsError, Unreachable: it was not committed here.
     """
     with ExitStack() as stack:
         offsite = Offsite(cluster, host) if source == BORG else None
         if offsite and not dry_run:
-            offsite.one_at_a_time(stack)
-        one = find_elsewhere(list_elsewhere(cluster, host, source), source, wanted)
-        here = [mine for mine in list_snapshots(cluster, host).snapshots if mine["health"].get("ok")]
-        same = next((mine["number"] for mine in here if mine["uuid"] == one["uuid"]), 0)
+            offsite.lock_repository(stack)
+        one = find_remote(list_remote(cluster, host, source), source, selector)
+        here = [local for local in list_snapshots(cluster, host).snapshots if local["health"].get("ok")]
+        same = next((local["number"] for local in here if local["uuid"] == one["uuid"]), 0)
         if same or dry_run:
             return Pulled(source, one["number"], same, bool(same), 0)
         sent: Sent

@@ -1,4 +1,4 @@
-"""``sms overlay push``: verified snapshots go to an off-host Borg repository and to standby hosts."""
+"""``sms overlay push``: copy verified snapshots to an off-host Borg repository and to standby hosts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from appliance.operations.snapshots.transfer import BORG, Offsite, Sent, estimat
 from appliance.plan.snapshots.offsite import archive_name, missing
 from appliance.progress import Progress
 
-PUSHED, PRESENT, WOULD, FAILED = "pushed", "present", "would push", "failed"
+PUSHED, PRESENT, WOULD_PUSH, FAILED = "pushed", "present", "would push", "failed"
 REMOVED, WOULD_REMOVE = "removed", "would remove"
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of one snapshot at one target; ``name`` is its number or archive there.
+    """The result for one snapshot at one target; ``name`` is its number or archive there.
 
-    ``snapshot`` is 0 where the target itself is the trouble; of one that was removed there, it is its number there.
-    ``status`` is the exit status of its failure, else 0.
+    ``snapshot`` is 0 where the target itself failed; for one that was removed there, it is its number there.
+    ``status`` is the exit status of the failure, else 0.
     """
 
     target: str
@@ -40,10 +40,10 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to push: a number, ``latest``, or every one that is missing there.
+class PushOptions:
+    """What to push: a number, ``latest``, or all that are missing at the target.
 
-    ``prune``: then remove there what the site's retention does not keep.
+    ``prune``: afterwards remove there what the site's retention does not keep.
     """
 
     snapshot: str = LATEST
@@ -52,21 +52,23 @@ class Wanted:
     dry_run: bool = False
 
 
-def push(cluster: Cluster, source: Host, wanted: Wanted, targets: Sequence[str], progress: Progress) -> list[Pushed]:
-    """Push snapshots of ``source``; a target that fails does not hinder the others.
+def push(
+    cluster: Cluster, source: Host, options: PushOptions, targets: Sequence[str], progress: Progress
+) -> list[Pushed]:
+    """Push snapshots of ``source``; a failure at one target does not stop the others.
 
     Args:
-        targets: ``borg`` or names of admin hosts; none: all that the site names.
+        targets: ``borg`` or names of admin hosts; empty: all targets of the site file.
 
     Raises:
         ConfigError: a target is neither.
-        Refused: there is no such snapshot, it is damaged, or there is nowhere to push to.
+        Refused: there is no such snapshot, it is damaged, or no target is configured.
     """
     names = choose_targets(cluster, source.name, targets)
     listing = list_snapshots(cluster, source)
-    chosen = None if wanted.all_missing and listing.snapshots else find_snapshot(listing, wanted.snapshot)
+    chosen = None if options.all_missing and listing.snapshots else find_snapshot(listing, options.snapshot)
     if chosen and not chosen["health"].get("ok"):
-        damage = (chosen["health"].get("damage") or ["it was never checked"])[0]
+        damage = (chosen["health"].get("damage") or ["it was never verified"])[0]
         raise Refused(
             f"snapshot {chosen['number']} of {source.name} is damaged: {damage}; it is not pushed",
             hint="`sms overlay list` shows others",
@@ -75,14 +77,14 @@ def push(cluster: Cluster, source: Host, wanted: Wanted, targets: Sequence[str],
     for name in names:
         work = _to_borg if name == BORG else _to_host
         try:
-            work(Push(cluster, source, listing, chosen, wanted.prune, wanted.dry_run, name, progress, done.append))
+            work(Push(cluster, source, listing, chosen, options.prune, options.dry_run, name, progress, done.append))
         except SmsError as error:
             done.append(Pushed(name, 0, FAILED, error=error.message, hint=error.hint, status=error.status))
     return done
 
 
 def exit_status(done: Sequence[Pushed]) -> int:
-    """The status of the failures, as a pull has it, where all are alike and nothing was changed; else 1, or 0."""
+    """Return the failures' common status when nothing was changed, 1 for other failures, 0 without any."""
     failed = {one.status for one in done if one.state == FAILED}
     if len(failed) == 1 and not any(one.state in (PUSHED, REMOVED) for one in done):
         return failed.pop()
@@ -90,14 +92,14 @@ def exit_status(done: Sequence[Pushed]) -> int:
 
 
 def choose_targets(cluster: Cluster, source: str, targets: Sequence[str], *, option: str = "--to") -> list[str]:
-    """Where to push to.
+    """Return the targets of a push: ``targets``, else those of the site file.
 
     Args:
-        option: what names one on the command line.
+        option: the command-line option that names a target, for hints.
 
     Raises:
         ConfigError: a target is neither borg nor an admin host.
-        Refused: there is none.
+        Refused: there is none, or a target is the source.
     """
     known = [host.name for host in cluster.site.admin_hosts]
     for name in targets:
@@ -112,14 +114,14 @@ def choose_targets(cluster: Cluster, source: str, targets: Sequence[str], *, opt
     chosen = list(dict.fromkeys(targets)) or site
     if not chosen:
         raise Refused(
-            "the site says nowhere to push to", hint="set snapshots.borg or snapshots.standby, or name one: --to HOST"
+            "no push target configured", hint="set snapshots.borg or snapshots.standby, or name one: --to HOST"
         )
     return chosen
 
 
 @dataclass(frozen=True)
 class Push:
-    """One target's part of a push; ``chosen`` is None when all that is missing is wanted."""
+    """The push to one target; ``chosen`` is None for all missing snapshots."""
 
     cluster: Cluster
     source: Host
@@ -129,10 +131,10 @@ class Push:
     dry_run: bool
     target: str
     progress: Progress
-    tell: Callable[[Pushed], None]
+    report: Callable[[Pushed], None]
 
-    def wanted(self, there: Sequence[Snapshot]) -> list[Snapshot]:
-        """What is to go, the oldest first; what is there already is told."""
+    def select(self, there: Sequence[Snapshot]) -> list[Snapshot]:
+        """Return the snapshots to send, oldest first; those that are there already are left out."""
         if self.chosen is None:
             retention = self.cluster.site.retention
             return missing(self.listing.snapshots, there, retention, now=time.time())
@@ -141,56 +143,56 @@ class Push:
                 return []
         return [self.chosen]
 
-    def one(self, snapshot: Snapshot, work: Callable[[], Sent]) -> bool:
-        """Push one and tell what became of it; say whether to go on with the next."""
+    def push_one(self, snapshot: Snapshot, work: Callable[[], Sent]) -> bool:
+        """Push one snapshot and report the result; return whether to continue with the next."""
         began = time.monotonic()
         number = snapshot["number"]
         try:
             sent = work()
         except SmsError as error:
-            self.tell(Pushed(self.target, number, FAILED, error=error.message, hint=error.hint, status=error.status))
+            self.report(Pushed(self.target, number, FAILED, error=error.message, hint=error.hint, status=error.status))
             return False
-        state = PRESENT if sent.present else WOULD if self.dry_run else PUSHED
+        state = PRESENT if sent.present else WOULD_PUSH if self.dry_run else PUSHED
         seconds = round(time.monotonic() - began, 3)
-        self.tell(Pushed(self.target, number, state, sent.name, sent.bytes, seconds))
+        self.report(Pushed(self.target, number, state, sent.name, sent.bytes, seconds))
         return True
 
-    def removed(self, number: int, name: str) -> None:
-        """Tell of one that went there, or would."""
-        self.tell(Pushed(self.target, number, WOULD_REMOVE if self.dry_run else REMOVED, name))
+    def report_removed(self, number: int, name: str) -> None:
+        """Report a snapshot that was, or would be, removed at the target."""
+        self.report(Pushed(self.target, number, WOULD_REMOVE if self.dry_run else REMOVED, name))
 
 
 def _to_host(push: Push) -> None:
     target = push.cluster.host(push.target)
     listing = list_snapshots(push.cluster, target)
     there = [one for one in listing.snapshots if one["health"].get("ok")]
-    wanted = push.wanted(there)
-    if push.chosen and not wanted:
+    selected = push.select(there)
+    if push.chosen and not selected:
         same = next(one for one in there if one["uuid"] == push.chosen["uuid"])
-        push.tell(Pushed(push.target, push.chosen["number"], PRESENT, str(same["number"])))
+        push.report(Pushed(push.target, push.chosen["number"], PRESENT, str(same["number"])))
 
     def work(number: int) -> Sent:
         if push.dry_run:
             return estimate(push.cluster, push.source, number, target)
         return send(push.cluster, push.source, number, target, push.progress)
 
-    for one in wanted:
-        if not push.one(one, lambda one=one: work(one["number"])):  # type: ignore[misc]
+    for one in selected:
+        if not push.push_one(one, lambda one=one: work(one["number"])):  # type: ignore[misc]
             return
     if push.prune and push.dry_run:
-        for number in would_go(push.cluster, listing, wanted):
-            push.removed(number, str(number))
+        for number in plan_removals(push.cluster, listing, selected):
+            push.report_removed(number, str(number))
     elif push.prune:
         for number in prune(push.cluster, target, (), push.progress).removed:
-            push.removed(number, str(number))
+            push.report_removed(number, str(number))
 
 
-def would_go(cluster: Cluster, listing: Listing, coming: Sequence[Snapshot]) -> list[int]:
-    """Numbers of those that a prune would remove from a host when others have come to it."""
+def plan_removals(cluster: Cluster, listing: Listing, incoming: Sequence[Snapshot]) -> list[int]:
+    """Return the numbers that a prune would remove from a host after ``incoming`` were added."""
     taken = {one["number"] for one in listing.snapshots} | set(listing.broken)
     both, used = list(listing.snapshots), set(taken)
-    for one in coming:
-        # As where it comes in: its number where that is free, else the next one.
+    for one in incoming:
+        # As the import does: the same number where it is free, else the next one.
         number = one["number"] if one["number"] not in used else max(used) + 1
         used.add(number)
         both.append({**one, "number": number})
@@ -203,18 +205,18 @@ def _to_borg(push: Push) -> None:
     offsite = Offsite(push.cluster, push.source)
     with ExitStack() as stack:
         if not push.dry_run:
-            offsite.one_at_a_time(stack)
+            offsite.lock_repository(stack)
         known = offsite.open()
         there = [manifest for manifest, _ in known]
-        wanted = push.wanted(there)
-        if push.chosen and not wanted:
+        selected = push.select(there)
+        if push.chosen and not selected:
             same = next(one for one, _ in known if one["uuid"] == push.chosen["uuid"])
-            push.tell(Pushed(push.target, push.chosen["number"], PRESENT, archive_name(same)))
-        for one in wanted:
+            push.report(Pushed(push.target, push.chosen["number"], PRESENT, archive_name(same)))
+        for one in selected:
             if push.dry_run:
-                push.tell(Pushed(push.target, one["number"], WOULD, bytes=one["used_bytes"]))
-            elif not push.one(one, lambda one=one: offsite.push(one, known, push.progress)):  # type: ignore[misc]
+                push.report(Pushed(push.target, one["number"], WOULD_PUSH, bytes=one["used_bytes"]))
+            elif not push.push_one(one, lambda one=one: offsite.push(one, known, push.progress)):  # type: ignore[misc]
                 return
         if push.prune:
-            for one in offsite.prune([*there, *wanted], push.progress, dry_run=push.dry_run):
-                push.removed(one["number"], archive_name(one))
+            for one in offsite.prune([*there, *selected], push.progress, dry_run=push.dry_run):
+                push.report_removed(one["number"], archive_name(one))

@@ -1,4 +1,4 @@
-"""``sms overlay schedule``: has cron or systemd take snapshots on an admin host."""
+"""``sms overlay schedule``: install a cron or systemd job that takes snapshots on an admin host."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PATH=$PATH:/usr/sbin:/sbin
 exit 1
 """
 CRON_RUNS = "pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond"
-"""Shell. The appliance has a cron of its own, in a process namespace of its own: that one does not count."""
+"""Shell. The services container runs its own cron in its own process namespace, which is not the host's."""
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The schedule of one host; ``kind`` is empty where there is none, ``every`` minutes.
+    """The schedule of one host; ``kind`` is empty where there is none, ``every`` is in minutes.
 
-    ``runs`` says whether what should start it runs; ``changed`` whether this call changed anything.
+    ``runs``: whether cron or the timer is active; ``changed``: whether this call changed anything.
     """
 
     host: str
@@ -52,23 +52,23 @@ class Scheduled:
     last_run: Run | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the JSON form."""
         return asdict(self)
 
 
 def run_record(cluster: Cluster) -> str:
-    """Where a host writes down its last scheduled run."""
+    """Return the path of a host's record of its last scheduled run."""
     return str(cluster.places.snapshots / "run.json")
 
 
 def schedule_files(cluster: Cluster) -> list[str]:
-    """Where a schedule's files lie on a host, of either kind."""
+    """Return the paths of a schedule's files on a host, for both kinds."""
     name = cluster.site.cluster
     return [cron_path(name), timer_path(name), service_path(name)]
 
 
 def show_schedule(cluster: Cluster, host: Host) -> Scheduled:
-    """The schedule of the host as it is."""
+    """Return the schedule that is installed on the host."""
     texts = _read(cluster, host)
     found = installed(texts, cluster.site.cluster)
     if not found:
@@ -87,18 +87,18 @@ def install_schedule(
     every: int | None = None,
     dry_run: bool = False,
 ) -> Scheduled:
-    """Have the host take snapshots every so many minutes; what another kind of schedule left goes.
+    """Install a schedule on the host; files of the other kind are removed.
 
     Args:
         site_file: the one in use here; another host reads its own.
-        every: minutes; what the site file says when None.
+        every: minutes; the setting of the site file when None.
 
     Raises:
-        ConfigError: nothing can be run evenly every so many minutes.
+        ConfigError: the interval does not divide an hour or a day evenly.
         Refused: the host has no sms, no site file of this cluster, or neither systemd nor cron.
     """
-    wanted = cluster.site.snapshots.every_minutes if every is None else every
-    planned = _plan(cluster, host, site_file, wanted)
+    minutes = cluster.site.snapshots.every_minutes if every is None else every
+    planned = _plan(cluster, host, site_file, minutes)
     before = _read(cluster, host)
     if dry_run:
         changed = before != dict(planned.files)
@@ -111,21 +111,23 @@ def install_schedule(
         changed = any(written) or changed
         if planned.unit:
             changed = _start_timer(host, planned.unit, reload=any(written)) or changed
-        step.detail(f"every {planned.every} min, by {planned.kind}" + ("" if changed else ": as it was"))
+        step.detail(f"every {planned.every} min, by {planned.kind}" + ("" if changed else ": unchanged"))
     shown = show_schedule(cluster, host)
     if not shown.runs:
-        progress.say(f"note: cron does not run on {host.name}: `sms doctor --host {host.name}` tells what starts it")
+        progress.report(
+            f"note: cron does not run on {host.name}: `sms doctor --host {host.name}` shows how to start it"
+        )
     for other in cluster.site.admin_hosts:
         if changed and other.name != host.name:
-            progress.say(
-                f"note: {other.name} takes none when it carries the appliance without: "
+            progress.report(
+                f"note: {other.name} takes no snapshots after a failover or migration without its own schedule: "
                 f"sms overlay schedule install --host {other.name}"
             )
     return Scheduled(host.name, shown.kind, shown.every, shown.runs, changed, shown.files, shown.last_run)
 
 
 def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Scheduled:
-    """Have the host take no more; snapshots that are there stay."""
+    """Remove the schedule from the host; existing snapshots stay."""
     texts = _read(cluster, host)
     if dry_run or not texts:
         return Scheduled(host.name, changed=bool(texts), files=texts if dry_run else {})
@@ -135,22 +137,22 @@ def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run
 
 
 def _plan(cluster: Cluster, host: Host, site_file: Path, every: int) -> Schedule:
-    """What the host is to have."""
-    said = host.run("sh", "-c", FIND_KIND, ok=None).text
-    if said not in ("cron", "systemd"):
+    """Plan the host's schedule."""
+    scheduler = host.run("sh", "-c", FIND_KIND, ok=None).text
+    if scheduler not in ("cron", "systemd"):
         raise Refused(
             f"{host.name} has neither systemd nor cron",
-            hint=f"`sms doctor --host {host.name}` tells what installs cron",
+            hint=f"`sms doctor --host {host.name}` shows how to install cron",
         )
-    kind: Kind = "systemd" if said == "systemd" else "cron"
+    kind: Kind = "systemd" if scheduler == "systemd" else "cron"
     sms = find_sms(host)
     if not sms.startswith("/"):
-        raise Refused(f"there is no sms on {host.name}", hint="install it there: docs/install.md")
+        raise Refused(f"sms is not installed on {host.name}", hint="install it there: docs/install.md")
     if not isinstance(host, Local):
         if not lies_there(cluster, host):
             raise Refused(
                 f"{SITE_FILE} on {host.name} is not the site file of {cluster.site.cluster}",
-                hint=f"copy it there, with the files that it names: its snapshots are taken by {host.name} itself",
+                hint=f"copy it there, with the files that it names: {host.name} takes its snapshots itself",
             )
         site_file = Path(SITE_FILE)
     folders = (str(cluster.places.overlay.parent), str(cluster.places.snapshots.parent))
@@ -173,7 +175,7 @@ def _remove_files(cluster: Cluster, host: Host, texts: Mapping[str, str]) -> boo
     name = cluster.site.cluster
     units = [path for path in (timer_path(name), service_path(name)) if path in texts]
     if timer_path(name) in units:
-        # A run under way ends by itself.
+        # A run in progress is not stopped; it ends on its own.
         host.run("systemctl", "disable", "--quiet", "--now", timer_name(name), ok=None)
     for path in texts:
         host.remove(path)
@@ -185,7 +187,7 @@ def _remove_files(cluster: Cluster, host: Host, texts: Mapping[str, str]) -> boo
 def _start_timer(host: Host, unit: str, *, reload: bool) -> bool:
     if reload:
         host.run("systemctl", "daemon-reload")
-        # One that runs goes by its old times until it is started again.
+        # An active timer keeps its old times until it is restarted.
         host.run("systemctl", "try-restart", "--quiet", unit)
     if host.works("systemctl", "is-enabled", "--quiet", unit) and host.works("systemctl", "is-active", "--quiet", unit):
         return reload

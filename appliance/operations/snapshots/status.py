@@ -1,4 +1,4 @@
-"""What `sms status` says of snapshots: one cheap question to the host."""
+"""The snapshots section of `sms status`, collected with one request to the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.schedule import run_record, schedule_files
 from appliance.plan.migration.lease import Lease
-from appliance.plan.snapshots.runs import WELL, Judgement, Run, damage_warnings, judge, limit_minutes, read_run
+from appliance.plan.snapshots.runs import HEALTHY, Judgement, Run, damage_warnings, judge, limit_minutes, read_run
 from appliance.plan.snapshots.schedule import installed
 from appliance.tools import agent
 
@@ -19,8 +19,8 @@ from appliance.tools import agent
 class SnapshotStatus:
     """Snapshots on one host. ``newest`` is the newest verified one, with its age in seconds.
 
-    ``bytes`` is what the last scheduled run found them to take on the disk. ``limit_minutes`` is the age that is too
-    old, ``schedule`` cron, systemd or nothing. ``problem`` says why nothing is known.
+    ``bytes``: size of the store after the last scheduled run. ``limit_minutes``: the greatest healthy age.
+    ``schedule``: cron, systemd or empty. ``problem``: why the query failed.
     """
 
     count: int = 0
@@ -32,39 +32,39 @@ class SnapshotStatus:
     every_minutes: int = 0
     last_run: Run | None = None
     problem: str = ""
-    judgement: Judgement = WELL
+    judgement: Judgement = HEALTHY
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        told = asdict(self)
-        del told["judgement"]
-        return told
+        """Return the JSON form."""
+        fields = asdict(self)
+        del fields["judgement"]
+        return fields
 
 
 def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatus:
-    """How snapshots stand on the host. Where nothing takes them by itself, nothing is wrong with having none."""
+    """Query the status of snapshots on the host. Without a schedule, having none is healthy."""
     settings = cluster.site.snapshots
     files = [run_record(cluster), *schedule_files(cluster)]
     try:
-        said = agent.ask(host, "brief", {"store": str(cluster.places.snapshots), "files": files})
+        reply = agent.call(host, "brief", {"store": str(cluster.places.snapshots), "files": files})
     except Unreachable:
         raise
     except SmsError as error:
         return SnapshotStatus(problem=error.message)
-    texts = {path: found["text"] for path, found in said["texts"].items()}
+    texts = {path: found["text"] for path, found in reply["texts"].items()}
     found = installed(texts, cluster.site.cluster)
     schedule, every = found or ("", settings.every_minutes)
     run = read_run(texts.get(run_record(cluster)))
     limit = limit_minutes(every, settings.oldest_minutes)
-    newest = said["newest"]
-    damaged = sorted([*said["damaged"], *said["broken"]])
+    newest = reply["newest"]
+    damaged = sorted([*reply["damaged"], *reply["broken"]])
     if newest:
-        newest = {**newest, "age_s": round(said["now"] - newest["taken"], 1)}
+        newest = {**newest, "age_s": round(reply["now"] - newest["taken"], 1)}
     judgement = Judgement(True, damage_warnings(len(damaged)))
     if schedule and lease.holder == host.name:
-        at = max(said["texts"][path]["at"] for path in schedule_files(cluster) if path in texts)
+        at = max(reply["texts"][path]["at"] for path in schedule_files(cluster) if path in texts)
         judgement = judge(
-            now=said["now"],
+            now=reply["now"],
             newest_taken=newest["taken"] if newest else None,
             run=run,
             every=every,
@@ -73,5 +73,5 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
             damaged=len(damaged),
         )
     stored = run.stored_bytes if run else None
-    count = said["count"] + len(said["broken"])
+    count = reply["count"] + len(reply["broken"])
     return SnapshotStatus(count, damaged, newest, stored, limit, schedule, every, run, "", judgement)

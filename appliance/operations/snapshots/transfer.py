@@ -1,4 +1,4 @@
-"""Snapshots between stores: from one admin host to another, into a Borg repository and back out of it."""
+"""Copy snapshots between stores: from one admin host to another, and to and from a Borg repository."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from appliance.progress import Progress
 from appliance.tools import agent, borg
 
 BORG = "borg"
-"""The target that is no host."""
-NOTHING = struct.pack(">I", 0)
-HEAD = struct.Struct(">4sIQ")
-"""What begins a snapshot on its way: a mark, bytes of the manifest, bytes of the digests (agent/transfer.py)."""
-MOST_CHUNKS = 1 << 28
-"""Of 64 KiB each, in the largest overlay that a site file allows (overlay.size_mb)."""
-MOST = {"a manifest": 1 << 18, "a list of digests": MOST_CHUNKS * 32, "a list of what is wanted": MOST_CHUNKS // 8}
-"""Bytes of what a host may say: it may be one that somebody else holds."""
+"""The target that is not a host."""
+EMPTY_REQUEST = struct.pack(">I", 0)
+HEADER = struct.Struct(">4sIQ")
+"""Header of a snapshot stream: magic, bytes of the manifest, bytes of the digests (agent/transfer.py)."""
+MAX_CHUNKS = 1 << 28
+"""Chunks of 64 KiB in the largest overlay that a site file allows (overlay.size_mb)."""
+MAX_BYTES = {"a manifest": 1 << 18, "a list of digests": MAX_CHUNKS * 32, "a list of chunks": MAX_CHUNKS // 8}
+"""Largest parts of a stream, in bytes: a host may be compromised."""
 BLOCK = 1 << 18
-"""Bytes that are held at a time."""
+"""Bytes relayed at a time."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A snapshot that has gone somewhere: what it is there, whether it was there before, bytes that it took."""
+    """A copied snapshot: its name at the target, whether it was present before, and the bytes that were stored."""
 
     name: str
     present: bool
@@ -41,15 +41,15 @@ class Sent:
 
 
 def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Progress) -> Sent:
-    """Copy a snapshot from one host's store to another's: only chunks that are not there, all of them verified there.
+    """Copy a snapshot from one host's store to another's: only missing chunks, all of them verified by the target.
 
     Raises:
-        Busy, Refused, SmsError: why it does not count there; chunks that have come are kept for the next try.
+        Busy, Refused, SmsError: it was not committed; chunks that have arrived are kept for the next attempt.
         Unreachable: a connection broke.
     """
-    # Over SSH, packing a chunk costs less than encrypting what it saves.
+    # Over SSH, compressing a chunk costs less than encrypting the bytes it saves.
     over_ssh = not (isinstance(source, Local) and isinstance(target, Local))
-    taking_in = {
+    import_request = {
         "store": store(cluster),
         "cluster": cluster.site.cluster,
         "state": state_paths(cluster),
@@ -57,88 +57,88 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
         "origin": source.name,
         "what": f"send snapshot {number} from {source.name} to {target.name}",
     }
-    giving_out = {"store": store(cluster), "snapshot": number, "compress": over_ssh}
+    export_request = {"store": store(cluster), "snapshot": number, "compress": over_ssh}
     with (
-        agent.converse(source, "export", giving_out) as giving,
-        agent.converse(target, "import", taking_in, progress) as taking,
+        agent.open_session(source, "export", export_request) as exporter,
+        agent.open_session(target, "import", import_request, progress) as importer,
     ):
-        said = connect(giving, taking)
-    return _sent(said)
+        reply = relay_snapshot(exporter, importer)
+    return _sent(reply)
 
 
-def connect(giving: agent.Conversation, taking: agent.Conversation) -> dict[str, Any]:
-    """Let an export and an import speak with each other to their end; give what the import says.
+def relay_snapshot(exporter: agent.Session, importer: agent.Session) -> dict[str, Any]:
+    """Relay between an export and an import until both end; return the import's result.
 
     Raises:
-        Busy, Refused, SmsError, Unreachable: what either of them says went wrong.
+        Busy, Refused, SmsError, Unreachable: the error of either.
     """
-    _pass_offer(giving, taking)
-    answer = taking.read_exactly(len(NOTHING))
+    _relay_offer(exporter, importer)
+    answer = importer.read_exactly(len(EMPTY_REQUEST))
     (length,) = struct.unpack(">I", answer)
-    _check_length("a list of what is wanted", length)
-    giving.write(answer)
-    _pass_on(taking, giving, length)
-    giving.end()
+    _check_length("a list of chunks", length)
+    exporter.write(answer)
+    _relay_bytes(importer, exporter, length)
+    exporter.end()
     try:
-        while block := giving.read():
-            taking.write(block)
-        giving.outcome()
+        while block := exporter.read():
+            importer.write(block)
+        exporter.outcome()
     except SmsError:
-        # What has come it keeps, and finds its end by itself; its own words would be of that end.
+        # The import keeps what has arrived; its own error would only be the early end of the stream.
         with suppress(SmsError):
-            taking.end()
-            taking.outcome()
+            importer.end()
+            importer.outcome()
         raise
-    taking.end()
-    return taking.outcome()
+    importer.end()
+    return importer.outcome()
 
 
-def _sent(said: dict[str, Any]) -> Sent:
-    return Sent(str(said["snapshot"]["number"]), said["present"], said["bytes"])
+def _sent(reply: dict[str, Any]) -> Sent:
+    return Sent(str(reply["snapshot"]["number"]), reply["present"], reply["bytes"])
 
 
 def estimate(cluster: Cluster, source: Host, number: int, target: Host) -> Sent:
-    """What ``send`` would do; changes nothing.
+    """Return what ``send`` would do; changes nothing.
 
     Raises:
         Refused, SmsError, Unreachable: as ``send``.
     """
     request = {"store": store(cluster), "cluster": cluster.site.cluster}
     with (
-        agent.converse(source, "export", {**request, "snapshot": number}) as giving,
-        agent.converse(target, "estimate", request) as asking,
+        agent.open_session(source, "export", {**request, "snapshot": number}) as exporter,
+        agent.open_session(target, "estimate", request) as estimating,
     ):
-        _pass_offer(giving, asking)
-        giving.write(NOTHING)
-        giving.end()
-        giving.outcome()
-        asking.end()
-        said = asking.outcome()
-    return Sent(str(said["present"] or number), bool(said["present"]), said["bytes"])
+        _relay_offer(exporter, estimating)
+        exporter.write(EMPTY_REQUEST)
+        exporter.end()
+        exporter.outcome()
+        estimating.end()
+        reply = estimating.outcome()
+    return Sent(str(reply["present"] or number), bool(reply["present"]), reply["bytes"])
 
 
-def _pass_offer(giving: agent.Conversation, taking: agent.Conversation) -> None:
-    head = giving.read_exactly(HEAD.size)
-    _, manifest, digests = HEAD.unpack(head)
+def _relay_offer(exporter: agent.Session, importer: agent.Session) -> None:
+    head = exporter.read_exactly(HEADER.size)
+    _, manifest, digests = HEADER.unpack(head)
     _check_length("a manifest", manifest)
     _check_length("a list of digests", digests)
-    taking.write(head)
-    _pass_on(giving, taking, manifest + digests)
+    importer.write(head)
+    _relay_bytes(exporter, importer, manifest + digests)
 
 
 def _check_length(what: str, length: int) -> None:
-    if length > MOST[what]:
+    if length > MAX_BYTES[what]:
         raise SmsError(
-            f"a host says that {what} of {length} bytes comes: no snapshot has one of more than {MOST[what]}",
+            f"a host announces {what} of {length} bytes, more than the limit of {MAX_BYTES[what]}",
             hint="is `sms` the same version on both sides?",
         )
 
 
-def _pass_on(one: agent.Conversation, other: agent.Conversation, length: int) -> None:
-    """So many bytes, a block at a time: memory does not grow with what the other side says."""
+def _relay_bytes(source: agent.Session, target: agent.Session, length: int) -> None:
+    """Relay ``length`` bytes, a block at a time: memory does not grow with the announced length."""
     while length > 0:
-        block = one.read_exactly(min(length, BLOCK))
-        other.write(block)
+        block = source.read_exactly(min(length, BLOCK))
+        target.write(block)
         length -= len(block)
 
 
@@ -161,17 +161,17 @@ class Offsite:
         self.glob = archive_glob(cluster.site.cluster)
         self.exists = False
 
-    def one_at_a_time(self, stack: ExitStack) -> None:
-        """From now on, no other run of this host works on it.
+    def lock_repository(self, stack: ExitStack) -> None:
+        """Lock the repository against other runs of this host until ``stack`` ends.
 
         Raises:
-            Busy: one does.
+            Busy: another run holds the lock.
         """
         lock = str(self.cluster.places.borg_lock)
         stack.enter_context(only_one(self.host, lock, f"another push or pull is at work on {self.host.name}"))
 
     def open(self) -> list[tuple[Snapshot, float]]:
-        """Manifests of what is in there, and the time that borg has for each; nothing where there is no repository.
+        """Return the manifests of its archives, each with borg's time; empty where there is no repository.
 
         Raises:
             Busy, Refused, SmsError, Unreachable: it cannot be used.
@@ -179,22 +179,22 @@ class Offsite:
         borg.check_ready(self.host, self.repository)
         found = borg.list_archives(self.host, self.repository, self.glob)
         self.exists = found is not None
-        told = [(read_comment(one.comment, one.name), one.time) for one in found or []]
-        return [(manifest, at) for manifest, at in told if manifest]
+        read = [(read_comment(one.comment, one.name), one.time) for one in found or []]
+        return [(manifest, at) for manifest, at in read if manifest]
 
     def push(self, one: Snapshot, known: list[tuple[Snapshot, float]], progress: Progress) -> Sent:
-        """Put a snapshot into it; the repository is made where there is none.
+        """Store a snapshot as an archive; the repository is created where there is none.
 
         Raises:
-            Busy, Refused, SmsError, Unreachable: why it is not in there.
+            Busy, Refused, SmsError, Unreachable: the archive was not created.
         """
         if not self.exists:
-            with progress.step(f"make the repository {self.repository.url}"):
-                borg.make(self.host, self.repository)
+            with progress.step(f"create the repository {self.repository.url}"):
+                borg.init(self.host, self.repository)
             self.exists = True
-            progress.say(
-                f"note: who has {self.repository.url} needs {self.repository.passphrase} as well: keep a copy of it "
-                "elsewhere, not on this cluster alone"
+            progress.report(
+                f"note: {self.repository.url} cannot be read without {self.repository.passphrase}: keep a copy of it "
+                "outside of this cluster"
             )
         what = f"push snapshot {one['number']} to {self.repository.url}"
         request = {"store": store(self.cluster), "snapshot": one["number"], "what": what}
@@ -212,23 +212,23 @@ class Offsite:
         return Sent(name, False, stats["deduplicated_size"])
 
     def prune(self, there: list[Snapshot], progress: Progress, *, dry_run: bool = False) -> list[Snapshot]:
-        """Remove what the site's retention does not keep of those that are in it, by our own rule; say which.
+        """Remove the archives that the site's retention does not keep; return their manifests.
 
         Raises:
-            Busy, Refused, SmsError, Unreachable: as borg says.
+            Busy, Refused, SmsError, Unreachable: borg failed.
         """
-        going = not_kept(there, self.cluster.site.retention, now=time.time())
+        doomed = not_kept(there, self.cluster.site.retention, now=time.time())
         if self.exists and not dry_run:
             with progress.step(f"prune {self.repository.url}") as step:
-                borg.remove(self.host, self.repository, self.glob, [archive_name(one) for one in going])
-                step.detail(f"{len(going)} archive{'s' * (len(going) != 1)} removed")
-        return going
+                borg.remove(self.host, self.repository, self.glob, [archive_name(one) for one in doomed])
+                step.detail(f"{len(doomed)} archive{'s' * (len(doomed) != 1)} removed")
+        return doomed
 
     def pull(self, one: Snapshot, progress: Progress) -> Sent:
-        """Take a snapshot out of it, into the store of the host; it counts when every digest is right.
+        """Extract a snapshot into the store of the host; it is committed once every digest is verified.
 
         Raises:
-            Busy, Refused, SmsError, Unreachable: why it does not count.
+            Busy, Refused, SmsError, Unreachable: it was not committed.
         """
         request = {
             "store": store(self.cluster),
@@ -242,13 +242,13 @@ class Offsite:
             "what": f"pull {archive_name(one)}",
         }
         lines: list[str] = []
-        with agent.converse(self.host, "import_image", request, progress, on_line=lines.append) as talk:
-            talk.end()
+        with agent.open_session(self.host, "import_image", request, progress, on_line=lines.append) as conversation:
+            conversation.end()
             try:
-                said = talk.outcome()
+                reply = conversation.outcome()
             except SmsError as error:
-                problem = talk.listener.problem
+                problem = conversation.reader.problem
                 if problem and "program" in problem:
-                    raise borg.why(self.host, self.repository, problem["program"], lines) from error
+                    raise borg.error_of(self.host, self.repository, problem["program"], lines) from error
                 raise
-        return _sent(said)
+        return _sent(reply)

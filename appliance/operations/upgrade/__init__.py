@@ -1,1 +1,1 @@
-"""Operations of the subject ``upgrade``: upgrades and rehearsals."""
+"""Operations of the subject ``upgrade``: upgrade and rehearse."""

@@ -1,4 +1,4 @@
-"""The images of an upgrade: the new one taken to the host under a name of its own, the old one still there."""
+"""Images of an upgrade: send the new one to the host under a unique name, and keep the old one."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from appliance.tools import apptainer
 from appliance.tools.sha256 import find_digest
 
 
-def check_way_back(host: Host, side: Side) -> None:
-    """Whether an image is still where it was started from.
+def check_rollback_image(host: Host, side: Side) -> None:
+    """Check that an image is still where it was started from.
 
     Raises:
-        Refused: it is gone, or is another one now.
+        Refused: it is missing or has changed.
     """
     if not side.sha256 or find_digest(host, side.path, needed=False) != side.sha256:
         raise Refused(
-            f"{side.path} on {host.name} is not the image any more that runs: there would be no way back",
-            hint="`sms stop` and `sms start` take the one that is there",
+            f"{side.path} on {host.name} is no longer the running image: a rollback would be impossible",
+            hint="`sms stop` and `sms start` start the image of that file",
         )
 
 
-def take_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -> Side:
-    """Have the image in the host's own store, under a name that nothing else has.
+def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -> Side:
+    """Send the image to the host's store under a unique name, unless it is there.
 
     Raises:
-        Refused: it is not to be trusted, or no image of ours.
+        Refused: it is not trusted, or was not built by `sms build`.
     """
     verify_here(cluster, source)
     source = source.resolve()
     key = apptainer.labels(Local(), str(source)).get("sms.key")
     if not key or "/" in key:
-        raise Refused(f"{source} is signed, but is no image of ours", hint="`sms build` makes one")
+        raise Refused(f"{source} is signed, but was not built by `sms build`", hint="`sms build` creates one")
     digest = find_digest(Local(), str(source))
     images = Path(cluster.places.images)
     if isinstance(host, Local) and source.parent == images.resolve():
@@ -47,11 +47,11 @@ def take_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
     host.run("mkdir", "-p", "-m", "0700", str(images))
     target = f"{images}/{key}.sif"
     for path in (target, f"{images}/{key}-{digest[:12]}.sif"):
-        said = find_digest(host, path, needed=False)
-        if said == digest:
+        found = find_digest(host, path, needed=False)
+        if found == digest:
             return Side(path, key, digest)
         target = path
-        if not said:  # nothing has this name yet: never over one that may run
+        if not found:  # unused name: never replace an image that may be running
             break
     size = source.stat().st_size
     with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
@@ -60,13 +60,13 @@ def take_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
 
 
 def make_current_here(cluster: Cluster, side: Side) -> None:
-    """What runs is what this machine's next start takes to the host, where this store has it too."""
+    """Make the running image this machine's current one, if its store has it."""
     image = Path(cluster.places.images) / Path(side.path).name
     try:
         if image.is_file() and find_digest(Local(), str(image)) == side.sha256:
             make_current(cluster, image)
     except OSError as error:
         raise SmsError(
-            f"the upgrade is done, but {cluster.places.current} still names the image of before: {error}",
+            f"the upgrade is done, but {cluster.places.current} still points to the previous image: {error}",
             hint=f"ln -sfn {image.name} {cluster.places.current}",
         ) from error

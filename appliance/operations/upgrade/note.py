@@ -1,4 +1,4 @@
-"""How far the last upgrade came: written down before each step, so that the next run goes on from there."""
+"""The record of the last upgrade: written before each step, so that the next run can resume it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, ST
 from appliance.progress import Progress
 from appliance.tools import apptainer
 
-CAME = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
-"""Verbs and events of the history: another overlay has come to the host."""
+OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
+"""Verbs and events of the history after which the host has another overlay."""
 
 
 def note_path(cluster: Cluster, *, done: bool = False) -> str:
-    """Where it lies on the host; with ``done`` that of the last one that was done."""
+    """Return the path of the record on the host; with ``done`` of the last completed upgrade."""
     return f"{cluster.places.journal}/{cluster.site.cluster}.{'upgraded' if done else 'upgrade'}.json"
 
 
 def read_last(cluster: Cluster, host: Host, *, done: bool = False) -> Upgrade | None:
-    """The last upgrade on the host, ended or not, with ``done`` the last one that was done; None where there was none.
+    """Return the last upgrade on the host, with ``done`` the last completed one; None if there was none.
 
-    One that was cut off is of the past where an overlay has come from elsewhere since.
+    An interrupted upgrade is ignored if the overlay was replaced since, by a migration or failover.
 
     Raises:
-        SmsError: its note cannot be read.
+        SmsError: its record is invalid.
     """
     last = read_upgrade(host.read(note_path(cluster, done=done)), cluster.site.cluster)
     if last is None or last.ended:
         return last
     for line in read_history(cluster, host):
         at = line.get("at")
-        if (line.get("verb"), line.get("event")) in CAME and isinstance(at, int | float) and at > last.began:
+        replaced = (line.get("verb"), line.get("event")) in OVERLAY_REPLACED
+        if replaced and isinstance(at, int | float) and at > last.began:
             return None
     return last
 
 
 def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) -> Upgrade:
-    """Write down how far it has come, for good, with ``facts`` for the history; give it back."""
+    """Write the record durably, and its phase with ``facts`` to the history; return the record."""
     if upgrade.phase == DONE:
         host.write(note_path(cluster, done=True), upgrade.text(), mode=0o600)
     host.write(note_path(cluster), upgrade.text(), mode=0o600)
@@ -50,13 +51,13 @@ def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) ->
     return upgrade
 
 
-def put_back(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Progress) -> Upgrade:
-    """The stopped overlay as it was before the upgrade; what is there now is kept as a snapshot.
+def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Progress) -> Upgrade:
+    """Restore the stopped overlay of before the upgrade; the present one is kept as a snapshot.
 
     Raises:
-        Refused, SmsError: as a restore.
+        Refused, SmsError: as ``restore``.
     """
-    from appliance.operations.snapshots.restore import restore  # it imports what imports this
+    from appliance.operations.snapshots.restore import restore  # circular import
 
     if upgrade.kept:
         restore(cluster, host, str(upgrade.kept), progress)
@@ -64,21 +65,21 @@ def put_back(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Progress)
 
 
 def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Path | None:
-    """The image that goes with the overlay as an upgrade left it that was cut off; None where none was.
+    """Return the image that matches the overlay after an interrupted upgrade; None if none was interrupted.
 
-    Where it was cut off on its way back, the overlay of before is put back first.
+    If its rollback was interrupted, the old overlay is restored first.
 
     Raises:
-        Refused, SmsError: it cannot be.
+        Refused, SmsError: the restore failed.
     """
     last = read_last(cluster, host)
     if last is None or last.ended or apptainer.find_instance(host, instance_name(cluster.site)):
         return None
     if last.phase in (LAYING, RETURNING):
-        last = put_back(cluster, host, last, progress)
+        last = restore_overlay(cluster, host, last, progress)
     side = last.after if last.phase == STARTING else last.before
-    progress.say(
-        f"note: an upgrade to {last.after.key[:12]} was cut off; {side.key[:12]} goes with the overlay as it is, "
-        "and `sms upgrade` goes on"
+    progress.report(
+        f"note: an upgrade to {last.after.key[:12]} was interrupted; image {side.key[:12]} matches the overlay, "
+        "`sms upgrade` resumes the upgrade"
     )
     return Path(side.path)

@@ -1,4 +1,4 @@
-"""``sms rehearse``: a candidate image on a copy of production's state, in networks of its own; then all of it goes."""
+"""``sms rehearse``: test an image on a copy of production's state, in isolated networks, and remove everything."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from appliance.operations.snapshots.list import (
     state_paths,
     store,
 )
-from appliance.operations.snapshots.transfer import connect
+from appliance.operations.snapshots.transfer import relay_snapshot
 from appliance.operations.upgrade import rehearse_checks as checks
 from appliance.operations.upgrade.rehearse_checks import Check, Checks, Inside
-from appliance.operations.upgrade.rehearse_left import (
-    clear_left,
-    need_none_at_work,
-    own_folder,
+from appliance.operations.upgrade.rehearse_folders import (
+    new_folder,
     read_record,
+    refuse_if_running,
     remove,
+    remove_leftovers,
     root,
     write_record,
 )
@@ -57,16 +57,19 @@ from appliance.tools.space import query_space
 
 ROOT = "root"
 SPARE_MB = 256
-"""Room that the copy may take while it is used."""
+"""Space that the copy may need while it is used."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is to be rehearsed.
+class RehearsalOptions:
+    """Options of a rehearsal.
 
-    ``image``: a path, or the beginning of a key in the store; empty: the current one. ``host``: whose snapshot, empty
-    for where the appliance runs. ``user`` submits the job. ``wait_s``: seconds that services may take. ``without_vm``:
-    the provisioning VM is off all the while, and nobody may ask for it but file synchronisation.
+    Attributes:
+        image: a path, or the start of a key in the store; empty: the current image.
+        host: the host of the snapshot; empty: where the container runs.
+        user: submits the job.
+        wait_s: timeout of the services, in seconds.
+        without_vm: the provisioning VM is off, and only file synchronisation may try to reach it.
     """
 
     image: str = ""
@@ -81,7 +84,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a rehearsal is made from: a trusted image, and a snapshot on ``source``; ``user``: lines of accounts."""
+    """Inputs of a rehearsal: a verified image, and a snapshot on ``source``; ``user``: lines of passwd and group."""
 
     image: Image
     source: Host
@@ -91,8 +94,8 @@ class Ready:
 
 
 @dataclass
-class Rehearsed:
-    """What a rehearsal has shown; ``parts`` are those of the start, in seconds."""
+class RehearsalResult:
+    """Result of a rehearsal; ``parts`` of the start, in seconds."""
 
     name: str
     image: str
@@ -107,26 +110,26 @@ class Rehearsed:
 
     @property
     def failed(self) -> list[Check]:
-        """What does not work."""
+        """The failed checks."""
         return [check for check in self.checks if not check.ok]
 
 
-def rehearse(cluster: Cluster, wanted: Wanted, progress: Progress) -> Rehearsed:
-    """Rehearse an image. Production is only read; a check that fails is in the result, and the others go on.
+def rehearse(cluster: Cluster, options: RehearsalOptions, progress: Progress) -> RehearsalResult:
+    """Rehearse an image. Production is only read; failed checks are part of the result.
 
     Raises:
-        ConfigError, Refused: it cannot be begun; nothing was made.
-        SmsError: the rehearsal itself could not be made; nothing of it is left.
+        ConfigError, Refused: it cannot be started; nothing was created.
+        SmsError: the rehearsal could not be set up; everything was removed.
     """
     need_root()
-    clear_left(cluster, progress)
-    ready = prepare(cluster, wanted, progress)
+    remove_leftovers(cluster, progress)
+    ready = prepare(cluster, options, progress)
     number = ready.snapshot["number"]
-    with own_folder(cluster, ready.image.path, number) as (name, folder):
-        done = Rehearsed(name, ready.image.path, ready.image.key, ready.image.signer, ready.source.name, number)
+    with new_folder(cluster, ready.image.path, number) as (name, folder):
+        done = RehearsalResult(name, ready.image.path, ready.image.key, ready.image.signer, ready.source.name, number)
         try:
-            _act(cluster, wanted, ready, folder, done, progress)
-            done.kept = wanted.keep
+            _run(cluster, options, ready, folder, done, progress)
+            done.kept = options.keep
         finally:
             if done.kept:
                 write_record(folder, replace(read_record(folder), kept=True))
@@ -136,61 +139,61 @@ def rehearse(cluster: Cluster, wanted: Wanted, progress: Progress) -> Rehearsed:
     return done
 
 
-def plan_rehearsal(cluster: Cluster, wanted: Wanted, progress: Progress) -> list[str]:
-    """Check all that a rehearsal checks before it makes anything; give what it would do.
+def plan_rehearsal(cluster: Cluster, options: RehearsalOptions, progress: Progress) -> list[str]:
+    """Run all checks before a rehearsal; return its steps.
 
     Raises:
         ConfigError, Refused: as ``rehearse``.
     """
     need_root()
-    ready = prepare(cluster, wanted, progress, dry_run=True)
-    nodes, skipped = choose_nodes(cluster.site, wanted.nodes, {}, resolve)
+    ready = prepare(cluster, options, progress, dry_run=True)
+    nodes, skipped = choose_nodes(cluster.site, options.nodes, {}, resolve)
     names = ", ".join(f"{name} ({address})" for name, address in nodes) or "none"
     networks = cluster.site.networks
     return [
         f"copy snapshot {ready.snapshot['number']} of {ready.source.name}: "
-        f"{ready.snapshot['used_bytes'] >> 20} MiB, room for {ready.room_mb} MiB is there; check it with e2fsck",
-        f"make networks of its own for {networks.provisioning.address} and {networks.public.address}, with no way out",
-        f"start {ready.image.path} ({ready.image.signer}) on the copy, ask every service, look for every job",
+        f"{ready.snapshot['used_bytes'] >> 20} MiB, {ready.room_mb} MiB are free for it; check it with e2fsck",
+        f"create isolated networks for {networks.provisioning.address} and {networks.public.address}",
+        f"start {ready.image.path} ({ready.image.signer}) on the copy, probe every service, check every job",
         f"compute nodes: {names}" + "".join(f"; not {why}" for why in skipped[:5]),
-        "run a job, send its mail, a page through NAT, a line of syslog, the time",
-        *(["let nobody answer for the provisioning VM, and look who asks for it"] if wanted.without_vm else []),
-        "leave all of it up" if wanted.keep else "remove all of it",
+        "check a job, its mail, a page through NAT, a line of syslog, the time",
+        *(["drop traffic to the provisioning VM, and report who sends any"] if options.without_vm else []),
+        "keep everything running" if options.keep else "remove everything",
     ]
 
 
-def bring_down(cluster: Cluster, progress: Progress) -> list[str]:
-    """Remove every rehearsal that nobody is at work on, those that were kept too; give their names.
+def tear_down(cluster: Cluster, progress: Progress) -> list[str]:
+    """Remove every rehearsal that is not running, including kept ones; return their names.
 
     Raises:
-        Refused: there was none, but one is under way.
+        Refused: there was none, but one is running.
     """
     need_root()
-    removed = clear_left(cluster, progress, kept=True)
+    removed = remove_leftovers(cluster, progress, kept=True)
     if not removed:
-        need_none_at_work(cluster)
+        refuse_if_running(cluster)
     return removed
 
 
-def prepare(cluster: Cluster, wanted: Wanted, progress: Progress, *, dry_run: bool = False) -> Ready:
-    """Look whether it can be rehearsed, on this machine and now; without ``dry_run`` the image is brought here.
+def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, dry_run: bool = False) -> Ready:
+    """Check that a rehearsal is possible on this machine; without ``dry_run`` the image is fetched to it.
 
     Raises:
-        ConfigError, Refused: why not.
+        ConfigError, Refused: it is not.
     """
     here = Local(socket.gethostname())
     check_machine()
     check_programs(here)
-    if wanted.without_vm:
+    if options.without_vm:
         need_polls(cluster)
-    user = _user(cluster, wanted.user)
-    choose_nodes(cluster.site, wanted.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
-    source = find_source(cluster, wanted.host)
-    path = find_image(cluster, source, wanted.image, progress, dry_run=dry_run)
+    user = _user(cluster, options.user)
+    choose_nodes(cluster.site, options.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
+    source = find_source(cluster, options.host)
+    path = find_image(cluster, source, options.image, progress, dry_run=dry_run)
     with progress.step("verify the image") as step:
         image = trust(cluster, here, path)
         step.detail(image.signer)
-    snapshot = find_snapshot(list_snapshots(cluster, source), wanted.snapshot)
+    snapshot = find_snapshot(list_snapshots(cluster, source), options.snapshot)
     if not snapshot["health"].get("ok"):
         raise Refused(
             f"snapshot {snapshot['number']} of {source.name} is not verified",
@@ -200,17 +203,17 @@ def prepare(cluster: Cluster, wanted: Wanted, progress: Progress, *, dry_run: bo
 
 
 def _unknown(cluster: Cluster) -> str:
-    """An address for a name that may be in the container's own hosts file, which is not at hand yet."""
+    """Return a placeholder for a name that may be in the container's hosts file, which is not available yet."""
     network = cluster.site.provisioning_network
     return str(network.broadcast_address)
 
 
 def find_source(cluster: Cluster, name: str) -> Host:
-    """Where snapshots are taken from: the host named, else the one that carries the appliance, else this one.
+    """Return the host of the snapshots: the named one, else the one that runs the container, else this one.
 
     Raises:
         ConfigError: no admin host has that name.
-        Refused: none was named, it runs nowhere, and this machine is no admin host.
+        Refused: none was named, the container is not running on any host, and this machine is not an admin host.
     """
     if name:
         return cluster.host(name)
@@ -221,7 +224,7 @@ def find_source(cluster: Cluster, name: str) -> Host:
 
 
 def resolve(name: str) -> str:
-    """The address of a name as this machine knows it; empty where it does not."""
+    """Resolve a name on this machine; empty if it is unknown."""
     try:
         return socket.gethostbyname(name) if name else ""
     except OSError:
@@ -236,43 +239,43 @@ def _user(cluster: Cluster, name: str) -> tuple[str, str]:
     return user_lines(texts[0], texts[1], name)
 
 
-def find_image(cluster: Cluster, source: Host, wanted: str, progress: Progress, *, dry_run: bool = False) -> str:
-    """The path of an image on this machine; one that only ``source`` has is brought here.
+def find_image(cluster: Cluster, source: Host, image: str, progress: Progress, *, dry_run: bool = False) -> str:
+    """Return the path of an image on this machine; one that only ``source`` has is fetched.
 
     Args:
-        wanted: a path, or the beginning of a key in the store; empty for the current one.
+        image: a path, or the start of a key in the store; empty for the current one.
 
     Raises:
         Refused: there is none, or more than one.
     """
     images = Path(cluster.places.images)
-    path = Path(wanted or str(cluster.places.current))
+    path = Path(image or str(cluster.places.current))
     if path.is_file():
         return str(path.resolve())
     if "/" in str(path):
         return _fetch_image(cluster, source, str(path), progress, dry_run)
-    fits = [one for one in images.glob("*.sif") if one.name.startswith(wanted) and not one.is_symlink()]
-    if len(fits) != 1:
-        what = f"{len(fits)} images have a key that begins with {wanted}" if fits else f"there is no image {wanted}"
-        raise Refused(what, hint="`sms image list` shows them, `sms build` makes one")
-    return str(fits[0].resolve())
+    matches = [one for one in images.glob("*.sif") if one.name.startswith(image) and not one.is_symlink()]
+    if len(matches) != 1:
+        what = f"{len(matches)} images have a key that starts with {image}" if matches else f"there is no image {image}"
+        raise Refused(what, hint="`sms image list` lists them, `sms build` creates one")
+    return str(matches[0].resolve())
 
 
 def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, dry_run: bool) -> str:
-    """An image of another host, brought into this machine's store."""
+    """Fetch an image of another host into this machine's store."""
     if isinstance(source, Local) or not source.works("test", "-f", path):
-        raise Refused(f"there is no image {path}", hint="`sms build` makes one, `sms image list` shows those there are")
+        raise Refused(f"there is no image {path}", hint="`sms build` creates one, `sms image list` lists them")
     there = source.run("readlink", "-f", path).text
     target = Path(cluster.places.images) / Path(there).name
     digest = find_digest(source, there)
     if find_digest(Local(), str(target), needed=False) == digest:
         return str(target)
     if dry_run:
-        raise Refused(f"{path} is on {source.name} alone", hint="without --dry-run it is brought here")
+        raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
     if target.exists():
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
     size = int(source.run("stat", "-c", "%s", there).text)
-    with progress.step(f"bring the image of {source.name}") as step:
+    with progress.step(f"fetch the image from {source.name}") as step:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = target.with_name(target.name + ".new")
         with beside.open("wb") as sink:
@@ -283,10 +286,10 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
 
 
 def _check_room(cluster: Cluster, source: Host, snapshot: Snapshot, image: Image) -> int:
-    """MiB that a rehearsal may take below the state folder.
+    """Return the MiB that a rehearsal may need in the state folder.
 
     Raises:
-        Refused: they are not there.
+        Refused: there is not enough free space.
     """
     copies = 1 if isinstance(source, Local) else 2
     used = copies * snapshot["used_bytes"] + Path(image.path).stat().st_size
@@ -294,15 +297,17 @@ def _check_room(cluster: Cluster, source: Host, snapshot: Snapshot, image: Image
     free = query_space(Local(), str(root(cluster))).free >> 20
     if free < need:
         raise Refused(
-            f"a rehearsal takes {need} MiB below {cluster.site.state}, and {free} MiB are free",
-            hint="make room, or rehearse on another machine: --host names whose snapshot it is",
+            f"a rehearsal needs {need} MiB in {cluster.site.state}, but only {free} MiB are free",
+            hint="free some space, or run the rehearsal on another machine, with --host for the host of the snapshot",
         )
     return need
 
 
-def _act(cluster: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Rehearsed, progress: Progress) -> None:
-    """Make it and try everything; what fails to be made is raised, what does not work is noted."""
-    mine = replace(cluster, site=rehearsal_site(cluster.site, folder, without_vm=wanted.without_vm))
+def _run(
+    cluster: Cluster, options: RehearsalOptions, ready: Ready, folder: Path, done: RehearsalResult, progress: Progress
+) -> None:
+    """Set up the rehearsal and run all checks; setup errors are raised, failed checks recorded."""
+    mine = replace(cluster, site=rehearsal_site(cluster.site, folder, without_vm=options.without_vm))
     overlay = str(mine.places.overlay)
     tried = Checks(progress, done.checks)
     _copy(cluster, ready, folder, overlay, progress)
@@ -310,22 +315,28 @@ def _act(cluster: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Reh
     if not tried.try_out("the copy of the overlay is whole", lambda: checks.check_file_system(Local(), overlay)):
         return
     jobs = _jobs(mine, ready, folder)
-    lab = _raise_lab(mine, wanted, ready, folder, done, progress)
-    with vm_off(lab, mine.site, tried) if wanted.without_vm else nullcontext():
-        _try_all(mine, lab, image, jobs, wanted, done, tried)
+    lab = _start_lab(mine, options, ready, folder, done, progress)
+    with vm_off(lab, mine.site, tried) if options.without_vm else nullcontext():
+        _try_all(mine, lab, image, jobs, options, done, tried)
 
 
 def _try_all(
-    mine: Cluster, lab: Lab, image: Path, jobs: list[int], wanted: Wanted, done: Rehearsed, tried: Checks
+    mine: Cluster,
+    lab: Lab,
+    image: Path,
+    jobs: list[int],
+    options: RehearsalOptions,
+    done: RehearsalResult,
+    tried: Checks,
 ) -> None:
-    """Start the appliance and use it."""
+    """Start the container and run the checks."""
     names = {service.name for service in mine.services}
     inside = Inside(mine, lab.host(CARRIER))
     started: list[Started] = []
 
     def begin() -> str:
         found = start(
-            mine, lab.host(CARRIER), tried.progress, image=image, wait_s=wanted.wait_s, keep=wanted.keep, unit=False
+            mine, lab.host(CARRIER), tried.progress, image=image, wait_s=options.wait_s, keep=options.keep, unit=False
         )
         assert found
         started.append(found)
@@ -342,20 +353,20 @@ def _try_all(
     if mine.find_role("controller"):
         tried.try_out("the controller knows the same jobs", lambda: checks.check_jobs(inside, jobs))
     if lab.nodes:
-        _use(lab, inside, tried, wanted.user)
+        _use(lab, inside, tried, options.user)
 
 
 def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
-    """What compute nodes want of it."""
+    """Run the checks from compute nodes."""
     find_role = inside.cluster.find_role
-    told: dict[str, str] = {}
+    found: dict[str, str] = {}
     if find_role("controller"):
         if tried.try_out("compute nodes register", lambda: checks.check_nodes(lab, inside, user)):
-            tried.try_out("a Slurm job from a compute node", lambda: checks.check_job(lab, inside, user, told))
+            tried.try_out("a Slurm job from a compute node", lambda: checks.check_job(lab, inside, user, found))
     else:
         put_up_cables(lab.layout)
-    if "job" in told and find_role("mail") and inside.cluster.site.mail.relay:
-        tried.try_out("its mail arrives outside", lambda: demo.mail_arrives(lab.host(OUTSIDE), told["job"]))
+    if "job" in found and find_role("mail") and inside.cluster.site.mail.relay:
+        tried.try_out("its mail arrives outside", lambda: demo.mail_arrives(lab.host(OUTSIDE), found["job"]))
     if find_role("routing"):
         tried.try_out("the outside, through the container's NAT", lambda: checks.check_nat(lab, inside.cluster))
     if find_role("logging"):
@@ -365,39 +376,39 @@ def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
 
 
 def _copy(cluster: Cluster, ready: Ready, folder: Path, overlay: str, progress: Progress) -> None:
-    """Lay the snapshot out as the rehearsal's overlay; one of another host is brought here as data first."""
+    """Restore the snapshot as the rehearsal's overlay; a snapshot of another host is fetched first."""
     here, number, where = Local(socket.gethostname()), ready.snapshot["number"], store(cluster)
     here.run("mkdir", "-p", "-m", "0700", str(Path(overlay).parent))
     if not isinstance(ready.source, Local):
         where = str(folder / "snapshots")
-        number = _bring(cluster, ready.source, number, where, progress)
-    agent.ask(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
+        number = _fetch_snapshot(cluster, ready.source, number, where, progress)
+    agent.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
 
 
-def _bring(cluster: Cluster, source: Host, number: int, where: str, progress: Progress) -> int:
+def _fetch_snapshot(cluster: Cluster, source: Host, number: int, where: str, progress: Progress) -> int:
     taking_in = {
         "store": where,
         "cluster": cluster.site.cluster,
         "state": state_paths(cluster),
         "heads": state_heads(cluster),
         "origin": source.name,
-        "what": f"bring snapshot {number} of {source.name}",
+        "what": f"fetch snapshot {number} of {source.name}",
     }
     giving_out = {"store": store(cluster), "snapshot": number, "compress": True}
     with (
-        agent.converse(source, "export", giving_out) as giving,
-        agent.converse(Local(), "import", taking_in, progress) as taking,
+        agent.open_session(source, "export", giving_out) as giving,
+        agent.open_session(Local(), "import", taking_in, progress) as taking,
     ):
-        said = connect(giving, taking)
-    return int(said["snapshot"]["number"])
+        reply = relay_snapshot(giving, taking)
+    return int(reply["snapshot"]["number"])
 
 
 def _place_image(cluster: Cluster, mine: Cluster, image: Image, folder: Path) -> Path:
-    """The image and the keys it is held against, where the rehearsal sees them; it is verified there once more."""
+    """Copy the image and the public keys into the rehearsal's folder; return the path of the image."""
     target = Path(mine.places.images) / f"{image.key}.sif"
     here = Local()
     here.run("mkdir", "-p", "-m", "0700", str(target.parent))
-    # Not a second name for the same file: loop devices on it are looked for, and production's may be among them.
+    # A copy, not a link: the search for loop devices on it must not find production's.
     script = 'umask 077; exec cp --reflink=auto -T "$1" "$2"'
     here.run("sh", "-c", script, "place", image.path, str(target), timeout=600)
     for number, key in enumerate(cluster.site.signing.public_keys):
@@ -406,23 +417,27 @@ def _place_image(cluster: Cluster, mine: Cluster, image: Image, folder: Path) ->
 
 
 def _jobs(mine: Cluster, ready: Ready, folder: Path) -> list[int]:
-    """Ids of the jobs that the snapshot's state has; none where there is no controller."""
+    """Return the ids of the jobs in the snapshot's state; none without a controller."""
     if not (controller := mine.find_role("controller")):
         return []
     overlay, taken = str(mine.places.overlay), ready.snapshot["taken"]
     return checks.jobs_in_state(overlay, str(folder / "look"), controller.state[0], taken)
 
 
-def _raise_lab(mine: Cluster, wanted: Wanted, ready: Ready, folder: Path, done: Rehearsed, progress: Progress) -> Lab:
+def _start_lab(
+    mine: Cluster, options: RehearsalOptions, ready: Ready, folder: Path, done: RehearsalResult, progress: Progress
+) -> Lab:
     overlay = str(mine.places.overlay)
     hosts = read_hosts(ext3.read_inside(Local(), overlay, "/upper/etc/hosts").decode(errors="replace"))
-    nodes, skipped = choose_nodes(mine.site, wanted.nodes, hosts, resolve)
+    nodes, skipped = choose_nodes(mine.site, options.nodes, hosts, resolve)
     done.nodes = [name for name, _ in nodes]
-    if len(nodes) < wanted.nodes:
-        progress.say(f"note: {len(nodes)} compute nodes instead of {wanted.nodes}: {'; '.join(skipped) or 'no more'}")
+    if len(nodes) < options.nodes:
+        progress.report(
+            f"note: {len(nodes)} compute nodes instead of {options.nodes}: {'; '.join(skipped) or 'no more'}"
+        )
     given = mine.site.secrets.munge_key
     munge = given.read_bytes() if given else ext3.read_inside(Local(), overlay, "/upper/etc/munge/munge.key")
-    plan = make_plan(mine.site, nodes, folder=folder, user=ready.user, without_vm=wanted.without_vm)
+    plan = make_plan(mine.site, nodes, folder=folder, user=ready.user, without_vm=options.without_vm)
     layout = Layout(done.name, len(nodes), plan)
     up_planned(layout, munge, progress)
     return Lab.open(done.name)

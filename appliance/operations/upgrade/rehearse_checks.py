@@ -1,4 +1,4 @@
-"""What a rehearsal tries, each with the evidence that it gives."""
+"""Checks of a rehearsal, each of which returns its evidence."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from appliance.tools import apptainer
 
 RESERVATION = "sms-rehearsal"
 SETTLED_S = 10
-"""A job's folder that was there for so many seconds is of a job that the state file has: a folder is made at once, and
+"""Age of a job's folder in seconds after which the state file must have the job: the folder is created at once, the
 state is saved within 5 seconds of a change (SAVE_MAX_WAIT of src/slurmctld/state_save.h)."""
 STATE = """\
 mkdir -p "$2" && mount -t ext3 -o loop,ro,noload "$1" "$2" || exit 1
 cd "$2/upper$3" 2>/dev/null || exit 0
 exec find . -mindepth 2 -maxdepth 2 -path './hash.*/job.*' -printf '%f %T@\\n'
 """
-"""Shell, in mounts of its own: the folder of each batch job in state folder $3 of overlay $1, and when it was made."""
+"""Shell, in its own mount namespace: list the folder of each batch job in state folder $3 of overlay $1, with mtime."""
 TOLERANT = """\
 had=$(scontrol show config | sed -n 's/^SlurmdParameters *= *//p')
 case $had in "(null)"|"") had= ;; *) had=$had, ;; esac
 echo "SlurmdParameters=${had}config_overrides" >>/etc/slurm/slurm.conf && scontrol reconfigure
 """
-"""Shell, inside: nodes count as slurm.conf says, whatever they have (slurm.conf(5)): here they share one machine."""
+"""Shell, inside: use the resources of slurm.conf, not those of the nodes (slurm.conf(5)), which share one machine."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried; ``seen`` is the evidence, or what went wrong."""
+    """Result of a check; ``seen`` is the evidence, or the error."""
 
     what: str
     ok: bool
@@ -51,13 +51,13 @@ class Check:
 
 @dataclass
 class Checks:
-    """What was tried so far; a check that fails does not end the rehearsal."""
+    """Results so far; a failed check does not end the rehearsal."""
 
     progress: Progress
     done: list[Check] = field(default_factory=list)
 
     def try_out(self, what: str, work: Callable[[], str], *, own_progress: bool = False) -> bool:
-        """Try one thing; say whether it works."""
+        """Run a check; return whether it succeeded."""
         began = time.monotonic()
         try:
             if own_progress:
@@ -74,7 +74,7 @@ class Checks:
 
 
 def check_file_system(host: Host, overlay: str) -> str:
-    """The copy as it came, every part of it looked at.
+    """Check the copy with e2fsck.
 
     Raises:
         SmsError: it is damaged.
@@ -91,36 +91,39 @@ def _last_line(result: Result) -> str:
 
 
 def check_isolation(lab: Lab, cluster: Cluster) -> str:
-    """No interface of the rehearsal leads anywhere but to another of its own.
+    """Check that interfaces of the rehearsal are only connected to each other.
 
     Raises:
-        SmsError: one does.
+        SmsError: one has another connection.
     """
     spaces = {space: Local(space, ("nsenter", f"--net=/run/netns/{space}", "--")) for space in lab.layout.namespaces}
     running = apptainer.find_instance(lab.host(CARRIER), instance_name(cluster.site))
-    asked: dict[str, Any] = {space: links_of(host) for space, host in spaces.items()}
+    links: dict[str, Any] = {space: links_of(host) for space, host in spaces.items()}
     if running:
         inside = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "--")
-        asked["the container"] = json.loads(lab.host(CARRIER).run(*inside, "ip", "-json", "-details", "link").stdout)
-    cables = count_cables(asked)
+        links["the container"] = json.loads(lab.host(CARRIER).run(*inside, "ip", "-json", "-details", "link").stdout)
+    cables = count_cables(links)
     known = Local().run("ip", "-json", "netns", "list-id").stdout
     crossing = {entry.get("name") for entry in json.loads(known or b"[]")} & set(spaces)
     if crossing:
         raise SmsError(f"this machine's own network has a cable into {', '.join(sorted(map(str, crossing)))}")
-    return f"{cables} cables, each from one of its {len(asked)} network namespaces to another; none to this machine's"
+    return f"{cables} cables, each from one of its {len(links)} network namespaces to another; none to this machine's"
 
 
 def links_of(host: Host) -> list[dict[str, Any]]:
-    """Interfaces of a network."""
+    """Return the interfaces of a network namespace."""
     found: list[dict[str, Any]] = json.loads(host.run("ip", "-json", "-details", "link").stdout or b"[]")
     return found
 
 
 def count_cables(links: dict[str, list[dict[str, Any]]]) -> int:
-    """Cables between networks; links by network as `ip -json -details link` tells them.
+    """Count the cables between networks.
+
+    Args:
+        links: output of `ip -json -details link` by network.
 
     Raises:
-        SmsError: an interface that is up is neither a bridge nor the end of a cable whose other end is here.
+        SmsError: an interface that is up is neither a bridge nor part of a cable within the rehearsal.
     """
     ends: dict[tuple[int, int], str] = {}
     for space, found in links.items():
@@ -129,34 +132,34 @@ def count_cables(links: dict[str, list[dict[str, Any]]]) -> int:
             if kind == "veth":
                 ends.setdefault((link["ifindex"], link.get("link_index", 0)), space)
             elif "UP" in link.get("flags", []) and kind != "bridge" and link.get("link_type") != "loopback":
-                raise SmsError(f"{link['ifname']} of {space} is no cable of the rehearsal's: {kind or 'hardware'}")
+                raise SmsError(f"{link['ifname']} of {space} is not a cable of the rehearsal: {kind or 'hardware'}")
     total = 0
     for space, found in links.items():
         for link in found:
             if link.get("linkinfo", {}).get("info_kind") != "veth":
                 continue
             total += 1
-            # The container's own probe stands behind it, in a network that it makes for itself.
+            # Its peer is in the network namespace of the container's own probe.
             if (link.get("link_index", 0), link["ifindex"]) not in ends and space != "the container":
-                raise SmsError(f"nobody here has the other end of {link['ifname']} of {space}")
+                raise SmsError(f"the peer of {link['ifname']} of {space} is outside the rehearsal")
     return total // 2
 
 
 def jobs_in_state(overlay: str, folder: str, state: str, taken: float) -> list[int]:
-    """Ids of the batch jobs that the state in an overlay has for sure; nobody may use the overlay.
+    """Return the ids of the batch jobs that the state in an overlay must have; the overlay must not be in use.
 
     Args:
-        folder: where it can be mounted for a moment.
-        state: the controller's state folder, inside.
-        taken: when the state was copied, Unix time.
+        folder: temporary mount point.
+        state: the controller's state folder in the container.
+        taken: Unix time when the state was copied.
     """
     return read_jobs(Local().run("unshare", "-m", "sh", "-c", STATE, "state", overlay, folder, state).text, taken)
 
 
-def read_jobs(told: str, taken: float) -> list[int]:
-    """What ``STATE`` printed, as ids, without those that came so late that the state may not have them."""
+def read_jobs(output: str, taken: float) -> list[int]:
+    """Parse the output of ``STATE`` into ids, without jobs so new that the state may not have them."""
     found = []
-    for line in told.splitlines():
+    for line in output.splitlines():
         name, _, made = line.partition(" ")
         number = name.removeprefix("job.")
         if number.isdecimal() and float(made or "inf") + SETTLED_S < taken:
@@ -165,7 +168,7 @@ def read_jobs(told: str, taken: float) -> list[int]:
 
 
 class Inside:
-    """The rehearsed container, and commands in it."""
+    """Runs commands in the rehearsed container."""
 
     def __init__(self, cluster: Cluster, host: Netns) -> None:
         self.cluster = cluster
@@ -176,30 +179,31 @@ class Inside:
         return self.host.run(*inside_argv(self.cluster.site, *argv), ok=ok, timeout=90)
 
 
-def check_jobs(inside: Inside, wanted: list[int]) -> str:
-    """The controller knows every job that the snapshot's state has.
+def check_jobs(inside: Inside, expected: list[int]) -> str:
+    """Check that the controller knows every job of the snapshot's state.
 
     Raises:
         SmsError: it has lost some.
     """
-    told = inside.run("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%A").text
-    # It lets go of old ones that have ended, but says of each that it had it.
+    listed = inside.run("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%A").text
+    # It purges old jobs that have ended, but logs that it recovered them.
     log = inside.run(
         *("sh", "-c", "tac /var/log/sms/slurmctld.log | sed '/slurmctld version .* started/q' | grep Recovered"),
         ok=None,
     ).text
-    known = {int(word) for word in told.split() if word.isdecimal()}
+    known = {int(word) for word in listed.split() if word.isdecimal()}
     known |= {int(word.partition("=")[2]) for word in log.split() if word.startswith("JobId=") and word[6:].isdecimal()}
-    lost = sorted(set(wanted) - known)
+    lost = sorted(set(expected) - known)
     if lost:
-        raise SmsError(f"{len(lost)} of {len(wanted)} jobs of the snapshot are lost: {', '.join(map(str, lost[:10]))}")
-    return f"{len(wanted)} batch jobs of the snapshot, none lost; the controller knows {len(known)}"
+        ids = ", ".join(map(str, lost[:10]))
+        raise SmsError(f"{len(lost)} of {len(expected)} jobs of the snapshot are lost: {ids}")
+    return f"{len(expected)} batch jobs of the snapshot, none lost; the controller knows {len(known)}"
 
 
-def set_nodes_apart(inside: Inside, nodes: tuple[str, ...], user: str) -> None:
-    """Nobody's job but the rehearsal's own runs on its nodes: production's users never notice one.
+def reserve_nodes(inside: Inside, nodes: tuple[str, ...], user: str) -> None:
+    """Reserve the nodes for the rehearsal's own job, so that no job of a user runs on them.
 
-    Jobs of the snapshot that had these nodes lose them, in this copy alone.
+    Jobs of the snapshot on these nodes are lost, but only in this copy.
     """
     names = ",".join(nodes)
     inside.run("scontrol", "update", f"nodename={names}", "state=down", f"reason={RESERVATION}")
@@ -210,18 +214,18 @@ def set_nodes_apart(inside: Inside, nodes: tuple[str, ...], user: str) -> None:
 
 
 def check_nodes(lab: Lab, inside: Inside, user: str) -> str:
-    """The rehearsal's nodes, set apart, then cabled, register with the controller.
+    """Reserve and connect the rehearsal's nodes, and wait until they register with the controller.
 
     Raises:
         SmsError: one does not.
     """
-    set_nodes_apart(inside, lab.nodes, user)
+    reserve_nodes(inside, lab.nodes, user)
     put_up_cables(lab.layout)
     waiting = ""
 
     def ready() -> str:
         nonlocal waiting
-        rows = [_words(line) for line in _shown_nodes(inside, lab.nodes)]
+        rows = [_read_fields(line) for line in _shown_nodes(inside, lab.nodes)]
         for row in rows:
             state = row.get("State", "")
             if "DOWN" in state and "*" not in state and "NOT_RESPONDING" not in state:
@@ -237,7 +241,7 @@ def check_nodes(lab: Lab, inside: Inside, user: str) -> str:
 
 
 def is_idle(state: str) -> bool:
-    """Whether a node, in the words of scontrol, would take a job."""
+    """Return whether a node with this state of scontrol accepts jobs."""
     base, *flags = state.split("+")
     bad = {"DRAIN", "NOT_RESPONDING", "INVALID_REG", "DOWN", "POWERED_DOWN", "COMPLETING"}
     return base == "IDLE" and not bad & set(flags)
@@ -247,18 +251,18 @@ def _shown_nodes(inside: Inside, nodes: tuple[str, ...]) -> list[str]:
     return inside.run("scontrol", "--oneliner", "show", "node", ",".join(nodes), ok=None).text.splitlines()
 
 
-def _words(line: str) -> dict[str, str]:
-    """Key and value of each word of an output of scontrol."""
+def _read_fields(line: str) -> dict[str, str]:
+    """Parse the key=value words of scontrol's output."""
     return dict(word.partition("=")[::2] for word in line.split() if "=" in word)
 
 
-def check_job(lab: Lab, inside: Inside, user: str, told: dict[str, str]) -> str:
-    """A batch job with a step on every node, submitted from one of them; its id goes into ``told``.
+def check_job(lab: Lab, inside: Inside, user: str, found: dict[str, str]) -> str:
+    """Run a batch job with a step on every node, submitted from one of them; its id is stored in ``found``.
 
     Raises:
         SmsError: it does not complete.
     """
-    rows = {row["NodeName"]: row.get("Partitions", "") for row in map(_words, _shown_nodes(inside, lab.nodes))}
+    rows = {row["NodeName"]: row.get("Partitions", "") for row in map(_read_fields, _shown_nodes(inside, lab.nodes))}
     partition = next((names.split(",")[0] for names in rows.values() if names), "")
     if not partition:
         raise SmsError(f"{', '.join(rows)} are in no partition: no job could run there")
@@ -266,38 +270,38 @@ def check_job(lab: Lab, inside: Inside, user: str, told: dict[str, str]) -> str:
     nodes = [name for name, names in rows.items() if partition in names.split(",")]
     first = lab.host(nodes[0])
     where = ("--chdir=/home", "--output=/home/rehearsal-%j.out", f"--nodes={len(nodes)}", "--time=2")
-    how = (f"--reservation={RESERVATION}", f"--partition={partition}", f"--nodelist={','.join(nodes)}")
+    placement = (f"--reservation={RESERVATION}", f"--partition={partition}", f"--nodelist={','.join(nodes)}")
     mail = ("--mail-type=END", f"--mail-user={user}@example.test")
     first.run("sh", "-c", "chmod 1777 /home", "home")
-    words = ("runuser", "-u", user, "--", "sbatch", "--parsable", *where, *how, *mail, "--wrap=srun hostname")
-    job = first.run(*words, timeout=90).text.partition(";")[0]
-    told["job"] = job
+    argv = ("runuser", "-u", user, "--", "sbatch", "--parsable", *where, *placement, *mail, "--wrap=srun hostname")
+    job = first.run(*argv, timeout=90).text.partition(";")[0]
+    found["job"] = job
 
     def ended() -> str:
-        row = _words(first.run("scontrol", "--oneliner", "show", "job", job).text)
-        going = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-        told["state"] = f"{row.get('JobState')} {row.get('Reason', '')}"
-        return "" if row.get("JobState") in going else row["JobState"]
+        row = _read_fields(first.run("scontrol", "--oneliner", "show", "job", job).text)
+        unfinished = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        found["state"] = f"{row.get('JobState')} {row.get('Reason', '')}"
+        return "" if row.get("JobState") in unfinished else row["JobState"]
 
     try:
         state = demo.wait_for("the end of the job", ended, 90)
     except SmsError as error:
-        raise SmsError(f"{error.message}: job {job} is {told['state']}") from error
-    said = first.run("cat", f"/home/rehearsal-{job}.out", ok=None).text.split()
-    if state != "COMPLETED" or sorted(said) != sorted(nodes):
-        raise SmsError(f"job {job} ended as {state} and printed: {' '.join(said)[:200]}")
-    return f"job {job} {state}, a step on {', '.join(sorted(said))}"
+        raise SmsError(f"{error.message}: job {job} is {found['state']}") from error
+    output = first.run("cat", f"/home/rehearsal-{job}.out", ok=None).text.split()
+    if state != "COMPLETED" or sorted(output) != sorted(nodes):
+        raise SmsError(f"job {job} ended as {state} and printed: {' '.join(output)[:200]}")
+    return f"job {job} {state}, a step on {', '.join(sorted(output))}"
 
 
 def check_nat(lab: Lab, cluster: Cluster) -> str:
-    """A page from beyond the public network; it says which address it was fetched by.
+    """Fetch a page from outside the public network, which contains the client's address.
 
     Raises:
-        SmsError: it does not come, or not through the container.
+        SmsError: the request failed, or did not come from the container's address.
     """
     page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--max-time", "10", f"http://{_outside(lab)}/").text
     if lab.layout.plan.addresses[PUBLIC] not in page.split():
-        raise SmsError(f"the outside saw somebody else than the container: {page[:200]}")
+        raise SmsError(f"the request did not come from the container's address: {page[:200]}")
     return page
 
 
@@ -306,10 +310,10 @@ def _outside(lab: Lab) -> str:
 
 
 def check_syslog(lab: Lab, inside: Inside) -> str:
-    """A line logged on a node is in the container's messages, and at the site's collector where it has one.
+    """Check that a line logged on a node reaches the container, and the site's syslog server if it has one.
 
     Raises:
-        SmsError: it is not.
+        SmsError: it does not.
     """
     word = f"sms-rehearsal-{lab.name}-{time.time_ns()}"
     lab.host(lab.nodes[-1]).run("logger", "--tag", "rehearsal", word)

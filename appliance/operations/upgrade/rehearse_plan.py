@@ -1,4 +1,4 @@
-"""A rehearsal as a lab: production's own addresses, names and bridges, in networks that lead nowhere. Pure."""
+"""The plan of a rehearsal as a lab: production's addresses, names and bridges, in isolated networks. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OUTSIDE, CARRIER = "rehearsal-outside", "rehearsal-host"
 MOST_NODES = 16
 SYSLOG, SMTP = 514, 25
 Resolve = Callable[[str], str]
-"""The address of a name, empty where it has none."""
+"""Returns the address of a name, empty if it has none."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody beyond the container whom its services talk to; ``address`` is None where the site file has a name."""
+    """A server outside that the container's services use; ``address`` is None if the site file has a host name."""
 
     name: str
     address: IPv4Address | None
@@ -30,10 +30,10 @@ class Peer:
 
 
 def find_peers(site: Site, *, vm: bool = False) -> list[Peer]:
-    """Time servers, the syslog server, the mail relay, name servers and whom the NAT probe pings.
+    """Return time servers, syslog server, mail relay, name servers and the target of the NAT probe.
 
     Args:
-        vm: the provisioning VM, too: its address is there, and nobody answers at it.
+        vm: include the provisioning VM's address, at which nothing answers.
     """
     words = [*site.ntp, *(word for word in (site.syslog_forward, site.mail.relay) if word)]
     words += [str(address) for address in (*site.networks.dns, site.networks.public.probe) if address]
@@ -42,14 +42,14 @@ def find_peers(site: Site, *, vm: bool = False) -> list[Peer]:
 
 
 def read_peer(word: str) -> Peer:
-    """A peer as the site file writes it: a name or an address, with or without a port."""
+    """Parse a peer of the site file: a name or an address, with an optional port."""
     name, _, port = word.partition(":")
     address = ipaddress.IPv4Address(name) if is_address(name) else None
     return Peer(name, address, int(port or 0))
 
 
 def is_address(word: str) -> bool:
-    """Whether a word is an IPv4 address."""
+    """Return whether a word is an IPv4 address."""
     try:
         ipaddress.IPv4Address(word)
     except ValueError:
@@ -60,18 +60,18 @@ def is_address(word: str) -> bool:
 def choose_nodes(
     site: Site, count: int, hosts: Mapping[str, str], resolve: Resolve
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Name and address of the first ``count`` nodes that can be there, and why others before them cannot.
+    """Return name and address of the first ``count`` usable nodes, and why others before them are not usable.
 
     Args:
-        hosts: addresses by name, as the container's own hosts file has them.
-        resolve: what else knows names.
+        hosts: addresses by name in the container's hosts file.
+        resolve: resolver for other names.
 
     Raises:
-        ConfigError: so many cannot be asked for.
-        Refused: none can be there, though some are wanted.
+        ConfigError: ``count`` is out of range.
+        Refused: no node is usable.
     """
     if not 0 <= count <= MOST_NODES:
-        raise ConfigError(f"a rehearsal of {count} nodes cannot be made", hint=f"ask for 0 to {MOST_NODES}")
+        raise ConfigError(f"invalid number of nodes {count}", hint=f"use 0 to {MOST_NODES}")
     chosen: list[tuple[str, str]] = []
     skipped: list[str] = []
     taken = {str(site.networks.provisioning.address.ip), *(str(peer.address) for peer in find_peers(site, vm=True))}
@@ -87,14 +87,14 @@ def choose_nodes(
         chosen.append((name, address))
     if count and not chosen:
         raise Refused(
-            f"no compute node can be rehearsed: {'; '.join(skipped[:3]) or 'the site file names none'}",
-            hint="give slurm.nodes their addresses in the site file, or rehearse without nodes: --nodes 0",
+            f"no compute node can be rehearsed: {'; '.join(skipped[:3]) or 'the site file has none'}",
+            hint="set addresses in slurm.nodes of the site file, or rehearse without nodes: --nodes 0",
         )
     return chosen, skipped
 
 
 def _named_nodes(site: Site) -> Iterable[tuple[str, str]]:
-    """Every node's name and NodeAddr, which is empty where the site file gives none."""
+    """Yield name and NodeAddr of every node; the latter is empty if the site file has none."""
     for node in site.slurm.nodes:
         names = expand(node.name)
         addresses = expand(node.address) if node.address else [""] * len(names)
@@ -103,23 +103,23 @@ def _named_nodes(site: Site) -> Iterable[tuple[str, str]]:
 
 def _why_not(site: Site, name: str, address: str, taken: set[str]) -> str:
     if name in (OUTSIDE, CARRIER, "switch", site.hostname):
-        return "its name is taken in a rehearsal"
+        return "its name is reserved in a rehearsal"
     if not address:
         return "its name does not resolve"
     if IPv4Address(address) not in site.provisioning_network:
         return f"{address} is not in the provisioning network {site.provisioning_network}"
-    return f"{address} is somebody else's already" if address in taken else ""
+    return f"{address} is already used" if address in taken else ""
 
 
 def make_plan(
     site: Site, nodes: Iterable[tuple[str, str]], *, folder: Path, user: tuple[str, str], without_vm: bool = False
 ) -> Plan:
-    """The rehearsal's networks and hosts.
+    """Return the rehearsal's networks and hosts.
 
     Args:
-        folder: where all of it lies.
-        user: the lines of passwd and group of who runs its job; empty for root.
-        without_vm: somebody has the provisioning VM's address.
+        folder: the rehearsal's folder.
+        user: passwd and group lines of the user of its job; empty for root.
+        without_vm: add the provisioning VM's address to the outside host.
     """
     networks = site.networks
     peers = find_peers(site, vm=without_vm)
@@ -165,7 +165,7 @@ def _ports(word: str | None, usual: int) -> tuple[int, ...]:
 
 
 def _outside(site: Site, peers: Iterable[Peer]) -> LabHost:
-    """One host that is the gateway and everybody beyond it."""
+    """Return the host that is the gateway and all servers outside."""
     networks = site.networks
     own = {str(networks.public.gateway), str(networks.public.address.ip), str(networks.provisioning.address.ip)}
     addresses = {PUBLIC: str(networks.public.gateway)}
@@ -185,10 +185,9 @@ def _outside(site: Site, peers: Iterable[Peer]) -> LabHost:
 
 
 def rehearsal_site(site: Site, folder: Path, *, without_vm: bool = False) -> Site:
-    """The site as the rehearsal has it: all it writes below ``folder``, one admin host, nobody to pull files from.
+    """Return the site of the rehearsal: all state below ``folder``, one admin host, no file synchronisation.
 
-    What the container itself is told stays as it is, but for the server of file synchronisation; with ``without_vm``
-    that stays as well: it is what is looked at.
+    The container's other settings are unchanged; with ``without_vm`` file synchronisation, too, because it is tested.
     """
     keys = tuple(key_copy(folder, number, key) for number, key in enumerate(site.signing.public_keys))
     changes = {
@@ -203,20 +202,21 @@ def rehearsal_site(site: Site, folder: Path, *, without_vm: bool = False) -> Sit
 
 
 def key_copy(folder: Path, number: int, key: Path) -> Path:
-    """Where a public key of the site's lies in the rehearsal's folder."""
+    """Return the path of a copy of a public key in the rehearsal's folder."""
     return folder / "keys" / str(number) / key.name
 
 
 def user_lines(passwd: str, group: str, name: str) -> tuple[str, str]:
-    """The lines of passwd and group of a user.
+    """Return the passwd and group lines of a user.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the user is unknown.
     """
     lines = [line for line in passwd.splitlines() if line.partition(":")[0] == name and line.count(":") == 6]
     if not lines:
         raise ConfigError(
-            f"the site's passwd file has no user {name}", hint="accounts.passwd names it; without --user root does it"
+            f"the site's passwd file has no user {name}",
+            hint="add it to accounts.passwd, or run the job as root: omit --user",
         )
     gid = lines[0].split(":")[3]
     groups = [line for line in group.splitlines() if line.split(":")[2:3] == [gid]]
@@ -224,7 +224,7 @@ def user_lines(passwd: str, group: str, name: str) -> tuple[str, str]:
 
 
 def read_hosts(text: str) -> dict[str, str]:
-    """Addresses by name out of a hosts file; the first line that has a name counts."""
+    """Parse a hosts file into addresses by name; the first line of a name wins."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         words = line.partition("#")[0].split()

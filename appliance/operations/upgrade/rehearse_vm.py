@@ -1,4 +1,4 @@
-"""A rehearsal without the provisioning VM: its address is there, nobody answers, and who asks for it is counted."""
+"""A rehearsal without the provisioning VM: traffic to its address is dropped and recorded."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ table inet sms-rehearsal {
     }
 }
 """
-"""Nothing comes back, not even a refusal: who waits for an answer waits for as long as he ever would."""
+"""Drop without a reply, so that clients run into their timeouts as with a VM that is off."""
 
 Link = tuple[str, int, int]
-"""Who asked, and for which protocol and port."""
+"""Client, protocol and port."""
 
 
 def need_polls(cluster: Cluster) -> None:
-    """Refuse where there is no VM that could be switched off.
+    """Check that there is a VM and that the container polls it.
 
     Raises:
-        Refused: there is none, or the container takes no files from it.
+        Refused: there is no VM, or the container pulls no files from it.
     """
     if cluster.site.provisioning is None:
         raise Refused("the site has no provisioning VM", hint="sms rehearse, without --without-vm")
     if not cluster.find_role("files"):
-        raise Refused("the container takes no files from the VM", hint="add filesync to `services`")
+        raise Refused("the container pulls no files from the VM", hint="add filesync to `services`")
 
 
 @contextmanager
 def vm_off(lab: Lab, site: Site, tried: Checks) -> Iterator[None]:
-    """The VM's address swallows what comes; at the end it is looked who has sent it anything."""
+    """Drop traffic to the VM's address; at the end, check who has sent any."""
     assert site.provisioning
     space = in_network(OUTSIDE, f"/run/netns/{lab.layout.namespace(OUTSIDE)}")
     space.run("nft", "-f", "-", input=(DROP % site.provisioning.address.ip).encode())
@@ -60,19 +60,19 @@ def vm_off(lab: Lab, site: Site, tried: Checks) -> Iterator[None]:
 
 
 def check_polls(capture: Path, site: Site) -> str:
-    """Nobody has asked for the VM but the container's file synchronisation.
+    """Check that only the container's file synchronisation has sent packets to the VM.
 
     Raises:
-        SmsError: somebody has; or it has not either, so that nothing was shown.
+        SmsError: others have; or it has not either, so that the check is inconclusive.
     """
     assert site.provisioning
     vm, container = str(site.provisioning.address.ip), str(site.networks.provisioning.address.ip)
     poll = (container, TCP, urlsplit(site.filesync.server or "").port or 443)
-    return judge_polls(find_askers(capture, vm), vm, poll)
+    return judge_polls(find_clients(capture, vm), vm, poll)
 
 
-def find_askers(capture: Path, vm: str) -> Counter[Link]:
-    """Packets to the VM's address by who sent them, to which port."""
+def find_clients(capture: Path, vm: str) -> Counter[Link]:
+    """Count packets to the VM's address by client, protocol and port."""
     reading = read_captures([str(capture)], signatures=())
     hosts = {host.index: host.address for host in reading.hosts()}
     found: Counter[Link] = Counter()
@@ -83,17 +83,15 @@ def find_askers(capture: Path, vm: str) -> Counter[Link]:
 
 
 def judge_polls(found: Counter[Link], vm: str, poll: Link) -> str:
-    """Words on who asked the VM; ``poll`` is what may.
+    """Evaluate the clients of the VM; only ``poll`` is allowed.
 
     Raises:
         SmsError: as ``check_polls``.
     """
     others = [f"{who} ({'tcp' if protocol == TCP else protocol}/{port})" for who, protocol, port in found]
-    others = [words for words, link in zip(others, found, strict=True) if link != poll]
+    others = [text for text, link in zip(others, found, strict=True) if link != poll]
     if others:
-        raise SmsError(f"without the VM these ask for it: {', '.join(others[:10])}")
+        raise SmsError(f"other clients try to reach the VM: {', '.join(others[:10])}")
     if not found[poll]:
-        raise SmsError("not even file synchronisation has asked for the VM: nothing is shown")
-    return (
-        f"nobody has asked for {vm} but the container's file synchronisation, {found[poll]} packets to port {poll[2]}"
-    )
+        raise SmsError("inconclusive: not even file synchronisation has tried to reach the VM")
+    return f"only the container's file synchronisation has tried to reach {vm}, {found[poll]} packets to port {poll[2]}"

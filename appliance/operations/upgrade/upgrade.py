@@ -1,4 +1,4 @@
-"""``sms upgrade``: rehearsed, switched, probed; on any failure the image and the overlay of before are back."""
+"""``sms upgrade``: rehearse, switch, probe; on any failure roll back to the old image and overlay."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 from appliance.operations.hosts.preflight import check_bridges, check_programs, only_one
 from appliance.operations.image.deliver import trust
-from appliance.operations.migration.lease import look_at_lease
+from appliance.operations.migration.lease import query_lease
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, read_note, start
 from appliance.operations.services.stop import stop
 from appliance.operations.snapshots.restore import restore
-from appliance.operations.snapshots.snapshot import Wanted, snapshot
-from appliance.operations.upgrade.image import check_way_back, make_current_here, take_image
-from appliance.operations.upgrade.note import put_back, read_last, write_phase
-from appliance.operations.upgrade.rehearse import Wanted as Rehearsal
-from appliance.operations.upgrade.rehearse import find_image, rehearse
+from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
+from appliance.operations.upgrade.image import check_rollback_image, make_current_here, send_image
+from appliance.operations.upgrade.note import read_last, restore_overlay, write_phase
+from appliance.operations.upgrade.rehearse import RehearsalOptions, find_image, rehearse
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.plan.snapshots.retention import UPGRADE
@@ -49,16 +48,20 @@ from appliance.tools import apptainer
 from appliance.tools.sha256 import find_digest
 
 SETTLE_S = 5
-"""Seconds after which jobs are looked for once more: by then nodes have told the controller what they run."""
-NOT_HERE = "or go without it: --no-rehearsal"
+"""Seconds before jobs are checked again: by then nodes have reported their jobs to the controller."""
+NO_REHEARSAL = "or skip it: --no-rehearsal"
 
 
 @dataclass(frozen=True)
-class How:
-    """How to upgrade.
+class UpgradeOptions:
+    """Options of an upgrade.
 
-    ``image``: a file here, None to build one. ``build`` makes it and gives its path. ``undo``: back to the image of
-    before the last upgrade, ``with_snapshot`` to the state of before as well; ``force`` although jobs are lost by that.
+    Attributes:
+        image: a file on this machine; None to build one.
+        build: builds the image and returns its path.
+        undo: return to the image before the last upgrade.
+        with_snapshot: with ``undo``, restore the state before the upgrade as well.
+        force: with ``with_snapshot``, even if jobs are lost.
     """
 
     image: Path | None = None
@@ -73,8 +76,8 @@ class How:
 
 
 @dataclass
-class Upgraded:
-    """What an upgrade did; ``same``: nothing, for that image runs already. ``parts`` in seconds, of the outage."""
+class UpgradeResult:
+    """Result of an upgrade. ``same``: the image already runs, nothing was done. ``parts`` of the outage, in seconds."""
 
     host: str
     before: Side
@@ -90,175 +93,183 @@ class Upgraded:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-def upgrade(cluster: Cluster, host: Host, progress: Progress, how: How) -> Upgraded:
-    """Have another image carry on with the same overlay and the same jobs; first go on with one that was cut off.
+def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions) -> UpgradeResult:
+    """Switch to another image with the same overlay and the same jobs; first resume an interrupted upgrade.
 
     Raises:
-        Refused: it cannot be begun, or the rehearsal failed; what ran runs.
-        RolledBack: the new image does not do; image and overlay are those of before, and serve.
-        SmsError: neither serves; the next run goes on.
+        Refused: it cannot be started, or the rehearsal failed; production was not changed.
+        RolledBack: the new image failed; the old image and overlay serve again.
+        SmsError: neither serves; the next run resumes.
     """
     check_programs(host)
     lock = f"{cluster.places.lock.parent}/{cluster.site.cluster}.upgrade.lock"
     with only_one(host, lock, f"another upgrade is under way on {host.name}"):
         last = read_last(cluster, host)
         if last and not last.ended:
-            done = _resume(cluster, host, progress, last, how)
-            if done and (not how.image or _is(cluster, how.image, done.after)):
+            done = _resume(cluster, host, progress, last, options)
+            if done and (not options.image or _is(cluster, options.image, done.after)):
                 return done
-        return _upgrade(cluster, host, progress, how, read_last(cluster, host, done=True))
+        return _upgrade(cluster, host, progress, options, read_last(cluster, host, done=True))
 
 
 def _is(cluster: Cluster, image: Path, side: Side) -> bool:
     return image.is_file() and find_digest(Local(), str(image)) == side.sha256
 
 
-def plan_upgrade(cluster: Cluster, host: Host, how: How) -> list[str]:
-    """Check what can be checked before an image is there; give what would be done, with the predicted outage.
+def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[str]:
+    """Run all checks that need no new image; return the steps, with the predicted outage.
 
     Raises:
-        Refused: it cannot be begun.
+        Refused: the upgrade cannot be started.
     """
-    before, target = _preflight(cluster, host, how, read_last(cluster, host, done=True))
-    predicted, known = predict_outage(read_history(cluster, host), {}, _round_trip(host))
-    image = f"image {target.key[:12]} of before" if target else str(how.image or "an image built now")
+    before, target = _preflight(cluster, host, options, read_last(cluster, host, done=True))
+    predicted, basis = predict_outage(read_history(cluster, host), {}, _round_trip(host))
+    image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
     jobs = count_jobs(_jobs(cluster, host))
-    lay = ["lay the snapshot of before that upgrade in the overlay's place"] if how.with_snapshot else []
+    lay = ["replace the overlay with the snapshot before that upgrade"] if options.with_snapshot else []
     return [
-        f"take {image} to {host.name}, verify its signature there; {before.key[:12]} runs",
-        "take a snapshot while the appliance runs",
-        f"rehearse the image on it, with {how.nodes} compute nodes" if how.rehearsal else "NO rehearsal",
-        f"stop the appliance ({jobs}), take a snapshot of the stopped overlay",
+        f"send {image} to {host.name}, verify its signature there; {before.key[:12]} is running",
+        "take a snapshot of the running container",
+        f"rehearse the image on it, with {options.nodes} compute nodes" if options.rehearsal else "NO rehearsal",
+        f"stop the container ({jobs}), take a snapshot of the stopped overlay",
         *lay,
-        "start the image, wait until every service answers, look for every job",
-        f"predicted outage: {predicted:.0f} s, {known}",
-        "on any failure: put that snapshot back, start the image of before",
+        "start the image, wait until every service answers, check every job",
+        f"predicted outage: {predicted:.0f} s, {basis}",
+        "on any failure: restore that snapshot, start the old image",
     ]
 
 
-def _preflight(cluster: Cluster, host: Host, how: How, last: Upgrade | None) -> tuple[Side, Side | None]:
-    """What runs, and for an undo the image to go back to.
+def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgrade | None) -> tuple[Side, Side | None]:
+    """Return the running image, and for an undo the image to return to.
 
     Raises:
-        Refused: an upgrade cannot be begun.
+        Refused: an upgrade cannot be started.
     """
     check_bridges(cluster, host)
     need_running(cluster, host)
-    holder = look_at_lease(host, cluster).holder
+    holder = query_lease(host, cluster).holder
     if holder != host.name:
         raise Refused(
             f"{holder or 'nobody'} holds the lease, not {host.name}", hint="`sms host list` shows who runs it"
         )
-    if how.rehearsal:
+    if options.rehearsal:
         try:
             check_machine()
         except Refused as error:
             raise Refused(
-                f"nothing can be rehearsed here: {error.message}", hint=f"{error.hint}; {NOT_HERE}"
+                f"this machine cannot run a rehearsal: {error.message}", hint=f"{error.hint}; {NO_REHEARSAL}"
             ) from error
     written = read_note(cluster, host)
     running = apptainer.find_instance(host, instance_name(cluster.site))
     assert running
     if not written or written.image != running.image:
         raise Refused(
-            f"what runs on {host.name} is not what was written down at its start",
-            hint=f"`sms start --host {host.name}` writes it down",
+            f"the running image on {host.name} is not the one recorded at its start",
+            hint=f"`sms start --host {host.name}` records it",
         )
     before = Side(running.image, written.key, written.sha256)
-    check_way_back(host, before)
-    if not how.undo:
+    check_rollback_image(host, before)
+    if not options.undo:
         return before, None
     if last is None or last.after.sha256 != before.sha256:
-        raise Refused("there is no upgrade to undo", hint="`sms upgrade --image FILE` takes any image")
-    check_way_back(host, last.before)
-    if how.with_snapshot:
-        _check_forgotten(cluster, host, last, how.force)
+        raise Refused("there is no upgrade to undo", hint="`sms upgrade --image FILE` switches to any image")
+    check_rollback_image(host, last.before)
+    if options.with_snapshot:
+        _check_newer_jobs(cluster, host, last, options.force)
     return before, last.before
 
 
-def _check_forgotten(cluster: Cluster, host: Host, last: Upgrade, force: bool) -> None:
-    """Whether the state of before knows all jobs there are now.
+def _check_newer_jobs(cluster: Cluster, host: Host, last: Upgrade, force: bool) -> None:
+    """Check that the state before the upgrade has all present jobs.
 
     Raises:
-        Refused: it does not know some, and nobody said that this is fine.
+        Refused: it lacks some, and ``force`` is not set.
     """
     if not last.kept:
-        raise Refused("no snapshot was kept before that upgrade", hint="without --with-snapshot the overlay stays")
-    forgotten = active_jobs(_jobs(cluster, host)).keys() - last.jobs.keys()
-    if forgotten and not force:
-        names = ", ".join(sorted(forgotten)[:10])
+        raise Refused("there is no snapshot of before that upgrade", hint="omit --with-snapshot to keep the overlay")
+    newer = active_jobs(_jobs(cluster, host)).keys() - last.jobs.keys()
+    if newer and not force:
+        names = ", ".join(sorted(newer)[:10])
         raise Refused(
-            f"{len(forgotten)} jobs came since snapshot {last.kept}: nodes would end them ({names})",
-            hint="without --with-snapshot nothing is lost; --force goes on",
+            f"{len(newer)} jobs are newer than snapshot {last.kept}: nodes would kill them ({names})",
+            hint="without --with-snapshot nothing is lost; --force loses these jobs",
         )
 
 
-def _upgrade(cluster: Cluster, host: Host, progress: Progress, how: How, last: Upgrade | None) -> Upgraded:
-    before, target = _preflight(cluster, host, how, last)
-    source, after = _take(cluster, host, progress, how, target)
+def _upgrade(
+    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, last: Upgrade | None
+) -> UpgradeResult:
+    before, target = _preflight(cluster, host, options, last)
+    source, after = _find_image(cluster, host, progress, options, target)
     with progress.step("verify the image") as step:
         step.detail(trust(cluster, host, after.path).signer)
-    done = Upgraded(host.name, before, after, same=before.sha256 == after.sha256)
+    done = UpgradeResult(host.name, before, after, same=before.sha256 == after.sha256)
     if done.same:
         return done
     key = after.key[:12]
-    lay = last.kept if how.with_snapshot and last else 0
-    done.snapshot = lay or snapshot(cluster, host, progress, Wanted(reason=f"{UPGRADE} to {key}")).snapshot["number"]
+    lay = last.kept if options.with_snapshot and last else 0
+    taking = SnapshotOptions(reason=f"{UPGRADE} to {key}")
+    done.snapshot = lay or snapshot(cluster, host, progress, taking).snapshot["number"]
     parts: dict[str, float] = {}
-    if how.rehearsal:
-        parts = _rehearse(cluster, host, progress, how, source, done.snapshot)
+    if options.rehearsal:
+        parts = _rehearse(cluster, host, progress, options, source, done.snapshot)
         done.rehearsed = True
     else:
-        progress.say("WARNING: the image is not rehearsed: whether it does is seen in production")
-    done.predicted_s, known = predict_outage(read_history(cluster, host), parts, _round_trip(host))
+        progress.report("WARNING: the image is not rehearsed; any problem will show in production")
+    done.predicted_s, basis = predict_outage(read_history(cluster, host), parts, _round_trip(host))
     jobs = _jobs(cluster, host)
-    progress.say(f"predicted outage: {done.predicted_s:.0f} s, {known}; {count_jobs(jobs)} jobs")
+    progress.report(f"predicted outage: {done.predicted_s:.0f} s, {basis}; {count_jobs(jobs)} jobs")
     begun = Upgrade(cluster.site.cluster, STOPPING, before, after, time.time(), done.snapshot, lay=lay, jobs=jobs)
-    return _switch(cluster, host, progress, how, begun, done)
+    return _switch(cluster, host, progress, options, begun, done)
 
 
-def _take(cluster: Cluster, host: Host, progress: Progress, how: How, target: Side | None) -> tuple[str, Side]:
-    """The image that comes after, as a rehearsal here finds it and as it lies on the host."""
+def _find_image(
+    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, target: Side | None
+) -> tuple[str, Side]:
+    """Return the new image: its path for a rehearsal on this machine, and its copy on the host."""
     if target:
         return target.path, target
-    if how.image:
-        source = find_image(cluster, host, str(how.image), progress)
+    if options.image:
+        source = find_image(cluster, host, str(options.image), progress)
     else:
-        assert how.build
-        source = str(how.build())
-    return source, take_image(cluster, host, Path(source), progress)
+        assert options.build
+        source = str(options.build())
+    return source, send_image(cluster, host, Path(source), progress)
 
 
-def _rehearse(cluster: Cluster, host: Host, progress: Progress, how: How, image: str, number: int) -> dict[str, float]:
-    """The parts of the rehearsed start.
+def _rehearse(
+    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, image: str, number: int
+) -> dict[str, float]:
+    """Rehearse the image; return the durations of the parts of its start.
 
     Raises:
-        Refused: something does not work in it, or it cannot be made here.
+        Refused: a check failed, or this machine cannot run a rehearsal.
     """
-    wanted = Rehearsal(image, how.nodes, host.name, str(number), how.user, wait_s=how.wait_s)
+    rehearsal = RehearsalOptions(image, options.nodes, host.name, str(number), options.user, wait_s=options.wait_s)
     try:
-        seen = rehearse(cluster, wanted, progress)
+        result = rehearse(cluster, rehearsal, progress)
     except Refused as error:
-        raise Refused(f"nothing can be rehearsed here: {error.message}", hint=f"{error.hint}; {NOT_HERE}") from error
-    if seen.failed:
-        words = "\n  ".join(f"{check.what}: {check.seen}" for check in seen.failed)
+        message = f"this machine cannot run a rehearsal: {error.message}"
+        raise Refused(message, hint=f"{error.hint}; {NO_REHEARSAL}") from error
+    if result.failed:
+        failures = "\n  ".join(f"{check.what}: {check.seen}" for check in result.failed)
         raise Refused(
-            f"the image does not do in a rehearsal; production was not touched\n  {words}",
+            f"the rehearsal of the image failed; production was not changed\n  {failures}",
             hint=f"sms rehearse {image} --keep --snapshot {number} --host {host.name}",
         )
-    return seen.parts
+    return result.parts
 
 
 def _round_trip(host: Host) -> float:
-    """Seconds until a command that does nothing has ended on the host."""
-    host.run("true")  # the first one makes the connection
+    """Measure the duration of an empty command on the host, in seconds."""
+    host.run("true")  # the first command opens the connection
     began = time.monotonic()
     host.run("true")
     return time.monotonic() - began
 
 
 def _jobs(cluster: Cluster, host: Host) -> dict[str, str]:
-    """State by id of all jobs that the running controller knows.
+    """Return the state by id of all jobs of the running controller.
 
     Raises:
         CommandError: it does not answer.
@@ -268,27 +279,31 @@ def _jobs(cluster: Cluster, host: Host) -> dict[str, str]:
     return read_jobs(host.run(*inside_argv(cluster.site, *JOBS)).text)
 
 
-def _resume(cluster: Cluster, host: Host, progress: Progress, last: Upgrade, how: How) -> Upgraded | None:
-    """Go on with an upgrade that was cut off; None where it had changed nothing, or is undone.
+def _resume(
+    cluster: Cluster, host: Host, progress: Progress, last: Upgrade, options: UpgradeOptions
+) -> UpgradeResult | None:
+    """Resume an interrupted upgrade; None if it had not changed anything, or is rolled back.
 
     Raises:
         RolledBack, SmsError: as ``upgrade``.
     """
-    progress.say(f"an upgrade from {last.before.key[:12]} to {last.after.key[:12]} was cut off: {last.phase}")
+    progress.report(f"an upgrade from {last.before.key[:12]} to {last.after.key[:12]} was interrupted: {last.phase}")
     running = apptainer.find_instance(host, instance_name(cluster.site))
-    done = Upgraded(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
+    done = UpgradeResult(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
     if running and running.image == last.before.path and last.phase != RETURNING:
-        # It was never stopped, or `sms start` had it back: the overlay is its own.
-        write_phase(cluster, host, last.at(RETURNED), why="what was before runs again")
+        # The old image was not stopped, or `sms start` has started it again: it owns the overlay.
+        write_phase(cluster, host, last.at(RETURNED), why="the old image runs again")
         return None
     if last.phase in (RETURNING, RESTORED):
-        _return(cluster, host, progress, last, how)
+        _roll_back(cluster, host, progress, last, options)
         return None
-    return _switch(cluster, host, progress, how, last, done)
+    return _switch(cluster, host, progress, options, last, done)
 
 
-def _switch(cluster: Cluster, host: Host, progress: Progress, how: How, begun: Upgrade, done: Upgraded) -> Upgraded:
-    """From what was before to what comes after, or back."""
+def _switch(
+    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, begun: Upgrade, done: UpgradeResult
+) -> UpgradeResult:
+    """Switch from the old image to the new one, or roll back."""
     now = begun
     try:
         if now.phase == STOPPING:
@@ -297,32 +312,32 @@ def _switch(cluster: Cluster, host: Host, progress: Progress, how: How, begun: U
             restore(cluster, host, str(now.lay), progress)
         now = write_phase(cluster, host, now.at(STARTING))
         done.kept = now.kept
-        started = start(cluster, host, progress, image=Path(now.after.path), wait_s=how.wait_s)
+        started = start(cluster, host, progress, image=Path(now.after.path), wait_s=options.wait_s)
         assert started
         now = replace(now, outage_s=round(time.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
         done.outage_s, done.parts = now.outage_s, {**done.parts, **started.parts}
         done.jobs = _check_jobs(cluster, host, progress, now)
     except BaseException as error:
-        _fail(cluster, host, progress, how, now, error)
+        _fail(cluster, host, progress, options, now, error)
         raise
     write_phase(cluster, host, now.at(DONE), outage_s=done.outage_s, parts=done.parts, kept=done.kept)
     make_current_here(cluster, now.after)
     return done
 
 
-def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: Upgraded) -> Upgrade:
-    """Stop what runs, and keep the overlay as it left it."""
+def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: UpgradeResult) -> Upgrade:
+    """Stop the running image and take a snapshot of its overlay."""
     now = write_phase(cluster, host, replace(now, stopped_at=now.stopped_at or time.time()))
     try:
         stopped = stop(cluster, host, progress, keep_lease=True)
     except SmsError:
-        # A run that was killed may have left it stopping.
+        # A killed run may have left it while stopping.
         if apptainer.find_instance(host, instance_name(cluster.site)):
             raise
         stopped = stop(cluster, host, progress, keep_lease=True)
     began = time.monotonic()
-    taken = snapshot(cluster, host, progress, Wanted(reason=f"{UPGRADE} to {now.after.key[:12]}, stopped"))
+    taken = snapshot(cluster, host, progress, SnapshotOptions(reason=f"{UPGRADE} to {now.after.key[:12]}, stopped"))
     done.parts = {"stop": stopped.seconds, "snapshot": round(time.monotonic() - began, 3)}
     now = replace(now, kept=taken.snapshot["number"])
     return write_phase(cluster, host, now.at(LAYING)) if now.lay else now
@@ -335,67 +350,70 @@ def _check_services(cluster: Cluster, started: Started) -> None:
 
 
 def _check_jobs(cluster: Cluster, host: Host, progress: Progress, now: Upgrade) -> str:
-    """Every job that ran or waited is known, and runs or waits; how many, in words.
+    """Check that every job that ran or waited still does; return a summary.
 
     Raises:
         SmsError: some were lost.
     """
     if now.lay:
-        return f"{count_jobs(_jobs(cluster, host))}, as snapshot {now.lay} has them"
-    with progress.step("look for every job") as step:
+        return f"{count_jobs(_jobs(cluster, host))}, as in snapshot {now.lay}"
+    with progress.step("check every job") as step:
         for pause_s in (0, SETTLE_S):
             time.sleep(pause_s if active_jobs(now.jobs) else 0)
             after = _jobs(cluster, host)
             if lost := lost_jobs(now.jobs, {**_ended(cluster, host), **after}):
                 raise SmsError("; ".join(lost[:10]) + (f"; and {len(lost) - 10} more" if len(lost) > 10 else ""))
         kept = active_jobs(now.jobs)
-        words = f"{len(kept)} jobs of before: all there"
-        step.detail(words)
-    return words
+        summary = f"{len(kept)} previous jobs: none lost"
+        step.detail(summary)
+    return summary
 
 
 def _ended(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Jobs that ended by themselves, as the controller's log has it: it forgets them after MinJobAge."""
+    """Return ended jobs from the controller's log: the controller forgets them after MinJobAge."""
     if not (controller := cluster.find_role("controller")):
         return {}
-    words = ("grep", "-h", "-a", "job_complete: JobId=", f"/var/log/sms/{controller.name}.log")
-    return read_ended(host.run(*inside_argv(cluster.site, *words), ok=None).text)
+    argv = ("grep", "-h", "-a", "job_complete: JobId=", f"/var/log/sms/{controller.name}.log")
+    return read_ended(host.run(*inside_argv(cluster.site, *argv), ok=None).text)
 
 
-def _fail(cluster: Cluster, host: Host, progress: Progress, how: How, now: Upgrade, error: BaseException) -> None:
-    """Return to what was before; what went wrong is told with it.
+def _fail(
+    cluster: Cluster, host: Host, progress: Progress, options: UpgradeOptions, now: Upgrade, error: BaseException
+) -> None:
+    """Roll back to the old image, and raise with the cause.
 
     Raises:
         RolledBack: done.
-        SmsError: that failed as well; the next run goes on.
+        SmsError: the rollback failed as well; the next run resumes it.
     """
-    words = error.message if isinstance(error, SmsError) else "it was interrupted"
-    progress.say(f"{words.splitlines()[0]}: returning to {now.before.key[:12]}")
-    # Before anything but the old image had the overlay, there is nothing to put back.
+    why = error.message if isinstance(error, SmsError) else "it was interrupted"
+    progress.report(f"{why.splitlines()[0]}: rolling back to {now.before.key[:12]}")
+    # While stopping, only the old image has used the overlay: there is nothing to restore.
     phase = RESTORED if now.phase == STOPPING else RETURNING
     try:
-        _return(
-            cluster, host, progress, write_phase(cluster, host, now.at(phase, why=words[:2000]), why=words[:2000]), how
-        )
+        now_failed = write_phase(cluster, host, now.at(phase, why=why[:2000]), why=why[:2000])
+        _roll_back(cluster, host, progress, now_failed, options)
     except SmsError as second:
         raise SmsError(
-            f"{words}\n  and the return failed: {second.message}",
-            hint=f"mend that, then `sms upgrade --host {host.name}` goes on with the return",
+            f"{why}\n  and the rollback failed: {second.message}",
+            hint=f"fix that, then `sms upgrade --host {host.name}` resumes the rollback",
         ) from error
     back = f"{now.before.key[:12]} runs again, every service answers"
-    lost = "" if phase == RESTORED else f", with the overlay of before (snapshot {now.kept})"
-    raise RolledBack(f"{words}\n  {back}{lost}", hint="`sms rehearse --keep` shows it without harm") from error
+    lost = "" if phase == RESTORED else f", with the overlay from before the upgrade (snapshot {now.kept})"
+    raise RolledBack(
+        f"{why}\n  {back}{lost}", hint="`sms rehearse --keep` reproduces it without affecting production"
+    ) from error
 
 
-def _return(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, how: How) -> None:
-    """What was before serves again."""
+def _roll_back(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, options: UpgradeOptions) -> None:
+    """Restore the overlay and start the old image."""
     if now.phase == RETURNING:
         stop(cluster, host, progress, keep_lease=True)
-        now = put_back(cluster, host, now, progress)
+        now = restore_overlay(cluster, host, now, progress)
     running = apptainer.find_instance(host, instance_name(cluster.site))
     if running and running.image != now.before.path:
         stop(cluster, host, progress, keep_lease=True)
-    started = start(cluster, host, progress, image=Path(now.before.path), wait_s=how.wait_s)
+    started = start(cluster, host, progress, image=Path(now.before.path), wait_s=options.wait_s)
     assert started
     _check_services(cluster, started)
     write_phase(cluster, host, now.at(RETURNED))

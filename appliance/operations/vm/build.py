@@ -1,4 +1,4 @@
-"""``sms vm build``: from packages and a playbook to a sealed disk image, or nothing when nothing changed."""
+"""``sms vm build``: build a sealed disk image from packages and a playbook, unless nothing changed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROGRAMS = {
     "sfdisk": "fdisk",
     "qemu-img": "qemu-utils",
 }
-"""Programs of this machine that a build takes, and the Debian packages they are in."""
+"""Programs that a build needs on this machine, and the Debian packages that contain them."""
 ROLES = ("vm_packages", "vm_system", "vm_code", "vm_services", "vm_boot")
 CODE = (
     "appliance/__init__.py",
@@ -54,28 +54,28 @@ CODE = (
     "appliance/provision",
     "definitions/provision",
 )
-"""What of this program runs inside."""
+"""Parts of this program that run in the VM."""
 
-# Everything that a build starts ends with it, and its mounts with them.
-ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc")
+# Child processes and their mounts end with the build.
+ISOLATED = ("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc")
 
-# $1 root, $2 packages by commas, $3 suite; sources on standard input.
+# $1 root, $2 packages separated by commas, $3 suite; sources.list on standard input.
 MAKE_ROOT = """
 exec mmdebstrap --mode=root --variant=required --include="$2" \\
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \\
     --dpkgopt='path-exclude=/usr/share/locale/*' "$3" "$1" - 2>&1
 """
 
-# $1 root, $2 archive of it: what is installed is kept for the next build, which may differ in nothing but our code.
-KEEP_ROOT = """
+# $1 root, $2 its archive: a later build with the same packages unpacks it instead of installing them again.
+ARCHIVE_ROOT = """
 umask 077
 tar -C "$1" --xattrs --numeric-owner -cf "$2.new" . && mv -fT "$2.new" "$2"
 """
-TAKE_ROOT = """
+UNPACK_ROOT = """
 mkdir "$1" && exec tar -C "$1" --xattrs --numeric-owner -xpf "$2"
 """
 
-# $1 root: nothing of this host, nothing secret, nothing that every machine must have for itself.
+# $1 root: remove what is specific to this host, what is secret, and what must be unique per machine.
 CLEAN = """
 set -e
 cd "$1"
@@ -113,13 +113,13 @@ mke2fs -q -F -t ext4 -L sms-root -E "offset=$((($3 + 1) << 20)),root_owner=0:0" 
 qemu-img convert -f raw -O qcow2 -c -o compression_type=zstd "$raw" "$2/image/disk.qcow2"
 rm -f "$raw"
 """
-# no_timer_check: on a busy host the kernel takes a late timer for a broken one, and panics.
+# no_timer_check: on a busy host the kernel mistakes a late timer for a broken one and panics.
 KERNEL_LINE = "root=LABEL=sms-root rw console=ttyS0 net.ifnames=0 quiet panic=10 no_timer_check"
 
 
 @dataclass(frozen=True)
 class VmPlan:
-    """All that an image of the VM is made from: same plan, same key, no build; same root key, same packages."""
+    """All inputs of a VM image. Plans with the same key need no build; those with the same root key share packages."""
 
     key: str
     root_key: str
@@ -131,7 +131,7 @@ class VmPlan:
 
 @dataclass(frozen=True)
 class BuiltVm:
-    """What a build left, or found. ``digest`` is that of its manifest, which names every file."""
+    """The image of a build. ``digest``: of its manifest, which lists every file; ``fresh``: it was built just now."""
 
     key: str
     folder: str
@@ -146,11 +146,11 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
     """Build and seal the VM's image, and make it the current one.
 
     Args:
-        force: build although the same image is there.
+        force: build even if the same image exists.
 
     Raises:
         Refused: a program or a key is missing.
-        SmsError: the build failed; the current image is the one it was.
+        SmsError: the build failed; the current image is unchanged.
     """
     need_root()
     need_vm(cluster.site)
@@ -160,10 +160,10 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = images / plan.key
     with only_one(Local(), str(images / ".build.lock"), "another build of the VM is running"):
-        fresh = force or not _is_ours(cluster, folder)
+        fresh = force or not _is_sealed(cluster, folder)
         if fresh:
             _build(cluster, plan, folder, progress)
-        with progress.step("check the seal") as step:
+        with progress.step("verify the seal") as step:
             found = check_seal(folder, cluster.site.signing.public_keys)
             step.detail(f"{found.signer.name} manifest sha256:{found.digest[:16]}")
         _make_current(images, plan.key)
@@ -175,18 +175,18 @@ def _check_machine(cluster: Cluster) -> None:
     missing = find_missing(Local(), *PROGRAMS)
     if missing:
         packages = " ".join(sorted({PROGRAMS[program] for program in missing}))
-        raise Refused(f"a build of the VM takes {', '.join(missing)}", hint=f"apt-get install {packages}")
+        raise Refused(f"a build of the VM needs {', '.join(missing)}", hint=f"apt-get install {packages}")
     signing = cluster.site.signing
     for key in (signing.private_key, *signing.public_keys):
         if not key.is_file():
-            raise Refused(f"there is no signing key {key}", hint="`sms key create` makes a pair")
+            raise Refused(f"there is no signing key {key}", hint="`sms key create` creates a pair")
 
 
 def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
-    """Resolve versions and name the image. Changes nothing but apt's own lists below the state folder.
+    """Resolve package versions and compute the image's key. Only apt's lists below the state folder are written.
 
     Raises:
-        ConfigError: no mirror of Debian is known here.
+        ConfigError: this machine has no Debian 12 mirror.
     """
     base = read_bases(share("definitions", "bases"))[BASE]
     mirrors = apt.find_mirrors(Local(), {name: each.suites for name, each in base.repositories.items()})
@@ -195,9 +195,9 @@ def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
     if missing := missing_mirrors(base, mirrors):
         raise ConfigError(
             f"no mirror is known for {', '.join(missing)} of Debian 12, which the VM is built from",
-            hint="build on a machine with Debian 12, whose own mirrors are taken",
+            hint="build on a machine with Debian 12: its mirrors are used",
         )
-    packages = wanted_packages()
+    packages = needed_packages()
     sources = apt_sources(base, mirrors)
     with progress.step("resolve package versions") as step:
         folder = str(cluster.places.images.parent / "cache" / "apt-vm")
@@ -209,22 +209,22 @@ def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
     return VmPlan(key, root_key, tuple(sources), packages, base.repositories["debian"].suites[0], versions)
 
 
-def wanted_packages() -> tuple[str, ...]:
-    """The Debian packages that the playbook's role names."""
+def needed_packages() -> tuple[str, ...]:
+    """Return the Debian packages that the playbook's role installs."""
     path = share("playbooks", "roles", "vm_packages", "vars", "Debian.yml")
-    wanted: list[str] = yaml.safe_load(path.read_text())["vm_packages_wanted"]
-    return tuple(wanted)
+    packages: list[str] = yaml.safe_load(path.read_text())["vm_packages_wanted"]
+    return tuple(packages)
 
 
 def _inputs(base: Base, packages: tuple[str, ...], versions: Mapping[str, str]) -> dict[str, Any]:
-    """What another image comes of. Mirrors are not among it: a package of a version is the same from each."""
+    """Return what the image's key depends on. Mirrors do not count: a version of a package is the same on each."""
     files = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(_sources())}
     scripts = [MAKE_ROOT, CLEAN, MAKE_DISK, KERNEL_LINE, ESP_MB, ROOT_MB]
     return {"base": base.name, "packages": packages, "versions": dict(versions), "files": files, "scripts": scripts}
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
-    """Every file of ours that has a part in the image, by its name."""
+    """Yield our files that affect the image, with their names."""
     yield from code_files()
     folders = [share("playbooks", "roles", role) for role in ROLES] + [share("definitions", "vm")]
     playbooks = [share("playbooks", "provisioning-vm.yml"), share("playbooks", "connection_plugins", "sms_root.py")]
@@ -234,7 +234,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def code_files() -> Iterator[tuple[str, Path]]:
-    """The files that run inside, by their name there."""
+    """Yield the files that run in the VM, with their paths there."""
     package = PACKAGE
     for name in CODE:
         top = package.parent / name if name.startswith("appliance/") else share(*name.split("/"))
@@ -253,12 +253,12 @@ def _pack_code(target: Path) -> None:
 
 
 def is_built(cluster: Cluster, plan: VmPlan) -> bool:
-    """Whether the image of a plan is there."""
-    return _is_ours(cluster, Path(vm_places(cluster.site).images) / plan.key)
+    """Return whether the image of a plan exists."""
+    return _is_sealed(cluster, Path(vm_places(cluster.site).images) / plan.key)
 
 
-def _is_ours(cluster: Cluster, folder: Path) -> bool:
-    """Whether a build that ended well left the image, signed with a key of today's."""
+def _is_sealed(cluster: Cluster, folder: Path) -> bool:
+    """Return whether the folder has an image of a complete build, signed with one of the current keys."""
     if not folder.is_dir():
         return False
     try:
@@ -269,8 +269,8 @@ def _is_ours(cluster: Cluster, folder: Path) -> bool:
 
 
 def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> None:
-    """Build beside the folder and rename at the end: what carries the name is whole and sealed."""
-    for left in folder.parent.glob("build-*"):  # of a build that was killed; this one holds the lock
+    """Build in a temporary folder and rename it at the end: the final name always has a complete, sealed image."""
+    for left in folder.parent.glob("build-*"):  # left by a killed build; this one holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with ExitStack() as undo:
         work = Path(tempfile.mkdtemp(prefix="build-", dir=folder.parent))
@@ -278,16 +278,16 @@ def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> 
         image = work / "image"
         image.mkdir(mode=0o700)
         _make_root(plan, work, progress)
-        held = _check_versions(plan, work / "root")
+        installed = _check_versions(plan, work / "root")
         _configure(work, progress)
-        with progress.step("make the disk") as step:
+        with progress.step("create the disk") as step:
             root = str(work / "root")
             Local().run("sh", "-c", CLEAN, "clean", root)
             values = (root, str(work), str(ESP_MB), str(ROOT_MB), KERNEL_LINE)
-            Local().run(*ALONE, "sh", "-c", MAKE_DISK, "disk", *values, timeout=1800)
+            Local().run(*ISOLATED, "sh", "-c", MAKE_DISK, "disk", *values, timeout=1800)
             (image / DISK).chmod(0o600)
             step.detail(f"{(image / DISK).stat().st_size >> 20} MiB")
-        about = {"kind": "provisioning-vm", "key": plan.key, "base": BASE, "packages": held}
+        about = {"kind": "provisioning-vm", "key": plan.key, "base": BASE, "packages": installed}
         seal(image, cluster.site.signing.private_key, about=about)
         old = folder.with_name(f"build-old-{plan.key[:16]}")
         if folder.exists():
@@ -307,8 +307,8 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
             old.unlink()
     with progress.step("install packages") as step, log.open("w") as lines:
         if kept.exists():
-            Local().run("sh", "-c", TAKE_ROOT, "take", values[0], str(kept), timeout=600)
-            step.detail(f"{len(plan.versions)} packages, as the last build installed them")
+            Local().run("sh", "-c", UNPACK_ROOT, "take", values[0], str(kept), timeout=600)
+            step.detail(f"{len(plan.versions)} packages, from the archive of an earlier build")
             return
 
         def on_line(line: str) -> None:
@@ -317,28 +317,28 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
 
         sources = "\n".join(plan.sources).encode() + b"\n"
         try:
-            Local().run(*ALONE, "sh", "-c", MAKE_ROOT, "root", *values, input=sources, timeout=3600, on_line=on_line)
+            Local().run(*ISOLATED, "sh", "-c", MAKE_ROOT, "root", *values, input=sources, timeout=3600, on_line=on_line)
         except CommandError as error:
-            raise SmsError(error.message, hint=f"all of it is in {log}") from error
-        Local().run("sh", "-c", KEEP_ROOT, "keep", values[0], str(kept), timeout=600)
+            raise SmsError(error.message, hint=f"the full output is in {log}") from error
+        Local().run("sh", "-c", ARCHIVE_ROOT, "keep", values[0], str(kept), timeout=600)
         step.detail(f"{len(plan.versions)} packages")
 
 
 def _check_versions(plan: VmPlan, root: Path) -> dict[str, str]:
-    """Package and version of all that the root holds; SmsError where that is not what was resolved."""
+    """Return the version of each installed package. Raises SmsError if one is not the resolved version."""
     shown = Local().run("dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", "${Package}\\t${Version}\\n").text
-    held = dict(line.split("\t") for line in shown.splitlines())
+    installed = dict(line.split("\t") for line in shown.splitlines())
     wrong = [
-        f"{name} {held.get(name, 'missing')} instead of {want}"
-        for name, want in plan.versions.items()
-        if held.get(name) != want
+        f"{name} {installed.get(name, 'missing')} instead of {version}"
+        for name, version in plan.versions.items()
+        if installed.get(name) != version
     ]
     if wrong:
         raise SmsError(
-            f"the image does not hold what was resolved: {', '.join(wrong[:5])}",
+            f"the image does not contain the resolved packages: {', '.join(wrong[:5])}",
             hint="did the mirror change during the build? Run it again",
         )
-    return held
+    return installed
 
 
 def _configure(work: Path, progress: Progress) -> None:
@@ -347,7 +347,7 @@ def _configure(work: Path, progress: Progress) -> None:
     _pack_code(code)
     variables = {"sms_definitions": str(share("definitions", "vm")), "sms_code": str(code), "sms_vm_install": False}
     target = Target("provisioning-vm", "/usr/bin/python3", root=work / "root")
-    with progress.step("configure it") as step:
+    with progress.step("run the playbook") as step:
         play = run_playbook(share("playbooks", "provisioning-vm.yml"), target, variables, on_task=step.detail)
         step.detail(f"{len(play.changed)} steps")
     if play.failed:

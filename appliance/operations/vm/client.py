@@ -1,4 +1,4 @@
-"""The provisioning VM, as verbs that speak to it find it."""
+"""Connection to the provisioning VM's HTTP interface, for the verbs that use it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from appliance.operations.context import Cluster
 from appliance.tools.provision import Api
 
 PORT = 8443
-"""Where its server listens with TLS."""
+"""TCP port of its HTTPS server."""
 
 
 def need_vm(cluster: Cluster) -> Provisioning:
-    """What the site says of its provisioning VM.
+    """Return the site's settings of the provisioning VM.
 
     Raises:
-        Refused: it has none.
+        Refused: the site has no VM.
     """
     if cluster.site.provisioning is None:
         raise Refused(
@@ -27,12 +27,12 @@ def need_vm(cluster: Cluster) -> Provisioning:
 
 
 def tls_folder(cluster: Cluster) -> Path:
-    """Where the site's CA and the certificates that it issued lie: `sms init` makes them beside the site file."""
+    """Return the folder of the site's CA and its certificates: `sms init` creates it next to the site file."""
     return (cluster.path.parent if cluster.path else Path("/etc/sms")) / "tls"
 
 
 def open_api(cluster: Cluster) -> Api:
-    """The VM's interface, at the address that this machine reaches directly.
+    """Return a client of the VM's interface, at the address that this machine reaches directly.
 
     Raises:
         Refused: the site has no VM.
@@ -44,11 +44,11 @@ def open_api(cluster: Cluster) -> Api:
 
 
 def _reachable(vm: Provisioning) -> str:
-    """The address that this machine reaches best: in the provisioning network if it is in there, else the public."""
+    """Return the VM's provisioning address if this machine is in that network, else its public address."""
     if vm.public is None:
         return str(vm.address.ip)
     from appliance.host.local import Local
 
     routed = Local().run("ip", "route", "get", str(vm.address.ip), ok=None).text
-    # What goes by a router goes through the container's NAT, or nowhere.
+    # A route with a gateway leads through the container's NAT, or is not usable at all.
     return str(vm.address.ip) if routed and " via " not in routed else str(vm.public.address.ip)

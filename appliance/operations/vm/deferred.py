@@ -1,4 +1,4 @@
-"""What waits while the provisioning VM is off, and whether it is."""
+"""Tasks that wait while the provisioning VM is off, and a probe of whether it is up."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from appliance.operations.vm.client import PORT
 from appliance.plan.machine import inside_argv
 
 DEFERRED = ("nodes that boot", "changes of files and users", "node images", "the inventory")
-"""What only the VM does; all else goes on."""
-KNOCK = 'exec timeout 2 bash -c \'exec 3<>"/dev/tcp/$1/$2"\' knock "$1" "$2"'
-"""Shell, inside the container: whether somebody takes connections at address $1, port $2."""
+"""Tasks that need the VM; everything else works without it."""
+PROBE = 'exec timeout 2 bash -c \'exec 3<>"/dev/tcp/$1/$2"\' probe "$1" "$2"'
+"""Shell, in the container: succeeds if address $1 accepts connections on port $2."""
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """The provisioning VM as the services container sees it: ``up`` if its server takes connections, else ``waits``
-    says what has to."""
+    """The provisioning VM as seen from the services container. ``up``: its server accepts connections; ``waits``: the
+    tasks that wait if not."""
 
     hostname: str
     address: str
@@ -26,10 +26,10 @@ class Deferred:
     waits: tuple[str, ...] = ()
 
 
-def look_at_vm(cluster: Cluster, host: Host) -> Deferred | None:
-    """Ask from inside the running container; None where the site has no VM."""
+def probe_vm(cluster: Cluster, host: Host) -> Deferred | None:
+    """Probe the VM from the running container; None if the site has no VM."""
     vm = cluster.site.provisioning
     if vm is None:
         return None
-    up = host.works(*inside_argv(cluster.site, "sh", "-c", KNOCK, "knock", str(vm.address.ip), str(PORT)))
+    up = host.works(*inside_argv(cluster.site, "sh", "-c", PROBE, "probe", str(vm.address.ip), str(PORT)))
     return Deferred(vm.hostname, str(vm.address.ip), up, () if up else DEFERRED)

@@ -1,4 +1,4 @@
-"""The VM's image on a host: brought there, and its seal and every byte held against the site's keys before a boot."""
+"""The VM's image on a host: copy it there; verify its signature and every byte before a boot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = "provisioning-vm"
 
 @dataclass(frozen=True)
 class VmImage:
-    """An image on a host that is what was sealed. ``digest``: of its manifest; ``sha256``: of its disk."""
+    """A verified image on a host. ``digest``: of its manifest; ``sha256``: of its disk."""
 
     path: str
     key: str
@@ -32,13 +32,13 @@ class VmImage:
 
 
 def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str = "") -> VmImage:
-    """The current image on ``host``, sent there when it has not got it, checked there.
+    """Copy the current image to ``host`` if it is missing there, and verify it on that host.
 
     Args:
-        chosen: the key of another image.
+        chosen: key of another image to use.
 
     Raises:
-        Refused: there is none, it is not signed with the site's keys, or not what was signed.
+        Refused: there is no image, it is not signed with the site's keys, or it does not match its manifest.
     """
     where = vm_places(cluster.site)
     here = Path(where.images) / (chosen or "current")
@@ -47,20 +47,24 @@ def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str 
     if not here.is_dir():
         there = host.run("readlink", "-f", "--", f"{where.images}/{chosen or 'current'}", ok=None).text
         if there and host.works("test", "-d", there):
-            return check_there(cluster, host, there, progress)
-        raise Refused(f"there is no image of the VM in {where.images}", hint="`sms vm build` makes one")
+            return verify_image(cluster, host, there, progress)
+        raise Refused(f"there is no image of the VM in {where.images}", hint="`sms vm build` builds one")
     folder = f"{where.images}/{here.name}"
     if not _is_this_folder(host, here, folder):
         _send(cluster, host, here, folder, progress)
-    return check_there(cluster, host, folder, progress)
+    return verify_image(cluster, host, folder, progress)
 
 
 def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tuple[Host, str]:
-    """Which host has the image that a move takes, and the digest of its manifest: this machine's, the target's, or
-    that of the source. An empty key is the current one. The bytes of its disk are not read.
+    """Return the host that has the image for a migration, and the digest of its manifest.
+
+    This machine is checked first, then the target, then the source. The disk's bytes are not read.
+
+    Args:
+        key: of the image; empty for the current one.
 
     Raises:
-        Refused: none has it, or it is not signed with the site's keys.
+        Refused: no host has it, or it is not signed with the site's keys.
     """
     images, keys = vm_places(cluster.site).images, cluster.site.signing.public_keys
     for host in (Local(), target, *((source,) if key else ())):
@@ -70,15 +74,15 @@ def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tup
             return host, open_manifest(f"{host.name}: {folder}", manifest, signature, keys).digest
     raise Refused(
         f"neither this machine nor {target.name} nor {source.name} has the VM's image in {images}",
-        hint="`sms vm build` makes one",
+        hint="`sms vm build` builds one",
     )
 
 
 def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> None:
-    """Bring an image of another host into this machine's store: whole, with its seal, or not at all.
+    """Copy an image with its seal from another host into this machine's store, completely or not at all.
 
     Raises:
-        Refused: its seal is none.
+        Refused: its signature is not valid.
     """
     images = vm_places(cluster.site).images
     folder, part = Path(images) / key, Path(images) / f"{key}.part"
@@ -98,7 +102,7 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
 
 
 def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
-    """Whether the host sees the very folder, or has one with the same manifest and a disk."""
+    """Return whether the host is this machine, or has a disk and the same manifest in its folder."""
     if type(host) is Local:
         return True
     same = host.read(f"{folder}/{MANIFEST}") == (here / MANIFEST).read_bytes()
@@ -111,34 +115,34 @@ def _send(cluster: Cluster, host: Host, here: Path, folder: str, progress: Progr
     size = found.files[DISK][1]
     with progress.step(f"send the VM's image to {host.name}") as step, (here / DISK).open("rb") as stream:
         host.send(stream, f"{folder}/{DISK}", mode=0o600, progress=lambda done: step.moved(done, size))
-    # The manifest last: where it is, the rest has been sent.
+    # The manifest is sent last: it marks the copy as complete.
     for name in (SIGNATURE, MANIFEST):
         host.write(f"{folder}/{name}", (here / name).read_bytes())
 
 
-def check_there(cluster: Cluster, host: Host, folder: str, progress: Progress) -> VmImage:
-    """Hold an image of a host against the keys that the one who gives the order trusts.
+def verify_image(cluster: Cluster, host: Host, folder: str, progress: Progress) -> VmImage:
+    """Verify an image on a host against the keys that this machine trusts.
 
     Raises:
-        Refused: it is not signed, not what was signed, or others can change it.
+        Refused: it is not signed, it does not match its manifest, or other users can change it.
     """
-    with progress.step("check the image's seal") as step:
+    with progress.step("verify the image") as step:
         manifest, signature = (host.read(f"{folder}/{name}") for name in (MANIFEST, SIGNATURE))
         if manifest is None or signature is None:
             raise Refused(f"{host.name}: {folder} is not signed", hint="`sms vm build` builds and seals it")
         found = open_manifest(f"{host.name}: {folder}", manifest, signature, cluster.site.signing.public_keys)
         if found.about.get("kind") != KIND or DISK not in found.files:
-            raise Refused(f"{host.name}: {folder} is signed, but is no image of the VM", hint="`sms vm build`")
+            raise Refused(f"{host.name}: {folder} is signed, but is not an image of the VM", hint="`sms vm build`")
         if host.run("sh", "-c", FOREIGN, "foreign", f"{folder}/{DISK}").text:
             raise Refused(
-                f"{host.name}: others can write {folder}: it could be changed after it is checked",
-                hint="put it where only root can write",
+                f"{host.name}: others can write {folder}: it could change after the check",
+                hint="move it to a folder that only root can write",
             )
-        wanted, _ = found.files[DISK]
-        if find_digest(host, f"{folder}/{DISK}", needed=False) != wanted:
+        expected, _ = found.files[DISK]
+        if find_digest(host, f"{folder}/{DISK}", needed=False) != expected:
             raise Refused(
-                f"{host.name}: {folder}/{DISK} is not what was signed",
-                hint="`sms vm build --force` makes it anew; how did it change?",
+                f"{host.name}: {folder}/{DISK} does not match its signed manifest",
+                hint="find out how it changed; `sms vm build --force` recreates it",
             )
-        step.detail(f"{found.signer.name} sha256:{wanted[:16]}")
-    return VmImage(f"{folder}/{DISK}", str(found.about["key"]), found.digest, wanted, found.signer.name)
+        step.detail(f"{found.signer.name} sha256:{expected[:16]}")
+    return VmImage(f"{folder}/{DISK}", str(found.about["key"]), found.digest, expected, found.signer.name)

@@ -10,12 +10,12 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import find_running, find_vm
 from appliance.plan.vm.vm import vm_places
-from appliance.tools.guest import Ran, open_guest
-from appliance.tools.qmp import NotThere
+from appliance.tools.guest import GuestResult, open_guest
+from appliance.tools.qmp import NotResponding
 
 LAST_BYTES = 1 << 20
 NO_COMMAND = 127
-"""As of a shell."""
+"""Exit status, as a shell gives it."""
 NO_SUCH = ("No such file or directory", "Failed to execute child process")
 CONSOLE = """\
 import os, select, socket, sys, termios, tty
@@ -50,54 +50,55 @@ finally:
         termios.tcsetattr(0, termios.TCSADRAIN, saved)
         sys.stderr.write("\\r\\n")
 """
-"""The terminal to a socket and back, until Ctrl-] or either end."""
+"""Connects the terminal to a socket until Ctrl-] or until either side closes."""
 
 
 def need_running(cluster: Cluster, host: Host) -> None:
-    """Refuse where the VM does not run."""
+    """Raise Refused if the VM does not run on the host."""
     if find_running(cluster, host) is None:
-        raise Refused(f"the VM does not run on {host.name}", hint="`sms vm start`; `sms vm status` tells where it runs")
+        raise Refused(f"the VM is not running on {host.name}", hint="`sms vm start`; `sms vm status` shows its host")
 
 
 def run_in_vm(
     cluster: Cluster, host: Host, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60
-) -> Ran:
+) -> GuestResult:
     """Run a command in the VM.
 
     Raises:
-        Refused: it does not run, or its guest agent does not answer.
+        Refused: the VM is not running, or its guest agent does not answer.
     """
     need_running(cluster, host)
     try:
         with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
             return guest.run(argv, input=input, timeout_s=timeout_s)
-    except NotThere as error:
+    except NotResponding as error:
         raise Refused(
-            f"the VM cannot be asked: {error.message}", hint="does it still start? `sms vm console` shows it"
+            f"the VM's guest agent is not reachable: {error.message}",
+            hint="is the VM still starting? `sms vm console` shows it",
         ) from error
     except SmsError as error:
         if not all(words in error.message for words in NO_SUCH):
             raise
-        return Ran(NO_COMMAND, b"", f"sms: {argv[0]}: no such command in the VM\n".encode())
+        return GuestResult(NO_COMMAND, b"", f"sms: {argv[0]}: no such command in the VM\n".encode())
 
 
 def attach_console(cluster: Cluster, host: Host) -> int:
-    """Attach the terminal to the VM's serial console; give the exit status."""
+    """Attach the terminal to the VM's serial console. Returns the exit status."""
     need_running(cluster, host)
     return host.interact("python3", "-I", "-c", CONSOLE, str(vm_places(cluster.site).console))
 
 
-def find_console(cluster: Cluster, wanted: str | None) -> Host:
-    """The host whose log of the console is asked for: that which has the VM; else one where a start has failed.
+def find_console(cluster: Cluster, name: str | None) -> Host:
+    """Return the host whose console log to print: the one that has the VM, else one where a start failed.
 
     Raises:
-        Refused: there is none.
+        Refused: no host has a log.
     """
     try:
-        return find_vm(cluster, wanted)
+        return find_vm(cluster, name)
     except Refused:
         failed = str(vm_places(cluster.site).console_failed)
-        for admin in cluster.site.admin_hosts if wanted is None else ():
+        for admin in cluster.site.admin_hosts if name is None else ():
             with suppress(SmsError):
                 host = cluster.host(admin.name)
                 if host.works("test", "-f", failed):
@@ -106,14 +107,18 @@ def find_console(cluster: Cluster, wanted: str | None) -> Host:
 
 
 def read_console(cluster: Cluster, host: Host) -> str:
-    """What the VM has said on its console since its last boot; the last MiB of it."""
+    """Return the VM's console output since its last boot, at most the last MiB.
+
+    Raises:
+        Refused: the host has no log.
+    """
     where = vm_places(cluster.site)
     path = str(where.console_log)
     if find_running(cluster, host) is None:
-        # The later one of the last run, and of the last start that failed.
+        # The newer of two logs: that of the last run, and that of the last failed start.
         paths = (path, str(where.console_failed))
         path = host.run("sh", "-c", 'ls -td -- "$@" 2>/dev/null | head -n 1', "ls", *paths, ok=None).text or path
     found = host.run("tail", "-c", str(LAST_BYTES), "--", path, ok=None)
     if found.status:
-        raise Refused(f"{host.name} has no log of the VM's console", hint="it has not been started there")
+        raise Refused(f"{host.name} has no log of the VM's console", hint="the VM was never started there")
     return found.stdout.decode(errors="replace")

@@ -1,6 +1,6 @@
-"""Moving the VM while it runs: both hosts see its disks, and its memory goes through this process, over SSH.
+"""Live migration of the VM: both hosts share its disks; its memory is relayed by this process over SSH.
 
-The target's QEMU waits on a socket of its own host; nobody listens on a network.
+The target's QEMU listens on a Unix socket of its host; no network port is opened.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from appliance.progress import Progress
 from appliance.tools.qemu import end_machine
 from appliance.tools.qmp import Qmp, open_qmp
 
-ALL_S = 3600
-LAST_S = 120
-"""Until what is on its way has arrived, or a move that was called off has ended."""
-# Listens on a socket, and gives what comes there on standard output, for one connection.
-LISTEN = """\
+MIGRATE_S = 3600
+SETTLE_S = 120
+"""Seconds to wait until data in transit has arrived, or until a cancelled migration has ended."""
+# Accepts one connection on a socket and copies what arrives there to standard output.
+RECEIVE = """\
 import os, socket, sys
 path = sys.argv[1]
 if os.path.exists(path):
     os.unlink(path)
 os.umask(0o077)
-door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-door.bind(path)
-door.listen(1)
-door.settimeout(60)
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+server.bind(path)
+server.listen(1)
+server.settimeout(60)
 sys.stderr.write("ready\\n")
 sys.stderr.flush()
-there = door.accept()[0]
-there.settimeout(None)
+peer = server.accept()[0]
+peer.settimeout(None)
 os.unlink(path)
 while True:
-    data = there.recv(1 << 18)
+    data = peer.recv(1 << 18)
     if not data:
         break
     while data:
         data = data[os.write(1, data):]
 """
-# Gives its standard input to a socket.
-GIVE = """\
+# Copies its standard input to a socket.
+SEND = """\
 import os, socket, sys
-there = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-there.connect(sys.argv[1])
+peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+peer.connect(sys.argv[1])
 while True:
     data = os.read(0, 1 << 18)
     if not data:
         break
-    there.sendall(data)
+    peer.sendall(data)
 """
 
 
 class Handover:
-    """The record of who has the disks, on its way. ``done``: the target has them, whatever comes after."""
+    """The pending change of the disks' holder. ``done``: the target has them, and there is no way back."""
 
     def __init__(self, source: Host, target: Host, where: VmPlaces, holder: Holder) -> None:
         self.hosts = (target, source)
         self.where = where
         self.holder = holder
         self.done = False
-        self.trouble: list[str] = []
+        self.problems: list[str] = []
 
     def commit(self) -> None:
-        """Write it down; both hosts see the folder, so either will do. Raises nothing: there is no way back."""
+        """Write the record on one host; both share the folder. Errors are collected in ``problems``, not raised."""
         if self.done:
             return
         self.done = True
@@ -82,27 +82,30 @@ class Handover:
             try:
                 host.write(str(self.where.holder), self.holder.text(), mode=0o600)
             except SmsError as error:
-                self.trouble.append(f"who has the disks could not be written down: {error.message}")
+                self.problems.append(f"the record of the disks' holder could not be written: {error.message}")
             else:
                 return
 
 
 def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, holder: Holder) -> float:
-    """Move the running VM; give how many milliseconds nothing in it ran. Every host's lock is held by the caller.
+    """Move the running VM to ``target``; the caller holds the lock of every host.
 
-    Once QEMU says that the move is completed, the target may have written to the disks: from there on neither is the
-    target ended nor does the source run on.
+    Once QEMU reports the migration as completed, the target may have written to the disks: from then on the target is
+    not stopped and the source is not resumed.
+
+    Returns:
+        How long the VM was paused, in milliseconds.
 
     Raises:
-        RolledBack: it failed, and goes on running on the source.
-        SmsError: it has moved, and something went wrong after that; or nobody can tell where it is.
+        RolledBack: the migration failed; the VM still runs on the source.
+        SmsError: the VM has moved, but a later step failed; or it is unknown on which host it is.
     """
     where = vm_places(cluster.site)
     tidy_run(cluster, target)
     written = read_note(cluster, source)
     image = deliver_vm(cluster, target, progress, chosen=written.key)
     check_same_image(written, image.digest)
-    # The machine must be the same one on both sides: what the source runs with, the target does.
+    # QEMU needs the same machine on both sides: the target uses the source's accelerator.
     accel, why = written.accel or "tcg", written.why
     started = StartedVm(target.name, accel, why, image.path, image.digest, image.signer, holder.generation)
     started.issuer_ends = written.issuer_ends
@@ -110,122 +113,121 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     with ExitStack() as undo:
         try:
             boot(cluster, target, progress, image, started, undo, incoming=True)
-            with progress.step("move its memory") as step:
+            with progress.step("transfer its memory") as step:
                 paused = move_memory(source, target, where, step, handover)
                 step.detail(f"paused for {paused:.0f} ms")
         except BaseException as error:
-            raise end_move(source, target, where, handover, undo, error) from error
+            raise resolve_interrupted(source, target, where, handover, undo, error) from error
         finally:
             if handover.done:
                 undo.pop_all()
                 _end_source(cluster, source, handover)
         undo.pop_all()
-    if handover.trouble:
-        raise SmsError(
-            f"the VM has moved to {target.name}, but {'; '.join(handover.trouble)}", hint="`sms vm status` tells where"
-        )
+    if handover.problems:
+        raise SmsError(f"the VM has moved to {target.name}, but {'; '.join(handover.problems)}", hint="`sms vm status`")
     return paused
 
 
 def check_same_image(written: VmNote, digest: str) -> None:
-    """Refuse a live move where another build of the image has taken the place of the one that the VM runs from."""
+    """Raise Refused if the image that the VM runs from was replaced by another build: it cannot move live then."""
     if written.digest and written.digest != digest:
         raise Refused(
-            "the VM runs from another build of its image than the one that is here by now",
+            "the VM runs from another build of its image than the one in the store",
             hint="`sms vm migrate --stopped` moves it and starts it from the new one",
         )
 
 
-def end_move(
+def resolve_interrupted(
     source: Host, target: Host, where: VmPlaces, handover: Handover, undo: ExitStack, error: BaseException
 ) -> BaseException:
-    """Bring a move that was broken off to one of its two ends; the error to raise then."""
-    status = "completed" if handover.done else _settle(source, where)
+    """Commit or roll back an interrupted migration. Returns the error to raise."""
+    status = "completed" if handover.done else _cancel(source, where)
     words = error.message if isinstance(error, SmsError) else type(error).__name__
     if status == "completed":
         handover.commit()
         undo.pop_all()
         found: SmsError = SmsError(
-            f"{words}\n  the VM had gone to {target.name} before that{_last_words(target, where)}",
-            hint=f"`sms vm status`; `sms vm start --host {target.name}` where it does not run",
+            f"{words}\n  the VM had already moved to {target.name}{_qemu_log_tail(target, where)}",
+            hint=f"`sms vm status`; `sms vm start --host {target.name}` if it is not running",
         )
     elif not status:
         undo.pop_all()
         found = SmsError(
-            f"{words}\n  nobody can tell whether the VM has gone to {target.name}: it was ended on neither host",
-            hint=f"`sms vm status`; when {source.name} answers, `sms vm stop --host` the one where it does not serve",
+            f"{words}\n  it is unknown whether the VM has moved to {target.name}: it was stopped on neither host",
+            hint=f"`sms vm status`; when {source.name} answers, `sms vm stop --host` the one that is not healthy",
         )
     else:
-        found = RolledBack(f"{words}\n  the VM goes on on {source.name}", hint=getattr(error, "hint", ""))
+        found = RolledBack(f"{words}\n  the VM keeps running on {source.name}", hint=getattr(error, "hint", ""))
         try:
             undo.close()
         except SmsError as second:
-            left = f"what waits for it on {target.name} could not be ended: {second.message}"
+            left = f"its new instance on {target.name} could not be stopped: {second.message}"
             found = SmsError(f"{found.message}; {left}", hint=f"`sms vm stop --host {target.name}`")
-        if wrong := _go_on(source, where):
-            found = SmsError(f"{words}\n  and the VM does not go on on {source.name}: {wrong}", hint="`sms vm status`")
+        if wrong := _resume(source, where):
+            found = SmsError(f"{words}\n  the VM was not resumed on {source.name}: {wrong}", hint="`sms vm status`")
     return found if isinstance(error, Exception) else error
 
 
-def _last_words(target: Host, where: VmPlaces) -> str:
-    """What QEMU has said on the target, if anything and if it can be asked."""
+def _qemu_log_tail(target: Host, where: VmPlaces) -> str:
+    """Return the end of QEMU's log on the target; empty if there is none or the host is not reachable."""
     with suppress(SmsError):
-        said = target.run("tail", "-n", "3", "--", str(where.run / "qemu.log"), ok=None).text
-        return f"; QEMU there: {' '.join(said.split())[-600:]}" if said.strip() else ""
+        log = target.run("tail", "-n", "3", "--", str(where.run / "qemu.log"), ok=None).text
+        return f"; QEMU there: {' '.join(log.split())[-600:]}" if log.strip() else ""
     return ""
 
 
 def _end_source(cluster: Cluster, source: Host, handover: Handover) -> None:
-    """What has gone from the source does not run there any more: only its process is left."""
+    """Stop QEMU on the source and remove its files, after the VM has moved."""
     try:
         if process := find_running(cluster, source):
             end_machine(source, process)
         tidy_run(cluster, source)
     except SmsError as error:
-        handover.trouble.append(f"what is left of it on {source.name} could not be removed: {error.message}")
+        handover.problems.append(f"its remains on {source.name} could not be removed: {error.message}")
 
 
 def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover: Handover) -> float:
-    """Send the memory over and wait until the target runs; ``handover`` is committed as soon as it may."""
+    """Transfer the memory and wait until the target runs; ``handover`` is committed once QEMU has completed."""
     outgoing = str(where.run / "outgoing.sock")
     ready = threading.Event()
     failed: list[BaseException] = []
     with ExitStack() as stack:
-        qmp = stack.enter_context(open_qmp(source, str(where.qmp), silence_s=ALL_S))
+        qmp = stack.enter_context(open_qmp(source, str(where.qmp), silence_s=MIGRATE_S))
         listener = source.stream(
-            "python3", "-I", "-c", LISTEN, outgoing, on_line=lambda line: ready.set() if line == "ready" else None
+            "python3", "-I", "-c", RECEIVE, outgoing, on_line=lambda line: ready.set() if line == "ready" else None
         )
-        taking = stack.enter_context(listener)
-        giving = stack.enter_context(target.stream("python3", "-I", "-c", GIVE, str(where.incoming)))
+        receiver = stack.enter_context(listener)
+        sender = stack.enter_context(target.stream("python3", "-I", "-c", SEND, str(where.incoming)))
         if not ready.wait(30):
-            raise SmsError(f"{source.name} cannot make a way for the VM's memory")
-        qmp.ask("migrate-set-parameters", **{"downtime-limit": 300, "max-bandwidth": 0})
-        pump = threading.Thread(target=_pump, args=(taking, giving, failed), daemon=True)
-        qmp.ask("migrate", uri=f"unix:{outgoing}")
+            raise SmsError(f"{source.name} cannot open a channel for the VM's memory")
+        qmp.execute("migrate-set-parameters", **{"downtime-limit": 300, "max-bandwidth": 0})
+        pump = threading.Thread(target=_pump, args=(receiver, sender, failed), daemon=True)
+        qmp.execute("migrate", uri=f"unix:{outgoing}")
         pump.start()
         found = _wait(qmp, step, failed)
         handover.commit()
-        pump.join(LAST_S)
+        pump.join(SETTLE_S)
         if failed or pump.is_alive():
-            raise SmsError(f"the way to {target.name} broke at the end: {failed[0] if failed else 'it does not end'}")
+            reason = failed[0] if failed else "it does not end"
+            raise SmsError(f"the connection to {target.name} failed after the transfer: {reason}")
     with open_qmp(target, str(where.qmp)) as there:
         _wait_running(there)
     return float(found.get("downtime", 0))
 
 
-def _pump(taking: Stream, giving: Stream, failed: list[BaseException]) -> None:
+def _pump(receiver: Stream, sender: Stream, failed: list[BaseException]) -> None:
     try:
-        while block := taking.read():
-            giving.write(block)
-        giving.end()
+        while block := receiver.read():
+            sender.write(block)
+        sender.end()
     except BaseException as error:
         failed.append(error)
 
 
 def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> dict[str, Any]:
-    deadline = time.monotonic() + ALL_S
+    deadline = time.monotonic() + MIGRATE_S
     while True:
-        found: dict[str, Any] = qmp.ask("query-migrate")
+        found: dict[str, Any] = qmp.execute("query-migrate")
         ram = found.get("ram", {})
         step.moved(ram.get("transferred", 0), ram.get("transferred", 0) + ram.get("remaining", 0))
         if found.get("status") == "completed":
@@ -233,40 +235,42 @@ def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> dict[str, Any]:
         if found.get("status") in ("failed", "cancelled"):
             raise SmsError(f"QEMU could not move the VM: {found.get('error-desc', found['status'])}")
         if failed:
-            raise SmsError(f"the way to the other host broke: {failed[0]}")
+            raise SmsError(f"the connection to the other host failed: {failed[0]}")
         if time.monotonic() > deadline:
-            raise SmsError("the VM changes its memory faster than it can be moved", hint="`--stopped` moves it off")
+            raise SmsError(
+                "the VM changes its memory faster than it can be transferred", hint="`--stopped` stops it for the move"
+            )
         time.sleep(0.1)
 
 
 def _wait_running(qmp: Qmp) -> None:
     deadline = time.monotonic() + 60
-    while qmp.ask("query-status")["status"] != "running":
+    while qmp.execute("query-status")["status"] != "running":
         if time.monotonic() > deadline:
-            raise SmsError("the VM arrived, and does not run", hint="`sms vm console` shows it")
+            raise SmsError("the VM has moved, but does not run", hint="`sms vm console` shows it")
         time.sleep(0.1)
 
 
-def _settle(source: Host, where: VmPlaces) -> str:
-    """How the move ended at the source, once it has been called off; empty where that cannot be told."""
+def _cancel(source: Host, where: VmPlaces) -> str:
+    """Cancel the migration at the source and return its final status; empty if that is unknown."""
     with suppress(SmsError), open_qmp(source, str(where.qmp)) as qmp:
         with suppress(SmsError):
-            qmp.ask("migrate_cancel")
-        deadline = time.monotonic() + LAST_S
+            qmp.execute("migrate_cancel")
+        deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
-            status = str(qmp.ask("query-migrate").get("status", "none"))
+            status = str(qmp.execute("query-migrate").get("status", "none"))
             if status in ("none", "cancelled", "failed", "completed"):
                 return status
             time.sleep(0.1)
     return ""
 
 
-def _go_on(source: Host, where: VmPlaces) -> str:
-    """Let the source's machine run on; gives what went wrong, or nothing."""
+def _resume(source: Host, where: VmPlaces) -> str:
+    """Resume the machine on the source. Returns the error message, or nothing."""
     try:
         with open_qmp(source, str(where.qmp)) as qmp:
-            if qmp.ask("query-status")["status"] != "running":
-                qmp.ask("cont")
+            if qmp.execute("query-status")["status"] != "running":
+                qmp.execute("cont")
     except SmsError as error:
         return error.message
     return ""

@@ -1,7 +1,7 @@
-"""``sms vm migrate``: to another admin host; live where both see the disks, else stopped, copied, compared.
+"""``sms vm migrate``: move the VM to another admin host, live if both share the disks, else stopped and copied.
 
-At every moment one host alone has the record with the highest generation, and only that one may start the VM. The copy
-is whole and compared before the record goes over; the source's disks become a snapshot there after that.
+At any time exactly one host has the holder record with the highest generation, and only that host may start the VM. The
+disks are copied and compared before the record changes; afterwards the source's disks are kept there as a snapshot.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from appliance.operations.history import note
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import check_same_image, move_live
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot
-from appliance.operations.vm.start import How, check_target, read_note, shares_disks, start_vm
-from appliance.operations.vm.stop import stop_held
-from appliance.operations.vm.vm import DISKS, at_work_everywhere, check_programs, find_running, find_vm, look_everywhere
+from appliance.operations.vm.start import StartOptions, check_target, read_note, shares_disks, start_vm
+from appliance.operations.vm.stop import stop_locked
+from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
 from appliance.plan.vm.holder import Holder, newest_holder
 from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces, vm_places
@@ -36,8 +36,8 @@ from appliance.tools.space import SPARE_BYTES, query_space
 SIZES = """
 cd "$1" && stat -c %s root.qcow2 state.qcow2 | awk '{ sum += $1 } END { print int(sum) }'
 """
-# $1 disks' folder, $2 the snapshot that they become.
-PUT_ASIDE = """
+# $1 the disks' folder, $2 name of the snapshot that they become.
+KEEP_AS_SNAPSHOT = """
 set -e
 cd "$1"
 mkdir -p "snapshots/$2"
@@ -51,7 +51,7 @@ sync -f .
 
 @dataclass(frozen=True)
 class MovePlan:
-    """How the VM would go to another host. ``image``: key of the one that it goes with; empty for the current one."""
+    """How the VM would move to another host. ``image``: key of the image to use; empty for the current one."""
 
     source: str
     target: str
@@ -66,7 +66,7 @@ class MovePlan:
 
 @dataclass(frozen=True)
 class MovedVm:
-    """How it went. ``paused_ms``: how long nothing in it ran, of a live move."""
+    """A finished migration. ``paused_ms``: how long a live migration paused the VM."""
 
     source: str
     target: str
@@ -79,10 +79,10 @@ class MovedVm:
 
 
 def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: bool = False) -> MovePlan:
-    """Check both hosts; say how it would go.
+    """Check both hosts and return how the VM would move.
 
     Raises:
-        Refused: it cannot.
+        Refused: the VM cannot move to this host.
     """
     source, target = find_vm(cluster, None), cluster.target(to)
     if source.name == target.name:
@@ -90,10 +90,10 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     for host in (source, target):
         check_programs(host)
     where = vm_places(cluster.site)
-    for there in look_everywhere(cluster, target):
+    for there in view_hosts(cluster, target):
         if there.running and there.name != source.name:
             raise Refused(
-                f"the VM runs on {there.name}, too", hint=f"two must never run: `sms vm stop --host {there.name}`"
+                f"the VM also runs on {there.name}", hint=f"two must never run: `sms vm stop --host {there.name}`"
             )
     check_target(cluster, target, progress)
     running = find_running(cluster, source) is not None
@@ -103,7 +103,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     if free < size + SPARE_BYTES:
         raise Refused(
             f"{free >> 20} MiB are free on {to}, {size + SPARE_BYTES >> 20} are needed",
-            hint="make room there, then run it again",
+            hint="free space there, then run it again",
         )
     live = running and shared and not stopped
     written = read_note(cluster, source)
@@ -115,8 +115,10 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
 
 
 def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -> str:
-    """The image to move with: a live one keeps its own. Else this machine's current one, which is the empty key;
-    where it has none, the one that the source runs, or has last run.
+    """Return the key of the image to use after the move; empty for this machine's current one.
+
+    A live migration keeps the image. Otherwise it is this machine's current one or, if it has none, the one that the
+    source runs or ran last.
     """
     where = vm_places(cluster.site)
     if not live and (Path(where.current) / MANIFEST).is_file():
@@ -130,40 +132,40 @@ def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -
 def migrate_vm(
     cluster: Cluster, to: str, progress: Progress, *, stopped: bool = False, timeout_s: float = 60
 ) -> MovedVm:
-    """Move the VM to another admin host; started there, if it ran.
+    """Move the VM to another admin host, and start it there if it ran.
 
     Raises:
-        Refused: it cannot; nothing was changed.
-        SmsError: it failed; the disks are whole where `sms vm status` says, and a second run goes on.
+        Refused: the VM cannot move; nothing was changed.
+        SmsError: the move failed; the host shown by `sms vm status` has intact disks, and a second run resumes.
     """
     began = time.monotonic()
     target = cluster.target(to)
     paused = 0.0
-    with at_work_everywhere(cluster, target):
-        with progress.step("look at both hosts") as step:
+    with lock_vm_everywhere(cluster, target):
+        with progress.step("inspect both hosts") as step:
             plan = plan_migrate_vm(cluster, to, progress, stopped=stopped)
             step.detail(f"{plan.source} to {plan.target}, " + ("live" if plan.live else "stopped"))
         source = cluster.target(plan.source)
-        newest = newest_holder(look_everywhere(cluster, target))
+        newest = newest_holder(view_hosts(cluster, target))
         generation = (newest.generation if newest else 0) + 1
         if plan.image and plan.image_host == source.name:
             fetch_vm(cluster, source, plan.image, progress)
         if plan.live:
             paused = move_live(cluster, source, target, progress, Holder(to, generation))
         else:
-            stop_held(cluster, source, progress, timeout_s=timeout_s)
-            _hand_over(cluster, source, target, progress, plan, Holder(to, generation))
+            stop_locked(cluster, source, progress, timeout_s=timeout_s)
+            _transfer_disks(cluster, source, target, progress, plan, Holder(to, generation))
         note(cluster, target, "vm migrate", "moved", source=source.name, live=plan.live, generation=generation)
     if plan.running and not plan.live:
-        start_vm(cluster, target, progress, How(image=plan.image))
+        start_vm(cluster, target, progress, StartOptions(image=plan.image))
     took = round(time.monotonic() - began, 1)
     return MovedVm(source.name, to, plan.running, plan.live, plan.copy_bytes, paused, generation, took)
 
 
-def _hand_over(
+def _transfer_disks(
     cluster: Cluster, source: Host, target: Host, progress: Progress, plan: MovePlan, holder: Holder
 ) -> None:
-    """Bring the disks over, then the record, then put the source's disks aside."""
+    """Copy the disks to the target, write the holder record, then keep the source's disks as a snapshot."""
     where = vm_places(cluster.site)
     deliver_vm(cluster, target, progress, chosen=plan.image)
     target.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
@@ -172,41 +174,41 @@ def _hand_over(
             for disk in DISKS:
                 undo.callback(target.remove, f"{where.disks}/{disk}.arrived")
                 _copy(source, target, where, disk, progress)
-            _put_aside(target, where, "moved over", prefix="before-arrival")
+            _keep_as_snapshot(target, where, "moved over", prefix="before-arrival")
             for disk in DISKS:
                 target.run("mv", "-T", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
-            if front := source.read(str(where.root_image)):
-                target.write(str(where.root_image), front, mode=0o600)
+            if digest := source.read(str(where.root_image)):
+                target.write(str(where.root_image), digest, mode=0o600)
             target.run("sync", "-f", str(where.disks), timeout=300)
             undo.pop_all()
-    # From here on the target's disks are the ones.
+    # From here on the target's disks are the current ones.
     target.write(str(where.holder), holder.text(), mode=0o600)
     if plan.shared:
         return
     source.write(str(where.holder), holder.text(), mode=0o600)
     with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
-        step.detail(_put_aside(source, where, f"moved to {target.name}", prefix="before-move"))
+        step.detail(_keep_as_snapshot(source, where, f"moved to {target.name}", prefix="before-move"))
 
 
-def _put_aside(host: Host, where: VmPlaces, reason: str, *, prefix: str) -> str:
-    """Make a snapshot of the disks of a host, which has none after that; gives its name, or nothing without disks."""
+def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str) -> str:
+    """Turn a host's disks into a snapshot. Returns its name; empty if the host had no disks."""
     if not host.works("sh", "-c", 'cd "$1" && ls root.qcow2 state.qcow2 | grep -q .', "any", str(where.disks)):
         return ""
     kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
-    host.run("sh", "-c", PUT_ASIDE, "aside", str(where.disks), kept, timeout=4 * 3600)
+    host.run("sh", "-c", KEEP_AS_SNAPSHOT, "keep", str(where.disks), kept, timeout=4 * 3600)
     about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key)
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     return kept
 
 
 def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Progress) -> None:
-    """Copy a disk by way of this machine, and compare digests."""
+    """Copy a disk through this machine, and compare digests."""
     path, beside = f"{where.disks}/{disk}.qcow2", f"{where.disks}/{disk}.arrived"
     with progress.step(f"copy the disk {disk}") as step:
         size = int(source.run("stat", "-c", "%s", "--", path).text)
         with ExitStack() as stack:
-            # Local files are read where they lie; those of another host are fetched first.
+            # Local files are read in place; those of another host are fetched into a temporary file first.
             stream: IO[bytes]
             if type(source) is Local:
                 stream = stack.enter_context(open(path, "rb"))  # noqa: PTH123
@@ -221,7 +223,7 @@ def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Prog
         if digests[0] != digests[1]:
             with suppress(SmsError):
                 target.remove(beside)
-            raise SmsError(f"the disk {disk} did not arrive as it was sent", hint="run it again; it has not moved")
+            raise SmsError(f"the copy of disk {disk} differs from its source", hint="run it again; nothing has moved")
         step.detail(f"{size >> 20} MiB, sha256:{digests[0][:16]}")
 
 

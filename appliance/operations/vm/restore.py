@@ -1,4 +1,4 @@
-"""``sms vm restore``: a snapshot in the place of the VM's disks, which become a snapshot themselves."""
+"""``sms vm restore``: replace the VM's disks by those of a snapshot; the old disks become a snapshot themselves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from appliance.operations.history import note
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot, find_snapshot, verify_folder
 from appliance.operations.vm.vm import (
     FINISH_RESTORE,
-    at_work_everywhere,
     check_programs,
     find_running,
-    look_everywhere,
+    lock_vm_everywhere,
     tidy,
+    view_hosts,
 )
 from appliance.plan.vm.holder import check_disks_here
 from appliance.plan.vm.vm import VmPlaces, vm_places
@@ -37,7 +37,7 @@ sync -f "$1"
 
 @dataclass(frozen=True)
 class RestoredVm:
-    """What a restore did; ``kept``: the snapshot that the disks before it are now."""
+    """A finished restore. ``kept``: the snapshot with the disks from before."""
 
     host: str
     name: str
@@ -46,18 +46,18 @@ class RestoredVm:
 
 
 def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> RestoredVm:
-    """Put a snapshot in the disks' place. What was there is kept as a snapshot.
+    """Replace the VM's disks by those of a snapshot. The old disks are kept as a snapshot.
 
-    Cut off before the disks are exchanged, nothing has changed; later, the next run that starts, stops or restores
-    goes on with it.
+    If it is interrupted before the disks are exchanged, nothing has changed; later, the next start, stop or restore
+    completes it.
 
     Raises:
-        Refused: the VM runs, there is no such snapshot, or no room.
-        SmsError: the snapshot is not whole; nothing was changed.
+        Refused: the VM runs, there is no such snapshot, or not enough space.
+        SmsError: the snapshot is damaged; nothing was changed.
     """
     check_programs(host)
     where = vm_places(cluster.site)
-    with at_work_everywhere(cluster, host):
+    with lock_vm_everywhere(cluster, host):
         snapshot = check_restore(cluster, host, name)
         tidy(cluster, host)
         with progress.step(f"verify {snapshot.name}"):
@@ -72,17 +72,17 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
         kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         with progress.step("exchange the disks") as step:
             _exchange(host, where, kept)
-            step.detail(f"those before it are the snapshot {kept}")
+            step.detail(f"the old disks are kept as snapshot {kept}")
         note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)
     return RestoredVm(host.name, snapshot.name, kept, snapshot.taken)
 
 
 def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
-    """The snapshot, if it may be restored now; Refused otherwise."""
+    """Return the snapshot if it can be restored now; raise Refused otherwise."""
     where = vm_places(cluster.site)
     if find_running(cluster, host):
         raise Refused(f"the VM runs on {host.name}", hint=f"`sms vm stop --host {host.name}` first")
-    check_disks_here(host.name, look_everywhere(cluster, host))
+    check_disks_here(host.name, view_hosts(cluster, host))
     snapshot = find_snapshot(cluster, host, name)
     folder = f"{where.snapshots}/{snapshot.name}"
     have, need = query_space(host, str(where.disks)).free, query_used(host, folder)
@@ -95,7 +95,7 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
 
 
 def _exchange(host: Host, where: VmPlaces, kept: str) -> None:
-    """Written down before it is begun: whoever comes after a crash goes on."""
+    """Record the exchange, then run it: after a crash the next run completes it."""
     now = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore", verified=False)
     host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", now.note(), mode=0o600)

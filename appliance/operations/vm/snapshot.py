@@ -1,7 +1,7 @@
-"""``sms vm snapshot``: both disks at one moment, while the VM runs.
+"""``sms vm snapshot``: copy both disks at one point in time, while the VM runs.
 
-The guest agent holds the file systems still; QEMU begins the copy of both disks in one transaction, which takes
-milliseconds, and they are let go. From then on QEMU copies what is about to be overwritten before it is.
+The guest agent freezes the file systems; QEMU starts the backup of both disks in one transaction, which takes
+milliseconds; they are thawed. From then on QEMU copies each block before it is overwritten.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot, check_name, remove, verify_folder
-from appliance.operations.vm.vm import DISKS, at_work_everywhere, check_programs, find_running, look_everywhere, tidy
+from appliance.operations.vm.vm import DISKS, check_programs, find_running, lock_vm_everywhere, tidy, view_hosts
 from appliance.plan.vm.holder import check_disks_here
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
 from appliance.tools.guest import Guest, open_guest
 from appliance.tools.qemu import image_info
-from appliance.tools.qmp import NotThere, Qmp, open_qmp
+from appliance.tools.qmp import NotResponding, Qmp, open_qmp
 from appliance.tools.space import SPARE_BYTES, query_space, query_used
 
 COPY_S = 4 * 3600
-LET_GO_S = 10
-"""Seconds after which the guest lets its file systems go by itself, whatever became of us."""
-WATCH = f"sleep {LET_GO_S}; fsfreeze -u /var/lib/sms-provision; fsfreeze -u /"
-# $1 folder, $2 root disk, $3 state disk. By reflink where the file system can; holes stay holes.
+THAW_AFTER_S = 10
+"""Seconds after which the guest thaws its file systems on its own, even if this process was killed."""
+THAW_WATCHDOG = f"sleep {THAW_AFTER_S}; fsfreeze -u /var/lib/sms-provision; fsfreeze -u /"
+# $1 folder, $2 root disk, $3 state disk. Uses reflinks if the file system supports them; holes stay holes.
 COPY = """
 set -e
 umask 077
@@ -40,29 +40,29 @@ sync -f "$1"
 
 
 def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = "", *, reason: str = "") -> VmSnapshot:
-    """Take a snapshot of both disks; the VM runs on, if it runs. Only one that was found whole counts.
+    """Take a snapshot of both disks; a running VM keeps running. Only a verified snapshot is kept.
 
     Raises:
-        Refused: there is one of that name, no disk, or no room.
-        SmsError: it could not be taken; nothing is left of it.
+        Refused: the name is in use, there is no disk, or not enough space.
+        SmsError: the snapshot failed; nothing is left of it.
     """
     check_programs(host)
     where = vm_places(cluster.site)
     name = check_name(name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
-    with at_work_everywhere(cluster, host):
-        check_disks_here(host.name, look_everywhere(cluster, host))
+    with lock_vm_everywhere(cluster, host):
+        check_disks_here(host.name, view_hosts(cluster, host))
         running = find_running(cluster, host) is not None
         if not running:
             tidy(cluster, host)
         _check(host, where, name)
-        return take_held(cluster, host, progress, name, reason=reason, running=running)
+        return take_locked(cluster, host, progress, name, reason=reason, running=running)
 
 
 def _check(host: Host, where: VmPlaces, name: str) -> None:
     if host.works("test", "-e", f"{where.snapshots}/{name}"):
-        raise Refused(f"there is a snapshot {name} already", hint="`sms vm snapshot --list`; give another name")
+        raise Refused(f"snapshot {name} already exists", hint="choose another name; `sms vm snapshot --list`")
     if not host.works("test", "-e", str(where.state)):
-        raise Refused(f"the VM has no disks on {host.name}", hint="`sms vm status` tells where they are")
+        raise Refused(f"the VM has no disks on {host.name}", hint="`sms vm status` shows where they are")
     have, need = query_space(host, str(where.disks)).free, query_used(host, str(where.root), str(where.state))
     if have < need + SPARE_BYTES:
         raise Refused(
@@ -71,21 +71,23 @@ def _check(host: Host, where: VmPlaces, name: str) -> None:
         )
 
 
-def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, reason: str, running: bool) -> VmSnapshot:
-    """As ``snapshot_vm``, for who is at work on the VM and has checked that there is room."""
+def take_locked(
+    cluster: Cluster, host: Host, progress: Progress, name: str, *, reason: str, running: bool
+) -> VmSnapshot:
+    """Take a snapshot; the caller holds the lock of every host and has checked the free space."""
     where = vm_places(cluster.site)
     part = f"{where.snapshots}/{name}.part"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
     with ExitStack() as undo:
         undo.callback(remove, host, f"{where.snapshots}/{name}")
-        # Others were left by runs that were killed.
+        # Other *.part folders were left by killed runs.
         script = 'umask 077; rm -rf -- "$2"/*.part; mkdir -p "$1"'
         host.run("sh", "-c", script, "part", part, str(where.snapshots))
         taken, frozen_ms = time.time(), 0.0
         with progress.step("copy both disks") as step:
             if running:
                 taken, frozen_ms = _copy_running(host, where, part, step)
-                step.detail(f"held still for {frozen_ms:.0f} ms")
+                step.detail(f"frozen for {frozen_ms:.0f} ms")
             else:
                 host.run("sh", "-c", COPY, "copy", part, str(where.root), str(where.state), timeout=COPY_S)
         snapshot = VmSnapshot(name, round(taken, 3), round(frozen_ms, 1), running, reason, key)
@@ -104,17 +106,17 @@ def take_held(cluster: Cluster, host: Host, progress: Progress, name: str, *, re
 
 
 def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[float, float]:
-    """Copy the disks of a running VM; give when that was, and how long its file systems were held, in ms."""
+    """Copy the disks of a running VM. Returns the time of the copy, and how long the VM was frozen, in ms."""
     with ExitStack() as stack:
         qmp = stack.enter_context(open_qmp(host, str(where.qmp), silence_s=300))
         clear_jobs(qmp)
         for disk in DISKS:
             _make_target(host, where, part, disk)
-            qmp.ask("blockdev-add", **_target(part, disk))
+            qmp.execute("blockdev-add", **_target(part, disk))
             stack.callback(_forget, qmp, disk)
         guest = _guest(host, where, stack)
-        if guest and guest.ask("guest-fsfreeze-status") != "thawed":
-            guest.ask("guest-fsfreeze-thaw")  # whoever held them was killed
+        if guest and guest.execute("guest-fsfreeze-status") != "thawed":
+            guest.execute("guest-fsfreeze-thaw")  # the run that froze them was killed
         try:
             taken, frozen_ms = _begin(qmp, guest)
         except SmsError:
@@ -129,33 +131,33 @@ def _copy_running(host: Host, where: VmPlaces, part: str, step: Any) -> tuple[fl
 
 
 def _guest(host: Host, where: VmPlaces, stack: ExitStack) -> Guest | None:
-    """The guest agent; None where it does not answer: then the copy is as after a power failure, and the journal
-    of the file system mends it."""
-    with suppress(NotThere, CommandError):
+    """Return the guest agent; None if it does not answer. The copy is then crash-consistent, as after a power failure,
+    and the file system's journal repairs it."""
+    with suppress(NotResponding, CommandError):
         return stack.enter_context(open_guest(host, str(where.guest), silence_s=20))
     return None
 
 
 def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
-    """Hold the file systems, begin both copies at one moment, let them go."""
-    watch = guest.begin({"path": "/bin/sh", "arg": ["-c", WATCH]}) if guest else 0
+    """Freeze the file systems, start both copies at one point in time, thaw them."""
+    watchdog = guest.start({"path": "/bin/sh", "arg": ["-c", THAW_WATCHDOG]}) if guest else 0
     began = time.monotonic()
-    held = guest.count("guest-fsfreeze-freeze") if guest else 0
+    frozen = guest.count("guest-fsfreeze-freeze") if guest else 0
     try:
         taken = time.time()
-        qmp.ask("transaction", actions=[_action(disk) for disk in DISKS])
+        qmp.execute("transaction", actions=[_action(disk) for disk in DISKS])
     finally:
         thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
     if guest:
-        guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watch)])
-    if thawed < held:
-        raise SmsError("the VM let its file systems go too early: the host is too slow", hint="try again")
+        guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watchdog)])
+    if thawed < frozen:
+        raise SmsError("the VM thawed its file systems too early: the host is too slow", hint="try again")
     return taken, frozen_ms
 
 
 def _action(disk: str) -> dict[str, Any]:
-    # Of the root only what was written since the image: that is sealed, and stays where it is.
+    # Of the root only what was written since the image: the image itself is read-only.
     data = {
         "job-id": f"snap-{disk}",
         "device": disk,
@@ -169,7 +171,7 @@ def _action(disk: str) -> dict[str, Any]:
 def _make_target(host: Host, where: VmPlaces, part: str, disk: str) -> None:
     info = image_info(host, str(where.root if disk == "root" else where.state))
     if info is None:
-        raise SmsError(f"the VM's disk {disk} is gone")
+        raise SmsError(f"the VM's disk {disk} is missing")
     backing = ["-u", "-b", info["backing-filename"], "-F", "qcow2"] if disk == "root" else []
     path = f"{part}/{disk}.qcow2"
     script = 'umask 077; exec qemu-img create -q -f qcow2 "$@"'
@@ -183,21 +185,21 @@ def _target(part: str, disk: str) -> dict[str, Any]:
 
 def _forget(qmp: Qmp, disk: str) -> None:
     with suppress(SmsError):
-        qmp.ask("blockdev-del", **{"node-name": f"snap-{disk}"})
+        qmp.execute("blockdev-del", **{"node-name": f"snap-{disk}"})
 
 
 def clear_jobs(qmp: Qmp) -> None:
-    """End what a run that was killed has left in QEMU."""
-    ours = [job for job in qmp.ask("query-jobs") if str(job["id"]).startswith("snap-")]
+    """Cancel jobs and remove block devices that a killed run has left in QEMU."""
+    ours = [job for job in qmp.execute("query-jobs") if str(job["id"]).startswith("snap-")]
     for job in ours:
         with suppress(SmsError):
-            qmp.ask("job-cancel", id=job["id"])
+            qmp.execute("job-cancel", id=job["id"])
     deadline = time.monotonic() + 30
     while ours and time.monotonic() < deadline:
-        there = {job["id"]: job["status"] for job in qmp.ask("query-jobs")}
+        there = {job["id"]: job["status"] for job in qmp.execute("query-jobs")}
         for job in ours:
             if there.get(job["id"]) == "concluded":
-                qmp.ask("job-dismiss", id=job["id"])
+                qmp.execute("job-dismiss", id=job["id"])
         ours = [job for job in ours if there.get(job["id"]) not in (None, "concluded")]
         time.sleep(0.1 if ours else 0)
     for disk in DISKS:

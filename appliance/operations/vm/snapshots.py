@@ -1,4 +1,4 @@
-"""Snapshots of the VM's disks: what there are, whether they are whole, and which may go."""
+"""Snapshots of the VM's disks: list, verify and prune them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.operations.vm.vm import all_hosts, at_work_everywhere
+from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere
 from appliance.plan.vm.vm import vm_places
 from appliance.progress import Progress
 
@@ -29,12 +29,12 @@ for note in */snapshot.json; do
 done
 """
 
-# $1 a snapshot's folder. The state's file system is looked at through FUSE where QEMU can, else in a copy.
+# $1 a snapshot's folder. The state's file system is checked through FUSE if QEMU supports it, else in a copy.
 VERIFY = """
 cd "$1" || exit 1
 for disk in root state; do
     [ -e "$disk.qcow2" ] || { echo "$disk.qcow2 is missing"; exit 1; }
-    said=$(qemu-img check -q -U "$disk.qcow2" 2>&1) || { echo "$disk.qcow2: $said"; exit 1; }
+    output=$(qemu-img check -q -U "$disk.qcow2" 2>&1) || { echo "$disk.qcow2: $output"; exit 1; }
 done
 work=$(mktemp -d) || exit 1
 trap 'kill "$daemon" 2>/dev/null; wait 2>/dev/null; umount "$work/state" 2>/dev/null; rm -rf "$work"' EXIT
@@ -52,9 +52,9 @@ if [ -c /dev/fuse ] && qemu-storage-daemon --help 2>/dev/null | grep -q type=.fu
     done
 fi
 [ -s "$work/state" ] || qemu-img convert -U -f qcow2 -O raw "$1/state.qcow2" "$work/state" || exit 1
-said=$(e2fsck -fn "$work/state" 2>&1) || { echo "state: $said" | tail -n 8; exit 1; }
+output=$(e2fsck -fn "$work/state" 2>&1) || { echo "state: $output" | tail -n 8; exit 1; }
 """
-ALONE = ("unshare", "--mount", "--propagation", "private")
+PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class VmSnapshot:
     """A snapshot of both disks.
 
     Attributes:
-        taken: when, in seconds since 1970.
-        frozen_ms: how long the file systems inside were held still; 0 where the VM did not run.
-        running: whether it ran.
-        reason: why, where that is known.
-        key: digest of the image's manifest that its root lies in front of; empty where that is not known.
-        verified: whether both disks and the state's file system were found whole.
+        taken: Unix time in seconds.
+        frozen_ms: how long the file systems in the VM were frozen; 0 if it did not run.
+        running: whether the VM ran.
+        reason: why it was taken, if given.
+        key: digest of the manifest of the image that its root is an overlay of; empty if unknown.
+        verified: whether both disks and the state's file system were checked without errors.
     """
 
     name: str
@@ -80,35 +80,35 @@ class VmSnapshot:
     size_bytes: int = field(default=0, compare=False)
 
     def note(self) -> bytes:
-        """As it is written down beside the disks."""
-        said = asdict(self)
-        del said["size_bytes"], said["name"]
-        return json.dumps(said).encode() + b"\n"
+        """Return the JSON record that is stored next to the disks."""
+        record = asdict(self)
+        del record["size_bytes"], record["name"]
+        return json.dumps(record).encode() + b"\n"
 
 
 def check_name(name: str) -> str:
-    """The name, if one may be called so; ConfigError otherwise."""
+    """Return the name if it is valid for a snapshot; raise ConfigError otherwise."""
     if not NAME.fullmatch(name) or name.endswith(".part"):
-        raise ConfigError(f"{name!r} is no name of a snapshot", hint="use letters, digits, dots and dashes")
+        raise ConfigError(f"invalid snapshot name {name!r}", hint="use letters, digits, dots and dashes")
     return name
 
 
 def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
-    """All there are on the host, the oldest first."""
+    """Return all snapshots on the host, the oldest first."""
     found = []
     listed = host.run("sh", "-c", LIST, "list", str(vm_places(cluster.site).snapshots), ok=None, timeout=120)
     for line in listed.stdout.decode(errors="replace").splitlines():
         name, kib, text = line.split("\t", 2)
         try:
-            said = json.loads(text)
-            found.append(VmSnapshot(**{**said, "name": name, "size_bytes": int(kib) << 10}))
+            record = json.loads(text)
+            found.append(VmSnapshot(**{**record, "name": name, "size_bytes": int(kib) << 10}))
         except (ValueError, TypeError):
-            found.append(VmSnapshot(name, 0, reason="its note cannot be read", size_bytes=int(kib) << 10))
+            found.append(VmSnapshot(name, 0, reason="its record cannot be read", size_bytes=int(kib) << 10))
     return sorted(found, key=lambda one: (one.taken, one.name))
 
 
 def count_elsewhere(cluster: Cluster, host: Host) -> dict[str, int]:
-    """How many there are on each other admin host that answers and sees another folder: those of before a move."""
+    """Return the number of snapshots on each other reachable admin host that does not share this host's folder."""
     here = {one.name for one in list_snapshots(cluster, host)}
     found = {}
     for other in all_hosts(cluster, host)[1:]:
@@ -120,10 +120,10 @@ def count_elsewhere(cluster: Cluster, host: Host) -> dict[str, int]:
 
 
 def find_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
-    """The snapshot of a name, or the ``latest``.
+    """Return the snapshot of a name; ``latest`` is the newest one.
 
     Raises:
-        Refused: there is none.
+        Refused: there is no such snapshot.
     """
     there = list_snapshots(cluster, host)
     if name == "latest" and there:
@@ -132,20 +132,29 @@ def find_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
         if snapshot.name == name:
             return snapshot
     names = ", ".join(snapshot.name for snapshot in there[-5:]) or "none"
-    raise Refused(f"{host.name} has no snapshot {name} of the VM", hint=f"there are: {names}")
+    raise Refused(f"{host.name} has no snapshot {name} of the VM", hint=f"available: {names}")
 
 
 def verify_folder(host: Host, folder: str) -> None:
-    """Whether both disks of a snapshot and the state's file system are whole; SmsError with what is wrong."""
+    """Check both disks of a snapshot and the state's file system.
+
+    Raises:
+        SmsError: one of them is damaged; with the check's output.
+    """
     try:
-        host.run(*ALONE, "sh", "-c", VERIFY, "verify", folder, timeout=1800)
+        host.run(*PRIVATE_MOUNTS, "sh", "-c", VERIFY, "verify", folder, timeout=1800)
     except CommandError as error:
-        said = (error.result.stdout or error.result.stderr).decode(errors="replace").strip()
-        raise SmsError(f"the snapshot is not whole: {said}", hint="take another one: `sms vm snapshot`") from error
+        output = (error.result.stdout or error.result.stderr).decode(errors="replace").strip()
+        raise SmsError(f"the snapshot is damaged: {output}", hint="take another one: `sms vm snapshot`") from error
 
 
 def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress) -> VmSnapshot:
-    """Read a snapshot again, and check it."""
+    """Verify a snapshot and return it.
+
+    Raises:
+        Refused: there is no such snapshot.
+        SmsError: it is damaged.
+    """
     snapshot = find_snapshot(cluster, host, name)
     with progress.step(f"verify {snapshot.name}"):
         verify_folder(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
@@ -155,18 +164,18 @@ def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress)
 def prune_snapshots(
     cluster: Cluster, host: Host, progress: Progress, *, keep: int, dry_run: bool = False
 ) -> list[VmSnapshot]:
-    """Remove all but the newest ``keep``, of which there is at least one; give those that go."""
+    """Remove all but the newest ``keep`` snapshots, at least one. Returns the removed ones."""
     if keep < 1:
-        raise ConfigError("at least one snapshot is kept", hint="`sms vm snapshot --prune 1`")
-    with at_work_everywhere(cluster, host):
-        gone = list_snapshots(cluster, host)[:-keep]
-        for snapshot in [] if dry_run else gone:
+        raise ConfigError("at least one snapshot must be kept", hint="`sms vm snapshot --prune 1`")
+    with lock_vm_everywhere(cluster, host):
+        removed = list_snapshots(cluster, host)[:-keep]
+        for snapshot in [] if dry_run else removed:
             with progress.step(f"remove {snapshot.name}"):
                 remove(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
-    return gone
+    return removed
 
 
 def remove(host: Host, folder: str) -> None:
-    """Remove a snapshot's folder; its name goes first, so that half of one is never taken for a whole."""
+    """Remove a snapshot's folder; it is renamed first, so that a partly removed one is never listed."""
     script = 'mv -T "$1" "$1.part" 2>/dev/null; rm -rf --one-file-system -- "$1.part"'
     host.run("sh", "-c", script, "remove", folder, timeout=300)

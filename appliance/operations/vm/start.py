@@ -1,4 +1,4 @@
-"""``sms vm start``: image checked, disks made, seed handed over, machine started, and everything in it serves."""
+"""``sms vm start``: verify the image, prepare disks and seed, start QEMU, wait until all services are healthy."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from appliance.operations.vm.client import tls_folder
 from appliance.operations.vm.image import VmImage, deliver_vm
 from appliance.operations.vm.vm import (
     Health,
-    at_work_everywhere,
     check_programs,
     find_running,
-    look_everywhere,
+    lock_vm_everywhere,
     tidy,
     tidy_disks,
     tidy_run,
+    view_hosts,
     wait_for_health,
 )
 from appliance.plan.vm.holder import Holder, HostView, may_start
 from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import (
-    BESIDE_MB,
     FIRMWARE,
+    QEMU_OVERHEAD_MB,
     VARIABLES,
     Launch,
     cards,
@@ -45,16 +45,16 @@ from appliance.tools import bridge, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
 
-ROOM_BYTES = 256 << 20
-"""Free space that a start wants to see: the machine's root and its journal grow."""
+NEEDED_BYTES = 256 << 20
+"""Free space that a start requires: the machine's root and its journal grow."""
 WAIT_S, WAIT_TCG_S = 180.0, 600.0
-"""How long a start may take, with KVM and without."""
+"""How long a start may take in seconds, with KVM and without."""
 NUMBERS = """
 awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo
 stat -f -c %T /run
 """
-# In the VM, the seed on standard input. sms-provd reads the issuer each time that it vouches for a node.
-TAKE_TLS = """
+# Runs in the VM with the seed on standard input. sms-provd reads the issuer for each certificate that it signs.
+INSTALL_TLS = """
 set -e
 umask 077
 tar -x -f - -C / --no-overwrite-dir --same-owner --same-permissions etc/sms/tls
@@ -64,7 +64,7 @@ systemctl reload nginx
 
 @dataclass
 class StartedVm:
-    """What a start did, and how long each part took, in seconds."""
+    """A started VM. ``parts``: how long each phase took, in seconds from the start."""
 
     host: str
     accel: str
@@ -82,12 +82,14 @@ class StartedVm:
 
 
 @dataclass(frozen=True)
-class How:
-    """How to start, as the caller wants it.
+class StartOptions:
+    """Options of a start.
 
     Attributes:
-        wait_s: how long it may take to serve; by what runs it where that is 0.
-        image: the key of another image than the current one.
+        wait_s: how long the services may take to become healthy, in seconds; 0: depends on the accelerator.
+        keep: leave an unhealthy VM running.
+        force: start although other hosts may have newer disks.
+        image: key of another image than the current one.
     """
 
     wait_s: float = 0
@@ -96,71 +98,72 @@ class How:
     image: str = ""
 
 
-def start_vm(cluster: Cluster, host: Host, progress: Progress, how: How | None = None) -> StartedVm:
-    """Start the VM on ``host`` and wait until everything in it serves.
+def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions | None = None) -> StartedVm:
+    """Start the VM on ``host`` and wait until all its services are healthy.
 
     Raises:
-        Refused: something is missing or in the way; nothing was changed.
-        RolledBack: a step failed, and all before it was undone.
+        Refused: a precondition is not met; nothing was changed.
+        RolledBack: a step failed, and the start was rolled back.
     """
-    how = how or How()
+    options = options or StartOptions()
     need_vm(cluster.site)
     check_programs(host)
-    with at_work_everywhere(cluster, host) as others:
+    with lock_vm_everywhere(cluster, host) as others:
         if process := find_running(cluster, host):
             others.close()
-            return _already(cluster, host, progress, process, how)
+            return _check_running(cluster, host, progress, process, options)
         tidy_run(cluster, host)
-        views = look_everywhere(cluster, host)
-        holder = _decide(cluster, host, views, how)
+        views = view_hosts(cluster, host)
+        holder = _choose_holder(cluster, host, views, options)
         check_host(cluster, host, progress)
-        image = deliver_vm(cluster, host, progress, chosen=how.image)
+        image = deliver_vm(cluster, host, progress, chosen=options.image)
         started = StartedVm(host.name, "", "", image.path, image.digest, image.signer, holder.generation)
         started.accel, started.why_no_kvm = qemu.probe_accel(host)
         with ExitStack() as undo:
             try:
-                _run(cluster, host, progress, how, image, holder, started, undo, others)
+                _start(cluster, host, progress, options, image, holder, started, undo, others)
             except BaseException as error:
                 console = f"{host.name}:{vm_places(cluster.site).console_failed}" if "boot" in started.parts else ""
-                raise _undone(error, undo, console) from error
+                raise _rolled_back(error, undo, console) from error
             undo.pop_all()
     return started
 
 
-def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, how: How | None = None) -> list[str]:
-    """Check all that a start checks, but the image of another host that would be sent first; say what it would do.
+def rehearse_start_vm(
+    cluster: Cluster, host: Host, progress: Progress, options: StartOptions | None = None
+) -> list[str]:
+    """Return the steps of a start without running them. Checks everything but the image.
 
     Raises:
-        Refused: as a start would.
+        Refused: a start would be refused.
     """
-    how = how or How()
+    options = options or StartOptions()
     check_programs(host)
     if find_running(cluster, host):
-        return [f"the VM runs on {host.name} already: nothing"]
-    holder = _decide(cluster, host, look_everywhere(cluster, host), how)
+        return [f"the VM runs on {host.name} already: nothing to do"]
+    holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
     check_host(cluster, host, progress)
     accel, why = qemu.probe_accel(host)
-    where, wanted = vm_places(cluster.site), need_vm(cluster.site)
-    steps = [f"write down that {host.name} has the disks, generation {holder.generation}"]
+    where, settings = vm_places(cluster.site), need_vm(cluster.site)
+    steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
     if not host.works("test", "-e", str(where.state)):
-        steps.append(f"make the state's disk of {wanted.disk_mb} MiB")
-    steps += [f"plug {card.tap} into {card.bridge}" for card in cards(cluster.site)]
+        steps.append(f"create the state disk of {settings.disk_mb} MiB")
+    steps += [f"attach {card.tap} to {card.bridge}" for card in cards(cluster.site)]
     return [*steps, f"start QEMU with {accel}" + (f" ({why})" if why else "")]
 
 
-def _decide(cluster: Cluster, host: Host, views: list[HostView], how: How) -> Holder:
-    """The record to write down; Refused where the disks are elsewhere."""
+def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options: StartOptions) -> Holder:
+    """Return the holder record to write; raises Refused if the disks are on another host."""
     known = [view.holder for view in views if view.holder]
     newest = max(known, key=lambda one: one.generation, default=None)
     shared = False
     if newest and newest.host != host.name:
         shared = shares_disks(cluster, host, newest.host)
-    return may_start(host.name, views, shared=shared, force=how.force)
+    return may_start(host.name, views, shared=shared, force=options.force)
 
 
 def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
-    """Whether both hosts see one folder of disks: what one writes there the other reads."""
-
+    """Return whether both hosts share the disks' folder: a file written by one is visible to the other."""
     path = f"{vm_places(cluster.site).disks}/.sms-shared-{time.time_ns()}"
     try:
         there = cluster.host(other)
@@ -174,41 +177,41 @@ def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
 
 
 def check_host(cluster: Cluster, host: Host, progress: Progress) -> None:
-    """Whether the host can run the VM, and nobody has its addresses.
+    """Check that the host can run the VM and that the VM's addresses are free.
 
     Raises:
-        Refused: with all that is in the way.
+        Refused: it cannot, or an address is in use; names all problems.
     """
     check_target(cluster, host, progress)
     taken = bridge.taken(host, {card.bridge: card.address for card in cards(cluster.site)})
     if taken:
-        who = "; ".join(f"{address} is taken, by {mac}" for address, mac in taken.items())
-        raise Refused(who, hint="does another machine have it, or does the VM run on a host that is not asked?")
+        problems = "; ".join(f"{address} is already used by {mac}" for address, mac in taken.items())
+        raise Refused(problems, hint="another machine has it, or the VM runs on a host that is not in the site file")
 
 
 def check_target(cluster: Cluster, host: Host, progress: Progress) -> None:
-    """Whether the host has bridges, memory, room and firmware.
+    """Check that the host has bridges, memory, disk space and firmware.
 
     Raises:
-        Refused: with all that is in the way.
+        Refused: something is missing; names all problems.
     """
-    wanted, where = need_vm(cluster.site), vm_places(cluster.site)
+    settings, where = need_vm(cluster.site), vm_places(cluster.site)
     with progress.step(f"check {host.name}"):
         problems = []
         for card in cards(cluster.site):
             ports = bridge.bridge_ports(host, card.bridge)
             if ports is None:
-                problems.append(f"there is no bridge {card.bridge} that is up (`sms host prepare {host.name}`)")
+                problems.append(f"bridge {card.bridge} does not exist or is down (`sms host prepare {host.name}`)")
             elif not ports:
-                problems.append(f"bridge {card.bridge} has no port that is up: the VM would stand alone")
+                problems.append(f"bridge {card.bridge} has no port that is up: the VM would be isolated")
         memory, kind = host.run("sh", "-c", NUMBERS).text.split()
         free = query_space(host, str(where.disks)).free
-        if int(memory) < wanted.memory_mb + BESIDE_MB:
-            problems.append(f"{memory} MiB of memory are free, {wanted.memory_mb + BESIDE_MB} are needed")
-        if free < ROOM_BYTES:
-            problems.append(f"{free >> 20} MiB are free where its disks lie, {ROOM_BYTES >> 20} are needed")
+        if int(memory) < settings.memory_mb + QEMU_OVERHEAD_MB:
+            problems.append(f"{memory} MiB of memory are free, {settings.memory_mb + QEMU_OVERHEAD_MB} are needed")
+        if free < NEEDED_BYTES:
+            problems.append(f"{free >> 20} MiB are free for its disks, {NEEDED_BYTES >> 20} are needed")
         if kind not in ("tmpfs", "ramfs"):
-            problems.append(f"/run is on {kind}: keys would come onto a disk")
+            problems.append(f"/run is on {kind}: keys would be written to a disk")
         problems += [
             f"there is no firmware {path} (package ovmf)"
             for path in (FIRMWARE, VARIABLES)
@@ -223,19 +226,21 @@ def _hint(problems: list[str], name: str) -> str:
     if "memory" in text:
         return "lower provisioning.memory_mb, or start it on another admin host"
     if "bridge" in text:
-        return f"`sms doctor --host {name}` tells what mends it"
-    return "make room, or name another folder as provisioning.directory" if "free where" in text else ""
+        return f"`sms doctor --host {name}` shows how to fix it"
+    return "free space, or set provisioning.directory to another folder" if "free for" in text else ""
 
 
-def _already(cluster: Cluster, host: Host, progress: Progress, process: qemu.Process, how: How) -> StartedVm:
-    """It runs here: a start that was cut off goes on, one that ended well is only asked."""
+def _check_running(
+    cluster: Cluster, host: Host, progress: Progress, process: qemu.Process, options: StartOptions
+) -> StartedVm:
+    """Wait for a VM that already runs here: resumes an interrupted start; renews certificates that end soon."""
     where = vm_places(cluster.site)
     host.remove(str(where.seed))
-    with progress.step("ask the VM that runs already") as step:
+    with progress.step("check the running VM") as step:
         written = read_note(cluster, host)
-        health = _wait(cluster, host, process, how, written.accel, step.detail)
+        health = _wait(cluster, host, process, options, written.accel, step.detail)
     if health.ok and issuer_days(written) < ca.ISSUER_SOON_DAYS:
-        with progress.step("give it new certificates"):
+        with progress.step("renew its certificates"):
             written = replace(written, issuer_ends=renew_certificates(cluster, host))
             host.write(str(where.note), to_json(written), mode=0o600)
     return StartedVm(
@@ -253,7 +258,7 @@ def _already(cluster: Cluster, host: Host, progress: Progress, process: qemu.Pro
 
 
 def read_note(cluster: Cluster, host: Host) -> VmNote:
-    """What was written down at the last start; empty where nothing readable is."""
+    """Return the record of the last start; an empty one if there is none or it cannot be read."""
     try:
         return from_json(VmNote, host.read(str(vm_places(cluster.site).note)) or b"{}")
     except RecordError:
@@ -261,31 +266,38 @@ def read_note(cluster: Cluster, host: Host) -> VmNote:
 
 
 def issuer_days(written: VmNote) -> int:
-    """Whole days that the VM may still vouch for nodes, by what was written down at its start."""
+    """Return for how many whole days the VM can still sign certificates of nodes, from its start record."""
     return int((written.issuer_ends - time.time()) // 86400) if written.issuer_ends else 0
 
 
 def renew_certificates(cluster: Cluster, host: Host) -> float:
-    """Give the running VM a new server's certificate and a new issuer; when that one ends. Nodes' own stay good."""
+    """Install a new server certificate and a new issuer in the running VM. Certificates of nodes stay valid.
+
+    Returns:
+        When the new issuer expires, as Unix time.
+
+    Raises:
+        SmsError: the VM did not accept them.
+    """
     ends = issuer_end()
     with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
-        ran = guest.run(["/bin/sh", "-c", TAKE_TLS], input=make_seed(cluster))
+        ran = guest.run(["/bin/sh", "-c", INSTALL_TLS], input=make_seed(cluster))
     if ran.status:
-        said = ran.stderr.decode(errors="replace").strip()[-300:]
-        raise SmsError(f"the VM does not take new certificates: {said}", hint="`sms vm stop`, then `sms vm start`")
+        output = ran.stderr.decode(errors="replace").strip()[-300:]
+        raise SmsError(f"the VM rejected new certificates: {output}", hint="`sms vm stop`, then `sms vm start`")
     return ends
 
 
 def issuer_end() -> float:
-    """When an issuer ends that is made now."""
+    """Return when an issuer expires that is created now, as Unix time."""
     return round(time.time()) + ca.ISSUER_DAYS * 86400.0
 
 
-def _run(
+def _start(
     cluster: Cluster,
     host: Host,
     progress: Progress,
-    how: How,
+    options: StartOptions,
     image: VmImage,
     holder: Holder,
     started: StartedVm,
@@ -297,39 +309,41 @@ def _run(
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     _claim(cluster, host, holder, undo)
     if kept := tidy_disks(cluster, host):
-        progress.say(f"a restore that was cut off is finished; the disks before it are the snapshot {kept}")
+        progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
     others.close()
-    with progress.step("ready the disks") as step:
-        ready_disks(cluster, host, image, started, undo)
+    with progress.step("prepare the disks") as step:
+        prepare_disks(cluster, host, image, started, undo)
         words = [name for name, fresh in (("state", started.fresh_state), ("root", started.fresh_root)) if fresh]
-        step.detail(f"new: {', '.join(words)}" if words else "those of the last time")
+        step.detail(f"new: {', '.join(words)}" if words else "unchanged")
     started.parts["disks"] = round(time.monotonic() - clock, 1)
     boot(cluster, host, progress, image, started, undo)
     undo.callback(keep_console, cluster, host)
     started.parts["boot"] = round(time.monotonic() - clock, 1)
     process = find_running(cluster, host)
     if process is None:
-        raise SmsError("the VM ended at once", hint="`sms vm console --log` has its last words")
+        raise SmsError("the VM ended right after its start", hint="`sms vm console --log` shows its last output")
     with progress.step("wait for the VM") as step:
-        health = _wait(cluster, host, process, how, started.accel, step.detail)
-        step.detail(f"{len(health.services)} of {len(health.services)} serve" if health.ok else health.wrong)
+        health = _wait(cluster, host, process, options, started.accel, step.detail)
+        step.detail(f"{len(health.services)} of {len(health.services)} healthy" if health.ok else health.failures)
     started.services = health.services
     started.parts["serves"] = round(time.monotonic() - clock, 1)
     note(cluster, host, "vm start", "started", accel=started.accel, digest=image.digest, generation=holder.generation)
 
 
-def _wait(cluster: Cluster, host: Host, process: qemu.Process, how: How, accel: str, on_detail: Any) -> Health:
-    wait_s = how.wait_s or (WAIT_S if accel == "kvm" else WAIT_TCG_S)
+def _wait(
+    cluster: Cluster, host: Host, process: qemu.Process, options: StartOptions, accel: str, on_detail: Any
+) -> Health:
+    wait_s = options.wait_s or (WAIT_S if accel == "kvm" else WAIT_TCG_S)
     try:
         return wait_for_health(cluster, host, process, wait_s, on_detail)
     except SmsError as error:
-        if how.keep and find_running(cluster, host):
+        if options.keep and find_running(cluster, host):
             return Health({"vm": error.message})
         raise
 
 
 def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> None:
-    """Write down that the disks are here."""
+    """Write the record that this host has the disks."""
     path = str(vm_places(cluster.site).holder)
     before = host.read(path)
     if before == holder.text():
@@ -341,19 +355,19 @@ def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> Non
         undo.callback(host.write, path, before, mode=0o600)
 
 
-def ready_disks(cluster: Cluster, host: Host, image: VmImage, started: StartedVm, undo: ExitStack) -> None:
-    """Have the state's disk, as large as the site file says, and a root in front of this very image."""
-    where, wanted = vm_places(cluster.site), need_vm(cluster.site)
+def prepare_disks(cluster: Cluster, host: Host, image: VmImage, started: StartedVm, undo: ExitStack) -> None:
+    """Create or grow the state disk to the configured size; create a new root overlay if the image is another one."""
+    where, settings = vm_places(cluster.site), need_vm(cluster.site)
     state = qemu.image_info(host, str(where.state))
     if state is None:
-        # Before it is made: what is half made is removed by name, and the disk itself counts once it is whole.
+        # Registered before the disk is created, so that a partly created one is removed as well.
         undo.callback(host.remove, str(where.state))
-        qemu.make_state(host, str(where.state), wanted.disk_mb)
+        qemu.make_state(host, str(where.state), settings.disk_mb)
         started.fresh_state = True
-    elif state["virtual-size"] < wanted.disk_mb << 20:
-        qemu.grow(host, str(where.state), wanted.disk_mb)
+    elif state["virtual-size"] < settings.disk_mb << 20:
+        qemu.grow(host, str(where.state), settings.disk_mb)
     root = qemu.image_info(host, str(where.root))
-    # A build may have put other bytes under the same path: what lies in front of them is told by their digest.
+    # A build can replace the image under the same path: the digest tells whether the root belongs to it.
     same = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip() == image.digest
     if not same or root is None or root.get("full-backing-filename", root.get("backing-filename")) != image.path:
         host.remove(str(where.root_image))
@@ -372,19 +386,19 @@ def boot(
     *,
     incoming: bool = False,
 ) -> None:
-    """Hand over the seed, plug the cables, start QEMU. What was begun is undone by ``undo``."""
+    """Write the seed, attach the network cards, start QEMU. ``undo`` gets what stops and removes it all."""
     where = vm_places(cluster.site)
-    undo.callback(end_all, cluster, host)
+    undo.callback(stop_and_clean, cluster, host)
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
-        # One that comes with its memory keeps the issuer that it has.
+        # A live migration keeps the issuer that the VM already has.
         started.issuer_ends = started.issuer_ends or issuer_end()
-        # In memory, for root alone, and gone once QEMU has it open.
+        # In memory, readable by root only, and removed once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)
         host.run("cp", "--", VARIABLES, str(where.variables))
         for card in cards(cluster.site):
             qemu.plug(host, card)
-        how = Launch(
+        parameters = Launch(
             image.path, started.accel, str(where.console_log), str(where.root), str(where.state), incoming=incoming
         )
         written = VmNote(
@@ -400,33 +414,33 @@ def boot(
             issuer_ends=started.issuer_ends,
         )
         host.write(str(where.note), to_json(written), mode=0o600)
-        qemu.launch(host, qemu_argv(cluster.site, how), qmp=str(where.qmp), log=str(where.run / "qemu.log"))
+        qemu.launch(host, qemu_argv(cluster.site, parameters), qmp=str(where.qmp), log=str(where.run / "qemu.log"))
         host.remove(str(where.seed))
         step.detail(started.accel + (f": {started.why_no_kvm}" if started.why_no_kvm else ""))
 
 
 def keep_console(cluster: Cluster, host: Host) -> None:
-    """What a start that failed has said on its console stays; QEMU, which may still run, writes on to it."""
+    """Keep the console log of a failed start; QEMU may still run and write to it."""
     where = vm_places(cluster.site)
     host.run("mv", "-fT", "--", str(where.console_log), str(where.console_failed), ok=None)
 
 
-def end_all(cluster: Cluster, host: Host) -> None:
-    """End the machine, if it runs, and remove its cables and its run folder."""
+def stop_and_clean(cluster: Cluster, host: Host) -> None:
+    """Stop the machine if it runs, and remove its taps and its run folder."""
     if process := find_running(cluster, host):
         qemu.end_machine(host, process)
     tidy(cluster, host)
 
 
 def make_seed(cluster: Cluster) -> bytes:
-    """The archive that the VM gets: its configuration, and certificates made for this start.
+    """Return the seed archive: the VM's configuration, and certificates issued for this start.
 
     Raises:
-        SmsError: the site's authority is not here, or the database's file cannot be read.
+        SmsError: the site's CA is not on this machine, or the database file cannot be read.
     """
-    wanted, folder = need_vm(cluster.site), tls_folder(cluster)
+    settings, folder = need_vm(cluster.site), tls_folder(cluster)
     addresses = [card.address for card in cards(cluster.site)]
-    server = ca.issue_server(folder, hostname=wanted.hostname, addresses=addresses)
+    server = ca.issue_server(folder, hostname=settings.hostname, addresses=addresses)
     issuer = ca.issue_issuer(folder)
     tls = {
         "ca.pem": (folder / "ca.pem").read_bytes(),
@@ -436,8 +450,8 @@ def make_seed(cluster: Cluster) -> bytes:
         "issuer.key": issuer.key,
     }
     database = ""
-    if wanted.database:
-        database = _read_secret(wanted.database)
+    if settings.database:
+        database = _read_secret(settings.database)
     return seed_archive(cluster.site, tls, database=database)
 
 
@@ -448,20 +462,20 @@ def _read_secret(path: Path) -> str:
         return path.read_text().strip()
     except OSError as error:
         raise Refused(
-            f"cannot read {path}: {error.strerror}", hint="the site file names it as provisioning.database"
+            f"cannot read {path}: {error.strerror}", hint="it is set as provisioning.database in the site file"
         ) from error
 
 
-def _undone(error: BaseException, undo: ExitStack, console: str) -> BaseException:
-    """Undo all; the error to raise then. ``console``: where what was said on the console is kept, if it came so far."""
+def _rolled_back(error: BaseException, undo: ExitStack, console: str) -> BaseException:
+    """Roll back and return the error to raise. ``console``: where the console log is kept, if there is one."""
     try:
         undo.close()
     except SmsError as second:
         return SmsError(
-            f"{error}\n  and what had been started could not be undone: {second.message}",
-            hint="`sms vm stop` finishes it",
+            f"{error}\n  the start could not be rolled back: {second.message}",
+            hint="`sms vm stop` completes the rollback",
         )
     if isinstance(error, Refused) or not isinstance(error, SmsError):
         return error
-    said = f"; `sms vm console --log` shows its last words: {console}" if console else ""
-    return RolledBack(f"{error.message}\n  what had been started is undone again{said}", hint=error.hint)
+    log = f"; `sms vm console --log` shows its last output: {console}" if console else ""
+    return RolledBack(f"{error.message}\n  the start was rolled back{log}", hint=error.hint)

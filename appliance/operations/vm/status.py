@@ -1,4 +1,4 @@
-"""``sms vm status``: where the VM runs, how healthy everything in it is, and what its disks take."""
+"""``sms vm status``: where the VM runs, the health of its services, and the size of its disks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
 from appliance.operations.vm.start import issuer_days, read_note
-from appliance.operations.vm.vm import Health, all_hosts, ask_health, find_running, look_everywhere
+from appliance.operations.vm.vm import Health, all_hosts, find_running, query_health, view_hosts
 from appliance.plan.vm.vm import need_vm, vm_places
 from appliance.tools.qemu import image_info
 
@@ -25,16 +25,16 @@ BUSY = """
 
 @dataclass(frozen=True)
 class VmStatus:
-    """The VM as it stands.
+    """State of the VM.
 
     Attributes:
         host: the admin host that runs it, else the one that has its disks, else empty.
-        guest_agent: whether it answers.
-        services: each with ``ok`` or what is wrong; none where the VM does not run or cannot be asked.
-        silent: admin hosts that cannot be asked.
-        issuer_days: while it runs, how long it may still vouch for nodes.
-        snapshots_elsewhere: how many other admin hosts have.
-        busy: another sms starts, stops or moves it at this moment.
+        guest_agent: whether its guest agent answers.
+        services: state of each, ``ok`` or the problem; empty if the VM does not run or does not answer.
+        silent: unreachable admin hosts.
+        issuer_days: while it runs, for how many days it can still sign certificates of nodes.
+        snapshots_elsewhere: number of snapshots on other admin hosts.
+        busy: another sms process starts, stops or moves it.
     """
 
     cluster: str
@@ -65,37 +65,35 @@ class VmStatus:
 
 
 def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
-    """How the VM stands. Changes nothing.
+    """Return the state of the VM. Changes nothing.
 
     Args:
-        first: the host that is asked first.
-        only: look at no other.
+        first: the host that is queried first.
+        only: query no other host.
     """
-    views = [view for view in look_everywhere(cluster, first) if not only or view.name == first.name]
+    views = [view for view in view_hosts(cluster, first) if not only or view.name == first.name]
     silent = tuple(view.name for view in views if not view.reachable)
     running = next((view.name for view in views if view.running), "")
     known = [view.holder for view in views if view.holder]
     newest = max(known, key=lambda holder: holder.generation).host if known else ""
     name = running or newest
-    site, wanted = cluster.site, need_vm(cluster.site)
+    site, settings = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
-        asked = [
-            host for host in all_hosts(cluster, first) if host.name in {view.name for view in views if view.reachable}
-        ]
-        busy = any(_busy(cluster, host) for host in asked)
-        return VmStatus(site.cluster, str(wanted.address.ip), name, False, False, silent=silent, busy=busy)
+        answering = {view.name for view in views if view.reachable}
+        busy = any(_busy(cluster, host) for host in all_hosts(cluster, first) if host.name in answering)
+        return VmStatus(site.cluster, str(settings.address.ip), name, False, False, silent=silent, busy=busy)
     host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or cluster.host(name)
     return _status(cluster, host, silent)
 
 
 def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
-    site, wanted, where = cluster.site, need_vm(cluster.site), vm_places(cluster.site)
+    site, settings, where = cluster.site, need_vm(cluster.site), vm_places(cluster.site)
     process = find_running(cluster, host)
     health, agent = Health(), False
     used = 0
     if process:
         with suppress(SmsError):
-            health = ask_health(cluster, host)
+            health = query_health(cluster, host)
             agent = True
         used = int(host.run("sh", "-c", MEMORY, "memory", str(process.pid), ok=None).text or 0)
     written = read_note(cluster, host)
@@ -107,16 +105,16 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
     snapshots = list_snapshots(cluster, host)
     return VmStatus(
         site.cluster,
-        str(wanted.address.ip),
+        str(settings.address.ip),
         host.name,
         process is not None,
         process is not None and health.ok,
         round(process.since) if process else 0,
         written.accel,
         written.why,
-        wanted.memory_mb,
+        settings.memory_mb,
         used,
-        wanted.cpus,
+        settings.cpus,
         agent,
         health.services if agent else {},
         health.state_used_kib >> 10,
@@ -135,6 +133,6 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
 
 
 def _busy(cluster: Cluster, host: Host) -> bool:
-    """Whether another sms is at work on it; the lock is looked at, and not waited for."""
+    """Return whether another sms process holds the VM's lock; does not wait for it."""
     lock = str(vm_places(cluster.site).lock)
     return host.run("sh", "-c", BUSY, "busy", lock, ok=None).status == 9

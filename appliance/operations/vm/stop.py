@@ -1,4 +1,4 @@
-"""``sms vm stop``: asked through the guest agent, then by its power button, then not asked any more."""
+"""``sms vm stop``: shut the VM down through its guest agent, then by its power button, then kill it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.vm.vm import at_work_everywhere, check_programs, find_running, tidy
+from appliance.operations.vm.vm import check_programs, find_running, lock_vm_everywhere, tidy
 from appliance.plan.vm.vm import vm_places
 from appliance.progress import Progress, Step
 from appliance.tools.guest import open_guest
@@ -30,21 +30,21 @@ class StoppedVm:
 def stop_vm(
     cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float = 60, boot: bool = False
 ) -> StoppedVm:
-    """Stop the VM on ``host``; what it leaves is removed, its disks stay.
+    """Stop the VM on ``host`` and remove its run folder; its disks stay.
 
     Args:
-        timeout_s: seconds that it gets to end by itself.
+        timeout_s: how long it may take to shut down before it is killed.
 
     Raises:
-        SmsError: it cannot be ended.
+        SmsError: it cannot be stopped.
     """
     check_programs(host, ("ip", "flock"))
-    with at_work_everywhere(cluster, host):
-        return stop_held(cluster, host, progress, timeout_s=timeout_s)
+    with lock_vm_everywhere(cluster, host):
+        return stop_locked(cluster, host, progress, timeout_s=timeout_s)
 
 
-def stop_held(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> StoppedVm:
-    """As ``stop_vm``, for who is at work on the VM already."""
+def stop_locked(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float) -> StoppedVm:
+    """Stop the VM; the caller holds the lock of every host."""
     began = time.monotonic()
     how = "not running"
     if process := find_running(cluster, host):
@@ -62,20 +62,20 @@ def stop_held(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: fl
 def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step: Step) -> str:
     where = vm_places(cluster.site)
     began = time.monotonic()
-    step.detail("ask the guest agent")
-    # Whatever the machine answers, or does not: its end is reached.
+    step.detail("shut down through the guest agent")
+    # Errors do not matter here: a later attempt is stronger.
     with suppress(SmsError), open_guest(host, str(where.guest), silence_s=5) as guest:
-        guest.ask("guest-exec", path="/bin/systemctl", arg=["poweroff"])
+        guest.execute("guest-exec", path="/bin/systemctl", arg=["poweroff"])
         if _ended(cluster, host, process, began + timeout_s * 0.75):
             return "guest agent"
     step.detail("press the power button")
     with suppress(SmsError), open_qmp(host, str(where.qmp), silence_s=5) as qmp:
-        qmp.ask("system_powerdown")
+        qmp.execute("system_powerdown")
         if _ended(cluster, host, process, began + timeout_s):
             return "power button"
-    step.detail("end it")
+    step.detail("kill it")
     with suppress(SmsError), open_qmp(host, str(where.qmp), silence_s=5) as qmp:
-        qmp.ask("quit")
+        qmp.execute("quit")
         if _ended(cluster, host, process, time.monotonic() + 5):
             return "killed"
     end_machine(host, process)

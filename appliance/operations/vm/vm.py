@@ -1,4 +1,4 @@
-"""What the verbs of the provisioning VM share: where it runs, what is left of an unfinished run, how healthy it is."""
+"""Shared by the verbs of the provisioning VM: where it runs, cleanup after interrupted runs, health checks, locks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from appliance.tools.qemu import Process, find_machine, unplug
 
 HEALTH = "/usr/lib/sms/sms-vm-health"
 DISKS = ("root", "state")
-PATIENCE_S = 20
-"""How long a machine that starts is left alone: each question takes its processor from what starts."""
+STARTUP_WAIT_S = 20
+"""How long one health check waits in the VM: frequent checks would slow down services that start."""
 
-# $1 disks' folder: goes on with a restore that was cut off. It was written down before it began, and at every moment
-# the old disk is in its place or in the snapshot, whole.
+# $1 the disks' folder: completes an interrupted restore. The restore is recorded before it starts, and at any time
+# a complete copy of the old disk is in its place or in the snapshot.
 FINISH_RESTORE = """
 set -e
 cd "$1" 2>/dev/null || exit 0
@@ -65,12 +65,12 @@ rm -rf -- snapshots/*.part
 
 @dataclass(frozen=True)
 class Health:
-    """How the VM is, asked from inside.
+    """Health of the VM, collected by a program in it.
 
     Attributes:
-        services: state of each by name; ``ok``, or what is wrong.
-        state_used_kib, state_kib: how full its disk is.
-        api: what its interface says of itself.
+        services: state of each by name; ``ok``, or the problem.
+        state_used_kib, state_kib: used and total space of its state disk.
+        api: health document of its HTTP interface.
     """
 
     services: dict[str, str] = field(default_factory=dict)
@@ -80,21 +80,21 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether everything serves."""
+        """Whether all services are healthy."""
         return bool(self.services) and all(state == "ok" for state in self.services.values())
 
     @property
-    def wrong(self) -> str:
-        """What does not serve, in words."""
+    def failures(self) -> str:
+        """The unhealthy services with their states, as text."""
         return ", ".join(f"{name}: {state}" for name, state in self.services.items() if state != "ok")
 
 
 def read_health(text: str) -> Health:
-    """What ``sms-vm-health`` said, as a value. Pure."""
+    """Parse the output of ``sms-vm-health``. Pure."""
     services: dict[str, str] = {}
     used = size = 0
     api: dict[str, Any] = {}
-    # What comes from a machine goes to a terminal: nothing that moves a cursor.
+    # The output is shown on a terminal: it must not contain control characters.
     for line in map(printable, text.split("\n")):
         kind, _, rest = line.partition(" ")
         if kind == "unit":
@@ -105,10 +105,10 @@ def read_health(text: str) -> Health:
         elif kind == "https":
             services["https"] = "ok" if rest.strip() not in ("000", "502", "504", "") else f"no answer ({rest})"
         elif kind == "api":
-            code, _, said = rest.partition(" ")
+            code, _, body = rest.partition(" ")
             services["api"] = "ok" if code == "200" else f"no answer ({code})"
             try:
-                found = json.loads(said)
+                found = json.loads(body)
             except (ValueError, RecursionError):
                 found = {}
             api = found if isinstance(found, dict) and code == "200" else {}
@@ -116,24 +116,27 @@ def read_health(text: str) -> Health:
     return Health(services, used, size, api)
 
 
-def ask_health(cluster: Cluster, host: Host, *, patience_s: int = 0) -> Health:
-    """How the VM is; NotThere where its guest agent does not answer.
+def query_health(cluster: Cluster, host: Host, *, startup_wait_s: int = 0) -> Health:
+    """Return the health of the VM.
 
     Args:
-        patience_s: so long it may take until its services have started.
+        startup_wait_s: how long to wait in the VM until its services have started.
+
+    Raises:
+        NotResponding: its guest agent does not answer.
     """
     with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
-        ran = guest.run([HEALTH, str(patience_s)], timeout_s=patience_s + 60)
+        ran = guest.run([HEALTH, str(startup_wait_s)], timeout_s=startup_wait_s + 60)
         return read_health(ran.stdout.decode(errors="replace"))
 
 
 def find_running(cluster: Cluster, host: Host) -> Process | None:
-    """The VM's process on a host; None where it does not run."""
+    """Return the VM's process on a host; None if it does not run there."""
     return find_machine(host, str(vm_places(cluster.site).pid), machine_name(cluster.site))
 
 
 def view_host(cluster: Cluster, host: Host) -> HostView:
-    """What a host knows of the VM."""
+    """Return whether the VM runs on a host, and the host's record of who has the disks."""
     where = vm_places(cluster.site)
     try:
         running = find_running(cluster, host) is not None
@@ -144,26 +147,26 @@ def view_host(cluster: Cluster, host: Host) -> HostView:
 
 
 def all_hosts(cluster: Cluster, first: Host) -> list[Host]:
-    """Every admin host, the one given first."""
+    """Return every admin host, ``first`` at the front."""
     names = [admin.name for admin in cluster.site.admin_hosts if admin.name != first.name]
     return [first, *(cluster.host(name) for name in names)]
 
 
-def look_everywhere(cluster: Cluster, first: Host) -> list[HostView]:
-    """What every admin host knows of the VM, asked at the same time."""
+def view_hosts(cluster: Cluster, first: Host) -> list[HostView]:
+    """Return the view of every admin host, queried in parallel."""
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(lambda host: view_host(cluster, host), all_hosts(cluster, first)))
 
 
-def find_vm(cluster: Cluster, wanted: str | None) -> Host:
-    """The admin host to act on: the one named; else the one that runs the VM, else the one that has its disks.
+def find_vm(cluster: Cluster, name: str | None) -> Host:
+    """Return the admin host to act on: the named one, else the one that runs the VM, else the one that has its disks.
 
     Raises:
-        Refused: none was named, and no admin host that answers has it.
+        Refused: no host was named, and no reachable admin host has the VM.
     """
     need_vm(cluster.site)
-    if wanted is not None:
-        return cluster.target(wanted)
+    if name is not None:
+        return cluster.target(name)
     hosts = {admin.name: cluster.host(admin.name) for admin in cluster.site.admin_hosts}
     with ThreadPoolExecutor(8) as pool:
         views = list(pool.map(lambda host: view_host(cluster, host), hosts.values()))
@@ -177,28 +180,28 @@ def find_vm(cluster: Cluster, wanted: str | None) -> Host:
             return cluster.target(newest)
     silent = [view.name for view in views if not view.reachable]
     raise Refused(
-        "the VM has not been started on any admin host" + (f"; {', '.join(silent)} cannot be asked" if silent else ""),
+        "the VM was never started on any admin host" + (f"; {', '.join(silent)} is unreachable" if silent else ""),
         hint="`sms vm start --host NAME`",
     )
 
 
 @contextmanager
-def at_work(cluster: Cluster, host: Host) -> Iterator[None]:
-    """Be the only one at work on the VM of a host; Busy where another run is."""
+def lock_vm(cluster: Cluster, host: Host) -> Iterator[None]:
+    """Hold the VM's lock on a host; raises Busy if another run holds it."""
     with only_one(host, str(vm_places(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
         yield
 
 
 @contextmanager
-def at_work_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
-    """Be the only one at work on every admin host that answers; closing what is given lets go of all but ``here``.
+def lock_vm_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
+    """Hold the VM's lock on every reachable admin host. Closing the yielded stack releases all but that of ``here``.
 
-    All take them in one order: of two that begin at once, one goes on.
+    Every run takes the locks in the same order: of two concurrent runs, one proceeds.
     """
     with ExitStack() as own, ExitStack() as others:
         for host in sorted(all_hosts(cluster, here), key=lambda one: one.name):
             try:
-                (own if host.name == here.name else others).enter_context(at_work(cluster, host))
+                (own if host.name == here.name else others).enter_context(lock_vm(cluster, host))
             except Unreachable:
                 if host.name == here.name:
                     raise
@@ -206,53 +209,54 @@ def at_work_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
 
 
 def check_programs(host: Host, programs: Sequence[str] = PROGRAMS) -> None:
-    """Whether the host has what a VM takes.
+    """Check that the host has the programs that the VM needs.
 
     Raises:
-        Refused: with all that is missing.
+        Refused: programs are missing; names all of them.
     """
     if missing := find_missing(host, *programs):
         raise Refused(
-            f"{host.name} cannot run the VM: it lacks {', '.join(missing)}",
-            hint="apt-get install qemu-system-x86 qemu-utils ovmf iproute2 iputils-arping e2fsprogs there",
+            f"{host.name} cannot run the VM: {', '.join(missing)} not found",
+            hint=f"on {host.name}: apt-get install qemu-system-x86 qemu-utils ovmf iproute2 iputils-arping e2fsprogs",
         )
 
 
 def tidy_run(cluster: Cluster, host: Host) -> None:
-    """Remove what a machine has left on the host that does not run there any more, but nothing of its disks."""
+    """Remove the taps and the run folder of a machine that no longer runs on the host. Its disks are not touched."""
     for card in cards(cluster.site):
         unplug(host, card)
     host.run("rm", "-rf", "--one-file-system", "--", str(vm_places(cluster.site).run))
 
 
 def tidy_disks(cluster: Cluster, host: Host) -> str:
-    """Finish a restore that was cut off, and remove half files. Gives the name under which the old disks are kept.
+    """Complete an interrupted restore, and remove partial files. Returns the snapshot that keeps the old disks.
 
-    To be called by the one who has the disks, with every lock held and nothing running: others may see the folder.
+    Call it only on the host that has the disks, with every lock held and no machine running: other hosts may share the
+    folder.
     """
     disks = str(vm_places(cluster.site).disks)
     return host.run("sh", "-c", FINISH_RESTORE, "finish", disks, timeout=4 * 3600).text
 
 
 def tidy(cluster: Cluster, host: Host) -> str:
-    """As ``tidy_run``; and ``tidy_disks`` where this host has the disks and nobody runs the VM from them."""
+    """Call ``tidy_run``, and ``tidy_disks`` if this host has the disks and no host runs the VM."""
     tidy_run(cluster, host)
-    return tidy_disks(cluster, host) if has_disks(host.name, look_everywhere(cluster, host)) else ""
+    return tidy_disks(cluster, host) if has_disks(host.name, view_hosts(cluster, host)) else ""
 
 
 def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: float, on_detail: Any) -> Health:
-    """Wait until everything in the VM serves.
+    """Wait until all services in the VM are healthy.
 
     Raises:
-        SmsError: it ended, or something did not come up in time.
+        SmsError: the VM ended, or a service is not healthy in time.
     """
     deadline = time.monotonic() + wait_s
     health = Health()
     why = "the guest agent does not answer"
     while True:
         try:
-            health = ask_health(cluster, host, patience_s=PATIENCE_S)
-            why = health.wrong
+            health = query_health(cluster, host, startup_wait_s=STARTUP_WAIT_S)
+            why = health.failures
         except SmsError as error:
             why = error.message.strip().rpartition("\n")[2] or "the guest agent"
         if health.ok:
@@ -260,10 +264,10 @@ def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: floa
         on_detail(f"waiting for {why}")
         found = find_running(cluster, host)
         if found is None or found.pid != process.pid:
-            raise SmsError("the VM has ended while it started", hint="`sms vm console --log` has its last words")
+            raise SmsError("the VM ended during its start", hint="`sms vm console --log` shows its last output")
         if time.monotonic() > deadline:
             raise SmsError(
-                f"the VM does not serve after {wait_s:g} s: {why}",
-                hint="--wait 20m gives it longer; --keep leaves it running, for `sms vm exec -- journalctl -b`",
+                f"the VM is not healthy after {wait_s:g} s: {why}",
+                hint="--wait 20m waits longer; --keep leaves it running, for `sms vm exec -- journalctl -b`",
             )
         time.sleep(0.5)

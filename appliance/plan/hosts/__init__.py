@@ -1,1 +1,1 @@
-"""Plans of the subject ``hosts``: admin hosts: prepared, inspected."""
+"""Plans of the subject ``hosts``: checks of admin hosts."""

@@ -1,4 +1,4 @@
-"""What the distributions call things: which package a program is in, and how it is installed."""
+"""Package names and install commands of the distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAMILIES = {
     "sles": "suse",
     "opensuse": "suse",
 }
-"""Words of ID and ID_LIKE in /etc/os-release, and the family that they stand for."""
+"""Distribution families by words of ID and ID_LIKE in /etc/os-release."""
 
 INSTALL = {"debian": "apt-get install", "redhat": "dnf install", "suse": "zypper install"}
 
@@ -46,7 +46,7 @@ _PACKAGES: dict[str, tuple[str, str, str]] = {
 
 
 def family(os_release: str) -> str:
-    """debian, redhat or suse, of the text of /etc/os-release; empty for any other."""
+    """Return debian, redhat or suse from the text of /etc/os-release; empty for any other."""
     words = re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)"?$', os_release, re.MULTILINE)
     for word in " ".join(words).replace("-", " ").split():
         if word in FAMILIES:
@@ -55,7 +55,7 @@ def family(os_release: str) -> str:
 
 
 def install_command(programs: Iterable[str], of: str) -> str:
-    """The command that installs what the programs are in, on a distribution of that family."""
+    """Return the command that installs the programs' packages on a distribution of that family."""
     names = sorted(programs)
     if of not in INSTALL:
         return f"install {', '.join(names)} from your distribution"

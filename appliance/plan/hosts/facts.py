@@ -1,4 +1,4 @@
-"""What is known of a machine, out of the words of its own programs."""
+"""Facts about a machine, parsed from the output of its programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CH
 
 @dataclass(frozen=True)
 class Bridge:
-    """A bridge as it is; ``ports`` are those that are up."""
+    """State of a bridge; ``ports`` are those that are up."""
 
     ports: tuple[str, ...] = ()
     stp: bool = False
@@ -24,48 +24,48 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine. ``said`` holds what flow.doctor's script printed, a line each."""
+    """A machine. ``values`` are the name=value lines of the script of operations/hosts/doctor.py."""
 
     host: str
     os_release: str
     filesystems: frozenset[str]
-    said: Mapping[str, str]
+    values: Mapping[str, str]
     bridges: Mapping[str, Bridge] = field(default_factory=dict)
 
     @property
     def family(self) -> str:
-        """debian, redhat, suse, or nothing."""
+        """debian, redhat, suse, or empty."""
         return family(self.os_release)
 
     @property
     def lacking_capabilities(self) -> list[str] | None:
-        """What the kernel knows and root does not have; None where it cannot be read."""
+        """Capabilities of the kernel that root lacks; None if unknown."""
         held, last = self.number("caps", 16), self.number("last_cap")
         if held is None or last is None:
             return None
         return [f"CAP_{name}" for bit, name in enumerate(CAPABILITIES.split()[: last + 1]) if not held >> bit & 1]
 
     def words(self, name: str) -> list[str]:
-        """A line's words."""
-        return self.said.get(name, "").split()
+        """Return the words of a value."""
+        return self.values.get(name, "").split()
 
     def number(self, name: str, base: int = 10) -> int | None:
-        """A line as a number; None where it is none."""
+        """Return a value as a number; None if it is not one."""
         try:
-            return int(self.said.get(name, ""), base)
+            return int(self.values.get(name, ""), base)
         except ValueError:
             return None
 
 
-def read_said(text: str) -> dict[str, str]:
-    """The lines ``name=value`` of the script."""
+def parse_values(text: str) -> dict[str, str]:
+    """Parse the lines ``name=value`` of the script."""
     return {
         name: value.strip() for name, equals, value in (line.partition("=") for line in text.splitlines()) if equals
     }
 
 
 def read_bridges(links: list[dict[str, object]]) -> Iterator[tuple[str, Bridge]]:
-    """Bridges in the answer of ``ip -json -details link show``."""
+    """Yield the bridges in the output of ``ip -json -details link show``."""
     for link in links:
         info = link.get("linkinfo")
         if not isinstance(info, dict) or info.get("info_kind") != "bridge":

@@ -1,1 +1,1 @@
-"""Plans of the subject ``image``: images of the services container: built, verified, listed."""
+"""Plans of the subject ``image``: images of the services container."""

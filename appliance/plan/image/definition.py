@@ -15,15 +15,15 @@ from appliance.errors import ConfigError
 from appliance.plan.render import Templates
 
 SQUASHFS = "-comp zstd -Xcompression-level 9"
-"""Options of mksquashfs: gzip, its default, takes four times as long to write and longer to start from."""
+"""Options of mksquashfs. gzip, the default, takes four times as long to write, and starts more slowly."""
 TEMPLATE = "services.def.j2"
 SHELLS = frozenset({"sh"})
-"""Commands that are only the way to another one."""
+"""Commands that only run another command."""
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All that an image is made from: same plan, same key, no build."""
+    """All inputs of an image: the same plan gives the same key."""
 
     key: str
     definition: str
@@ -32,14 +32,14 @@ class BuildPlan:
     keys: Mapping[str, bytes] = field(default_factory=dict)
 
     def context(self) -> dict[str, bytes]:
-        """Files of the build's folder by relative path."""
+        """Return the files of the build folder by relative path."""
         files = {f"runtime/{name}": data for name, data in self.runtime.items()}
         files |= {f"keys/{name}.asc": data for name, data in self.keys.items()}
         return {**files, "services.def": self.definition.encode(), "manifest.json": self.manifest.encode()}
 
 
 def packages_for(base: Base, services: Sequence[Service]) -> tuple[str, ...]:
-    """The packages to ask for, without repetition, sorted.
+    """Return the packages to install, sorted and without duplicates.
 
     Raises:
         ConfigError: a service has packages, but none for this base.
@@ -54,10 +54,10 @@ def packages_for(base: Base, services: Sequence[Service]) -> tuple[str, ...]:
 
 
 def fixed_accounts(base: Base, services: Sequence[Service]) -> list[tuple[int, str, bool]]:
-    """(id, name, whether a user and not a group alone) of accounts that every image numbers alike.
+    """Return (id, name, whether it is a user rather than only a group) of accounts with the same id in every image.
 
     Raises:
-        ConfigError: two accounts have one id.
+        ConfigError: two accounts have the same id.
     """
     found: dict[int, tuple[int, str, bool]] = {}
     for service in services:
@@ -67,12 +67,12 @@ def fixed_accounts(base: Base, services: Sequence[Service]) -> list[tuple[int, s
             pairs += [(name, number, False) for name, number in accounts.groups.items()]
             for name, number, is_user in pairs:
                 if found.setdefault(number, (number, name, is_user))[1] != name:
-                    raise ConfigError(f"{service.name}: id {number} of {name} is that of {found[number][1]}")
+                    raise ConfigError(f"{service.name}: id {number} of {name} is already used by {found[number][1]}")
     return sorted(found.values())
 
 
 def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
-    """Lines of sources.list."""
+    """Return the lines of sources.list."""
     return [
         f"deb [signed-by={base.keyring}] {mirrors[name]} {suite} {' '.join(repository.components)}"
         for name, repository in sorted(base.repositories.items())
@@ -81,10 +81,10 @@ def apt_sources(base: Base, mirrors: Mapping[str, str]) -> list[str]:
 
 
 def repository_urls(base: Base, mirrors: Mapping[str, str]) -> dict[str, str]:
-    """Address of each repository that ``mirrors`` names, by itself or as a part of a whole mirror.
+    """Return the URL of each repository in ``mirrors``, named by itself or as a part of a whole mirror.
 
     Raises:
-        ConfigError: a name is none of the base's, or an address holds a password or a token.
+        ConfigError: a name is unknown to the base, or a URL contains a password or a token.
     """
     known = {*base.repositories, *(repository.mirror for repository in base.repositories.values())} - {""}
     for name, url in mirrors.items():
@@ -92,8 +92,8 @@ def repository_urls(base: Base, mirrors: Mapping[str, str]) -> dict[str, str]:
             raise ConfigError(f"{base.name} has no mirror {name}", hint=f"known: {', '.join(sorted(known))}")
         if has_credentials(url):
             raise ConfigError(
-                f"the address of mirror {name} has a user or a token in it, which would come into the image",
-                hint="name a mirror that needs none, such as one on the provisioning network",
+                f"the URL of mirror {name} contains a user or a token, which would be stored in the image",
+                hint="use a mirror without credentials, such as one on the provisioning network",
             )
     urls: dict[str, str] = {}
     for name, repository in base.repositories.items():
@@ -105,18 +105,18 @@ def repository_urls(base: Base, mirrors: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_credentials(url: str) -> bool:
-    """Whether an address carries a user, a password or a token."""
+    """Return whether a URL contains a user, a password or a token."""
     parts = urlsplit(url)
     return "@" in parts.netloc or bool(parts.query)
 
 
 def missing_mirrors(base: Base, mirrors: Mapping[str, str]) -> list[str]:
-    """Repositories whose mirror nobody named."""
+    """Return the repositories without a mirror."""
     return sorted(name for name in base.repositories if name not in mirrors)
 
 
 def runtime_digest(runtime: Mapping[str, bytes]) -> str:
-    """Tells which programs of ours an image has inside."""
+    """Return a digest that identifies the sms programs of an image."""
     parts = [f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(runtime.items())]
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
@@ -134,17 +134,16 @@ def plan_build(
     """Plan an image.
 
     Args:
-        mirrors: address of each of the base's repositories.
-        versions: version of every package as resolved, or None where they cannot be known before
-            the build.
-        definitions: the folder of the template.
-        runtime: the programs that run inside, by name.
-        keys: the keys that packages are held against, by repository (dnf, zypper).
+        mirrors: URL of each of the base's repositories.
+        versions: resolved version of every package, or None if they are unknown before the build.
+        definitions: folder of the template.
+        runtime: programs that run inside, by name.
+        keys: keys that packages are verified with, by repository (dnf, zypper).
     """
     packages = packages_for(base, services)
-    wanted = [f"{name}={version}" for name, version in sorted(versions.items())] if versions else list(packages)
+    requested = [f"{name}={version}" for name, version in sorted(versions.items())] if versions else list(packages)
     if base.manager != "apt":
-        wanted = [name.replace("=", "-", 1) for name in wanted]
+        requested = [name.replace("=", "-", 1) for name in requested]
     templates = Templates(definitions)
     values = {
         "mirrors": dict(mirrors),
@@ -179,7 +178,7 @@ def plan_build(
             runtime=sorted(runtime),
             runtime_digest=runtime_digest(runtime),
             keys=sorted(keys or {}),
-            install=templates.text(base.install, packages=" ".join(wanted)).rstrip(),
+            install=templates.text(base.install, packages=" ".join(requested)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),
             accounts=fixed_accounts(base, services),
             users=sorted({service.user for service in services} - {"root"}),

@@ -17,7 +17,7 @@ from appliance import __version__
 
 @dataclass(frozen=True)
 class Package:
-    """A package of an image, as its own package manager names it."""
+    """A package of an image, as named by its package manager."""
 
     name: str
     version: str
@@ -26,16 +26,16 @@ class Package:
 
 
 def read_packages(text: str) -> list[Package]:
-    """Packages from lines of name, version, architecture and source, separated by tabs."""
+    """Parse lines of tab-separated name, version, architecture and source."""
     rows = [line.split("\t") for line in text.splitlines() if line.count("\t") >= 2]
     return [Package(row[0], row[1], row[2], row[3] if len(row) > 3 else row[0]) for row in rows]
 
 
 def sbom(packages: Sequence[Package], *, key: str, image: str, purl: str, distribution: str) -> str:
-    """The bill of materials; the same image gives the same text.
+    """Return the bill of materials; the same image gives the same text.
 
     Args:
-        key: the image's key, which the serial number is derived from.
+        key: the image's key, from which the serial number is derived.
         purl: type and namespace of package URLs, such as ``deb/debian``.
     """
     kind, _, namespace = purl.partition("/")
@@ -56,7 +56,7 @@ def sbom(packages: Sequence[Package], *, key: str, image: str, purl: str, distri
         for package in packages
     ]
     subject = Component(name=image, version=key[:16], type=ComponentType.CONTAINER, bom_ref="image")
-    # No clock: a rebuild from the same inputs must not differ.
+    # A fixed timestamp, so that rebuilds from the same inputs are identical.
     metadata = BomMetaData(component=subject, timestamp=datetime(1970, 1, 1, tzinfo=UTC))
     metadata.tools.components.add(Component(name="sms", version=__version__, type=ComponentType.APPLICATION))
     serial = uuid.uuid5(uuid.NAMESPACE_URL, key)

@@ -1,1 +1,1 @@
-"""Plans of the subject ``migration``: to another admin host: migration, failover, lease, fencing."""
+"""Plans of the subject ``migration``: migration, failover, lease and fencing."""

@@ -1,4 +1,4 @@
-"""What a failover starts from, and where one that was interrupted goes on. Pure decisions."""
+"""Decisions of a failover: which snapshot it starts from, and where an interrupted one resumes. Pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 from appliance.plan.snapshots.retention import RESTORE
 
-Line = Mapping[str, Any]
-"""A line of the history."""
+HistoryLine = Mapping[str, Any]
+"""One line of the history of a host."""
 
 
 def choose_snapshot(snapshots: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The verified snapshot with the highest generation of the lease, the newest of them; None when there is none.
+    """Return the newest verified snapshot of the highest generation of the lease; None when there is none.
 
-    What a restore has kept is a state that somebody wanted to get away from, and never chosen.
+    A snapshot that a restore kept is never chosen: somebody replaced that state on purpose.
     """
     good = [one for one in snapshots if one["health"].get("ok") and not one["reason"].startswith(RESTORE)]
     return max(good, key=lambda one: (one["generation"], one["taken"]), default=None)
 
 
-ENDS = ("started", "done", "up", "arrived")
-"""Events after which the appliance has run on this host: whatever had been begun there is of the past."""
+RUN_EVENTS = ("started", "done", "up", "arrived")
+"""Events that show that the services container has run on this host: an earlier failover is no longer open."""
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A failover that has not come to its end: what it takes over from, and how far it is.
+class OpenFailover:
+    """An unfinished failover: the hosts it takes over from, and its progress.
 
-    ``generation`` is the highest that was known when it began; ``taken`` is when its snapshot was (Unix seconds).
+    ``generation`` is the highest known when it began; ``taken`` is the time of its snapshot (Unix time, seconds).
     """
 
     old: tuple[str, ...]
@@ -40,29 +40,29 @@ class Begun:
     taken: float = 0.0
 
 
-def find_begun(history: Iterable[Line], *, top: int, mine: bool) -> Begun | None:
-    """The failover that a host's history leaves open; None when there is none, or others have gone on since.
+def find_open_failover(history: Iterable[HistoryLine], *, top: int, holds_lease: bool) -> OpenFailover | None:
+    """Return the unfinished failover in the history of a host; None without one, or when it was superseded.
 
     Args:
-        top: the highest generation that is known now.
-        mine: whether this host holds the lease: then a higher one is this failover's own.
+        top: the highest generation known now.
+        holds_lease: whether this host holds the lease: a higher generation is then this failover's own.
     """
-    begun: Begun | None = None
+    found: OpenFailover | None = None
     for line in history:
         event, failover = line.get("event"), line.get("verb") == "failover"
-        if event in ENDS:
-            begun = None
+        if event in RUN_EVENTS:
+            found = None
         elif failover and event == "begun":
             old, snapshot = line.get("old"), line.get("snapshot")
             names = tuple(name for name in old if isinstance(name, str)) if isinstance(old, list | tuple) else ()
             shared, generation, taken = bool(line.get("shared")), line.get("generation"), line.get("taken")
-            begun = Begun(
+            found = OpenFailover(
                 names,
                 shared,
                 snapshot if isinstance(snapshot, int) else None,
                 generation=generation if isinstance(generation, int) else 0,
                 taken=float(taken) if isinstance(taken, int | float) else 0.0,
             )
-        elif failover and event == "restored" and begun:
-            begun = replace(begun, restored=True)
-    return begun if begun and (mine or top <= begun.generation) else None
+        elif failover and event == "restored" and found:
+            found = replace(found, restored=True)
+    return found if found and (holds_lease or top <= found.generation) else None

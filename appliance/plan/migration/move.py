@@ -1,4 +1,4 @@
-"""A move planned: what ends before what, how long each service will be away, and whether that is too long."""
+"""The plan of a migration: the order in which services stop, and each predicted outage against its budget."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from statistics import median
 from appliance.catalog import Service
 
 MUNGE_LIMIT_S = 300
-"""A credential lives so long (munge(7), TTL); clocks further apart break every message of Slurm."""
+"""Lifetime of a credential (munge(7), TTL); a larger difference of clocks breaks every message of Slurm."""
 SKEW_LIMIT_S = MUNGE_LIMIT_S / 5
-"""Clocks of admin hosts: nodes may be off as well, to the other side."""
+"""Limit for the clocks of admin hosts: those of nodes may differ in the opposite direction."""
 SKEW_WARN_S = 2.0
 PARTS = ("stop", "last changes", "start", "switch")
 DEFAULTS = {"stop": 0.5, "last changes": 0.5, "start": 1.5, "switch": 0.2}
-"""Seconds, where no move of this cluster has been measured on either host."""
+"""Seconds, when no migration of this cluster has been measured on either host."""
 UNKNOWN_RATE = 20e6
-"""Bytes a second over SSH, where nothing has been measured."""
+"""Bytes a second over SSH, when nothing has been measured."""
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()  # noqa: SIM905
 )
-"""States of jobs that do nothing any more (squeue(1))."""
+"""States of finished jobs (squeue(1))."""
 TYPICAL_CHANGE = 8 << 20
 """Bytes that are written between the last pass over a running overlay and the stop: see agent/take.py, SMALL."""
 
 
 @dataclass(frozen=True)
-class Away:
-    """How long a service will be away, and how long it may, in seconds."""
+class ServiceOutage:
+    """The predicted outage of a service and its budget, in seconds."""
 
     name: str
     predicted_s: float
@@ -36,20 +36,20 @@ class Away:
 
     @property
     def over(self) -> bool:
-        """Whether that is too long."""
+        """Whether the prediction exceeds the budget."""
         return self.predicted_s > self.budget_s
 
 
 def stop_groups(services: Sequence[Service]) -> list[list[str]]:
-    """Names of the services that keep state, in groups that may end at once, the first of them first.
+    """Return the names of the services that keep state, in groups that may stop together, in the order of stopping.
 
-    Whoever needs another service ends before it.
+    A service stops before those that it needs.
     """
     left = {service.name: service for service in services if not service.live}
     groups: list[list[str]] = []
     while left:
         needed = {need for service in left.values() for need in (*service.needs, *service.after)}
-        # Nobody needs the ones that end now. A ring cannot be: the catalogue refuses it.
+        # No remaining service needs these. The catalogue refuses dependency cycles.
         group = [name for name in left if name not in needed] or list(left)
         groups.append(group)
         for name in group:
@@ -58,33 +58,33 @@ def stop_groups(services: Sequence[Service]) -> list[list[str]]:
 
 
 def predict_parts(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Seconds of each part of a move: the median of those measured lately, else a default."""
+    """Return the seconds of each part of a migration: the median of recent measurements, else a default."""
     found = {part: [one[part] for one in measured if part in one] for part in PARTS}
     return {part: round(median(found[part]), 3) if found[part] else DEFAULTS[part] for part in PARTS}
 
 
-def predict(services: Sequence[Service], parts: Mapping[str, float], *, shared: bool) -> list[Away]:
-    """How long each service will be away.
+def predict_outages(services: Sequence[Service], parts: Mapping[str, float], *, shared: bool) -> list[ServiceOutage]:
+    """Return the predicted outage of each service.
 
     Args:
-        shared: both hosts see one overlay: nothing can serve from the source while the target has it.
+        shared: both hosts use one overlay: nothing can serve from the source while the target uses it.
     """
     whole, switch = sum(parts[part] for part in PARTS), parts["switch"]
     return [
-        Away(service.name, round(switch if service.live and not shared else whole, 3), service.outage.budget_s)
+        ServiceOutage(service.name, round(switch if service.live and not shared else whole, 3), service.outage.budget_s)
         for service in services
     ]
 
 
 def needs_outside(services: Sequence[Service]) -> set[str]:
-    """Services whose probe takes a machine beyond the container."""
+    """Return the services whose probe needs a machine outside the container."""
     return {service.name for service in services if service.probe and service.probe.outside}
 
 
 def missing_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Jobs that the source knew and the target does not, or has put back into the queue; both are id to state.
+    """Return the jobs that the source knew and that the target lost or requeued; both arguments map id to state.
 
-    What had ended may be forgotten meanwhile (MinJobAge of slurm.conf(5)).
+    Finished jobs may have been purged meanwhile (MinJobAge of slurm.conf(5)).
     """
     lost = [job for job, state in before.items() if job not in after and state not in ENDED]
     requeued = [job for job, state in before.items() if state == "RUNNING" and after.get(job) == "PENDING"]
@@ -92,5 +92,5 @@ def missing_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[st
 
 
 def _job_order(job: str) -> tuple[int, str]:
-    number = job.partition("_")[0]  # of an array, the array's
+    number = job.partition("_")[0]  # for a task, that of its array
     return int(number) if number.isdigit() else 0, job

@@ -1,4 +1,4 @@
-"""Users and groups out of passwd, group and shadow lines of whatever source; what differs from those before."""
+"""Parser of users and groups from passwd, group and shadow lines of any source; comparison with earlier ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from appliance.errors import Problem
 
 UID_MIN, UID_MAX = 1000, 2_000_000_000
 RESERVED = {65534, 65535, 2**32 - 1}
-"""nobody, and what stands for no id."""
+"""nobody, and values that mean "no id"."""
 MOST_LINES = 200_000
 MOST_PROBLEMS = 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@+-]{0,63}\Z")
@@ -21,7 +21,7 @@ _HASH = re.compile(r"[A-Za-z0-9./$!*,=+_-]{0,512}\Z")
 
 @dataclass(frozen=True)
 class User:
-    """A line of passwd; passwords are never in there."""
+    """A line of passwd, without a password."""
 
     name: str
     uid: int
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Accounts:
-    """All of a source that is within the bounds, in the order of ids; ``left_out``: how many lines are not."""
+    """Accounts of a source that are within the bounds, sorted by id; ``left_out``: the number of lines that are not."""
 
     users: tuple[User, ...]
     groups: tuple[Group, ...]
@@ -56,7 +56,7 @@ class Accounts:
     left_out: int = 0
 
     def texts(self) -> dict[str, bytes]:
-        """The files that come of it; shadow only where there was one."""
+        """Return the files by path; shadow only if the source has one."""
         parts = {
             "/etc/passwd": [user.line() for user in self.users],
             "/etc/group": [group.line() for group in self.groups],
@@ -68,7 +68,7 @@ class Accounts:
 
 @dataclass(frozen=True)
 class Changes:
-    """Names of one file, as they differ."""
+    """Names that differ between two versions of a file; ``before``: the number of names in the old one."""
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
@@ -77,7 +77,7 @@ class Changes:
 
     @property
     def removed_percent(self) -> float:
-        """How many of those before are gone."""
+        """Percentage of the old names that are removed."""
         return 100 * len(self.removed) / self.before if self.before else 0.0
 
     def as_dict(self) -> dict[str, list[str]]:
@@ -93,20 +93,20 @@ def read_accounts(
     uid_min: int = UID_MIN,
     uid_max: int = UID_MAX,
 ) -> tuple[Accounts, list[Problem]]:
-    """The accounts of three texts, and every line that is none.
+    """Return the accounts of three texts, and a problem for every invalid line.
 
     Args:
-        only: groups; who is in none of them stays out, and so does every other group but users' own first ones.
+        only: groups; only their members are included, only these groups, and the primary groups of the members.
     """
     problems: list[Problem] = []
     bounds = range(uid_min, uid_max + 1)
-    users, out_users = _held(_users(passwd, problems), bounds)
-    groups, out_groups = _held(_groups(group, problems), bounds)
+    users, out_users = _within_bounds(_users(passwd, problems), bounds)
+    groups, out_groups = _within_bounds(_groups(group, problems), bounds)
     users, groups = _unique(users, "passwd", problems), _unique(groups, "group", problems)
     if only:
         users, groups = _choose(users, groups, only, problems)
     names = {user.name for user in users}
-    # What a group says of somebody who does not exist here means nothing, or later another one.
+    # Unknown members are dropped: the name could be given to another user later.
     groups = [Group(each.name, each.gid, tuple(name for name in each.members if name in names)) for each in groups]
     hashes = tuple(line for name, line in _shadow(shadow, problems) if name in names)
     accounts = Accounts(
@@ -119,7 +119,7 @@ def read_accounts(
 
 
 def compare_lines(before: str, after: str) -> Changes:
-    """What differs between two files of accounts, by name."""
+    """Compare two files of accounts by name."""
     old, new = _by_name(before), _by_name(after)
     return Changes(
         _sorted(new.keys() - old.keys()),
@@ -130,10 +130,10 @@ def compare_lines(before: str, after: str) -> Changes:
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:
-    """As a person counts: u2 before u10."""
+    """Sort names naturally: u2 before u10."""
 
     def counted(name: str) -> tuple[list[tuple[int, str]], str]:
-        # Words and numbers take turns, beginning with a word: one never meets the other.
+        # Text and numbers alternate, starting with text: the two are never compared with each other.
         parts = re.split(r"([0-9]+)", name)
         return [(int(part), "") if at % 2 else (0, part) for at, part in enumerate(parts)], name
 
@@ -155,7 +155,7 @@ def _lines(text: str, file: str, fields: int, problems: list[Problem]) -> Iterat
         if len(parts) != fields:
             problems.append(Problem(file, number, "", f"{len(parts)} fields, not {fields}"))
         elif not _NAME.match(parts[0]):
-            problems.append(Problem(file, number, "", f"{parts[0][:80]!r} is no name of an account"))
+            problems.append(Problem(file, number, "", f"invalid account name {parts[0][:80]!r}"))
         else:
             yield number, parts
 
@@ -164,13 +164,13 @@ def _users(text: str, problems: list[Problem]) -> Iterator[User]:
     for number, (name, _, uid, gid, gecos, home, shell) in _lines(text, "passwd", 7, problems):
         wrong = ""
         if not _NUMBER.match(uid) or not _NUMBER.match(gid):
-            wrong = "has a uid or gid that is no number"
+            wrong = "has a uid or gid that is not a number"
         elif not gecos.isprintable() or len(gecos) > 500:
-            wrong = "has a full name that is not printable, or too long"
+            wrong = "has a full name that is too long or not printable"
         elif not _PATH.match(home) or "/../" in f"{home}/":
-            wrong = f"has no home that is a path: {home[:80]!r}"
+            wrong = f"has a home that is not a valid path: {home[:80]!r}"
         elif shell and (not _PATH.match(shell) or "/../" in f"{shell}/"):
-            wrong = f"has a shell that is no path: {shell[:80]!r}"
+            wrong = f"has a shell that is not a valid path: {shell[:80]!r}"
         if wrong:
             problems.append(Problem("passwd", number, name, wrong))
         else:
@@ -181,23 +181,23 @@ def _groups(text: str, problems: list[Problem]) -> Iterator[Group]:
     for number, (name, _, gid, members) in _lines(text, "group", 4, problems):
         names = tuple(dict.fromkeys(member for member in members.split(",") if member))
         if not _NUMBER.match(gid):
-            problems.append(Problem("group", number, name, "has a gid that is no number"))
+            problems.append(Problem("group", number, name, "has a gid that is not a number"))
         elif wrong := next((member for member in names if not _NAME.match(member)), None):
-            problems.append(Problem("group", number, name, f"has a member that is no name: {wrong[:80]!r}"))
+            problems.append(Problem("group", number, name, f"has an invalid member name: {wrong[:80]!r}"))
         else:
             yield Group(name, int(gid), names)
 
 
 def _shadow(text: str, problems: list[Problem]) -> Iterator[tuple[str, str]]:
     for number, parts in _lines(text, "shadow", 9, problems):
-        # What is wrong with it is not shown: it may be a password.
+        # The invalid value is not shown: it may be a password.
         if not _HASH.match(parts[1]) or any(not re.fullmatch(r"-?[0-9]{0,10}", part) for part in parts[2:]):
-            problems.append(Problem("shadow", number, parts[0], "is no line of shadow"))
+            problems.append(Problem("shadow", number, parts[0], "is not a valid line of shadow"))
         else:
             yield parts[0], ":".join(parts)
 
 
-def _held(found: Iterator[User] | Iterator[Group], bounds: range) -> tuple[list, int]:  # type: ignore[type-arg]
+def _within_bounds(found: Iterator[User] | Iterator[Group], bounds: range) -> tuple[list, int]:  # type: ignore[type-arg]
     kept, out = [], 0
     for each in found:
         number = each.uid if isinstance(each, User) else each.gid
@@ -215,7 +215,7 @@ def _unique(found: Sequence, file: str, problems: list[Problem]) -> list:  # typ
     for each in found:
         number = each.uid if isinstance(each, User) else each.gid
         if each.name in names:
-            problems.append(Problem(file, 0, each.name, "is there twice"))
+            problems.append(Problem(file, 0, each.name, "is a duplicate"))
         elif number in numbers:
             problems.append(Problem(file, 0, each.name, f"has the id {number} of {numbers[number]}"))
         else:
@@ -230,7 +230,7 @@ def _choose(
 ) -> tuple[list[User], list[Group]]:
     by_name = {each.name: each for each in groups}
     chosen = [by_name[name] for name in only if name in by_name]
-    problems += [Problem("group", 0, name, "is not there") for name in only if name not in by_name]
+    problems += [Problem("group", 0, name, "does not exist") for name in only if name not in by_name]
     members = {name for each in chosen for name in each.members}
     gids = {each.gid for each in chosen}
     kept = [user for user in users if user.name in members or user.gid in gids]

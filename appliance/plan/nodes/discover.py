@@ -1,4 +1,4 @@
-"""What discovery changes in the inventory: new nodes are made, gaps are filled, what an admin has set stays."""
+"""Decisions of a discovery: create new nodes, fill empty fields, keep what an administrator has set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEW, CHANGED, SAME, DIFFERS, CONFLICT = "new", "changed", "same", "differs", "co
 
 @dataclass(frozen=True)
 class Found:
-    """A system behind a controller: where it is asked, what it has, and facts for people."""
+    """A system behind a controller. ``bmc``: its URL; ``facts``: hardware details, for information."""
 
     bmc: str
     macs: tuple[str, ...]
@@ -21,9 +21,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a found system: a new node, a change of one, or nothing, and why.
+    """What to do with a found system: create a node, change one, or nothing.
 
-    ``change`` is what the inventory is to take; ``differences`` are left as the admin has them.
+    ``change``: the keys to write to the inventory; ``differences``: conflicts with what an administrator has set.
     """
 
     found: Found
@@ -46,13 +46,13 @@ def decide(
     groups: Sequence[str] = (),
     update: bool = False,
 ) -> Iterator[Decision]:
-    """What becomes of each, in the order that they are given in.
+    """Yield the decision for each found system, in their order.
 
     Args:
-        name: gives the next free name.
-        address: gives the address of a new node by its name; empty for none.
+        name: returns the next free name.
+        address: returns the address of a new node by its name; empty for none.
         groups: of new nodes.
-        update: what differs from what an admin has set is changed as well.
+        update: also change what differs from what an administrator has set.
     """
     by_mac = {mac: node for node in nodes for mac in node.get("macs") or ()}
     by_bmc = {str(node["bmc"]): node for node in nodes if node.get("bmc")}
@@ -63,15 +63,15 @@ def decide(
         for mac in one.macs:
             seen.setdefault(mac, one)
         owners = {node["name"]: node for mac in one.macs if (node := by_mac.get(mac))}
-        held = by_bmc.get(one.bmc)
+        known = by_bmc.get(one.bmc)
         if others and all(_same_machine(one, other) for other in others):
             yield Decision(one, SAME, differences=(f"is the same machine as that of {', '.join(map(_host, twice))}",))
         elif twice:
-            yield Decision(one, CONFLICT, differences=(f"a MAC address of it is that of {', '.join(twice)}, too",))
-        elif len(owners) > 1 or (held and owners and held["name"] not in owners):
-            yield Decision(one, CONFLICT, differences=tuple(_owned(one, by_mac, held)))
-        elif held or owners:
-            yield _compare(one, held or next(iter(owners.values())), update)
+            yield Decision(one, CONFLICT, differences=(f"shares a MAC address with {', '.join(twice)}",))
+        elif len(owners) > 1 or (known and owners and known["name"] not in owners):
+            yield Decision(one, CONFLICT, differences=tuple(_owners(one, by_mac, known)))
+        elif known or owners:
+            yield _compare(one, known or next(iter(owners.values())), update)
         else:
             yield _make(one, name, address, groups)
 
@@ -81,14 +81,14 @@ def _host(url: str) -> str:
 
 
 def _same_machine(one: Found, other: Found) -> bool:
-    """Two controllers may show one machine: an enclosure's own, and that of the node."""
+    """Return whether both are one machine: the controllers of an enclosure and of a node can show the same system."""
     uuid = one.facts.get("uuid")
     return bool(uuid) and uuid == other.facts.get("uuid") and set(one.macs) == set(other.macs)
 
 
-def _owned(one: Found, by_mac: Mapping[str, Mapping[str, Any]], held: Mapping[str, Any] | None) -> Iterator[str]:
-    if held:
-        yield f"{one.bmc} is the controller of {held['name']}"
+def _owners(one: Found, by_mac: Mapping[str, Mapping[str, Any]], known: Mapping[str, Any] | None) -> Iterator[str]:
+    if known:
+        yield f"{one.bmc} is the controller of {known['name']}"
     for mac in one.macs:
         if node := by_mac.get(mac):
             yield f"{mac} is a MAC address of {node['name']}"
@@ -96,7 +96,7 @@ def _owned(one: Found, by_mac: Mapping[str, Mapping[str, Any]], held: Mapping[st
 
 def _make(one: Found, name: Name, address: Address, groups: Sequence[str]) -> Decision:
     if not one.macs:
-        return Decision(one, CONFLICT, differences=("no MAC address is known: add it by hand with `sms node add`",))
+        return Decision(one, CONFLICT, differences=("has no MAC address: add it with `sms node add`",))
     chosen = name()
     change: dict[str, Any] = {"macs": list(one.macs), "bmc": one.bmc, "details": dict(one.facts)}
     if groups:
@@ -109,26 +109,26 @@ def _make(one: Found, name: Name, address: Address, groups: Sequence[str]) -> De
 
 
 def _compare(one: Found, node: Mapping[str, Any], update: bool) -> Decision:
-    """Gaps are filled and facts are discovery's own; what is set and differs is told."""
+    """Fill empty fields and update facts; report fields that are set and differ."""
     change: dict[str, Any] = {}
     differences = []
     for key, value in (("bmc", one.bmc), ("xname", one.xname)):
         has = str(node.get(key) or "")
-        # A controller's address gets the path of the system, by which it is the node's alone.
+        # A controller's address is extended by the path of the system, which identifies the node.
         if value and (not has or (key == "bmc" and value.startswith(f"{has.rstrip('/')}/"))):
             change |= {key: value} if has != value else {}
         elif value and has != value:
             differences.append(f"{key}: {has}, found {value}")
             change |= {key: value} if update else {}
     macs = list(node.get("macs") or ())
-    gone, come = [mac for mac in macs if mac not in one.macs], [mac for mac in one.macs if mac not in macs]
+    missing, added = [mac for mac in macs if mac not in one.macs], [mac for mac in one.macs if mac not in macs]
     if one.macs and not macs:
         change["macs"] = list(one.macs)
-    elif one.macs and (gone or come):
-        words = [*(f"{mac} is not found" for mac in gone), *(f"{mac} is found as well" for mac in come)]
+    elif one.macs and (missing or added):
+        words = [*(f"{mac} was not found" for mac in missing), *(f"{mac} is new" for mac in added)]
         differences.append(f"macs: {', '.join(words)}")
         if update:
-            change["macs"] = [*(mac for mac in macs if mac not in gone), *come]
+            change["macs"] = [*(mac for mac in macs if mac not in missing), *added]
     if known := _new_facts(one.facts, node.get("details") or {}):
         change["details"] = known
     left = () if update else tuple(differences)
@@ -138,5 +138,5 @@ def _compare(one: Found, node: Mapping[str, Any], update: bool) -> Decision:
 
 
 def _new_facts(found: Mapping[str, Any], has: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts as they are to be, others' among them; empty where nothing is new."""
+    """Return the existing facts updated by the found ones; empty if nothing changes."""
     return {} if all(has.get(key) == value for key, value in found.items()) else {**has, **found}

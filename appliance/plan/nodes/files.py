@@ -1,4 +1,4 @@
-"""The files that the provisioning VM is master of, as the site file names them, and what differs from those it has."""
+"""Master files of the provisioning VM: those that the site file defines, and how they differ from the VM's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FORBIDDEN = (
     *("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/sms", "/opt/sms"),
     *("/var/lib/sms/filesync", "/var/lib/sms/filesync.json"),
 )
-"""What no node takes, as ``smskept.py`` on it has them."""
+"""Paths at or below which nodes accept no file; ``smskept.py`` on the node has the same list."""
 
 What = Literal["add", "change", "remove", "same", "held"]
 
 
 @dataclass(frozen=True)
 class Master:
-    """A file as the VM is to have it; ``data`` may be secret and is left out of its repr."""
+    """Desired state of a master file; ``data`` may be secret and is not in its repr."""
 
     path: str
     data: bytes = field(repr=False)
@@ -45,11 +45,11 @@ class Master:
 
     @property
     def secret(self) -> bool:
-        """Whether others than its owner and group may not read it."""
+        """Whether only its owner and group may read it."""
         return not int(self.mode, 8) & 0o004
 
     def as_body(self) -> dict[str, Any]:
-        """What the VM is told of it; its content goes separately."""
+        """Return the request body for the VM; the content is uploaded separately."""
         return {
             "sha256": self.sha256,
             "mode": self.mode,
@@ -65,7 +65,7 @@ class Master:
 
 @dataclass(frozen=True)
 class Difference:
-    """What is to happen to one path, and why."""
+    """What a push does with one path, and why."""
 
     what: What
     path: str
@@ -77,19 +77,19 @@ class Difference:
 
 
 def account_master(path: str, data: bytes, *, origin: str = "site") -> Master:
-    """One of the account files; clients merge it with the accounts of their image."""
+    """Return the master of an account file; clients merge it with the accounts of their image."""
     if path == ACCOUNTS["shadow"]:
         return Master(path, data, "0640", "root", "shadow", services=True, origin=origin)
     return Master(path, data, services=True, origin=origin)
 
 
-def wanted_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed]) -> tuple[Master, ...]:
-    """All that the site names, by path.
+def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed]) -> tuple[Master, ...]:
+    """Return all master files that the site defines, sorted by path.
 
     Args:
-        given: bytes of passwd, group, shadow and munge_key, where the site names them, and of ``provisioning.files``
-            by their paths.
-        seeds: the container's files, of which slurm.conf is taken.
+        given: contents of passwd, group, shadow and munge_key if the site has them, and of ``provisioning.files`` by
+            path.
+        seeds: the container's files; slurm.conf comes from these.
     """
     assert site.provisioning
     masters = {path: account_master(path, given[name]) for name, path in ACCOUNTS.items() if name in given}
@@ -98,7 +98,7 @@ def wanted_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed]
     for seed in seeds:
         if seed.path == CONF:
             masters[CONF] = Master(CONF, seed.data, services=True)
-    for file in site.provisioning.files:  # what is named stands before what is taken by itself
+    for file in site.provisioning.files:  # explicit files override implicit ones
         masters[file.path] = Master(
             file.path,
             given[file.path],
@@ -113,14 +113,14 @@ def wanted_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed]
     return tuple(masters[path] for path in sorted(masters))
 
 
-def forbidding(path: str) -> str:
-    """The path at or below which no node takes a file, where this one lies there; else nothing."""
+def forbidden_at(path: str) -> str:
+    """Return the forbidden path that this one is at or below; empty if nodes accept it."""
     clean = posixpath.normpath(path)
     return next((each for each in FORBIDDEN if clean == each or clean.startswith(f"{each}/")), "")
 
 
 def named_paths(site: Site, services: Sequence[Service]) -> frozenset[str]:
-    """The paths that ``sms files push`` brings."""
+    """Return the paths that ``sms files push`` uploads."""
     accounts = {"passwd": site.accounts.passwd, "group": site.accounts.group, "shadow": site.secrets.shadow}
     paths = {ACCOUNTS[name] for name, source in accounts.items() if source}
     paths |= {MUNGE_KEY} if site.secrets.munge_key else set()
@@ -130,7 +130,7 @@ def named_paths(site: Site, services: Sequence[Service]) -> frozenset[str]:
 
 
 def unknown_names(master: Master, inventory: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Nodes and groups (``@name``) that a file is for and that the inventory has not."""
+    """Return the nodes and groups (``@name``) of a file that are not in the inventory."""
     nodes = {str(node.get("name")) for node in inventory}
     groups = {str(group) for node in inventory for group in node.get("groups") or ()}
     missing = [name for name in master.nodes if name not in nodes]
@@ -138,15 +138,16 @@ def unknown_names(master: Master, inventory: Sequence[Mapping[str, Any]]) -> tup
 
 
 def compare_masters(
-    wanted: Sequence[Master], there: Sequence[Mapping[str, Any]], *, accounts: bool = False
+    desired: Sequence[Master], there: Sequence[Mapping[str, Any]], *, accounts: bool = False
 ) -> tuple[Difference, ...]:
-    """What is to be done so that the VM has what is wanted; what others than the site file brought stays.
+    """Compare the desired master files with those in the VM; files that do not come from the site file are kept.
 
-    ``accounts``: account files that `sms user sync` wrote are replaced, too.
+    Args:
+        accounts: also replace account files that `sms user sync` wrote.
     """
     now = {each["path"]: each for each in there}
     found = []
-    for master in wanted:
+    for master in desired:
         old = now.get(master.path)
         if old is None:
             found.append(Difference("add", master.path, f"{len(master.data)} bytes", master))
@@ -156,9 +157,9 @@ def compare_masters(
             found.append(Difference("change", master.path, why, master))
         else:
             found.append(Difference("same", master.path))
-    names = {master.path for master in wanted}
+    names = {master.path for master in desired}
     found += [
-        Difference("remove", path, "the site file does not name it any more")
+        Difference("remove", path, "no longer in the site file")
         for path, old in now.items()
         if path not in names and old.get("origin") == "site"
     ]

@@ -1,4 +1,4 @@
-"""Node images: what one is made of, the key that names it, the initramfs as a cpio archive."""
+"""Node images: inputs and key of an image, its build command, the initramfs as a cpio archive."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from appliance.catalog.node import NodeProfile
 from appliance.config.provisioning import Profile
 
 FORMAT = 1
-"""Rises when an image of the same parts would be another one."""
+"""Increment it when the same inputs produce another image."""
 CA = "etc/sms/tls/ca.pem"
-"""Whom nodes believe, in their root; the manifest has its digest."""
+"""Path in the root of the CA that nodes trust; the manifest has its digest."""
 FILES = ("root.squashfs", "vmlinuz", "initrd.img")
 SECRET_FILES = re.compile(
     r"(?:munge\.key|.*\.key|shadow-|gshadow-|ssh_host_.*_key|id_(?:rsa|ecdsa|ed25519)|credential\.secret|random-seed)"
 )
 SQUASHFS = ("-comp", "zstd", "-Xcompression-level", "9", "-no-progress", "-noappend", "-no-xattrs")
 VIRTUAL = "no_timer_check"
-"""Kernel arguments of virtual machines: on a busy host the kernel takes a late timer for a broken one, and panics."""
+"""Kernel arguments of virtual machines: on a busy host the kernel mistakes a late timer for a broken one and panics."""
 LEFT_OUT = (
     "/usr/share/doc/*",
     "/usr/share/man/*",
@@ -34,19 +34,19 @@ LEFT_OUT = (
     "/usr/lib/udev/hwdb.d/*",
     "/lib/udev/hwdb.d/*",
 )
-"""Paths that dpkg does not unpack: nobody reads manuals on a node, and all of it lies in its memory."""
+"""Paths that dpkg does not unpack: the root is in the node's memory, and nobody reads manuals there."""
 NO_USRMERGE = """\
 mkdir -p "$1/etc/apt/preferences.d"
 printf 'Package: usrmerge\\nPin: release *\\nPin-Priority: -1\\n' >"$1/etc/apt/preferences.d/sms"
 """
-"""Shell: the hook below has merged /usr already; the package that does it afterwards brings all of Perl."""
+"""Shell: skip the package usrmerge, which depends on Perl; the hook below has merged /usr already."""
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """All that an image is made from: same plan, same key, no build.
+    """All inputs of an image. Plans with the same key need no build.
 
-    ``root_key`` stands for its packages alone, which take nearly all the time.
+    ``root_key`` depends on the packages only: installing them takes most of the time.
     """
 
     profile: str
@@ -62,12 +62,12 @@ class NodePlan:
     arguments: str
     groups: tuple[str, ...]
     files: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
-    """Files that come into the root, by path: bytes and mode."""
+    """Files to add to the root, by path: bytes and mode."""
     initramfs: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
 
     @property
     def about(self) -> dict[str, object]:
-        """What the sealed manifest says of it besides its files."""
+        """Fields of the sealed manifest besides the files."""
         return {
             "kind": "node",
             "profile": self.profile,
@@ -79,7 +79,7 @@ class NodePlan:
 
 
 def packages_of(profile: NodeProfile, site: Profile) -> tuple[str, ...]:
-    """The packages to ask for, sorted, the kernel's among them."""
+    """Return the packages to install, sorted, including the kernel's."""
     return tuple(sorted({*profile.packages, *site.packages, profile.kernels[site.kernel]}))
 
 
@@ -97,9 +97,9 @@ def plan_node(
     """Plan an image.
 
     Args:
-        sources: lines of sources.list; only what they lead to (``versions``) is part of the key.
-        files, initramfs: what comes into the root, and into the initramfs, by path.
-        tools: what works on the root without coming into it.
+        sources: lines of sources.list; not part of the key, only the resulting ``versions`` are.
+        files, initramfs: files of the root and of the initramfs, by path.
+        tools: programs that modify the root but are not copied into it.
     """
     packages = packages_of(profile, site)
     virtual = site.kernel == "cloud"
@@ -118,7 +118,7 @@ def plan_node(
         "files": _digests({**files, **{f"initramfs/{path}": each for path, each in initramfs.items()}}),
         "tools": _digests({path: (data, 0) for path, data in tools.items()}),
     }
-    # Arguments and groups are no part of the root: a change of theirs is a new manifest, not a new root.
+    # Arguments and groups are not in the root: changing them needs a new manifest, not a new root.
     text = json.dumps({**parts, "arguments": arguments, "groups": site.groups, "profile": name}, sort_keys=True)
     return NodePlan(
         profile=name,
@@ -143,14 +143,14 @@ def _digests(files: Mapping[str, tuple[bytes, int]]) -> list[tuple[str, str, int
 
 
 def mmdebstrap_argv(plan: NodePlan, archive: str, work: str) -> tuple[str, ...]:
-    """The command that makes an archive of the root with its packages; its sources come on standard input.
+    """Return the command that creates an archive of the root with its packages; it reads sources.list from stdin.
 
-    It ends with whoever started it, and its mounts, in a namespace of their own, end with it.
+    It is killed when its parent ends; its mounts are in a private namespace and end with it.
     """
     return (
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
-        # The kernel's package makes an initramfs of its own, which takes as long as all the rest.
+        # INITRD: the kernel's package would create an initramfs, which takes as long as everything else.
         *("env", "INITRD=No", f"TMPDIR={work}", "mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar"),
         *("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--setup-hook={NO_USRMERGE}"),
         '--customize-hook=rm "$1/etc/apt/preferences.d/sms"',
@@ -164,22 +164,22 @@ def mmdebstrap_argv(plan: NodePlan, archive: str, work: str) -> tuple[str, ...]:
     )
 
 
-def wanted_modules(dependencies: str, drivers: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Paths of the modules of an initramfs, with all that they need, from the text of ``modules.dep``.
+def needed_modules(dependencies: str, drivers: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the paths of an initramfs's modules with their dependencies, from the text of ``modules.dep``.
 
     Args:
         drivers: folders and files below ``kernel/``.
-        names: modules besides those, by name; one that is built in is in no list, and not missed.
+        names: additional modules by name; built-in ones are not listed in ``modules.dep`` and are ignored.
     """
     needs: dict[str, list[str]] = {}
     for line in dependencies.splitlines():
         path, _, rest = line.partition(":")
         needs[path] = rest.split()
-    wanted = {path for path in needs if _is_below(path, drivers)}
+    chosen = {path for path in needs if _is_below(path, drivers)}
     by_name = {PurePosixPath(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
-    wanted |= {by_name[name] for name in names if name in by_name}
-    # modules.dep names indirect needs as well.
-    return sorted(wanted | {need for path in wanted for need in needs[path]})
+    chosen |= {by_name[name] for name in names if name in by_name}
+    # modules.dep includes indirect dependencies.
+    return sorted(chosen | {need for path in chosen for need in needs[path]})
 
 
 def _is_below(path: str, drivers: Iterable[str]) -> bool:
@@ -189,10 +189,11 @@ def _is_below(path: str, drivers: Iterable[str]) -> bool:
 
 
 def cpio(entries: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] | None = None) -> bytes:
-    """An archive as the kernel unpacks it (newc): files by path with their modes, root's, their folders first.
+    """Return a cpio archive in the kernel's format (newc): files owned by root, after the folders that contain them.
 
     Args:
-        links: symbolic links by path, and where they lead.
+        entries: bytes and mode by path.
+        links: targets of symbolic links by path.
     """
     parts: list[bytes] = []
     folders = {str(folder) for path in (*entries, *(links or {})) for folder in PurePosixPath(path).parents}
@@ -218,7 +219,7 @@ def _padded(data: bytes) -> bytes:
 
 
 def find_secrets(names: Iterable[str], shadow: str) -> list[str]:
-    """What of a root's files is a secret: by their names, and passwords of ``/etc/shadow``."""
+    """Return the secrets of a root: files with names of secrets, and passwords in ``/etc/shadow``."""
     found = [name for name in names if SECRET_FILES.fullmatch(PurePosixPath(name).name)]
     for line in shadow.splitlines():
         name, _, rest = line.partition(":")

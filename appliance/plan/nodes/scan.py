@@ -1,4 +1,4 @@
-"""Where discovery looks, and how it names what it finds."""
+"""Targets of a discovery's scan, and names and addresses of new nodes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PATTERN = re.compile(r"[A-Za-z0-9-]*%(0[1-9])?d[A-Za-z0-9-]*")
 
 
 def find_targets(words: Sequence[str], most: int = MOST_ADDRESSES) -> list[str]:
-    """Addresses and names that ranges stand for, each once: ``10.0.0.0/24``, ``10.0.0.1-10.0.0.9``, ``bmc[1-9]``.
+    """Expand ranges to addresses and names, each once: ``10.0.0.0/24``, ``10.0.0.1-10.0.0.9``, ``bmc[1-9]``.
 
     Raises:
-        ConfigError: a range is none, or they stand for too many.
+        ConfigError: a range is invalid, or there are more than ``most`` targets.
     """
     found: dict[str, None] = {}
     for word in words:
         for one in _targets(word):
             found[one] = None
             if len(found) > most:
-                raise ConfigError(f"that is more than {most} addresses", hint="scan a smaller range, or several runs")
+                raise ConfigError(f"more than {most} addresses", hint="scan a smaller range, or use several runs")
     return sorted(found, key=_order)
 
 
@@ -41,7 +41,7 @@ def _order(target: str) -> tuple[int, int, str]:
 def _targets(word: str) -> Iterator[str]:
     hint = "write 10.0.0.0/24, 10.0.0.1-10.0.0.50, 10.0.0.[1-50], bmc[001-450] or an address"
     if ":" in word:
-        raise ConfigError(f"{word[:100]!r} is not a range of IPv4 addresses", hint=f"{hint}; a port goes to --port")
+        raise ConfigError(f"{word[:100]!r} is not a range of IPv4 addresses", hint=f"{hint}; set a port with --port")
     try:
         if "/" in word:
             network = IPv4Network(word, strict=False)
@@ -63,36 +63,36 @@ def _names(word: str) -> Iterator[str]:
         elif _HOST.fullmatch(one):
             yield one
         else:
-            raise ValueError(f"{one[:60]!r} is no address and no name of a host")
+            raise ValueError(f"{one[:60]!r} is neither an address nor a host name")
 
 
 def _ends(word: str) -> tuple[IPv4Address, IPv4Address] | None:
-    """The ends of ``a-b``; None where it is not of that kind: names have dashes as well."""
+    """Return the ends of an address range ``a-b``; None for other words: names can have dashes as well."""
     low, _, high = word.partition("-")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+){3}", low) or not re.fullmatch(r"[0-9.]+", high):
         return None
     first = IPv4Address(low)
     last = IPv4Address(high if "." in high else f"{low.rpartition('.')[0]}.{high}")
     if last < first:
-        raise ValueError("it runs backwards")
+        raise ValueError("its end is before its start")
     return first, last
 
 
 def check_pattern(pattern: str) -> str:
-    """The pattern.
+    """Return the pattern if it is valid.
 
     Raises:
-        ConfigError: it names no nodes.
+        ConfigError: it does not produce valid node names.
     """
     if not _PATTERN.fullmatch(pattern) or not NAME.fullmatch(pattern % 1) or DHCP_WORD.fullmatch(pattern % 1):
         raise ConfigError(
-            f"{pattern[:60]!r} is not a pattern of node names", hint="write it as node%03d or nid%06d: one number in it"
+            f"{pattern[:60]!r} is not a pattern of node names", hint="write it with one number: node%03d or nid%06d"
         )
     return pattern
 
 
 def free_names(pattern: str, taken: Collection[str]) -> Iterator[str]:
-    """Names of a pattern that nobody has, in order."""
+    """Yield the unused names of a pattern, in order."""
     number = 1
     while True:
         if (name := pattern % number) not in taken:
@@ -101,7 +101,7 @@ def free_names(pattern: str, taken: Collection[str]) -> Iterator[str]:
 
 
 def free_addresses(first: IPv4Address, network: IPv4Network, taken: Collection[str]) -> Iterator[str]:
-    """Addresses from ``first`` on that nobody has, to the end of the network."""
+    """Yield the unused addresses from ``first`` to the end of the network."""
     for number in range(int(first), int(network.broadcast_address)):
         if (address := str(IPv4Address(number))) not in taken:
             yield address

@@ -1,4 +1,4 @@
-"""How large an overlay is to become. Pure."""
+"""The new size of an overlay. Pure."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from appliance.errors import ConfigError, Refused
 MIB = 1 << 20
 UNITS = {"M": MIB, "G": 1 << 30, "T": 1 << 40}
 LARGEST = 1 << 44
-"""16 TiB: what ext3 can have with blocks of 4 KiB, and what the site file takes."""
+"""16 TiB: the limit of ext3 with blocks of 4 KiB, and of the site file."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A size in bytes, or so many more."""
+class SizeSpec:
+    """A size in bytes; ``relative``: to add to the present size."""
 
     size: int
-    more: bool = False
+    relative: bool = False
 
 
-def read_size(text: str) -> Wanted:
-    """The size of ``4096M``, ``4G``, ``1.5T`` or ``+1G``.
+def parse_size(text: str) -> SizeSpec:
+    """Parse a size such as ``4096M``, ``4G``, ``1.5T`` or ``+1G``.
 
     Raises:
-        ConfigError: it is none, or too large.
+        ConfigError: it is not a size, or too large.
     """
     found = re.fullmatch(r"(\+?)(\d{1,9}(?:\.\d{1,6})?)([MGTmgt])(?:iB|ib)?", text, re.ASCII)
     if not found:
-        raise ConfigError(f"{text!r} is no size", hint="write it as 4096M, 4G or +1G")
+        raise ConfigError(f"invalid size {text!r}", hint="write it as 4096M, 4G or +1G")
     size = int(float(found[2]) * UNITS[found[3].upper()]) // MIB * MIB
     if not 0 < size <= LARGEST:
         raise ConfigError(f"{text} is less than 1M or more than 16T", hint="write it as 4096M, 4G or +1G")
-    return Wanted(size, bool(found[1]))
+    return SizeSpec(size, bool(found[1]))
 
 
-def new_size(wanted: Wanted, *, file: int, system: int) -> int:
-    """What the overlay's file is to measure, in bytes.
+def new_size(spec: SizeSpec, *, file: int, system: int) -> int:
+    """Return the new size of the overlay's file, in bytes.
 
     Args:
-        file: what it measures.
-        system: what the file system in it has. It lags behind where a run was cut off, and more is counted from there.
+        file: present size of the file.
+        system: present size of its file system: smaller after an interrupted run. A relative size is added to it.
 
     Raises:
         Refused: the overlay is larger already.
         ConfigError: ext3 cannot be that large.
     """
-    size = wanted.size if not wanted.more else -(-system // MIB) * MIB + wanted.size
+    size = spec.size if not spec.relative else -(-system // MIB) * MIB + spec.size
     if size > LARGEST:
-        raise ConfigError("an overlay has 16T at most", hint="ask for less")
+        raise ConfigError("an overlay has 16T at most", hint="give a smaller size")
     if size < file and size // MIB < file // MIB:
-        if size > system and wanted.more:
-            return file  # it was made longer by a run that was cut off, for more than this one wants
+        if size > system and spec.relative:
+            return file  # an interrupted run enlarged the file to more than this one requests
         raise Refused(
-            f"the overlay has {file // MIB} MiB already, and never shrinks",
-            hint=f"ask for more than that, or for more of it: sms overlay grow +{max(1, wanted.size >> 30)}G",
+            f"the overlay has {file // MIB} MiB already, and cannot shrink",
+            hint=f"give a larger size, or a relative one: sms overlay grow +{max(1, spec.size >> 30)}G",
         )
     return max(size, file)
 
 
-def grown(file: int, system: int, wanted: int) -> bool:
-    """Whether the file and the file system in it have the size already. A last group of few blocks is left out."""
-    return file >= wanted and wanted - system < MIB
+def grown(file: int, system: int, size: int) -> bool:
+    """Whether the file and its file system have the size already. ext3 leaves out a last group of few blocks."""
+    return file >= size and size - system < MIB

@@ -1,7 +1,7 @@
-"""The mirror of an overlay: which members it has, which of them still count, what is wrong with it. Pure.
+"""The mirror of an overlay: its members, which of them are active, and its problems. Pure.
 
-What counts is written down before a mirror is opened: a member that missed writes never counts again until it
-is made anew, so that two halves that went different ways are never taken for one.
+The active members are recorded before a mirror is opened: a member that missed writes stays lost until it is rebuilt,
+so that diverged members are never combined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from appliance.errors import Refused, SmsError
 
 GIB = 1 << 30
 FULL_PART = 10
-"""A mirror with less than this part of it free is a warning."""
+"""Warn when less than 1/FULL_PART of a mirror is free."""
 REBUILD = "sms overlay mirror rebuild"
 SCRUB = "sms overlay mirror scrub"
 SCRUB_EVERY_S = 7 * 86400
@@ -23,9 +23,9 @@ SCRUB_EVERY_S = 7 * 86400
 
 @dataclass(frozen=True)
 class Member:
-    """One half: a file in ``folder``. ``devid`` and ``uuid`` are what its tool knows it by.
+    """One half: a file in ``folder``. ``devid`` and ``uuid`` identify it to the mirroring tool.
 
-    ``number`` is in the file's name, and no name is used twice. ``lost``: why it does not count any more.
+    ``number`` is part of the file's name and never reused. ``lost``: why it is no longer active; else empty.
     """
 
     number: int
@@ -37,10 +37,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Mirror:
-    """What is written down beside the overlay, and beside every member. Sizes in bytes, times in Unix seconds.
+    """The note beside the overlay and beside every member. Sizes in bytes, times in Unix seconds.
 
-    ``pending`` is a member being made by a rebuild. ``due``: why a scrub is due. ``mounted_on``: the host that
-    has it open, or had when it went down.
+    ``pending``: a member that a rebuild is creating. ``due``: why a scrub is due. ``mounted_on``: the host that
+    has it open, or had when it went down. ``mended``: errors that the last scrub repaired.
     """
 
     cluster: str
@@ -55,32 +55,32 @@ class Mirror:
     mended: int = 0
 
     def text(self) -> bytes:
-        """As it lies in its file."""
+        """Return the file's contents."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     def path(self, member: Member) -> str:
-        """A member's file."""
+        """Return the path of a member's file."""
         return f"{member.folder}/{self.cluster}.member-{member.number}.img"
 
     @property
     def files(self) -> list[str]:
-        """All files that are its, a half made one too."""
+        """The files of all members, a pending one included."""
         return [self.path(member) for member in (*self.members, *([self.pending] if self.pending else []))]
 
     @property
-    def counting(self) -> tuple[Member, ...]:
+    def active(self) -> tuple[Member, ...]:
         """Members that are not lost."""
         return tuple(member for member in self.members if not member.lost)
 
     @property
     def next_number(self) -> int:
-        """A number that no member had yet."""
+        """A number that no member has used."""
         return max(member.number for member in (*self.members, *([self.pending] if self.pending else []))) + 1
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A member's file as it is while nobody has it open; ``mark`` grows with every change of the whole."""
+    """A member's file while it is not open; ``mark`` is a counter that grows with every change of the mirror."""
 
     there: bool
     mirror: str = ""
@@ -90,7 +90,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Device:
-    """A member while the mirror is open. ``errors``: how many of what kind since they were counted anew."""
+    """A member while the mirror is open. ``errors``: counts by kind since the last reset."""
 
     devid: int
     path: str
@@ -100,7 +100,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Made:
-    """A mirror that was just made: its name, and (devid, uuid) of its members in their order."""
+    """A new mirror: its uuid, and (devid, uuid) of its members in order."""
 
     uuid: str
     devices: tuple[tuple[int, str], ...]
@@ -108,7 +108,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """What reading all of it has found: mended, and past mending."""
+    """Result of a scrub: numbers of repaired (``mended``) and of unrepairable (``lost``) errors."""
 
     mended: int
     lost: int
@@ -116,135 +116,135 @@ class Scrubbed:
 
 
 def read_mirror(data: bytes | None, cluster: str) -> Mirror | None:
-    """The mirror of a note's bytes; None where there is no note.
+    """Parse a mirror's note; None where there is no note.
 
     Raises:
-        SmsError: the note cannot be read, or is another cluster's.
+        SmsError: the note cannot be read, or belongs to another cluster.
     """
     if data is None:
         return None
     try:
-        said: dict[str, Any] = json.loads(data)
-        members = tuple(Member(**one) for one in said.pop("members"))
-        pending = said.pop("pending")
-        mirror = Mirror(members=members, pending=Member(**pending) if pending else None, **said)
-        fine = bool(members)
+        fields: dict[str, Any] = json.loads(data)
+        members = tuple(Member(**one) for one in fields.pop("members"))
+        pending = fields.pop("pending")
+        mirror = Mirror(members=members, pending=Member(**pending) if pending else None, **fields)
+        valid = bool(members)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SmsError(
             f"the mirror's note cannot be read: {error!r}",
-            hint="another lies beside each member: `sms overlay mirror adopt DIR` puts it back",
+            hint="each member has a copy: `sms overlay mirror adopt DIR` restores it",
         ) from error
-    if not fine or mirror.cluster != cluster:
+    if not valid or mirror.cluster != cluster:
         raise SmsError(f"the mirror's note is of cluster {mirror.cluster}", hint="do two clusters share a folder?")
     return mirror
 
 
 def member_bytes(overlay: int) -> int:
-    """How long a member's file is for an overlay of so many bytes: blocks that are written anew lie beside the old
-    ones for a while, and a whole extent stays as long as a part of it is in use.
+    """Return the size of a member's file for an overlay of ``overlay`` bytes: rewritten blocks are stored beside the
+    old ones for a while, and a whole extent stays allocated as long as a part of it is in use.
     """
     return 2 * overlay + GIB
 
 
 def room_bytes(overlay: int) -> int:
-    """What the file system of a member must be able to give it."""
+    """Return the space that a member needs on its file system, in bytes."""
     return overlay + overlay // 4
 
 
-def refuse_same(folders: Sequence[str], file_systems: Sequence[str], *, same_fs: bool) -> None:
-    """Whether two folders can be lost apart.
+def check_separate(folders: Sequence[str], file_systems: Sequence[str], *, same_fs: bool) -> None:
+    """Check that the two folders are on separate file systems.
 
     Raises:
-        Refused: they cannot.
+        Refused: they are not.
     """
     if len(folders) != 2:
         raise Refused("a mirror has two members", hint="sms overlay mirror create --on DIR1 --on DIR2")
     if folders[0] == folders[1]:
-        raise Refused("both members would lie in one folder", hint="give two: --on DIR1 --on DIR2")
+        raise Refused("both members would be in one folder", hint="give two: --on DIR1 --on DIR2")
     if file_systems[0] == file_systems[1] and not same_fs:
         raise Refused(
-            f"{folders[0]} and {folders[1]} are one file system: who loses one loses both",
-            hint="give folders on two disks; --same-fs makes it all the same, to try it out",
+            f"{folders[0]} and {folders[1]} are on one file system: both would be lost together",
+            hint="give folders on two disks; --same-fs allows it, for a trial",
         )
 
 
-def choose(mirror: Mirror, seen: Mapping[int, Seen]) -> Mirror:
-    """The mirror with every member marked lost that must not be used, and a scrub due where one missed writes.
+def select_members(mirror: Mirror, seen: Mapping[int, Seen]) -> Mirror:
+    """Return the mirror with unusable members marked as lost, and a scrub due where one missed writes.
 
     Raises:
-        Refused: no member is left that holds all that was written.
+        Refused: no intact member is left.
     """
-    members = tuple(_judge(mirror, member, seen[member.number]) for member in mirror.members)
-    judged = replace(mirror, members=members)
-    if not judged.counting:
+    members = tuple(_check_member(mirror, member, seen[member.number]) for member in mirror.members)
+    checked = replace(mirror, members=members)
+    if not checked.active:
         why = "; ".join(f"{mirror.path(member)}: {member.lost}" for member in members)
         raise Refused(
-            f"no member of the mirror is whole: {why}",
-            hint="bring its disk back; else give the mirror up and put a snapshot in its place: "
+            f"no member of the mirror is intact: {why}",
+            hint="reattach its disk; else abandon the mirror and restore a snapshot: "
             "sms overlay mirror remove --abandon, sms overlay restore latest",
         )
-    marks = {member.number: seen[member.number].mark for member in judged.counting}
-    # A host that goes down may leave one behind by the last write of all; more is a disk that failed meanwhile.
+    marks = {member.number: seen[member.number].mark for member in checked.active}
+    # A host that crashes may leave one member behind by the last write; a larger gap is a disk that failed.
     behind = [number for number, mark in marks.items() if max(marks.values()) - mark > 1]
     if behind and mirror.kind == "btrfs":
-        late = ", ".join(mirror.path(member) for member in judged.counting if member.number in behind)
-        judged = replace(judged, due=f"{late} missed writes")
-    return judged
+        late = ", ".join(mirror.path(member) for member in checked.active if member.number in behind)
+        checked = replace(checked, due=f"{late} missed writes")
+    return checked
 
 
-def _judge(mirror: Mirror, member: Member, seen: Seen) -> Member:
+def _check_member(mirror: Mirror, member: Member, seen: Seen) -> Member:
     if member.lost:
         return member
     if not seen.there:
-        return replace(member, lost="its file is not there")
+        return replace(member, lost="its file is missing")
     if seen.mirror != mirror.uuid or (member.uuid and seen.uuid != member.uuid):
-        return replace(member, lost="its file holds something else now")
+        return replace(member, lost="its file has other contents")
     return member
 
 
 def warnings(mirror: Mirror, problems: Mapping[int, str], *, size: int = 0, free: int = 0) -> list[str]:
-    """What a person should do something about, each with the command; none: it is healthy.
+    """Return the problems that need action, each with the command; empty when the mirror is healthy.
 
     Args:
-        problems: what is wrong with a member by its number, besides that it is lost.
-        size: bytes that the mirror can take, and ``free`` of it; 0 where it is not open.
+        problems: problems of members that are not lost, by their number.
+        size: bytes of the mirror's file system, and ``free`` of it; 0 where it is not open.
     """
-    said = []
+    found = []
     for member in mirror.members:
         if member.lost:
-            said.append(
+            found.append(
                 f"the mirror has lost {mirror.path(member)} ({member.lost}): the overlay is on one disk only; "
-                f"`{REBUILD}` makes it anew"
+                f"`{REBUILD}` recreates it"
             )
         elif member.number in problems:
-            said.append(f"the mirror: {mirror.path(member)}: {problems[member.number]}")
+            found.append(f"the mirror: {mirror.path(member)}: {problems[member.number]}")
     if mirror.due:
-        said.append(f"the mirror: {mirror.due}: `{SCRUB}` mends it")
+        found.append(f"the mirror: {mirror.due}: `{SCRUB}` repairs it")
     if mirror.pending:
-        said.append(f"a rebuild of the mirror was cut off: `{REBUILD}` goes on with it")
+        found.append(f"a rebuild of the mirror was interrupted: `{REBUILD}` resumes it")
     if size and free * FULL_PART < size:
         left = f"{free >> 20} of {size >> 20} MiB are free"
-        said.append(f"the mirror is full: {left}; `sms overlay grow` makes it larger")
-    return said
+        found.append(f"the mirror is almost full: {left}; `sms overlay grow` enlarges it")
+    return found
 
 
-def trouble(device: Device | None, *, behind: bool) -> str:
-    """What is wrong with a member of an open mirror; empty: nothing.
+def member_problem(device: Device | None, *, current: bool) -> str:
+    """Return the problem of a member of an open mirror; empty where there is none.
 
     Args:
-        behind: whether the file of its name is the one that is in use.
+        current: whether the file at its path is the one in use.
     """
     if device is None or device.missing:
-        return f"it is missing; `{REBUILD}` makes it anew"
-    if not behind:
-        return f"its file was removed while in use; `{REBUILD}` makes it anew"
+        return f"it is missing; `{REBUILD}` recreates it"
+    if not current:
+        return f"its file was removed while in use; `{REBUILD}` recreates it"
     errors = {name: count for name, count in device.errors.items() if count}
     if errors:
         counted = ", ".join(f"{count} {name.replace('_errs', '').replace('_', ' ')}" for name, count in errors.items())
-        return f"errors were found and mended from the other: {counted}; `{REBUILD}` makes it whole"
+        return f"errors were found and repaired from the other member: {counted}; `{REBUILD}` rebuilds it"
     return ""
 
 
 def scrub_is_due(mirror: Mirror, *, now: float) -> bool:
-    """Whether a scheduled scrub should run: both members are there, the last one was a week ago or is in the future."""
+    """Whether a scheduled scrub is due: no member is lost, and the last scrub was a week ago or is in the future."""
     return not any(member.lost for member in mirror.members) and not 0 <= now - mirror.scrubbed < SCRUB_EVERY_S

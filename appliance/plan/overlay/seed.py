@@ -27,12 +27,12 @@ SECRET_PLACES = {
     "passwd": ("/etc/passwd", "root", 0o644),
     "group": ("/etc/group", "root", 0o644),
 }
-"""Where the files that a site names lie in the container, who owns them, and their mode."""
+"""Path, owner and mode in the container of the files that a site names."""
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One file of a fresh overlay; ``data`` may be secret and is left out of its repr."""
+    """One file of a new overlay; ``data`` may be secret and is left out of its repr."""
 
     path: str
     data: bytes
@@ -52,12 +52,12 @@ def seed_files(
     extra: Sequence[SeedFile],
     given: Mapping[str, bytes],
 ) -> tuple[Seed, ...]:
-    """All files of the overlay, by path.
+    """Return all files of the overlay, sorted by path.
 
     Args:
-        overlays: the folder that templates are found in.
+        overlays: the folder of the templates.
         extra: files besides those of the services.
-        given: bytes of the files that the site names, by the keys of ``SECRET_PLACES``.
+        given: contents of the files that the site names, by the keys of ``SECRET_PLACES``.
     """
     templates = Templates(
         overlays,
@@ -69,19 +69,19 @@ def seed_files(
         Seed("/etc/sms/supervisord.conf", supervisor_conf(services).encode()),
         Seed("/etc/sms/services.json", (json.dumps(services_json(services, templates), indent=1) + "\n").encode()),
     ]
-    wanted = [file for service in services for file in service.files]
-    for file in (*extra, *wanted):
+    service_files = [file for service in services for file in service.files]
+    for file in (*extra, *service_files):
         text = templates.file(file.template) if file.template else templates.text(file.content or "")
         seeds.append(Seed(file.path, text.encode(), file.owner, file.group, int(file.mode, 8)))
     for name, data in given.items():
         path, owner, mode = SECRET_PLACES[name]
         seeds.append(Seed(path, data, owner, owner, mode))
-    # passwd before shadow: which names are the image's own is read from there.
+    # passwd before shadow: the seed program reads the image's own accounts from there.
     return tuple(sorted(seeds, key=lambda seed: seed.path))
 
 
 def node_addresses(site: Site) -> list[tuple[str, str]]:
-    """(address, name) of every node whose address is known, for /etc/hosts."""
+    """Return (address, name) of every node whose address is known, for /etc/hosts."""
     pairs: list[tuple[str, str]] = []
     for node in site.slurm.nodes:
         if not node.address:
@@ -89,13 +89,13 @@ def node_addresses(site: Site) -> list[tuple[str, str]]:
         for name, address in zip(expand(node.name), expand(node.address), strict=False):
             try:
                 pairs.append((str(ipaddress.IPv4Address(address)), name))
-            except ValueError:  # a name: it resolves elsewhere
+            except ValueError:  # a name, which DNS resolves
                 continue
     return pairs
 
 
 def seed_archive(seeds: Sequence[Seed]) -> bytes:
-    """The seed as a tar archive, owners by name: the container knows their ids."""
+    """Return the seed as a tar archive with owners by name: their ids are the container's."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for seed in seeds:
@@ -108,5 +108,5 @@ def seed_archive(seeds: Sequence[Seed]) -> bytes:
 
 
 def seed_digest(archive: bytes) -> str:
-    """Tells whether an overlay was seeded with just this archive."""
+    """Return the digest that identifies a seed archive."""
     return hashlib.sha256(archive).hexdigest()

@@ -1,19 +1,19 @@
-"""What Slurm's controller says of jobs: how it is asked, and how its answer is read."""
+"""Jobs known to Slurm's controller: the command that lists them, and the parser of its output."""
 
 from __future__ import annotations
 
 JOBS = ("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%i %T")
-"""Every job that it knows: those of hidden partitions, those that have ended, the tasks of arrays one by one."""
+"""Lists every job: also in hidden partitions, finished ones, and each task of an array."""
 
 ASK_NODES = ("sh", "-c", "sinfo --noheader --dead --format=%n | grep -q . && exec timeout 15 scontrol reconfigure")
-"""Has the controller ask its nodes at once where some count as not responding.
+"""Makes the controller query its nodes at once if some count as not responding.
 
-One that started where no node heard it asks them again after a third of SlurmdTimeout (slurm.conf(5)) only, and begins
-no job until then.
+A controller that started without reaching its nodes queries them again only after a third of SlurmdTimeout
+(slurm.conf(5)), and starts no job until then.
 """
 
 
-def read_jobs(told: str) -> dict[str, str]:
-    """State by id, of what ``JOBS`` prints; other lines are somebody's complaints."""
-    pairs = (line.split() for line in told.splitlines())
+def read_jobs(output: str) -> dict[str, str]:
+    """Return job states by id from the output of ``JOBS``; other lines are messages of squeue and are ignored."""
+    pairs = (line.split() for line in output.splitlines())
     return {words[0]: words[1] for words in pairs if len(words) == 2}

@@ -11,35 +11,35 @@ CNI_FOLDER = "/etc/apptainer/network"
 
 
 INTERFACES = ("eth0", "eth1")
-"""The container's, on the provisioning and on the public network."""
+"""Interfaces of the container on the provisioning and on the public network."""
 
 
-def network_names(site: Site, *, held: bool = False) -> tuple[str, str]:
-    """CNI names of the provisioning and the public network, in the order of eth0 and eth1.
+def network_names(site: Site, *, isolated: bool = False) -> tuple[str, str]:
+    """Return the CNI names of the provisioning and the public network, in the order of eth0 and eth1.
 
     Args:
-        held: of those that lead nowhere.
+        isolated: names of the networks without an uplink.
     """
-    tail = "-held" if held else ""
+    tail = "-held" if isolated else ""
     return f"sms-{site.cluster}-prov{tail}", f"sms-{site.cluster}-pub{tail}"
 
 
-def hold_bridges(site: Site) -> tuple[str, str]:
-    """Bridges that an instance is started on before its addresses may be seen; CNI makes them, without a port."""
-    # An interface has 15 characters; a cluster's name may have more.
+def isolated_bridges(site: Site) -> tuple[str, str]:
+    """Return the bridges that an isolated instance is started on; CNI creates them without an uplink port."""
+    # The name of an interface has at most 15 characters; that of a cluster may have more.
     short = f"{zlib.crc32(site.cluster.encode()):08x}"
     return f"sms{short}h0", f"sms{short}h1"
 
 
-def conflists(site: Site, *, held: bool = False) -> dict[str, str]:
-    """File path to text, one a network.
+def conflists(site: Site, *, isolated: bool = False) -> dict[str, str]:
+    """Return the CNI configuration files: path to text, one per network.
 
     Args:
-        held: the container's ports are put on ``hold_bridges``.
+        isolated: attach the container to ``isolated_bridges``.
     """
-    names = network_names(site, held=held)
+    names = network_names(site, isolated=isolated)
     networks: tuple[Network, Network] = (site.networks.provisioning, site.networks.public)
-    bridges = hold_bridges(site) if held else tuple(network.bridge for network in networks)
+    bridges = isolated_bridges(site) if isolated else tuple(network.bridge for network in networks)
     return {
         f"{CNI_FOLDER}/50_{name}.conflist": _conflist(name, network, bridge)
         for name, network, bridge in zip(names, networks, bridges, strict=True)
@@ -52,17 +52,17 @@ def _conflist(name: str, network: Network, to: str) -> str:
     if isinstance(network, PublicNetwork):
         address["gateway"] = str(network.gateway)
         ipam["routes"] = [{"dst": "0.0.0.0/0"}]
-    # No firewall and portmap plugins, no masquerade of the host's: the container is a machine of
-    # its own on both networks.
+    # No firewall and portmap plugins, no masquerading on the host: the container is a separate machine
+    # on both networks.
     bridge = {"type": "bridge", "bridge": to, "isGateway": False, "ipMasq": False, "ipam": ipam}
     return json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": [bridge]}, indent=2) + "\n"
 
 
-def network_options(site: Site, *, held: bool = False) -> list[str]:
-    """Options of `instance start`; the MAC addresses stay the same on every host."""
-    names = network_names(site, held=held)
+def network_options(site: Site, *, isolated: bool = False) -> list[str]:
+    """Return the network options of `instance start`; the MAC addresses are the same on every host."""
+    names = network_names(site, isolated=isolated)
     macs = (site.networks.provisioning.mac, site.networks.public.mac)
     options = ["--net", "--network", ",".join(names)]
-    for name, mac in zip(names, macs, strict=True):  # one option each: a `;` would still be the first network's
+    for name, mac in zip(names, macs, strict=True):  # Apptainer assigns all of a `;` list to the first network
         options += ["--network-args", f"{name}:MAC={mac}"]
     return options

@@ -1,4 +1,4 @@
-"""The start note: what a host writes down of the start of what runs there."""
+"""The start note: the record that a host keeps of the instance started last."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StartNote:
-    """Its image, the lease's generation, and when (Unix time, seconds).
+    """Image, generation of the lease and time of a start (Unix time, seconds).
 
-    ``key`` names the contents of the image, ``sha256`` is the digest of its file, ``signer`` the key that verified it.
+    ``key`` identifies the image's contents, ``sha256`` is the digest of its file, ``signer`` the key that verified it.
     """
 
     image: str

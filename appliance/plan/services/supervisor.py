@@ -1,4 +1,4 @@
-"""How services come up and stay up inside the container: supervisord, and what sms-run reads."""
+"""Configuration of supervisord and sms-run, which start and restart services inside the container."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ stdout_logfile_backups=3
 
 
 def supervisor_conf(services: Sequence[Service]) -> str:
-    """supervisord.conf for services in starting order; they are stopped in the reverse one."""
+    """Return supervisord.conf for services in starting order; they are stopped in reverse order."""
     programs = [
         PROGRAM.format(
             name=service.name, priority=number * 10, stop_signal=service.stop_signal, stop_wait=service.stop_wait_s
@@ -61,7 +61,7 @@ def supervisor_conf(services: Sequence[Service]) -> str:
 
 
 def services_json(services: Sequence[Service], templates: Templates) -> dict[str, Any]:
-    """What sms-run, sms-probe and sms-filesync read: services by name in starting order."""
+    """Return what sms-run, sms-probe and sms-filesync read: services by name in starting order."""
     names = {service.name for service in services}
     return {
         "services": {
@@ -82,7 +82,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
 def _probe(service: Service, templates: Templates) -> dict[str, Any]:
     assert service.probe
     given = service.probe.model_dump(exclude_none=True, exclude={"outside"})
-    kind = next(way for way in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if way in given)
+    kind = next(name for name in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if name in given)
     if kind == "exec":
         given["exec"] = [[templates.text(word) for word in argv] for argv in given["exec"]]
     else:

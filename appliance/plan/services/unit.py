@@ -1,4 +1,4 @@
-"""The systemd units: what brings the appliance back after a reboot of its host, and what guards it there."""
+"""The systemd units that start the services container after a reboot of its host, and that guard it there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RequiresMountsFor={overlays}
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-# Tells sms that it is this unit that runs it.
+# Tells sms that this unit runs it.
 Environment=SMS_UNIT={cluster}
-# Starts only what ran here when the host went down: the lease says so.
+# Starts only if the lease is still held by this host.
 ExecStart={sms} --quiet --site {site} --state {state} start --boot
 ExecStop={sms} --quiet --site {site} --state {state} stop --keep-lease
 Restart=on-failure
@@ -32,7 +32,7 @@ WantedBy=multi-user.target
 GUARD = """\
 # Written by `sms start`.
 [Unit]
-Description=sms guard of cluster {cluster}: stops the appliance here when another host has taken over
+Description=sms guard of cluster {cluster}: stops the services container here when another host has taken over
 Documentation=man:sms(1)
 After=network-online.target
 PartOf={unit}
@@ -41,28 +41,28 @@ PartOf={unit}
 ExecStart={sms} --quiet --site {site} --state {state} guard
 Restart=always
 RestartSec=5
-# What it was about to stop goes on being stopped.
+# A stop that is under way must not be interrupted.
 KillMode=process
 """
 
 
 def unit_name(cluster: str) -> str:
-    """The unit's name."""
+    """Return the name of the unit."""
     return f"sms-{cluster}.service"
 
 
 def unit_text(cluster: str, *, sms: str, site: str, state: str, overlays: str, stop_timeout: int) -> str:
-    """The unit's text; paths are those of the host, ``stop_timeout`` is in seconds."""
+    """Return the text of the unit; paths are those of the host, ``stop_timeout`` is in seconds."""
     return TEMPLATE.format(
         cluster=cluster, sms=sms, site=site, state=state, overlays=overlays, stop_timeout=stop_timeout + 60
     )
 
 
 def guard_unit_name(cluster: str) -> str:
-    """The name of the guard's unit; `sms start` starts it, so that it need not be enabled."""
+    """Return the name of the guard's unit; `sms start` starts it, so it is never enabled."""
     return f"sms-{cluster}-guard.service"
 
 
 def guard_unit_text(cluster: str, *, sms: str, site: str, state: str) -> str:
-    """The text of the guard's unit; paths are those of the host."""
+    """Return the text of the guard's unit; paths are those of the host."""
     return GUARD.format(cluster=cluster, sms=sms, site=site, state=state, unit=unit_name(cluster))

@@ -1,4 +1,4 @@
-"""Snapshots elsewhere: what an archive of one is called, and which of them another place is to have. Pure."""
+"""Snapshots at other targets: archive names and comments, and which snapshots a target should have. Pure."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from appliance.config.model import Retention
 from appliance.plan.snapshots.retention import LAST_DAY, Candidate, decide
 
 Manifest = dict[str, Any]
-"""What describes a snapshot."""
+"""The manifest of a snapshot."""
 
 ANY_NUMBER = "[0-9]" * 6
 ANY_UUID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 LATEST = "latest"
 ORDERED_BY: dict[str, Any] = {"generation": int, "number": int, "taken": (int, float), "uuid": str, "host": str}
-"""What an archive's manifest must tell before any of it is read."""
+"""Fields that an archive's manifest must have before it is used."""
 
 
 def archive_name(manifest: Manifest) -> str:
-    """What a snapshot's archive is called in a Borg repository."""
+    """Return the name of a snapshot's archive in a Borg repository."""
     return f"sms-{manifest['cluster']}-{manifest['number']:06d}-{manifest['uuid']}"
 
 
 def archive_glob(cluster: str) -> str:
-    """Matches the archives of a cluster: none of another cluster whose name begins like this one, no checkpoint."""
+    """Return the glob of a cluster's archives; it matches no checkpoints and no cluster with the same prefix."""
     return f"sms-{cluster}-{ANY_NUMBER}-{ANY_UUID}"
 
 
 def order(manifest: Manifest) -> tuple[int, int]:
-    """What comes after what: generations of the lease first, for clocks jump and hosts differ."""
+    """Return the sort key: the lease's generation first, because clocks jump and differ between hosts."""
     return (manifest["generation"], manifest["number"])
 
 
 def comment(manifest: Manifest) -> str:
-    """A manifest as an archive's comment; borg takes single braces for placeholders."""
+    """Return a manifest as an archive's comment; braces are doubled because borg expands placeholders."""
     kept = {key: value for key, value in manifest.items() if key != "health"}
     return json.dumps(kept, sort_keys=True, separators=(",", ":")).replace("{", "{{").replace("}", "}}")
 
 
 def read_comment(text: str, name: str) -> Manifest | None:
-    """The manifest of an archive; None where it is not one of ours, or of another name.
+    """Return the manifest in an archive's comment; None where it is not valid or does not match the archive's name.
 
-    What it is ordered and thinned out by is looked at here; all of it is where the snapshot comes in.
+    Only the fields for ordering and pruning are validated here; the import validates all of it.
     """
     try:
         manifest = json.loads(text)
-        fine = archive_name(manifest) == name and all(
+        valid = archive_name(manifest) == name and all(
             isinstance(manifest[key], kind) and not isinstance(manifest[key], bool) for key, kind in ORDERED_BY.items()
         )
-        fine = fine and 0 <= manifest["taken"] <= LAST_DAY and isinstance(manifest.get("reason", ""), str)
+        valid = valid and 0 <= manifest["taken"] <= LAST_DAY and isinstance(manifest.get("reason", ""), str)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return manifest if fine else None
+    return manifest if valid else None
 
 
 def archive_time(manifest: Manifest, others: Iterable[tuple[Manifest, float]]) -> str:
-    """The time that an archive gets: when it was taken, but after those that come before it.
+    """Return an archive's timestamp: when the snapshot was taken, but later than those of earlier snapshots.
 
-    ``borg list`` goes by it, and a ``borg prune`` by hand, which would take the newest one after a clock was set back.
+    ``borg list`` and a manual ``borg prune`` sort by it; the latter would remove the newest after a clock was set back.
     """
     earlier = [at for other, at in others if order(other) < order(manifest)]
     at = max([manifest["taken"], *(one + 1 for one in earlier)])
@@ -69,38 +69,38 @@ def archive_time(manifest: Manifest, others: Iterable[tuple[Manifest, float]]) -
 
 
 def missing(here: Sequence[Manifest], there: Sequence[Manifest], retention: Retention, *, now: float) -> list[Manifest]:
-    """Verified snapshots that the other place has not, the oldest first; without those that it would remove again.
+    """Return verified snapshots that the target lacks, oldest first; without those that it would prune again.
 
     Args:
-        here: with ``health``.
-        there: what the other place has.
+        here: manifests of the source, with ``health``.
+        there: manifests of the target.
     """
     known = {one["uuid"] for one in there}
     ours = [one for one in here if one["uuid"] not in known and one["health"].get("ok")]
     both = [*there, *ours]
-    going = {one["uuid"] for one in not_kept(both, retention, now=now)}
-    return [one for one in sorted(both, key=order) if one["uuid"] not in known | going]
+    doomed = {one["uuid"] for one in not_kept(both, retention, now=now)}
+    return [one for one in sorted(both, key=order) if one["uuid"] not in known | doomed]
 
 
 def not_kept(there: Sequence[Manifest], retention: Retention, *, now: float) -> list[Manifest]:
-    """Those that no rule keeps, the oldest first; all of them are taken for verified.
+    """Return the manifests that no rule keeps, oldest first; all of them are assumed to be verified.
 
-    The rule of ``sms overlay prune``, not that of ``borg prune``: what is kept here for its reason is kept there.
+    The rules are those of ``sms overlay prune``, not of ``borg prune``, which does not know the reasons of snapshots.
     """
     ordered = sorted(there, key=order)
     candidates = [Candidate(at, one["taken"], True, one.get("reason", "")) for at, one in enumerate(ordered)]
     return [ordered[one.number] for one in decide(candidates, retention, now=now) if not one.keep]
 
 
-def find(wanted: str, there: Sequence[Manifest]) -> list[Manifest]:
-    """Those that a name, a number, or the beginning of a uuid means; of ``latest`` the one that is."""
-    if wanted == LATEST:
+def find(selector: str, there: Sequence[Manifest]) -> list[Manifest]:
+    """Return the manifests that an archive name, a number, a uuid prefix or ``latest`` selects."""
+    if selector == LATEST:
         return sorted(there, key=order)[-1:]
-    named = [one for one in there if wanted in (archive_name(one), one["uuid"])]
+    named = [one for one in there if selector in (archive_name(one), one["uuid"])]
     if named:
         return named
-    if wanted.isdecimal():
-        return [one for one in there if one["number"] == int(wanted)]
-    if re.fullmatch(r"[0-9a-f-]{4,36}", wanted):
-        return [one for one in there if one["uuid"].startswith(wanted)]
+    if selector.isdecimal():
+        return [one for one in there if one["number"] == int(selector)]
+    if re.fullmatch(r"[0-9a-f-]{4,36}", selector):
+        return [one for one in there if one["uuid"].startswith(selector)]
     return []

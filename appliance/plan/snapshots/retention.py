@@ -1,4 +1,4 @@
-"""Which snapshots stay: the rule of `sms overlay prune`, as borg prune has it."""
+"""Retention: the rules of `sms overlay prune`, with the semantics of borg prune."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from datetime import datetime, tzinfo
 from appliance.config.model import Retention
 
 RESTORE = "before restore"
-"""How the reason of a snapshot begins that a restore kept."""
+"""Prefix of the reason of snapshots that a restore took."""
 UPGRADE = "before upgrade"
-"""How the reasons of those begin that an upgrade took, to go back to."""
+"""Prefix of the reason of snapshots that an upgrade took, for rollback."""
 RESTORE_DAYS = 30
-"""For so long such a one stays, whatever the rule says."""
+"""Days for which snapshots with these prefixes are kept regardless of the rules."""
 NEWEST = "newest verified"
 LAST_DAY = 253_000_000_000
-"""A time in the year 9987: what lies beyond it is no date."""
+"""A time in the year 9987, the latest that is accepted."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A snapshot as the rule sees it; ``taken`` is Unix time, in seconds."""
+    """The input of the rules for one snapshot; ``taken`` is in Unix seconds."""
 
     number: int
     taken: float
@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a snapshot stays; ``why`` has the rules that keep it, or the words for its going."""
+    """Whether a snapshot is kept; ``why`` has the rules that keep it, or the reason for its removal."""
 
     number: int
     keep: bool
@@ -39,7 +39,7 @@ class Decision:
 
 
 def _hour(at: datetime) -> object:
-    # An hour that comes twice, when clocks are put back, is two.
+    # The repeated hour at the end of summer time counts as two.
     return at.year, at.month, at.day, at.hour, at.utcoffset(), at.fold
 
 
@@ -56,33 +56,33 @@ def _month(at: datetime) -> object:
 
 
 PERIODS: dict[str, Callable[[datetime], object]] = {"hourly": _hour, "daily": _day, "weekly": _week, "monthly": _month}
-"""The rules of periods by the setting that says how many, the shortest first."""
+"""The rules by period, the shortest first; the keys are the settings with the counts."""
 
 
 def decide(
     snapshots: Sequence[Candidate], retention: Retention, *, now: float, zone: tzinfo | None = None
 ) -> list[Decision]:
-    """Say of each snapshot whether it stays.
+    """Decide for each snapshot whether it is kept.
 
-    What is newer the order tells, not the time: clocks jump. Damaged ones take nobody's place; one stays
-    until ``last`` verified ones are newer, for it may be the only one with what was written last.
+    Age is given by the order, not by the time: clocks jump. Damaged snapshots do not count towards a rule; one is kept
+    until ``last`` verified ones are newer, because it may be the only one with the latest data.
 
     Args:
-        snapshots: the oldest first.
-        now: Unix time.
-        zone: whose hours, days, weeks and months count; this machine's when None.
+        snapshots: oldest first.
+        now: Unix seconds.
+        zone: time zone of hours, days, weeks and months; this machine's when None.
     """
     kept: dict[int, list[str]] = {one.number: [] for one in snapshots}
     newest_first = [one for one in reversed(snapshots) if one.verified]
     for one in newest_first[:1]:
         kept[one.number].append(NEWEST)
-    # What a restore or an upgrade kept stays by itself, and takes nobody's place either.
-    for number, rule in _by_count([one for one in newest_first if not _is_kept_by_a_verb(one, now)], retention, zone):
+    # Snapshots of a restore or an upgrade are kept by their own rule and do not count towards the others.
+    for number, rule in _by_count([one for one in newest_first if not _is_protected(one, now)], retention, zone):
         kept[number].append(rule)
     for number in _damaged(snapshots, retention.last):
         kept[number].append("not verified, but new")
     for one in snapshots:
-        if _is_kept_by_a_verb(one, now):
+        if _is_protected(one, now):
             kept[one.number].append(one.reason)
     return [
         Decision(one.number, bool(kept[one.number]), tuple(kept[one.number]) or (_why_not(one),)) for one in snapshots
@@ -92,20 +92,20 @@ def decide(
 def _by_count(
     newest_first: Sequence[Candidate], retention: Retention, zone: tzinfo | None
 ) -> Iterator[tuple[int, str]]:
-    """Number and rule of those that a count keeps.
+    """Yield number and rule of the snapshots that a count keeps.
 
-    As in borg, what an earlier rule keeps does not count for a later one; and where a rule finds fewer than it
-    may keep, the oldest of all stays for it, until there are enough.
+    As in borg, a snapshot kept by an earlier rule does not count for a later one; and a rule that finds fewer
+    than its count keeps the oldest of all as well.
     """
     kept = {one.number for one in newest_first[: retention.last]}
     for place, one in enumerate(newest_first[: retention.last], 1):
         yield one.number, f"last {place}"
     for rule, period in PERIODS.items():
-        wanted: int = getattr(retention, rule)
+        limit: int = getattr(retention, rule)
         found = 0
         seen: set[object] = set()
         for one in newest_first:
-            if found == wanted:
+            if found == limit:
                 break
             key = period(_local(one.taken, zone))
             if key in seen:
@@ -115,13 +115,13 @@ def _by_count(
                 kept.add(one.number)
                 found += 1
                 yield one.number, f"{rule} {found}"
-        if found < wanted and newest_first and newest_first[-1].number not in kept:
+        if found < limit and newest_first and newest_first[-1].number not in kept:
             kept.add(newest_first[-1].number)
             yield newest_first[-1].number, f"{rule} {found + 1} (oldest)"
 
 
 def _damaged(snapshots: Sequence[Candidate], last: int) -> Iterator[int]:
-    """Damaged ones that fewer than ``last`` verified ones follow."""
+    """Yield the damaged snapshots that fewer than ``last`` verified ones follow."""
     followed = 0
     for one in reversed(snapshots):
         if followed >= last:
@@ -132,8 +132,8 @@ def _damaged(snapshots: Sequence[Candidate], last: int) -> Iterator[int]:
             yield one.number
 
 
-def _is_kept_by_a_verb(one: Candidate, now: float) -> bool:
-    """Whether a restore or an upgrade kept it, less than so many days ago or, by a clock that jumped, in the future."""
+def _is_protected(one: Candidate, now: float) -> bool:
+    """Whether a restore or an upgrade took it in the last RESTORE_DAYS days, or in the future after a clock jump."""
     return one.reason.startswith((RESTORE, UPGRADE)) and now - one.taken <= RESTORE_DAYS * 86400
 
 

@@ -1,4 +1,4 @@
-"""Scheduled runs: what is written down of one, who is told of a failure, and whether all is well with snapshots."""
+"""Scheduled runs: the record of a run, when a failure is reported, and whether snapshots are healthy."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Literal
 
 DAY_S = 86400
 GRACE_MINUTES = 5
-"""Minutes that a run may take before the age of its snapshot counts against it."""
+"""Minutes allowed for a run, on top of the interval, before a snapshot is too old."""
 
-PUT_OFF = 4
-"""So many runs in a row that could not prune are a failure: the disk fills meanwhile."""
+MAX_POSTPONED = 4
+"""Consecutive runs without a prune that count as a failure: the disk fills meanwhile."""
 BOOT_S = 900
-"""Seconds after a boot in which an appliance that starts is taken to come back with its host."""
+"""Seconds after a boot within which a start of the services container counts as part of the boot."""
 
-Word = Literal["", "failed", "still failing", "well again", "missed"]
-"""What people are told after a run."""
+Notice = Literal["", "failed", "still failing", "recovered", "missed"]
+"""What is reported by mail after a run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The last scheduled run on a host. Times are Unix seconds; ``number`` is the snapshot that it took.
+    """The record of the last scheduled run on a host. Times are Unix seconds; ``number`` is the snapshot it took.
 
-    ``failing_since`` and ``mailed`` tell when runs began to fail and when that was mailed last; ``met_at`` when one
-    found another still at work, and did nothing. ``put_off`` counts the last runs in a row that could not prune.
-    ``missed`` says that runs before this one did not take place, ``missed_mailed`` when that was mailed last;
-    ``generation`` is that of the lease.
+    ``failing_since``: when runs began to fail; ``mailed``: when that was last mailed. ``met_at``: when a run found
+    another in progress and did nothing; ``met``: its message. ``put_off``: consecutive runs that could not prune.
+    ``missed``: a warning about missed runs before this one; ``missed_mailed``: when that was last mailed.
+    ``generation`` is the lease's.
     """
 
     started: float
@@ -46,16 +46,16 @@ class Run:
     generation: int | None = None
 
     def text(self) -> bytes:
-        """As it lies in its file."""
+        """Return the file's contents."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
 def read_run(data: bytes | str | None) -> Run | None:
-    """The run of a file's bytes; None where there is none, or none that can be read: the next one is written whole."""
+    """Parse a record; None where there is none or it cannot be read: the next run overwrites it."""
     try:
-        told = json.loads(data or b"null")
+        values = json.loads(data or b"null")
         known = {field.name for field in fields(Run)}
-        run = Run(**{name: value for name, value in told.items() if name in known})
+        run = Run(**{name: value for name, value in values.items() if name in known})
         return Run(
             **{**asdict(run), "started": float(run.started), "ended": float(run.ended), "notes": tuple(run.notes)}
         )
@@ -63,47 +63,47 @@ def read_run(data: bytes | str | None) -> Run | None:
         return None
 
 
-def follow(previous: Run | None, run: Run) -> tuple[Run, Word]:
-    """The run as it is written down after ``previous``, and what people are mailed of it.
+def merge_previous(previous: Run | None, run: Run) -> tuple[Run, Notice]:
+    """Return the record of ``run`` with the history of ``previous``, and what to report by mail.
 
-    They are told of the first failure, then once a day, then that all is well again; and of runs that did not take
-    place, when one does again, once a day as well.
+    The first failure is reported, further ones once a day, then the recovery; missed runs are reported by the next
+    run, at most once a day.
     """
     since = previous.failing_since if previous else None
     mailed = previous.mailed if previous else None
-    told = previous.missed_mailed if previous else None
+    missed_mailed = previous.missed_mailed if previous else None
     kept: dict[str, Any] = {"met_at": previous.met_at, "met": previous.met} if previous else {}
-    word: Word = ""
+    notice: Notice = ""
     if run.ok:
         if since is not None:
-            word = "well again"
-        elif run.missed and _is_due(told, run.ended):
-            word = "missed"
+            notice = "recovered"
+        elif run.missed and _is_due(missed_mailed, run.ended):
+            notice = "missed"
         since = mailed = None
     else:
         if since is None:
-            word = "failed"
+            notice = "failed"
         elif _is_due(mailed, run.ended):
-            word = "still failing"
+            notice = "still failing"
         since = run.ended if since is None else since
-        mailed = run.ended if word else mailed
-    kept["missed_mailed"] = run.ended if run.missed and word else told
-    return _with(run, **kept, failing_since=since, mailed=mailed), word
+        mailed = run.ended if notice else mailed
+    kept["missed_mailed"] = run.ended if run.missed and notice else missed_mailed
+    return _with(run, **kept, failing_since=since, mailed=mailed), notice
 
 
 def _is_due(mailed: float | None, now: float) -> bool:
-    """Whether a day has passed since. A clock that was put back is no reason to keep silent."""
+    """Whether a day has passed since ``mailed``, or the clock was set back."""
     return mailed is None or not 0 <= now - mailed < DAY_S
 
 
-def put_off(previous: Run | None, why: str) -> tuple[int, str]:
-    """How many runs in a row could not prune, this one too, and what is to be said once they are too many."""
+def count_postponed(previous: Run | None, why: str) -> tuple[int, str]:
+    """Count consecutive runs that could not prune, this one included; return the count and, at the limit, an error."""
     count = (previous.put_off if previous else 0) + 1
-    if count < PUT_OFF:
+    if count < MAX_POSTPONED:
         return count, ""
     return count, (
-        f"prune: {count} runs in a row could not: {why}; until one can, the disk fills\n"
-        "hint: `sms overlay prune` once it is free; is a push too slow?"
+        f"prune: postponed by {count} runs in a row: {why}; the disk fills meanwhile\n"
+        "hint: `sms overlay prune` once the store is free; is a push too slow?"
     )
 
 
@@ -117,18 +117,18 @@ def find_gap(
     generation: int,
     booted: float,
 ) -> str:
-    """What is to be said of runs that should have been before this one, and were not.
+    """Return a warning about runs missed before this one; empty where there are none.
 
-    None are to be expected while the appliance was stopped, or on another host. Where it started with the host, and
-    nobody else had it since the last run, the host was down.
+    No runs are expected while the services container was stopped or on another host. If it started with the host and
+    no other host had the lease since the last run, the host was down.
 
     Args:
         now: when this run began, in Unix seconds, as all times here.
         every: minutes between two runs.
-        installed: since when there is a schedule.
-        lease_since: since when the host carries the appliance.
+        installed: when the schedule was installed.
+        lease_since: since when the host holds the lease.
         generation: of the lease.
-        booted: when the host was.
+        booted: when the host booted.
     """
     same = previous is not None and previous.generation is not None and generation == previous.generation + 1
     came_back = same and booted <= lease_since <= booted + BOOT_S
@@ -143,8 +143,8 @@ def find_gap(
     )
 
 
-def meet(previous: Run | None, *, now: float, what: str) -> Run:
-    """What is written down when a run found another at work: that run's record, with a note."""
+def record_overlap(previous: Run | None, *, now: float, what: str) -> Run:
+    """Return the record after a run that found another in progress: the previous record, with a note."""
     return _with(previous or Run(now, now, True), met_at=now, met=what)
 
 
@@ -152,58 +152,58 @@ def _with(run: Run, **changes: Any) -> Run:
     return Run(**{**{field.name: getattr(run, field.name) for field in fields(Run)}, **changes})
 
 
-def log_line(cluster: str, run: Run, word: Word) -> str:
-    """One line for syslog; empty when there is nothing to say."""
-    well = f"well again, with snapshot {run.number}" if run.ok and word == "well again" else ""
-    said = "; ".join(filter(None, [one_line(run.error), well, run.missed]))
-    return f"overlay snapshots of {cluster}: {said}" if said else ""
+def log_line(cluster: str, run: Run, notice: Notice) -> str:
+    """Return one line for syslog; empty when there is nothing to log."""
+    recovered = f"recovered, with snapshot {run.number}" if run.ok and notice == "recovered" else ""
+    text = "; ".join(filter(None, [one_line(run.error), recovered, run.missed]))
+    return f"overlay snapshots of {cluster}: {text}" if text else ""
 
 
 def one_line(text: str) -> str:
-    """A message of several lines as one."""
+    """Join the lines of a message."""
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def mail_text(cluster: str, host: str, run: Run, word: Word, *, to: str, since: str) -> str:
-    """The mail that says so; ``since`` is a date for people."""
+def mail_text(cluster: str, host: str, run: Run, notice: Notice, *, to: str, since: str) -> str:
+    """Return the mail with a notice; ``since`` is a formatted date."""
     if run.ok:
-        body = f"Scheduled snapshots of the overlay of {cluster} on {host} work{' again' * (word != 'missed')}, "
+        body = f"Scheduled snapshots of the overlay of {cluster} on {host} work{' again' * (notice != 'missed')}, "
         body += f"the newest is {run.number}."
     else:
         if run.number is None:
             what = f"A scheduled snapshot of the overlay of {cluster} on {host} has failed:"
-            so = "Until it works again, what is written since the last one is in the overlay only."
+            so = "Until it works again, data written since the last one is in the overlay only."
         else:
-            what = f"Snapshot {run.number} of {cluster} on {host} was taken, but not all that follows was done:"
-            so = "The snapshot itself counts."
+            what = f"Snapshot {run.number} of {cluster} on {host} was taken, but a later step failed:"
+            so = "The snapshot itself is valid."
         body = (
             f"{what}\n\n"
             + "".join(f"    {line}\n" for line in run.error.splitlines())
-            + (f"\nThey have been failing since {since}." if word == "still failing" else "")
+            + (f"\nThey have been failing since {since}." if notice == "still failing" else "")
             + f"\n{so}\n"
-            "`sms status` and `sms overlay list` show how things stand. The next mail comes in a day, or when all is\n"
-            "well again."
+            "`sms status` and `sms overlay list` show the current state. The next mail is sent after a day, or on\n"
+            "recovery."
         )
     if run.missed:
         body = f"{run.missed[0].upper()}{run.missed[1:]}\n\n{body}"
-    verb = {"failed": "", "missed": "were "}.get(word, "are ")
-    subject = f"[sms] {cluster}: overlay snapshots on {host} {verb}{word}"
+    verb = {"failed": "", "missed": "were ", "recovered": "have "}.get(notice, "are ")
+    subject = f"[sms] {cluster}: overlay snapshots on {host} {verb}{notice}"
     return f"To: {to}\nSubject: {subject}\nAuto-Submitted: auto-generated\n\n{body}\n"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether all is well with a host's snapshots; ``warnings`` say what is not."""
+    """Whether a host's snapshots are healthy, and warnings."""
 
     healthy: bool
     warnings: tuple[str, ...] = ()
 
 
-WELL = Judgement(True)
+HEALTHY = Judgement(True)
 
 
 def limit_minutes(every: int, oldest: int | None) -> int:
-    """The age of the newest verified snapshot, in minutes, that is too old."""
+    """Return the greatest healthy age of the newest verified snapshot, in minutes."""
     return oldest if oldest is not None else 2 * every + GRACE_MINUTES
 
 
@@ -217,19 +217,19 @@ def judge(
     since: float,
     damaged: int = 0,
 ) -> Judgement:
-    """How snapshots stand on the host that carries the appliance and has a schedule.
+    """Judge the snapshots of the host that holds the lease and has a schedule.
 
     Args:
-        now: what the host's clock shows, in Unix seconds, as all times here.
-        newest_taken: when the newest verified one was taken.
+        now: the host's clock, in Unix seconds, as all times here.
+        newest_taken: when the newest verified snapshot was taken.
         every: minutes between two runs.
-        limit: minutes that the newest verified one may be old.
-        since: from when on runs are to be expected: the schedule is there, and the host carries the appliance.
-        damaged: how many snapshots are not what was stored.
+        limit: greatest healthy age of the newest verified snapshot, in minutes.
+        since: since when runs are expected: the schedule is installed, and the host holds the lease.
+        damaged: number of damaged snapshots.
     """
     warnings = []
     interval = every * 60
-    # A time in the future is as good as none: the clock has jumped.
+    # A time in the future is ignored: the clock has jumped.
     age = None if newest_taken is None else now - newest_taken
     since = since if since <= now else 0.0
     if now - since > limit * 60 and (age is None or abs(age) > limit * 60):
@@ -240,7 +240,7 @@ def judge(
     seen = (since, run.started, run.met_at or 0.0) if run else (since,)
     last = max(moment for moment in (*seen, 0.0) if moment <= now + interval)
     if now - last > 2 * interval:
-        how_long = f"for {minutes_text(now - last)}" if last else "since the clock was put back"
+        how_long = f"for {minutes_text(now - last)}" if last else "since the clock was set back"
         warnings.append(
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
@@ -249,7 +249,7 @@ def judge(
 
 
 def damage_warnings(damaged: int) -> tuple[str, ...]:
-    """What is said of so many damaged snapshots."""
+    """Return the warning about damaged snapshots, if there are any."""
     what = "a snapshot is" if damaged == 1 else f"{damaged} snapshots are"
     return (f"{what} damaged: `sms overlay list` shows which",) if damaged else ()
 
@@ -263,7 +263,7 @@ def _too_old(age: float | None, limit: int) -> str:
 
 
 def minutes_text(seconds: float) -> str:
-    """A span of time in minutes, hours or days, for people."""
+    """Format seconds as minutes, hours or days."""
     minutes = round(seconds / 60)
     if minutes < 120:
         return f"{minutes} min"

@@ -1,4 +1,4 @@
-"""What takes snapshots by itself: an entry for cron, or a timer with its service where systemd runs."""
+"""The snapshot schedule: a cron entry, or a timer with its service where systemd runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Kind = Literal["cron", "systemd"]
 
 HOUR, DAY = 60, 1440
 EVERY = re.compile(r"^# Every (\d+) minutes", re.MULTILINE)
-"""How a file says so; both kinds have the line."""
-LEAST_S = 1800
-"""Seconds that a run may take at least before systemd ends it."""
+"""The line with the interval in the files of both kinds."""
+MIN_TIMEOUT_S = 1800
+"""Lower limit of the unit's start timeout, in seconds."""
 
 CRON = """\
 # Written by `sms overlay schedule install`.
-# Every {every} minutes: a snapshot of the overlay of cluster {cluster}, kept by the site's rule.
+# Every {every} minutes: a snapshot of the overlay of cluster {cluster}, pruned by the site's retention.
 # By {sms}
 SHELL=/bin/sh
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-# A run that fails says so itself. What it cannot say, for the site file cannot be read, goes to syslog.
+# A failed run reports itself. Earlier errors, such as an unreadable site file, go to syslog.
 MAILTO=""
 {fields} root {command} 2>&1 >/dev/null | logger -t sms -p cron.err
 """
@@ -40,14 +40,14 @@ RequiresMountsFor={folders}
 [Service]
 Type=oneshot
 ExecStart={command}
-# The watchdog of a freeze must outlive the one that it watches.
+# The watchdog of a freeze must outlive the process that it watches.
 KillMode=process
 TimeoutStartSec={timeout}
 """
 
 TIMER = """\
 # Written by `sms overlay schedule install`.
-# Every {every} minutes: a snapshot of the overlay of cluster {cluster}, kept by the site's rule.
+# Every {every} minutes: a snapshot of the overlay of cluster {cluster}, pruned by the site's retention.
 # By {sms}
 [Unit]
 Description=Snapshots of the overlay of sms cluster {cluster}
@@ -56,7 +56,7 @@ Description=Snapshots of the overlay of sms cluster {cluster}
 OnCalendar={calendar}
 AccuracySec=1s
 RandomizedDelaySec=0
-# One that was missed while the host was down is made up for.
+# Catch up on a run that was missed while the host was down.
 Persistent=true
 
 [Install]
@@ -66,7 +66,7 @@ WantedBy=timers.target
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule as it is to be: its files by path, and what systemd starts; ``every`` minutes."""
+    """A planned schedule: its files by path, and the unit that systemd starts; ``every`` is in minutes."""
 
     kind: Kind
     every: int
@@ -76,30 +76,30 @@ class Schedule:
 
 
 def cron_path(cluster: str) -> str:
-    """Where cron's entry lies. cron takes no name with a dot in it; a cluster's has none."""
+    """Return the path of the cron entry. cron ignores names with a dot; a cluster's name has none."""
     return f"/etc/cron.d/sms-{cluster}"
 
 
 def timer_name(cluster: str) -> str:
-    """The timer. A cluster's name has no dot, so no other cluster's unit has this name."""
+    """Return the name of the timer. A cluster's name has no dot, so no other cluster's unit has this name."""
     return f"sms-{cluster}.snapshot.timer"
 
 
 def timer_path(cluster: str) -> str:
-    """Where the timer lies."""
+    """Return the path of the timer."""
     return f"/etc/systemd/system/{timer_name(cluster)}"
 
 
 def service_path(cluster: str) -> str:
-    """Where the service lies that the timer starts."""
+    """Return the path of the timer's service."""
     return timer_path(cluster).removesuffix("timer") + "service"
 
 
 def check_every(every: int) -> None:
-    """Whether cron and systemd can run something every so many minutes.
+    """Check that cron and systemd can run a job every ``every`` minutes.
 
     Raises:
-        ConfigError: with the nearest that they can.
+        ConfigError: they cannot; the hint has the nearest intervals.
     """
     if every in EVEN_MINUTES:
         return
@@ -113,7 +113,7 @@ def check_every(every: int) -> None:
 
 
 def cron_fields(every: int) -> str:
-    """Minute, hour and the rest, as crontab(5) has them."""
+    """Return the time fields of crontab(5)."""
     if every < HOUR:
         return f"*/{every} * * * *" if every > 1 else "* * * * *"
     if every == DAY:
@@ -122,7 +122,7 @@ def cron_fields(every: int) -> str:
 
 
 def calendar(every: int) -> str:
-    """The same, as systemd.time(7) has it."""
+    """Return the calendar expression of systemd.time(7)."""
     if every < HOUR:
         return f"*-*-* *:0/{every}:00"
     if every == DAY:
@@ -131,36 +131,36 @@ def calendar(every: int) -> str:
 
 
 def job(sms: str, site_file: str, state: str) -> tuple[str, ...]:
-    """What is run."""
+    """Return the command of the job."""
     return (sms, "-q", "--site", site_file, "--state", state, "overlay", "snapshot", "--scheduled")
 
 
 def cron_command(argv: tuple[str, ...]) -> str:
-    """A command for crontab(5), where a percent sign ends the line."""
+    """Quote a command for crontab(5), where a percent sign ends the line."""
     return shlex.join(argv).replace("%", r"\%")
 
 
 def systemd_command(argv: tuple[str, ...]) -> str:
-    """A command for systemd.service(5), where percent and dollar signs stand for values."""
+    """Quote a command for systemd.service(5), where percent and dollar signs are expanded."""
     return " ".join(systemd_word(word).replace("$", "$$") for word in argv)
 
 
 def systemd_word(word: str) -> str:
-    """A word of a unit file."""
+    """Quote a word for a unit file."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{plain}"' if re.search(r"[\s'\";\\]", word) else plain
 
 
 def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], folders: tuple[str, ...]) -> Schedule:
-    """The schedule of a site on one of its hosts.
+    """Plan the schedule of a site on one of its hosts.
 
     Args:
         every: minutes between two runs.
         argv: the ``job``.
-        folders: what must be mounted before it runs.
+        folders: folders that must be mounted before it runs.
 
     Raises:
-        ConfigError: it cannot be kept evenly.
+        ConfigError: cron and systemd cannot run it at even intervals.
     """
     check_every(every)
     values = {"cluster": site.cluster, "every": every, "sms": argv[0]}
@@ -170,7 +170,7 @@ def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], 
         return Schedule(kind, every, command, {cron_path(site.cluster): text})
     command = systemd_command(argv)
     mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
-    timeout = max(LEAST_S, 2 * every * 60)
+    timeout = max(MIN_TIMEOUT_S, 2 * every * 60)
     service = SERVICE.format(**values, command=command, folders=mounts, timeout=timeout)
     timer = TIMER.format(**values, calendar=calendar(every))
     files = {service_path(site.cluster): service, timer_path(site.cluster): timer}
@@ -178,13 +178,13 @@ def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], 
 
 
 def read_every(text: str) -> int | None:
-    """The minutes of a schedule's file; None where it does not tell."""
+    """Parse the minutes of a schedule's file; None where it has none."""
     found = EVERY.search(text)
     return int(found[1]) if found else None
 
 
 def installed(texts: Mapping[str, str], cluster: str) -> tuple[Kind, int] | None:
-    """The kind and minutes of the schedule whose files are these, by path; None where there is none."""
+    """Return kind and minutes of the schedule in these files, given by path; None where there is none."""
     kinds: tuple[tuple[Kind, str], ...] = (("systemd", timer_path(cluster)), ("cron", cron_path(cluster)))
     for kind, path in kinds:
         every = read_every(texts.get(path, ""))

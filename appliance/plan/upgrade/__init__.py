@@ -1,1 +1,1 @@
-"""Plans of the subject ``upgrade``: upgrades and rehearsals."""
+"""Plans of the subject ``upgrade``: phases and predicted outage of an upgrade."""

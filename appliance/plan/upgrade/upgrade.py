@@ -1,4 +1,4 @@
-"""An upgrade as it is written down while it goes on, what becomes of jobs across it, and how long it may take. Pure."""
+"""The record of an upgrade in progress, the check for lost jobs, and the predicted outage. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from appliance.errors import SmsError
 
 STOPPING = "stopping"
-"""What was before runs, or is being stopped; its overlay is as it left it."""
+"""The old image runs or is being stopped; the overlay is as it left it."""
 LAYING = "laying"
-"""A snapshot is being laid in the overlay's place: it may be there or not."""
+"""The overlay is being replaced with a snapshot; the replacement may or may not be complete."""
 STARTING = "starting"
-"""What comes after is being started, or runs; the overlay is its own now."""
+"""The new image is being started or runs; it may have changed the overlay."""
 RETURNING = "returning"
-"""It is being stopped, and the overlay of before put back: it may be there or not."""
+"""Rollback: the new image is being stopped and the old overlay restored; the restore may or may not be complete."""
 RESTORED = "restored"
-"""What was before may be started: the overlay is as it left it."""
+"""Rollback: the overlay is as the old image left it, which can be started."""
 DONE = "done"
 RETURNED = "returned"
 
@@ -28,14 +28,14 @@ RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "SIGNALI
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 LOST = ("NODE_FAIL", "BOOT_FAIL")
 STOP_S, KEEP_S, START_S = 5.0, 1.0, 7.0
-"""What an upgrade's parts take where none was measured: the services of the lab end and begin in less."""
+"""Assumed durations of stop, snapshot and start in seconds, if none was measured; the lab needs less."""
 COMMANDS = 50
-"""What is run on the host, one after the other, while services are away."""
+"""Number of sequential commands on the host during the outage."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """An image on the host, before or after."""
+    """The old or the new image on the host."""
 
     path: str
     key: str
@@ -44,11 +44,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """An upgrade, as far as it has come.
+    """Record of an upgrade.
 
-    ``snapshot`` was taken while the appliance ran, ``kept`` of the stopped overlay (0: not yet); ``lay`` is one that is
-    put in the overlay's place first (0: none). ``jobs``: state by id, before. ``stopped_at``: Unix time when services
-    began to stop, 0 while they serve; ``outage_s``: from then until every service answered.
+    Attributes:
+        snapshot: taken while the container ran.
+        kept: snapshot of the stopped overlay (0: not yet taken).
+        lay: snapshot that replaces the overlay first (0: none).
+        jobs: state by id, before the upgrade.
+        stopped_at: Unix time when services began to stop, 0 before.
+        outage_s: seconds from then until every service answered.
     """
 
     cluster: str
@@ -66,53 +70,56 @@ class Upgrade:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Whether it is finished or rolled back."""
         return self.phase in ENDED
 
     def text(self) -> bytes:
-        """As it lies in its file."""
+        """Return the content of its file."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     def at(self, phase: str, **changes: Any) -> Upgrade:
-        """The same, come to ``phase``."""
+        """Return a copy in ``phase``."""
         return replace(self, phase=phase, **changes)
 
 
 def read_upgrade(data: bytes | None, cluster: str) -> Upgrade | None:
-    """What a file says of the last upgrade; None where there was none.
+    """Parse the record of the last upgrade; None if there was none.
 
     Raises:
-        SmsError: it cannot be read, or is another cluster's.
+        SmsError: it is invalid, or belongs to another cluster.
     """
     if data is None:
         return None
     try:
-        said = json.loads(data)
-        sides = {name: Side(**said[name]) for name in ("before", "after")}
-        found = Upgrade(**{**said, **sides})
+        fields = json.loads(data)
+        sides = {name: Side(**fields[name]) for name in ("before", "after")}
+        found = Upgrade(**{**fields, **sides})
     except (ValueError, TypeError, KeyError) as error:
         raise SmsError(
-            f"the note of the last upgrade cannot be read: {error}", hint="look at what runs, then remove it"
+            f"the record of the last upgrade is invalid: {error}", hint="check which image runs, then remove it"
         ) from error
     if found.cluster != cluster:
-        raise SmsError(f"the note of the last upgrade is of cluster {found.cluster}", hint="do two share one folder?")
+        raise SmsError(
+            f"the record of the last upgrade belongs to cluster {found.cluster}",
+            hint="do two clusters share a state folder?",
+        )
     return found
 
 
 def read_ended(log: str) -> dict[str, str]:
-    """Jobs that completed, by lines of slurmctld's log such as ``_job_complete: JobId=5 done``; arrays by 12_3(15)."""
+    """Return completed jobs of slurmctld's log: lines such as ``_job_complete: JobId=5 done``; arrays as 12_3(15)."""
     return dict.fromkeys(re.findall(r"job_complete: JobId=([0-9]+(?:_[0-9]+)?)[ (]", log), "COMPLETED")
 
 
 def is_active(state: str) -> bool:
-    """Whether a job has not come to its end."""
+    """Return whether a job has not ended."""
     return state in RUNS or state in WAITS
 
 
 def lost_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Jobs that did not come through, each with what became of it.
+    """Describe each job that was lost.
 
-    One that ended by itself meanwhile, well or badly, has come through; Slurm tells of it for some minutes.
+    A job that ended meanwhile, successfully or not, is not lost; Slurm reports it for some minutes.
     """
     lost = []
     for job, state in before.items():
@@ -120,19 +127,19 @@ def lost_jobs(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
         if not is_active(state) or (now is None and state == "COMPLETING"):
             continue
         if now is None:
-            lost.append(f"job {job} was {state} and is not known any more")
+            lost.append(f"job {job} was {state} and is now unknown")
         elif now in LOST or (state in RUNS and now in WAITS):
-            lost.append(f"job {job} was {state} and is {now}")
+            lost.append(f"job {job} was {state} and is now {now}")
     return lost
 
 
 def active_jobs(jobs: Mapping[str, str]) -> dict[str, str]:
-    """Those that run or wait."""
+    """Return the jobs that run or wait."""
     return {job: state for job, state in jobs.items() if is_active(state)}
 
 
 def count_jobs(jobs: Mapping[str, str]) -> str:
-    """How many run and how many wait, in words."""
+    """Format the numbers of running and waiting jobs."""
     running = sum(state in RUNS for state in jobs.values())
     waiting = sum(state in WAITS for state in jobs.values())
     return f"{running} running, {waiting} waiting"
@@ -141,24 +148,24 @@ def count_jobs(jobs: Mapping[str, str]) -> str:
 def predict_outage(
     history: Iterable[Mapping[str, Any]], start_parts: Mapping[str, float], round_trip_s: float = 0.0
 ) -> tuple[float, str]:
-    """Seconds that an upgrade may take from stop to answer, and what that is known from.
+    """Return the predicted outage in seconds, and what the prediction is based on.
 
     Args:
-        history: what verbs did on the host, the oldest first.
-        start_parts: the parts of a start that was measured just now, in a rehearsal; empty where there was none.
-        round_trip_s: until a command that does nothing has ended on the host: over SSH it is much of the outage.
+        history: events on the host, oldest first.
+        start_parts: durations of the parts of the start in the rehearsal; empty without one.
+        round_trip_s: duration of an empty command on the host: over SSH a large part of the outage.
     """
-    stop_s, keep_s, start_s, known = STOP_S, KEEP_S, START_S, "nothing was measured yet"
-    way_s = COMMANDS * round_trip_s
+    stop_s, keep_s, start_s, basis = STOP_S, KEEP_S, START_S, "by default values"
+    commands_s = COMMANDS * round_trip_s
     for line in history:
         if (line.get("verb"), line.get("event")) == ("upgrade", "done") and "outage_s" in line:
             parts = line.get("parts", {})
             stop_s, keep_s = float(parts.get("stop", stop_s)), float(parts.get("snapshot", keep_s))
-            start_s, known, way_s = float(line["outage_s"]) - stop_s - keep_s, "as the last upgrade", 0.0
+            start_s, basis, commands_s = float(line["outage_s"]) - stop_s - keep_s, "by the last upgrade", 0.0
         elif (line.get("verb"), line.get("event")) == ("stop", "stopped"):
             stop_s = float(line.get("seconds", stop_s))
-            known = "as the last stop and what is usual" if known.startswith("nothing") else known
+            basis = "by the last stop and default values" if basis == "by default values" else basis
     if start_parts:
-        start_s, known = sum(start_parts.values()), "as the rehearsal and the last stop"
-        way_s = COMMANDS * round_trip_s
-    return stop_s + keep_s + start_s + way_s, known
+        start_s, basis = sum(start_parts.values()), "by the rehearsal and the last stop"
+        commands_s = COMMANDS * round_trip_s
+    return stop_s + keep_s + start_s + commands_s, basis

@@ -1,4 +1,4 @@
-"""Who has the provisioning VM's disks: never two machines on one state, never a new state beside an old one. Pure."""
+"""Which host holds the provisioning VM's disks: prevents two running VMs, and a new state next to an old one. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from appliance.errors import Refused
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has the newest disks; ``generation`` grows each time they go to another host."""
+    """The host that has the newest disks; ``generation`` grows each time they move to another host."""
 
     host: str
     generation: int
 
     def text(self) -> bytes:
-        """As it is written down."""
+        """Return the JSON record."""
         return json.dumps({"holder": self.host, "generation": self.generation}).encode() + b"\n"
 
 
 @dataclass(frozen=True)
 class HostView:
-    """What an admin host says.
+    """State of the VM as seen on one admin host.
 
     Attributes:
-        reachable: it answered.
+        reachable: the host answered.
         running: the VM runs there.
-        holder: its record of who has the disks.
+        holder: the host's record of who has the disks.
     """
 
     name: str
@@ -38,32 +38,32 @@ class HostView:
 
 
 def read_holder(data: bytes | None) -> Holder | None:
-    """A record; None where there is none, or it cannot be read."""
+    """Parse a record; None if there is none, or it cannot be read."""
     try:
-        said = json.loads(data or b"")
-        return Holder(str(said["holder"]), int(said["generation"]))
+        record = json.loads(data or b"")
+        return Holder(str(record["holder"]), int(record["generation"]))
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def newest_holder(views: Sequence[HostView]) -> Holder | None:
-    """The record that counts, of all that were found."""
+    """Return the record with the highest generation."""
     return max((view.holder for view in views if view.holder), key=lambda holder: holder.generation, default=None)
 
 
 def has_disks(here: str, views: Sequence[HostView]) -> bool:
-    """Whether ``here`` has the disks and no machine uses them, on any host that answers."""
+    """Return whether ``here`` has the disks and no reachable host runs the VM."""
     newest = newest_holder(views)
     return newest is not None and newest.host == here and not any(view.running for view in views)
 
 
 def check_disks_here(here: str, views: Sequence[HostView]) -> None:
-    """Refuse where the VM runs on another host, or another host has its disks: the folder may be a shared one."""
+    """Raise Refused if the VM runs on another host, or another host has its disks: the folder may be shared."""
     _refuse_running(here, views)
     newest = newest_holder(views)
     if any(view.running for view in views) or newest is None or newest.host == here:
         return
-    raise Refused(f"the VM's disks are on {newest.host}", hint=f"say `--host {newest.host}`")
+    raise Refused(f"the VM's disks are on {newest.host}", hint=f"use `--host {newest.host}`")
 
 
 def _refuse_running(here: str, views: Sequence[HostView]) -> None:
@@ -76,15 +76,15 @@ def _refuse_running(here: str, views: Sequence[HostView]) -> None:
 
 
 def may_start(here: str, views: Sequence[HostView], *, shared: bool = False, force: bool = False) -> Holder:
-    """The record to write down before the VM starts on ``here``.
+    """Return the record to write before the VM starts on ``here``.
 
     Args:
-        views: of every admin host, ``here`` among them.
-        shared: ``here`` sees the disks of the one that has them.
-        force: start although hosts that cannot be asked may have newer disks, or the one that had them is lost.
+        views: of every admin host, including ``here``.
+        shared: ``here`` shares the folder of the host that has the disks.
+        force: start although unreachable hosts may have newer disks, or the host that had them is lost.
 
     Raises:
-        Refused: it runs elsewhere, or its disks are elsewhere.
+        Refused: the VM runs on another host, or its disks are or may be there.
     """
     _refuse_running(here, views)
     others = [view for view in views if view.name != here]
@@ -93,36 +93,36 @@ def may_start(here: str, views: Sequence[HostView], *, shared: bool = False, for
     if newest is None:
         if silent and not force:
             raise Refused(
-                f"nobody knows where the VM's disks are, and {', '.join(silent)} cannot be asked",
-                hint="make them reachable; `--force` begins with empty disks here",
+                f"no reachable host has the VM's disks, and {', '.join(silent)} is unreachable",
+                hint="make it reachable; `--force` starts with empty disks here",
             )
         return Holder(here, 2 if silent else 1)
     rivals = {view.holder.host for view in views if view.holder and view.holder.generation == newest.generation}
     if len(rivals) > 1 and not force:
         raise Refused(
-            f"{' and '.join(sorted(rivals))} both hold that they have the VM's disks",
+            f"{' and '.join(sorted(rivals))} both claim the VM's disks",
             hint="`sms vm start --force` on the one that has the right ones",
         )
     if newest.host == here and len(rivals) == 1:
-        # The first generation has never been anywhere else.
+        # Disks of the first generation were never on another host.
         if not silent or newest.generation == 1:
             return newest
         if not force:
             raise Refused(
-                f"the VM's disks have been on more than one host, and {', '.join(silent)} cannot be asked: "
+                f"the VM's disks have been on more than one host, and {', '.join(silent)} is unreachable: "
                 "it may have newer ones",
                 hint=f"make it reachable; `--force` starts with the disks of {here}",
             )
     elsewhere = next((view for view in others if view.name == newest.host), None)
-    gone = elsewhere is None or not elsewhere.reachable
-    if (shared and not gone) or force:
+    lost = elsewhere is None or not elsewhere.reachable
+    if (shared and not lost) or force:
         return Holder(here, newest.generation + 1)
-    if gone:
+    if lost:
         raise Refused(
-            f"the VM's disks are on {newest.host}, which cannot be asked",
-            hint="if it is off for good, `--force` goes on with what is here, though it may be old",
+            f"the VM's disks are on {newest.host}, which is unreachable",
+            hint=f"if it is lost for good, `--force` starts with the disks of {here}, which may be older",
         )
     raise Refused(
         f"the VM's disks are on {newest.host}",
-        hint=f"`sms vm start --host {newest.host}`, or `sms vm migrate {here}` to bring them over",
+        hint=f"`sms vm start --host {newest.host}`, or `sms vm migrate {here}` to move them",
     )

@@ -1,4 +1,4 @@
-"""The VM's start note: what a host writes down of the machine that it starts."""
+"""The VM's start note: the record that a host keeps of the machine that it started."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VmNote:
-    """Empty where nothing is known.
+    """Record of a start; fields are empty if unknown.
 
-    ``key`` names the contents of the image, ``digest`` is that of its manifest, ``signer`` the key that verified it;
-    ``why``: why there is no KVM; ``at`` and ``issuer_ends`` (of the certificate that vouches for nodes): Unix time in
-    seconds.
+    Attributes:
+        key, digest, signer: key of the image, digest of its manifest, name of the key that verified it.
+        why: why KVM is not used.
+        at: time of the start, as Unix time in seconds.
+        issuer_ends: when the certificate expires that signs those of nodes, as Unix time in seconds.
     """
 
     image: str = ""

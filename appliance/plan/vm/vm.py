@@ -1,4 +1,4 @@
-"""The provisioning VM: where its things lie, the commands that run it, and what it is handed at each start. Pure."""
+"""The provisioning VM: its paths, its QEMU command line, and the seed that it gets at each start. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 STATE = "/var/lib/sms-provision"
 SECTOR = 512
-BESIDE_MB = 160
-"""Memory that QEMU takes besides the machine's own."""
+QEMU_OVERHEAD_MB = 160
+"""Memory that QEMU needs in addition to the machine's own."""
 TCG_CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"
 
 
 @dataclass(frozen=True)
 class VmPlaces:
-    """Paths on an admin host; what is in ``run`` is gone after a reboot."""
+    """Paths on an admin host; ``run`` does not survive a reboot."""
 
     images: PurePosixPath
     current: PurePosixPath
@@ -55,23 +55,23 @@ class VmPlaces:
 
 
 def need_vm(site: Site) -> Provisioning:
-    """The site's VM.
+    """Return the site's settings of the VM.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the site has no VM.
     """
     if site.provisioning is None:
         raise ConfigError(
             "the site file has no provisioning VM",
-            hint="add the section `provisioning:` with address and mac; `sms config schema` tells all of it",
+            hint="add the section `provisioning:` with address and mac; `sms config schema` describes it",
         )
     return site.provisioning
 
 
 def vm_places(site: Site) -> VmPlaces:
-    """Where the VM's things lie."""
-    wanted = need_vm(site)
-    folder = PurePosixPath(wanted.directory or site.state / "vm")
+    """Return the VM's paths on an admin host."""
+    settings = need_vm(site)
+    folder = PurePosixPath(settings.directory or site.state / "vm")
     images = PurePosixPath(site.state) / "vm" / "images"
     disks = folder / site.cluster
     run = PurePosixPath("/run/sms/vm") / site.cluster
@@ -113,23 +113,23 @@ class Card:
 
 
 def cards(site: Site) -> tuple[Card, ...]:
-    """The VM's network cards, the provisioning one first."""
-    wanted = need_vm(site)
+    """Return the VM's network cards, the one in the provisioning network first."""
+    settings = need_vm(site)
     tag = hashlib.sha256(site.cluster.encode()).hexdigest()[:6]
     provisioning, public = site.networks.provisioning, site.networks.public
     found = [
         Card(
             f"smsvm-p{tag}",
             provisioning.bridge,
-            wanted.mac.lower(),
-            str(wanted.address.ip),
-            wanted.address.network.prefixlen,
-            # Without a foot outside, it goes through the services container.
-            "" if wanted.public else str(provisioning.address.ip),
+            settings.mac.lower(),
+            str(settings.address.ip),
+            settings.address.network.prefixlen,
+            # Without a public card, its route leads through the services container.
+            "" if settings.public else str(provisioning.address.ip),
         )
     ]
-    if wanted.public:
-        place = wanted.public
+    if settings.public:
+        place = settings.public
         found.append(
             Card(
                 f"smsvm-x{tag}",
@@ -144,13 +144,13 @@ def cards(site: Site) -> tuple[Card, ...]:
 
 
 def machine_name(site: Site) -> str:
-    """QEMU's name of the machine; it stands in its command line."""
+    """Return QEMU's name of the machine; its process is recognised by it."""
     return f"sms-vm-{site.cluster}"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a start of QEMU depends on besides the site."""
+    """Parameters of a QEMU start that do not come from the site file."""
 
     image: str
     accel: str
@@ -161,11 +161,11 @@ class Launch:
 
 
 def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
-    """The command that starts the machine in the background. No secret is in it."""
-    wanted, where = need_vm(site), vm_places(site)
+    """Return the command that starts the machine in the background. It contains no secret."""
+    settings, where = need_vm(site), vm_places(site)
     accel = ("kvm", "host") if launch.accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
     argv = [QEMU, "-name", f"{machine_name(site)},debug-threads=on", "-M", "q35", "-nodefaults", "-no-user-config"]
-    argv += ["-accel", accel[0], "-cpu", accel[1], "-m", str(wanted.memory_mb), "-smp", str(wanted.cpus)]
+    argv += ["-accel", accel[0], "-cpu", accel[1], "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
     argv += ["-display", "none", "-rtc", "base=utc", "-device", "virtio-rng-pci"]
     argv += ["-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={FIRMWARE}"]
     argv += ["-drive", f"if=pflash,format=raw,unit=1,file={where.variables}"]
@@ -183,12 +183,12 @@ def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
     if launch.incoming:
         argv += ["-incoming", f"unix:{where.incoming}"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    # Not -daemonize: its fork is what the sandbox forbids.
+    # No -daemonize: the sandbox forbids its fork.
     return (*argv, "-pidfile", str(where.pid))
 
 
 def _disks(launch: Launch, seed: str) -> list[str]:
-    """Disks as block devices of our own naming: what an image says of its backing file is not asked."""
+    """Return the disks' options. The backing chain is explicit: backing files named in the images are not trusted."""
     nodes: list[dict[str, Any]] = [
         {"driver": "file", "node-name": "image-file", "filename": launch.image, "read-only": True},
         {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
@@ -206,27 +206,27 @@ def _disks(launch: Launch, seed: str) -> list[str]:
 
 
 def provision_document(site: Site, *, database: str = "") -> dict[str, Any]:
-    """``/etc/sms/provision.json`` of the VM.
+    """Return the contents of ``/etc/sms/provision.json`` of the VM.
 
     Args:
-        database: the URL of a PostgreSQL database; it may hold a password.
+        database: URL of a PostgreSQL database; may contain a password.
     """
-    wanted = need_vm(site)
+    settings = need_vm(site)
     provisioning = site.networks.provisioning
     return {
         "cluster": site.cluster,
-        "hostname": wanted.hostname,
-        "address": str(wanted.address.ip),
-        "prefix": wanted.address.network.prefixlen,
-        "network": str(wanted.address.network),
+        "hostname": settings.hostname,
+        "address": str(settings.address.ip),
+        "prefix": settings.address.network.prefixlen,
+        "network": str(settings.address.network),
         "gateway": str(provisioning.address.ip),
         "dns": [str(server) for server in site.networks.dns],
         "services": {"address": str(provisioning.address.ip), "hostname": site.hostname},
         "database": database or f"sqlite:///{STATE}/inventory.db",
         "state": STATE,
-        "unknown": wanted.unknown,
-        "pool": [str(wanted.pool.first), str(wanted.pool.last)] if wanted.pool else None,
-        "profiles": {name: profile.model_dump(mode="json") for name, profile in wanted.profiles.items()},
+        "unknown": settings.unknown,
+        "pool": [str(settings.pool.first), str(settings.pool.last)] if settings.pool else None,
+        "profiles": {name: profile.model_dump(mode="json") for name, profile in settings.profiles.items()},
         "tls": "/etc/sms/tls",
         "socket": "/run/sms-provision/api.sock",
         "token_s": 600,
@@ -235,18 +235,18 @@ def provision_document(site: Site, *, database: str = "") -> dict[str, Any]:
 
 
 def unique_local(address: str, prefix: int) -> str:
-    """The VM's IPv6 address in the provisioning network; sms-provd takes the same (provision/dnsmasq.py)."""
+    """Return the VM's IPv6 address in the provisioning network; provision/dnsmasq.py computes the same one."""
     whole = int(IPv4Network(f"{address}/{prefix}", strict=False).network_address)
     return str(IPv6Address((0xFD536D73 << 96) | (whole << 64) | (int(IPv4Address(address)) - whole)))
 
 
 def network_units(site: Site) -> dict[str, str]:
-    """Files of systemd-networkd for the VM's cards."""
+    """Return the files of systemd-networkd for the VM's cards, by path."""
     units = {}
     for number, card in enumerate(cards(site)):
         lines = ["[Match]", f"MACAddress={card.mac}", "", "[Network]", f"Address={card.address}/{card.prefix}"]
         lines += [f"Gateway={card.gateway}"] if card.gateway else []
-        # dnsmasq announces this network: without an announcement iPXE waits 13 seconds for one.
+        # dnsmasq announces this network: without a router advertisement iPXE waits 13 seconds for one.
         lines += [] if number else [f"Address={unique_local(card.address, card.prefix)}/64"]
         lines += ["LinkLocalAddressing=ipv6", "IPv6AcceptRA=no", "LLMNR=no", "ConfigureWithoutCarrier=yes"]
         units[f"run/systemd/network/{10 + number}-sms.network"] = "\n".join(lines) + "\n"
@@ -254,13 +254,13 @@ def network_units(site: Site) -> dict[str, str]:
 
 
 def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") -> bytes:
-    """The tar archive that the VM unpacks at each start: configuration, network, certificates. It holds secrets.
+    """Return the tar archive that the VM unpacks at each start: configuration, network, certificates. Has secrets.
 
     Args:
         tls: ca.pem, server.pem, server.key, issuer.pem, issuer.key.
     """
-    wanted = need_vm(site)
-    names = f"127.0.0.1 localhost\n{wanted.address.ip} {wanted.hostname}\n"
+    settings = need_vm(site)
+    names = f"127.0.0.1 localhost\n{settings.address.ip} {settings.hostname}\n"
     names += f"{site.networks.provisioning.address.ip} {site.hostname}\n"
     resolver = "".join(f"nameserver {server}\n" for server in site.networks.dns)
     document = json.dumps(provision_document(site, database=database), indent=1) + "\n"
@@ -268,7 +268,7 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         _add_folder(archive, "etc/sms/tls")
         for name, text in {
-            "etc/hostname": f"{wanted.hostname}\n",
+            "etc/hostname": f"{settings.hostname}\n",
             "etc/hosts": names,
             "etc/resolv.conf": resolver,
             **network_units(site),
@@ -276,7 +276,7 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
             _add(archive, name, text.encode(), 0o644)
         _add(archive, "etc/sms/provision.json", document.encode(), 0o640, group="sms-provision")
         for name, data in sorted(tls.items()):
-            # nginx reads its key as root; sms-provd signs with the issuer's.
+            # nginx reads its key as root; sms-provd needs the issuer's key to sign.
             secret = name.endswith(".key")
             group = "sms-provision" if name == "issuer.key" else "root"
             _add(archive, f"etc/sms/tls/{name}", data, 0o640 if secret else 0o644, group=group)
@@ -297,7 +297,7 @@ def _add_folder(archive: tarfile.TarFile, name: str) -> None:
 
 
 def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:
-    """``kvm`` or ``tcg``, and why.
+    """Return ``kvm`` or ``tcg``, and why it is not KVM.
 
     Args:
         modules: names below /sys/module.
@@ -306,7 +306,7 @@ def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:
     if not device:
         return "tcg", "/dev/kvm cannot be opened"
     if "kvm_pvm" in modules:
-        return "tcg", "this host's KVM (kvm_pvm) runs no stock kernels"
+        return "tcg", "this host's KVM (kvm_pvm) cannot run stock kernels"
     if not {"kvm_intel", "kvm_amd"} & {*modules}:
         return "tcg", "the kernel has neither kvm_intel nor kvm_amd"
     return "kvm", ""

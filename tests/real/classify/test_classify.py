@@ -342,7 +342,7 @@ def test_a_lab_that_goes_down_ends_its_capture(tmp_path: Path) -> None:
         time.sleep(1)
         argv[argv.index("-o") + 1] = "-"
         refused = subprocess.run([*argv, "--at", "sms"], capture_output=True, text=True, check=False)
-        assert refused.returncode == 3 and "does not run in lab t-listen" in refused.stderr
+        assert refused.returncode == 3 and "is not running in lab t-listen" in refused.stderr
     finally:
         lab_down(other, False, Silent())
         shutil.rmtree(f"/var/lib/sms-lab/{other}", ignore_errors=True)

@@ -86,13 +86,13 @@ def test_prepare_makes_what_doctor_misses_and_then_changes_nothing(cluster: lab.
     assert found[f"bridge {BRIDGE}"]["mend"] == "sms host prepare host-a"
 
     rehearsed = prepare(cluster, "--dry-run")
-    assert "Make the bridge" in rehearsed["changed"]
+    assert "Create the bridge" in rehearsed["changed"]
     assert any("/usr/bin/singularity" in diff for diff in rehearsed["diffs"])
     assert missing(cluster) == (status, found)
 
     first = prepare(cluster)
-    assert {"Make the bridge", "Give Apptainer its old name too"} <= set(first["changed"])
-    assert "Make the folder of the container networks" in first["changed"]
+    assert {"Create the bridge", "Link Apptainer's old name"} <= set(first["changed"])
+    assert "Create the folder of the container networks" in first["changed"]
     assert missing(cluster) == (0, {})
     assert missing(cluster, on="host-a") == (0, {})
     shown = json.loads(host.run("ip", "-json", "-details", "link", "show", "dev", BRIDGE).stdout)[0]
@@ -101,7 +101,7 @@ def test_prepare_makes_what_doctor_misses_and_then_changes_nothing(cluster: lab.
     if host.works("test", "-e", "/sbin/ifup"):
         assert f"pre-up ip link set dev {PORT} master {BRIDGE} up" in (file or b"").decode()
     else:  # nobody would read the file; that is said instead
-        assert file is None and any("is gone after a reboot" in note for note in first["notes"])
+        assert file is None and any("does not persist across reboots" in note for note in first["notes"])
     assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays").text == "700"
 
     second = prepare(cluster)
@@ -116,7 +116,7 @@ def test_a_port_that_the_host_needs_is_refused_and_the_bridge_not_made(cluster: 
     result = sms(cluster, "cut.yaml", "host", "prepare", "host-a")
     assert result.status == 1
     said = result.stderr.decode()
-    assert "this SSH connection comes in over br-pub: making it a port of br-cut would cut the host off" in said
+    assert "this SSH connection uses br-pub: making it a port of br-cut would disconnect the host" in said
     assert "hint: name another interface" in said
     assert not cluster.host("host-a").works("ip", "link", "show", "br-cut")
 
@@ -136,7 +136,7 @@ def test_a_host_with_another_key_is_refused(cluster: lab.Lab) -> None:
     other = next(line for line in known if "host-b" in line).split(" ", 1)[1]
     for name, text, words in (
         ("none", "", "not found in known_hosts"),
-        ("wrong", f"host-a,10.78.0.11 {other}\n", "shows another host key than the known one"),
+        ("wrong", f"host-a,10.78.0.11 {other}\n", "host key does not match known_hosts"),
     ):
         (cluster.etc / f"known-{name}").write_text(text)
         write_site(cluster, f"{name}.yaml", BRIDGE, PORT, known_hosts=f"known-{name}")

@@ -148,8 +148,8 @@ def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, lat
     ("key", "known", "message", "hint"),
     [
         ("user", "no_hosts", "not found in known_hosts", "ssh-keyscan -p"),
-        ("user", "wrong_hosts", "another host key", "known_hosts"),
-        ("other_user", "known_hosts", "refuses the login", "key"),
+        ("user", "wrong_hosts", "host key does not match", "known_hosts"),
+        ("other_user", "known_hosts", "authentication failed", "key"),
     ],
     ids=["unknown host key", "wrong host key", "wrong user key"],
 )

@@ -112,7 +112,7 @@ def test_locked_refuses_other_versions_and_takes_the_same(adopted: Site) -> None
     lock.unlink()
     assert "there is no lock file" in adopted.sms("build", "--locked", ok=3).stderr
     lock.write_text("nonsense")
-    assert "is no lock file" in adopted.sms("build", "--locked", ok=2).stderr
+    assert "is not a lock file" in adopted.sms("build", "--locked", ok=2).stderr
 
 
 def test_manifest_and_bill_of_materials_tell_what_is_inside(adopted: Site) -> None:

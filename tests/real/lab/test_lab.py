@@ -217,7 +217,7 @@ def test_a_half_made_lab_is_made_anew(cluster: lab.Lab) -> None:
         time.sleep(0.01)
     running.kill()
     running.wait()
-    with pytest.raises(SmsError, match="is not whole"):
+    with pytest.raises(SmsError, match="is incomplete"):
         lab.Lab.open(CRASH)
     assert lab.up(CRASH, 1, Silent()) is True
     assert not lab.Lab.open(CRASH).failing("node1")

@@ -117,15 +117,15 @@ def test_a_machine_that_is_switched_on_asks_for_an_address(row: Row) -> None:
     assert state(row) == [True, False]
     assert [machine.pid is not None for machine in lab_machines(NAME)] == [True, False]
     assert "BOOTP/DHCP, Request from 02:00:0a:4d:00:97" in row.requests(mac)[0]
-    assert "iPXE" in row.lab.metal("metal1").said()
+    assert "iPXE" in row.lab.metal("metal1").console_text()
     assert row.redfish("metal1", "ForceOff")[1] == "Off"
     assert state(row) == [False, False]
 
 
 def test_without_the_network_as_its_boot_device_it_has_none(row: Row) -> None:
     row.redfish("metal2", "On")
-    row.wait("no word on the console", lambda: "No bootable device" in row.lab.metal("metal2").said())
-    assert "iPXE" not in row.lab.metal("metal2").said()
+    row.wait("no word on the console", lambda: "No bootable device" in row.lab.metal("metal2").console_text())
+    assert "iPXE" not in row.lab.metal("metal2").console_text()
     row.redfish("metal2", "ForceOff")
 
 

@@ -44,7 +44,7 @@ def test_nothing_is_written_any_more(image: Path) -> None:
     with (mount / "log").open("wb", 0) as log:
         log.write(b"before\n")
         os.fsync(log.fileno())
-        ext3.cut_off(Local("here"), str(image), python=sys.executable)
+        ext3.shut_down(Local("here"), str(image), python=sys.executable)
         before = digest(image)
         with pytest.raises(OSError) as caught:
             log.write(b"after\n" * 4096)
@@ -65,7 +65,7 @@ def test_one_that_two_have_is_not_cut_off(image: Path) -> None:
     loop = subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True)
     try:
         with pytest.raises(SmsError, match="all have"):
-            ext3.cut_off(Local("here"), str(image), python=sys.executable)
+            ext3.shut_down(Local("here"), str(image), python=sys.executable)
         (image.parent / "mnt" / "goes-on").write_bytes(b"x")
     finally:
         subprocess.run(["losetup", "--detach", loop.stdout.strip()], check=True)
@@ -74,5 +74,5 @@ def test_one_that_two_have_is_not_cut_off(image: Path) -> None:
 def test_an_image_that_nobody_has_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.img"
     path.write_bytes(bytes(1 << 20))
-    ext3.cut_off(Local("here"), str(path))
+    ext3.shut_down(Local("here"), str(path))
     assert path.read_bytes() == bytes(1 << 20)

@@ -114,7 +114,7 @@ def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: 
         site = both.variant("fenced.yaml", fenced)
         begin_on_the_host_that_dies(both, site)
         told = both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,)).stderr.decode()
-        assert f"{DEAD} is alive" in told and f"sms migrate {HERE}" in told
+        assert f"the services container runs on {DEAD}" in told and f"sms migrate {HERE}" in told
         both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
         both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
         both.sms("--site", site, "exec", "--", "touch", f"{MARK}-too-late", on=DEAD)

@@ -521,7 +521,7 @@ def over_budget(hosts: Hosts, source: str, target: str) -> Iterator[tuple[str, t
     ]
     path.write_bytes(before + "".join(json.dumps(line) + "\n" for line in slow).encode())
     try:
-        yield "would be away for too long", ()
+        yield "predicted outages exceed their budgets", ()
     finally:
         path.write_bytes(before)
 
@@ -540,7 +540,7 @@ BREAKS: dict[str, Break] = {
     "no bridge": on_host(
         "ip link set br-prov down; ip link set br-prov name br-away",
         "ip link set br-away name br-prov; ip link set br-prov up",
-        "there is no bridge br-prov",
+        "bridge br-prov does not exist or is down",
     ),
     "no port": on_host(
         "ip link set prov0 nomaster", "ip link set prov0 master br-prov", "bridge br-prov has no port that is up"
@@ -549,10 +549,10 @@ BREAKS: dict[str, Break] = {
         "ip link set prov0 nomaster; ip link add dum0 type veth peer name dum1; ip link set dum1 up; "
         "ip link set dum0 master br-prov up",
         "ip link del dum0; ip link set prov0 master br-prov",
-        "{target} does not see 10.77.0.1 by br-prov",
+        "{target} does not see 10.77.0.1 on br-prov",
     ),
     "stranger": on_host(
-        NAMESPACE, "ip netns del stranger; ip link set prov0 master br-prov", "10.77.0.1 is taken by a stranger"
+        NAMESPACE, "ip netns del stranger; ip link set prov0 master br-prov", "10.77.0.1 is used by another machine"
     ),
     "clock": on_host(
         'printf \'#!/bin/sh\\nexec /bin/date -d "+10 minutes" "$@"\\n\' >/usr/local/bin/date; '
@@ -606,7 +606,7 @@ def test_a_rehearsal_changes_nothing(hosts: Hosts) -> None:
     source, target = where(hosts)
     before = picture(hosts)
     told = hosts.sms("migrate", "--dry-run", target, on="admin")
-    assert f"{source} to {target}" in told.text and "may be" in told.text
+    assert f"{source} to {target}" in told.text and "tolerated" in told.text
     plan = json.loads(hosts.sms("-q", "migrate", "-n", "--json", target, on="admin").stdout)
     assert (plan["source"], plan["target"], plan["over"]) == (source, target, [])
     assert {one["name"] for one in plan["away"]} == {one["name"] for one in hosts.status(source)["services"]}
@@ -626,7 +626,7 @@ def test_what_runs_nowhere(hosts: Hosts) -> None:
     hosts.sms("-q", "stop", on=source)
     before = picture(hosts)
     told = hosts.sms("migrate", target, on="admin", ok=(3,)).stderr.decode()
-    assert "runs nowhere" in told and "sms start" in told
+    assert "not running on any host" in told and "sms start" in told
     assert picture(hosts) == before
     hosts.sms("-q", "start", "--host", source, on="admin")
 

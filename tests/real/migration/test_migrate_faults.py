@@ -54,7 +54,7 @@ STEPS = (
 """Words that the ends of a move get, in their order; ``check`` is the second ``probe``."""
 SAVED_S = 15
 """slurmctld writes its state down every few seconds."""
-NOW_IT_IS = "could not write that down; now it is"
+RECORDED = "it has now been recorded"
 SETTLE_S = 150
 """Both ends know what to do by themselves long before."""
 
@@ -375,7 +375,7 @@ def cells() -> Iterator[Cell]:
             yield Cell(name, work, step, source if step != "up" else either, sample)
     for step in ("<build", "build", "send", "round", "<stop", "stop", "place", "<start", "start"):
         yield Cell("disk full", disk_full, step, either, step == "<start", small=True, wait_s=15)
-    yield Cell("tampered image", tampered_image, "<look", target)  # it is sent again
+    yield Cell("tampered image", tampered_image, "<inspect_hosts", target)  # it is sent again
     yield Cell("tampered image", tampered_image, "<trust", source, True)
     for step in ("<round", "<verify"):
         yield Cell("damaged copy", damaged_copy, step, source, step == "<verify")
@@ -385,7 +385,7 @@ def cells() -> Iterator[Cell]:
         yield Cell(f"{name} not up", service_down(name), "<check", source, name == "chrony")
     for step in ("<start", "<arm", "<up"):
         yield Cell("bridge missing", no_bridge, step, source, step == "<up")
-    yield Cell("clock 10 min off", clock_off, "<look", source, True)
+    yield Cell("clock 10 min off", clock_off, "<inspect_hosts", source, True)
     yield Cell("clock 10 min off", clock_off, "<start", target)  # known to be right when it began
 
 
@@ -471,7 +471,7 @@ def run_again(world: World, found: str, source: str, target: str, *, ended: bool
         found = world.settle(set(CARRIERS))
     done = world.hosts.sms("-q", "migrate", target, on="admin", ok=(0, 3))
     words = (done.stdout + done.stderr).decode()
-    if found == target and not ended and NOW_IT_IS in words:
+    if found == target and not ended and RECORDED in words:
         assert done.status == 0, words  # it had not got so far as to write down that it runs there
     else:
         assert (done.status == 3) == (found == target), words

@@ -57,7 +57,7 @@ def put(vm: Vm, path: str, data: bytes, **details: Any) -> dict[str, Any]:
     """Make a content the newest version of a master file."""
     digest = hashlib.sha256(data).hexdigest()
     vm.admin.send(f"/sms/v1/blobs/{digest}", io.BytesIO(data), len(data))
-    done: dict[str, Any] = vm.admin.ask("PUT", f"/sms/v1/files{path}", {"sha256": digest, **details})
+    done: dict[str, Any] = vm.admin.request("PUT", f"/sms/v1/files{path}", {"sha256": digest, **details})
     return done
 
 
@@ -155,7 +155,7 @@ def clients(vm: Vm, tmp_path: Path) -> Iterator[Callable[..., Client]]:
 
 
 def report(vm: Vm, name: str) -> dict[str, Any]:
-    every = vm.admin.ask("GET", "/sms/v1/sync/reports")["clients"]
+    every = vm.admin.request("GET", "/sms/v1/sync/reports")["clients"]
     found: dict[str, Any] = next(each for each in every if each["client"] == name)
     return found
 
@@ -202,7 +202,7 @@ def test_a_push_wakes_everybody_and_tells_who_has_what(vm: Vm, clients: Callable
     put(vm, CONF, b"ClusterName=two\n", services=True)
     assert report(vm, "node1")["missing"] == [CONF]
     for _ in range(200):
-        if vm.admin.ask("POST", "/sms/v1/sync/push")["waiting"] == 2:
+        if vm.admin.request("POST", "/sms/v1/sync/push")["waiting"] == 2:
             break
         time.sleep(0.05)
     for client in (one, container):
@@ -214,7 +214,7 @@ def test_a_push_wakes_everybody_and_tells_who_has_what(vm: Vm, clients: Callable
         time.sleep(0.05)
     assert [each["missing"] for each in told] == [[], []]
     assert told[0]["has"][CONF]["sha256"] == hashlib.sha256(b"ClusterName=two\n").hexdigest()
-    vm.admin.ask("POST", "/sms/v1/sync/rollback", {"path": CONF})
+    vm.admin.request("POST", "/sms/v1/sync/rollback", {"path": CONF})
     assert one.once().returncode == 0
     assert one.read(CONF) == b"ClusterName=one\n"
 
@@ -234,7 +234,7 @@ def test_clients_come_back_with_the_server(vm: Vm, clients: Callable[..., Client
     for client in both:
         client.wait_server(there=True)
     put(vm, CONF, b"ClusterName=two\n", services=True)
-    vm.admin.ask("POST", "/sms/v1/sync/push")
+    vm.admin.request("POST", "/sms/v1/sync/push")
     for client in both:
         client.wait_for(CONF, b"ClusterName=two\n")
 
@@ -301,12 +301,12 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     (node.root / "etc/mine").write_bytes(b"never of the server's\n")
     for path in (MOTD, "/etc/issue", "/etc/edited", "/etc/passwd"):
         put(vm, path, b"alice:x:2001:2001::/:/bin/sh\n")
-    vm.admin.ask("POST", "/sms/v1/sync/push")
+    vm.admin.request("POST", "/sms/v1/sync/push")
     assert node.once().returncode == 0
     assert node.read("/etc/issue") == b"alice:x:2001:2001::/:/bin/sh\n"
     (node.root / "etc/edited").write_bytes(b"by hand\n")
     for path in (MOTD, "/etc/issue", "/etc/edited", "/etc/passwd"):
-        vm.admin.ask("DELETE", f"/sms/v1/files{path}")
+        vm.admin.request("DELETE", f"/sms/v1/files{path}")
     assert node.once().returncode == 0
     assert node.read(MOTD) is None
     assert node.read("/etc/issue") == b"of the image\n"
@@ -328,7 +328,7 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     put(vm, "/etc/other", b"first of many\n")
     assert node.once().returncode == 0
     assert (node.read(MOTD), node.read("/etc/other")) == (b"back\n", b"first of many\n")
-    vm.admin.ask("POST", "/sms/v1/sync/push")
+    vm.admin.request("POST", "/sms/v1/sync/push")
     assert node.once().returncode == 0
     assert node.read(MOTD) is None
 
@@ -450,10 +450,10 @@ async def wait_all(vm: Vm, node: Client, many: int) -> int:
     waiting = [asyncio.create_task(wait()) for _ in range(many)]
     for _ in range(300):
         await asyncio.sleep(0.1)
-        done = await asyncio.to_thread(vm.admin.ask, "GET", "/sms/v1/sync/reports")
+        done = await asyncio.to_thread(vm.admin.request, "GET", "/sms/v1/sync/reports")
         if done["waiting"] >= many:
             break
-    await asyncio.to_thread(vm.admin.ask, "POST", "/sms/v1/sync/push")
+    await asyncio.to_thread(vm.admin.request, "POST", "/sms/v1/sync/push")
     return sum(b'{"push":1}' in answer for answer in await asyncio.gather(*waiting))
 
 
@@ -473,7 +473,7 @@ def test_a_client_that_is_gone_waits_no_more(vm: Vm, clients: Callable[..., Clie
     assert node.process
     node.process.send_signal(signal.SIGKILL)
     for _ in range(300):
-        if vm.admin.ask("GET", "/sms/v1/sync/reports")["waiting"] == 0:
+        if vm.admin.request("GET", "/sms/v1/sync/reports")["waiting"] == 0:
             return
         time.sleep(0.1)
     pytest.fail("the server still keeps it waiting")
@@ -487,7 +487,7 @@ def test_a_service_that_ends_lets_those_go_that_wait(vm: Vm, clients: Callable[.
     node.start()
     node.wait_for(MOTD, b"x\n")
     for _ in range(200):
-        if vm.admin.ask("GET", "/sms/v1/sync/reports")["waiting"]:
+        if vm.admin.request("GET", "/sms/v1/sync/reports")["waiting"]:
             break
         time.sleep(0.05)
     provd = vm.processes[0]

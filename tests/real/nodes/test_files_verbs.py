@@ -172,7 +172,7 @@ def test_masters_and_users_from_the_command_line(desk: Desk, tmp_path: Path) -> 
     assert [line.split(":")[0] for line in said.splitlines() if line.startswith("+ ")] == [
         f"+ {path}" for path in every
     ]
-    assert f"{len(every)} files: {len(every)} brought" in said
+    assert f"{len(every)} files: {len(every)} uploaded" in said
     check_by_hand(desk)
     look_once(desk)
     desk.sms("files", "push", "--wait", "1s", status=4)
@@ -242,14 +242,14 @@ def check_changes(desk: Desk, root: Path) -> None:
     assert (root / "etc/motd").read_text() == "sms-services of lab\n"
     assert "* " in desk.sms("files", "show", "/etc/motd")
     assert desk.sms("files", "show", "/etc/motd", "--content") == "{{ node.name }} of {{ cluster }}\n"
-    assert "Nobody is there to answer" in desk.sms("files", "remove", "/etc/motd", status=3)
+    assert "standard input is not a terminal" in desk.sms("files", "remove", "/etc/motd", status=3)
     said = desk.sms("files", "remove", "-n", "/etc/motd")
-    assert "would be removed from all nodes, services (template); the site file names it" in said
+    assert "would be removed from all nodes, services (template); the site file defines it" in said
     assert (root / "etc/motd").exists()
     desk.sms("files", "remove", "/etc/motd", "--yes")
     assert not (root / "etc/motd").exists()
     assert "there is no master file /etc/nothing" in desk.sms("files", "remove", "/etc/nothing", status=3)
-    assert "is no mode" in desk.sms("files", "add", "/etc/x", "sms.yaml", "--mode", "abc", status=2)
+    assert "invalid mode" in desk.sms("files", "add", "/etc/x", "sms.yaml", "--mode", "abc", status=2)
 
 
 def check_by_hand(desk: Desk) -> None:
@@ -265,7 +265,7 @@ def check_by_hand(desk: Desk) -> None:
     assert "version 2: 0600 munge:munge, for nowhere, services" in desk.sms(*add)
     said = desk.sms(*add, "--all-nodes", "--no-services")
     assert "version 3: 0600 munge:munge, for all nodes\n" in said
-    assert "the site file names it, too" in desk.sms("files", "add", "/etc/passwd", str(source), "--later")
+    assert "the site file also defines it" in desk.sms("files", "add", "/etc/passwd", str(source), "--later")
     desk.sms("files", "rollback", "/etc/passwd", "--later")
     desk.sms("files", "add", long, str(source), "--later")
     listed = desk.sms("files", "list")
@@ -276,7 +276,7 @@ def check_by_hand(desk: Desk) -> None:
         desk.sms("files", "remove", name, "--later")
     said = desk.sms("files", "report", "--path", "/nosuch", status=3)
     assert "there is no master file /nosuch" in said
-    assert "no client was heard lately\n  services  never heard, " in desk.sms("files", "report")
+    assert "no client is online\n  services  no contact yet, " in desk.sms("files", "report")
 
 
 def check_users(desk: Desk, root: Path) -> None:
@@ -300,6 +300,6 @@ def check_users(desk: Desk, root: Path) -> None:
     assert "10 of 20 would be removed (50 %)" in desk.sms("user", "sync", "--from", str(people), status=3)
     (people / "passwd").write_text("\n".join(lines) + "\neve:x:0x0:3000::/:/bin/sh\nmal\x1b[2J:x:1:1::/:/bin/sh\n")
     said = desk.sms("user", "sync", "--from", str(people), status=2)
-    assert "passwd:21: eve: has a uid or gid that is no number" in said
+    assert "passwd:21: eve: has a uid or gid that is not a number" in said
     assert "\x1b" not in said
     assert differences(desk.sms("files", "push", "--dry-run", "--json"))["/etc/passwd"] == "held"

@@ -17,7 +17,7 @@ from appliance.errors import Refused
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.nodes.files import put_master
 from appliance.operations.nodes.image import NodeImage, build_node, list_nodes, nodes_folder
-from appliance.operations.nodes.push import ask_images, push_node, rollback_node
+from appliance.operations.nodes.push import push_node, query_images, rollback_node
 from appliance.operations.site.ca import make_ca
 from appliance.operations.site.keys import create_pair
 from appliance.plan.nodes.files import Master
@@ -103,7 +103,7 @@ def test_one_that_was_changed_is_not_pushed(cluster: Cluster, image: NodeImage) 
     data = kernel.read_bytes()
     try:
         kernel.write_bytes(data[:-1] + b"x")
-        with pytest.raises(Refused, match="vmlinuz is not what was signed"):
+        with pytest.raises(Refused, match="vmlinuz does not match its digest"):
             push_node(cluster, "compute", Silent())
     finally:
         kernel.write_bytes(data)
@@ -124,7 +124,7 @@ def vm(cluster: Cluster, image: NodeImage) -> Iterator[Vm]:
     ):
         assert push_node(cluster, "compute", Silent()).fresh
         assert not push_node(cluster, "compute", Silent()).fresh
-        server.admin.ask("PUT", "/sms/v1/nodes/node1", {"macs": [MAC], "address": "10.77.0.101"})
+        server.admin.request("PUT", "/sms/v1/nodes/node1", {"macs": [MAC], "address": "10.77.0.101"})
         put_master(server.admin, Master("/etc/slurm/slurm.conf", SLURM))
         key = secrets.token_bytes(128)
         put_master(server.admin, Master("/etc/munge/munge.key", key, mode="0400", owner="munge", group="munge"))
@@ -137,7 +137,7 @@ def test_a_node_boots_to_slurmd(cluster: Cluster, vm: Vm) -> None:
         said = machine.wait_for("slurmd is active")
         assert "node1 has its certificate" in said
         assert "/etc/munge/munge.key changed" in said
-        clients = {each["client"]: each for each in vm.admin.ask("GET", "/sms/v1/sync/reports")["clients"]}
+        clients = {each["client"]: each for each in vm.admin.request("GET", "/sms/v1/sync/reports")["clients"]}
         (node,) = (each for name, each in clients.items() if name.endswith("node1"))
         assert node["at"] is not None and node["missing"] == []
     print(said[-600:])
@@ -159,5 +159,5 @@ def test_an_image_with_a_wrong_digest_is_not_booted(cluster: Cluster, image: Nod
 def test_there_is_nothing_before_the_first_image(cluster: Cluster, vm: Vm) -> None:
     with pytest.raises(Refused, match="no image of compute was current before"):
         rollback_node(cluster, "compute")
-    images, why = ask_images(cluster)
+    images, why = query_images(cluster)
     assert why == "" and [each["current"] for each in images] == [True]

@@ -20,7 +20,7 @@ from appliance.host.base import Result
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.overlay.grow import _grow_stopped, grow
-from appliance.plan.overlay.grow import MIB, read_size
+from appliance.plan.overlay.grow import MIB, parse_size
 from appliance.progress import Silent
 from appliance.tools import agent
 from tests.places import DEBIAN_SITE
@@ -71,25 +71,25 @@ def whole(cluster: Cluster) -> None:
 
 def test_a_stopped_one_grows_and_then_has_its_size(cluster: Cluster) -> None:
     host, overlay = Local("host-a"), str(cluster.places.overlay)
-    planned = grow(cluster, host, Silent(), read_size("1G"), dry_run=True)
+    planned = grow(cluster, host, Silent(), parse_size("1G"), dry_run=True)
     assert planned.changed and Path(overlay).stat().st_size == 96 * MIB
-    done = grow(cluster, host, Silent(), read_size("1G"))
+    done = grow(cluster, host, Silent(), parse_size("1G"))
     assert (done.before, done.size, done.running, done.changed) == (96 * MIB, GIB, False, True)
     assert Path(overlay).stat().st_size == system_size(overlay) == GIB
     whole(cluster)
-    assert not grow(cluster, host, Silent(), read_size("1024M")).changed
-    assert grow(cluster, host, Silent(), read_size("+64M")).size == GIB + 64 * MIB
-    with pytest.raises(Refused, match="never shrinks"):
-        grow(cluster, host, Silent(), read_size("512M"))
+    assert not grow(cluster, host, Silent(), parse_size("1024M")).changed
+    assert grow(cluster, host, Silent(), parse_size("+64M")).size == GIB + 64 * MIB
+    with pytest.raises(Refused, match="cannot shrink"):
+        grow(cluster, host, Silent(), parse_size("512M"))
     with pytest.raises(Refused, match="MiB free"):
-        grow(cluster, host, Silent(), read_size("15T"))
+        grow(cluster, host, Silent(), parse_size("15T"))
     assert Path(overlay).stat().st_size == GIB + 64 * MIB
 
 
 def test_one_cut_off_is_finished_not_done_twice(cluster: Cluster) -> None:
     overlay = str(cluster.places.overlay)
     lengthen(overlay, 96 * MIB + GIB)
-    assert grow(cluster, Local("host-a"), Silent(), read_size("+1G")).size == 96 * MIB + GIB
+    assert grow(cluster, Local("host-a"), Silent(), parse_size("+1G")).size == 96 * MIB + GIB
     assert system_size(overlay) == 96 * MIB + GIB
     whole(cluster)
 
@@ -134,7 +134,7 @@ def test_one_cut_off_leaves_the_overlay_as_it_was(cluster: Cluster, at: str) -> 
     assert now[:1024] == before[:1024] and now[2048:] == before[2048:]
     assert system_size(str(overlay)) == 96 * MIB
     subprocess.run(["e2fsck", "-fn", overlay], check=True, capture_output=True)
-    assert grow(cluster, Local("host-a"), Silent(), read_size("2G")).changed
+    assert grow(cluster, Local("host-a"), Silent(), parse_size("2G")).changed
     assert system_size(str(overlay)) == 2 * GIB
     whole(cluster)
     assert not Path(f"{overlay}.new").exists()
@@ -169,10 +169,10 @@ def test_one_in_use_grows_or_is_left_alone(mounted: tuple[Cluster, str, Path]) -
     capable = int(dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())["CapEff"], 16)
     if not capable >> CAP_SYS_RESOURCE & 1:
         with pytest.raises(Refused, match="no CAP_SYS_RESOURCE"):
-            agent.ask(Local("host-a"), "grow", request)
+            agent.call(Local("host-a"), "grow", request)
         assert Path(overlay).stat().st_size == device_bytes(loop) == 96 * MIB
         return
-    agent.ask(Local("host-a"), "grow", request)
+    agent.call(Local("host-a"), "grow", request)
     assert Path(overlay).stat().st_size == system_size(loop) == GIB
     assert os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize > 900 * MIB
 
@@ -181,5 +181,5 @@ def test_the_host_is_held_meanwhile(mounted: tuple[Cluster, str, Path]) -> None:
     cluster, loop, _ = mounted
     request = {"overlay": str(cluster.places.overlay), "size": GIB, "lock": str(cluster.places.lock)}
     with Local("host-a").lock(str(cluster.places.lock)), pytest.raises(Busy, match="another sms is at work"):
-        agent.ask(Local("host-a"), "grow", request)
+        agent.call(Local("host-a"), "grow", request)
     assert device_bytes(loop) == Path(cluster.places.overlay).stat().st_size == 96 * MIB

@@ -22,7 +22,7 @@ from appliance.operations.overlay import mirror
 from appliance.operations.overlay.grow import grow
 from appliance.operations.overlay.mirrored import close_mirror, find_mirror, open_mirror, write_note
 from appliance.operations.overlay.overlay import check_overlay
-from appliance.plan.overlay.grow import read_size
+from appliance.plan.overlay.grow import parse_size
 from appliance.progress import Silent
 from appliance.tools import ext3
 from tests.places import DEBIAN_SITE
@@ -39,7 +39,7 @@ class Heard(Silent):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.lines.append(text)
 
 
@@ -59,7 +59,7 @@ class Bench:
     def overlay(self) -> str:
         return str(self.cluster.places.overlay)
 
-    def create(self, **more: bool) -> mirror.Done:
+    def create(self, **more: bool) -> mirror.MirrorChange:
         return mirror.create(self.cluster, self.host, QUIET, [self.disk(1), self.disk(2)], **more)
 
     def member(self, number: int) -> Path:
@@ -205,16 +205,16 @@ def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: i
     away.rename(bench.member(sick))
     assert bench.problems() == ""
     bench.member(sick).unlink()
-    assert "its file is not there" in bench.problems()
+    assert "its file is missing" in bench.problems()
     heard = Heard()
     open_mirror(bench.cluster, bench.host, heard)
     assert "WARNING: the mirror has lost" in heard.lines[0] and "on one disk only" in heard.lines[0]
     close_mirror(bench.cluster, bench.host)
-    with pytest.raises(Refused, match="nothing to mend from"):
+    with pytest.raises(Refused, match="no copy to repair from"):
         mirror.scrub(bench.cluster, bench.host, QUIET)
     with pytest.raises(Refused, match="MiB free"):
         mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(4))
-    with pytest.raises(Refused, match=r"one disk|other member lies"):
+    with pytest.raises(Refused, match=r"one disk|other member is in"):
         mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(other))
     assert mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3)).changed
     assert bench.problems() == "" and not mirror.rebuild(bench.cluster, bench.host, QUIET).changed
@@ -225,7 +225,7 @@ def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: i
 def test_noise_over_a_member_while_closed_is_a_member_lost(bench: Bench) -> None:
     bench.create()
     noise_over(bench.member(2))
-    assert "its file holds something else" in bench.problems()
+    assert "its file has other contents" in bench.problems()
     assert mirror.rebuild(bench.cluster, bench.host, QUIET).changed
     assert bench.problems() == "" and bench.files() == [f"{bench.cluster.site.cluster}.member-{n}.img" for n in (1, 3)]
     bench.member(1).unlink()
@@ -239,9 +239,9 @@ def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
     path.rename(f"{path}.away")
     assert bench.kept()
     Path(f"{path}.away").rename(path)
-    assert "its file is not there" in bench.problems()
+    assert "its file is missing" in bench.problems()
     bench.member(1).rename(f"{bench.member(1)}.away")
-    with pytest.raises(Refused, match="no member of the mirror is whole"):
+    with pytest.raises(Refused, match="no member of the mirror is intact"):
         open_mirror(bench.cluster, bench.host, QUIET)
     Path(f"{bench.member(1)}.away").rename(bench.member(1))
     mirror.rebuild(bench.cluster, bench.host, QUIET)
@@ -297,11 +297,11 @@ def test_the_folder_of_the_overlay_is_lost_with_one_member(bench: Bench) -> None
 
 def test_both_members_are_lost(bench: Bench) -> None:
     bench.create()
-    with pytest.raises(SmsError, match="is whole"):
+    with pytest.raises(SmsError, match="is intact"):
         mirror.abandon(bench.cluster, bench.host, QUIET)
     for number in (1, 2):
         bench.member(number).unlink()
-    with pytest.raises(Refused, match="no member of the mirror is whole"):
+    with pytest.raises(Refused, match="no member of the mirror is intact"):
         open_mirror(bench.cluster, bench.host, QUIET)
     assert "no member" in bench.problems()
     assert mirror.abandon(bench.cluster, bench.host, QUIET).changed
@@ -316,9 +316,9 @@ def test_what_is_lost_on_both_is_said(bench: Bench) -> None:
         assert at > 0
         data[at : at + 4096] = os.urandom(4096)
         bench.member(number).write_bytes(data)
-    with pytest.raises(SmsError, match="past mending"):
+    with pytest.raises(SmsError, match="cannot be repaired"):
         mirror.scrub(bench.cluster, bench.host, QUIET)
-    assert "on no member as they were written" in bench.problems()
+    assert "corrupt on both members" in bench.problems()
 
 
 def test_another_host_that_has_it_open_is_not_joined(bench: Bench) -> None:
@@ -335,7 +335,7 @@ def test_another_host_that_has_it_open_is_not_joined(bench: Bench) -> None:
 
 def test_a_member_moves_while_both_are_whole(bench: Bench) -> None:
     bench.create()
-    with pytest.raises(Refused, match="which one is to move"):
+    with pytest.raises(Refused, match="unclear which one to move"):
         mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3))
     mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3), number=1)
     assert list(Path(bench.disk(1)).iterdir()) == [] and bench.problems() == ""
@@ -353,24 +353,24 @@ def test_a_rehearsed_scrub_reads_nothing(bench: Bench) -> None:
     assert planned.steps == (
         "open the mirror",
         *(f"read {file}" for file in files),
-        "mend from the other what is not as it was written",
+        "repair corrupt blocks from the other member",
         "close it",
     )
     assert Path(str(bench.cluster.places.mirror_note)).read_bytes() == before and bench.clean()
     bench.member(2).unlink()
-    with pytest.raises(Refused, match="nothing to mend from"):
+    with pytest.raises(Refused, match="no copy to repair from"):
         mirror.scrub(bench.cluster, bench.host, QUIET, dry_run=True)
 
 
 def test_a_mirrored_overlay_grows(bench: Bench) -> None:
     bench.create()
     before = bench.member(1).stat().st_size
-    done = grow(bench.cluster, bench.host, QUIET, read_size("1G"))
+    done = grow(bench.cluster, bench.host, QUIET, parse_size("1G"))
     assert done.changed and bench.member(1).stat().st_size == before + 2 * (1024 - 96) * MIB
     assert ext3_bytes(bench) == 1 << 30 and bench.kept() and bench.problems() == ""
-    assert not grow(bench.cluster, bench.host, QUIET, read_size("1G")).changed
+    assert not grow(bench.cluster, bench.host, QUIET, parse_size("1G")).changed
     with pytest.raises(Refused, match="MiB free"):
-        grow(bench.cluster, bench.host, QUIET, read_size("20G"))
+        grow(bench.cluster, bench.host, QUIET, parse_size("20G"))
 
 
 def ext3_bytes(bench: Bench) -> int:

@@ -120,7 +120,7 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     # Onto another disk, while it runs; and once more the old one goes.
     disks.sms("-q", "overlay", "mirror", "rebuild", "--on", "/mnt/disk3")
     assert disks.status()["healthy"]
-    assert "is whole" in disks.sms("overlay", "mirror", "rebuild").text
+    assert "is redundant" in disks.sms("overlay", "mirror", "rebuild").text
     disks.sms("-q", "stop")
     host.run("rm", two)
     disks.sms("-q", "start")

@@ -107,7 +107,7 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
     try:
         with booted(outer) as system:
             told = system.run("sms", "start", timeout=120)
-            assert b"nothing starts the appliance after a reboot" not in told.stderr
+            assert b"nothing starts the services container after a reboot" not in told.stderr
             assert system.run("systemctl", "is-enabled", unit).text == "enabled"
             assert system.run("systemctl", "is-active", unit).text == "active"
             wait("the guard", lambda: "yes" if system.works("systemctl", "is-active", "-q", "sms-lab-guard") else "")

@@ -66,7 +66,7 @@ def without_bridge(playground: Playground) -> Iterator[str]:
     host.run("ip", "link", "set", "br-pub", "down")
     host.run("ip", "link", "set", "br-pub", "name", "br-away")
     try:
-        yield "there is no bridge br-pub"
+        yield "bridge br-pub does not exist or is down"
     finally:
         host.run("ip", "link", "set", "br-away", "name", "br-pub")
         host.run("ip", "link", "set", "br-pub", "up")
@@ -155,7 +155,7 @@ def test_a_damaged_overlay_is_named_and_not_started(stopped: Playground) -> None
     try:
         host.run("sh", "-c", f"dd if=/dev/urandom of={overlay} bs=4096 count=2000 seek=0 conv=notrunc status=none")
         told = stopped.sms("start", ok=(5,)).stderr.decode()
-        assert "is damaged" in told and "put a backup of it in its place" in told
+        assert "is damaged" in told and "restore it from a backup" in told
         stopped.assert_nothing_runs()
     finally:
         host.run("mv", "-f", f"{overlay}.kept", overlay)
@@ -266,7 +266,7 @@ def test_a_host_whose_key_is_not_known_is_refused(stopped: Playground) -> None:
     )
     try:
         told = admin.run("sms", "start", "--host", "host-a", ok=None)
-        assert told.status == 1 and b"another host key" in told.stderr
+        assert told.status == 1 and b"host key does not match" in told.stderr
         known.write_text("")
         told = admin.run("sms", "start", "--host", "host-a", ok=None)
         assert told.status == 1 and b"not found in known_hosts" in told.stderr

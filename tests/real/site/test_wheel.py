@@ -88,7 +88,7 @@ def test_it_holds_the_data_and_nothing_of_the_checkout(wheel: Path) -> None:
 
 def test_it_says_its_version_and_its_help(sms: Sms) -> None:
     assert re.fullmatch(r"sms \d+\.\d+\.\d+\n", sms("--version").stdout)
-    assert "exit status: 0 fine" in sms("--help").stdout
+    assert "exit status: 0 success" in sms("--help").stdout
 
 
 @pytest.mark.parametrize("profile", ["openhpc", "cray-ex", "lab"])

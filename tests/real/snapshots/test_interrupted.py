@@ -115,7 +115,7 @@ def test_a_reboot_of_the_host_brings_it_back_where_it_ran(running: Playground) -
     assert running.lease()["generation"] == generation + 1
     # Stopped by an administrator, it stays stopped at the next boot.
     running.sms("--quiet", "stop")
-    assert b"nothing ran on host-a" in running.sms("start", "--boot").stderr
+    assert b"it did not run on host-a" in running.sms("start", "--boot").stderr
     running.assert_nothing_runs()
 
 

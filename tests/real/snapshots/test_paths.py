@@ -95,7 +95,7 @@ def test_all_that_files_have_survives(overlay: Bed, tmp_path: Path) -> None:
     assert set(before) - set(out) == {b"/keep/whiteout"}
     for name, one in out.items():
         assert {**one, "flags": 0} == {**before[name], "flags": 0}, name
-    assert said["notes"] == ["removed from the image, so not made: /keep/whiteout"]
+    assert said["notes"] == ["removed from the image, so not created: /keep/whiteout"]
     assert (target / "keep/sparse").stat().st_blocks <= 64
 
 
@@ -298,7 +298,7 @@ def test_the_container_sees_what_it_saw(overlay: Bed, then: str, every: str, tmp
         for path in PATHS if every == "all" else (PATHS[first % len(PATHS)], PATHS[(first + 3) % len(PATHS)]):
             sh("cp", changed, overlay.overlay)
             done += _comes_back(overlay, lower, number, path, saw[path], now)
-    # Of a folder that was removed then, nothing in it can be taken back alone: that leaves the fewest.
+    # Of a folder that was removed then, nothing in it can be restored alone: that leaves the fewest.
     assert done >= (5 if every == "all" else 1)
     overlay.mount()
 
@@ -351,7 +351,7 @@ def test_no_link_leads_out(overlay: Bed, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path, words", [("/", "/ is all of it"), ("x", "does not begin with /"), ("/a/../b", "has ..")]
+    "path, words", [("/", "/ is the whole overlay"), ("x", "does not begin with /"), ("/a/../b", "has ..")]
 )
 def test_paths_that_are_none(overlay: Bed, path: str, words: str, tmp_path: Path) -> None:
     first = overlay.take()["number"]
@@ -398,7 +398,9 @@ def test_names_outside_are_told(overlay: Bed) -> None:
     first = overlay.take()["number"]
     write(overlay.upper / "p/one", b"changed")
     said = bring(overlay, first, "/p")
-    assert said["notes"] == ["1 files had more names outside of what was brought back, and share nothing now"]
+    assert said["notes"] == [
+        "1 files have further hard links outside of the restored paths; these are separate files now"
+    ]
     assert (overlay.upper / "p/one").read_bytes() == b"x" and (overlay.upper / "two").read_bytes() == b"changed"
 
 
@@ -426,16 +428,16 @@ def test_a_stopped_overlay_that_was_not_closed(overlay: Bed) -> None:
 
 KILLED = """
 import os, signal
-from appliance.agent import words
-step = words.step
+from appliance.agent import protocol
+step = protocol.step
 def deadly(name, text):
     step(name, text)
     if name == {name!r}: os.kill(os.getpid(), signal.SIGKILL)
-words.step = deadly
+protocol.step = deadly
 """
 
 
-@pytest.mark.parametrize("step", sample(("copy", "bring back", "check", "rename"), "bring back", "rename"))
+@pytest.mark.parametrize("step", sample(("copy", "restore", "check", "rename"), "restore", "rename"))
 def test_killed_on_the_way_back(overlay: Bed, step: str, tmp_path: Path) -> None:
     write(overlay.upper / "p/state", b"then" * 50_000)
     first = overlay.take()["number"]
@@ -460,7 +462,7 @@ def test_killed_on_the_way_back(overlay: Bed, step: str, tmp_path: Path) -> None
     assert (overlay.upper / "p/state").read_bytes() == b"then" * 50_000
 
 
-@pytest.mark.parametrize("step", sample(("bring back", "rename"), "rename"))
+@pytest.mark.parametrize("step", sample(("restore", "rename"), "rename"))
 def test_killed_on_the_way_out(overlay: Bed, step: str, tmp_path: Path) -> None:
     write(overlay.upper / "p/state")
     first = overlay.take()["number"]
@@ -472,10 +474,10 @@ def test_killed_on_the_way_out(overlay: Bed, step: str, tmp_path: Path) -> None:
     assert overlay.ask("extract_paths", **request).status == 0
     assert (folder / "p/state").read_bytes() == b"x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bed", "out"]
-    refused(overlay.ask("extract_paths", **request), "is there already")
+    refused(overlay.ask("extract_paths", **request), "already exists")
 
 
-@pytest.mark.parametrize("step", sample(("lay out", "compare"), "compare"))
+@pytest.mark.parametrize("step", sample(("open", "compare"), "compare"))
 def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
     first = overlay.take()["number"]
     request: dict[str, Any] = {"a": first, "b": None, "overlay": str(overlay.overlay)}
@@ -537,7 +539,7 @@ def test_no_room(overlay: Bed, tmp_path: Path) -> None:
     overlay.unmount()
     was = digest(overlay.overlay)
     request: dict[str, Any] = {"snapshot": str(first), "overlay": str(overlay.overlay), "paths": ["/p"]}
-    refused(overlay.ask("restore_paths", **request), "the overlay has no room for it", 1)
+    refused(overlay.ask("restore_paths", **request), "the overlay is too small for it", 1)
     with file_system(tmp_path / "small", "ext4", 16) as small:
         said = overlay.ask("extract_paths", snapshot=str(first), folder=str(small / "out"), paths=["/p"])
         refused(said, "is full", 1)
@@ -546,7 +548,7 @@ def test_no_room(overlay: Bed, tmp_path: Path) -> None:
         sh("truncate", "-s", "8M", small / "ov.img")
         sh("mkfs.ext3", "-q", "-F", small / "ov.img")
         write(small / "fill", os.urandom(12 << 20))
-        refused(overlay.ask("restore_paths", **{**request, "overlay": str(small / "ov.img")}), "no room beside")
+        refused(overlay.ask("restore_paths", **{**request, "overlay": str(small / "ov.img")}), "no room for a copy")
     assert digest(overlay.overlay) == was
     assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
     overlay.mount()

@@ -57,25 +57,25 @@ def test_single_files_come_back(running: Playground) -> None:
     assert running.status()["healthy"]
 
     refused = running.sms("overlay", "restore", number, "--path", "/srv/t", ok=(3,))
-    assert b"the appliance runs on host-a" in refused.stderr and b"--to DIR" in refused.stderr
+    assert b"the services container runs on host-a" in refused.stderr and b"--to DIR" in refused.stderr
     host = running.host("host-a")
     host.run("rm", "-rf", "/root/out")
     out = running.sms(
         "overlay", "restore", number, "--path", "/srv/t/c", "--path", "/srv/t/b", "--to", "/root/out"
     ).text
-    assert "taken out of snapshot" in out
+    assert "extracted from snapshot" in out
     assert host.run("stat", "-c", "%a", "/root/out").text == "700"
     assert host.run("cat", "/root/out/srv/t/c/d/e").text == "e"
     assert host.run("stat", "-c", "%a", "/root/out/srv/t/b").text == "644"
     again = running.sms("overlay", "restore", number, "--path", "/srv/t/c", "--to", "/root/out", ok=(3,))
-    assert b"is there already" in again.stderr
+    assert b"already exists" in again.stderr
     host.run("rm", "-rf", "/root/out")
 
     running.sms("-q", "stop")
     paths = ("--path", "/srv/t", "--path", "/etc/debian_version")
     rehearsed = running.sms("overlay", "restore", number, *paths, "-n").text
     assert "- /srv/t/new/" in rehearsed and "+ /srv/t/c/" in rehearsed
-    assert "+ /etc/debian_version  the image's shows again" in rehearsed
+    assert "+ /etc/debian_version  the image's version is visible again" in rehearsed
     done = json.loads(running.sms("overlay", "restore", number, *paths, "--json").stdout)
     assert done["kept"] > int(number) and done["changed"]
     kept = json.loads(running.sms("overlay", "show", str(done["kept"]), "--json").stdout)

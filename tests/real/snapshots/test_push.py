@@ -25,19 +25,19 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.snapshots.list import list_snapshots
-from appliance.operations.snapshots.pull import list_elsewhere, pull
+from appliance.operations.snapshots.pull import list_remote, pull
 from appliance.operations.snapshots.push import (
     FAILED,
     PRESENT,
     PUSHED,
     REMOVED,
-    WOULD,
+    WOULD_PUSH,
     WOULD_REMOVE,
     Pushed,
-    Wanted,
+    PushOptions,
     exit_status,
+    plan_removals,
     push,
-    would_go,
 )
 from appliance.progress import Silent
 from tests import stores
@@ -93,7 +93,7 @@ class Place:
         return keep_image(self.store, image, **{"cluster": self.cluster.site.cluster, **facts})
 
     def push(self, wanted: str = "latest", **more: Any) -> list[Pushed]:
-        return push(self.cluster, self.host, Wanted(wanted, **more), ["borg"], Silent())
+        return push(self.cluster, self.host, PushOptions(wanted, **more), ["borg"], Silent())
 
     def pushed(self, wanted: str = "latest", **more: Any) -> Pushed:
         (one,) = self.push(wanted, **more)
@@ -108,7 +108,7 @@ class Place:
     def numbers(self) -> list[int]:
         """What the repository has; nothing where there is none yet."""
         try:
-            found = list_elsewhere(self.cluster, self.host, "borg")
+            found = list_remote(self.cluster, self.host, "borg")
         except Refused as error:
             assert "there is no repository" in error.message, error
             return []
@@ -183,7 +183,7 @@ def either(request: pytest.FixtureRequest, place: Place, far: Place) -> Place:
 
 def test_there_and_back(either: Place) -> None:
     one = either.add()
-    assert [found.state for found in either.push(dry_run=True)] == [WOULD]
+    assert [found.state for found in either.push(dry_run=True)] == [WOULD_PUSH]
     assert not (either.folder / "repo").exists()
     done = either.pushed()
     assert done.name == f"sms-{either.cluster.site.cluster}-000001-{one.manifest['uuid']}"
@@ -194,7 +194,7 @@ def test_there_and_back(either: Place) -> None:
     assert json.loads(either.borg("info", "--json", str(either.folder / "repo")).stdout)["encryption"]["mode"] == (
         "repokey-blake2"
     )
-    (there,) = list_elsewhere(either.cluster, either.host, "borg")
+    (there,) = list_remote(either.cluster, either.host, "borg")
     assert there == one.manifest
     either.assert_comes_back(1)
     other = either.elsewhere()
@@ -294,14 +294,14 @@ def emptied(place: Place) -> Place:
 
 REFUSED: dict[str, tuple[Callable[[Place], Place], str, str]] = {
     "wrong passphrase": (break_passphrase, "does not open", "copy"),
-    "passphrase for all to read": (open_passphrase, "can be read by others", "chmod 600"),
+    "passphrase for all to read": (open_passphrase, "must be readable only by root", "chmod 600"),
     "no passphrase": (lose_passphrase, "no passphrase file", "umask 077"),
-    "empty passphrase": (empty_passphrase, "is empty", "put the passphrase"),
-    "a folder of other files": (other_files, "is no Borg repository", "another path"),
-    "a disk that is not mounted": (no_disk, "is not there", "mounted"),
-    "somebody's with a key file": (keyfile, "is not one that this site made", "a path of its own"),
-    "somebody's without encryption": (unencrypted, "is not one that this site made", "a path of its own"),
-    "an emptied one": (emptied, "is not one that this site made", "a path of its own"),
+    "empty passphrase": (empty_passphrase, "is empty", "write the passphrase"),
+    "a folder of other files": (other_files, "is not a Borg repository", "another path"),
+    "a disk that is not mounted": (no_disk, "does not exist", "mounted"),
+    "somebody's with a key file": (keyfile, "was not created by this site", "used by nothing else"),
+    "somebody's without encryption": (unencrypted, "was not created by this site", "used by nothing else"),
+    "an emptied one": (emptied, "was not created by this site", "used by nothing else"),
 }
 
 
@@ -316,15 +316,15 @@ def test_what_is_refused(with_one: Place, name: str) -> None:
     assert hint in failed.hint
     assert exit_status([failed]) == 3, "as a pull has it"
     with pytest.raises(Refused, match=f"{words}|there is no repository"):
-        list_elsewhere(spoilt.cluster, spoilt.host, "borg")
+        list_remote(spoilt.cluster, spoilt.host, "borg")
     after = sorted(str(path) for path in with_one.folder.rglob("*") if "/borg/" not in str(path))
     assert before == after
 
 
 SSH: dict[str, tuple[dict[str, str], str, str]] = {
-    "unknown host key": ({"known_hosts": "no_hosts"}, "has no known host key", "ssh-keyscan -p"),
-    "other host key": ({"known_hosts": "wrong_hosts"}, "shows another host key", "fingerprint"),
-    "refused": ({"ssh_key": "other_user"}, "refuses the login", "authorized_keys"),
+    "unknown host key": ({"known_hosts": "no_hosts"}, "host key is not in known_hosts", "ssh-keyscan -p"),
+    "other host key": ({"known_hosts": "wrong_hosts"}, "host key does not match", "fingerprint"),
+    "refused": ({"ssh_key": "other_user"}, "authentication failed", "authorized_keys"),
 }
 
 
@@ -379,7 +379,7 @@ def test_somebody_else_is_at_work_on_it(with_one: Place, monkeypatch: pytest.Mon
         assert other.stdin and other.stdout
         assert other.stdout.readline() == b"on\n"
         failed = place.failed()
-        assert "is locked: another borg is at work" in failed.error
+        assert "is locked by another borg" in failed.error
         assert "borg break-lock" in failed.hint
         other.stdin.write(b"\n")
         other.stdin.close()
@@ -393,7 +393,7 @@ def test_a_second_run_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) 
         assert "another push or pull is at work" in place.failed().error
         with pytest.raises(Busy):
             pull(place.cluster, place.host, "borg", "latest", Silent())
-        assert [one.state for one in place.push(dry_run=True)] == [WOULD]
+        assert [one.state for one in place.push(dry_run=True)] == [WOULD_PUSH]
     place.pushed()
 
 
@@ -406,8 +406,8 @@ def test_no_room_in_the_repository(place: Place, tmp_path: Path) -> None:
         big = make_image(tmp_path / "big.img", seed=3, size_mb=32, files=60)
         keep_image(small.store, big, cluster=small.cluster.site.cluster)
         failed = small.failed()
-        assert "no room left" in failed.error, failed
-        assert "those before it are whole" in failed.error
+        assert "no space left" in failed.error, failed
+        assert "earlier ones are intact" in failed.error
         assert small.numbers() == [1]
         small.assert_comes_back(1)
 
@@ -589,7 +589,7 @@ def test_a_half_made_repository_is_made_anew_only_where_we_were_making_it(place:
     mark.write_text(str(repository))
     repository.mkdir()
     (repository / "mine").touch()
-    assert "is no Borg repository" in place.failed().error
+    assert "is not a Borg repository" in place.failed().error
     assert (repository / "mine").exists()
 
 
@@ -640,15 +640,15 @@ def test_a_standby_is_thinned_out_when_asked_for(place: Place, monkeypatch: pyte
     for seed in (1, 2):
         place.add(seed=seed)
     listed = list_snapshots(place.cluster, place.host)
-    assert would_go(place.cluster, listed, [{**listed.snapshots[-1], "number": 2}]) == [1, 2]
+    assert plan_removals(place.cluster, listed, [{**listed.snapshots[-1], "number": 2}]) == [1, 2]
     # Both "hosts" are this one, and share its store here: all of it is there, and one is thinned out.
-    done = push(place.cluster, place.host, Wanted(prune=True, dry_run=True), [], Silent())
+    done = push(place.cluster, place.host, PushOptions(prune=True, dry_run=True), [], Silent())
     assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, WOULD_REMOVE)]
     assert stores.numbers(place.store) == [1, 2]
-    done = push(place.cluster, place.host, Wanted(prune=True), [], Silent())
+    done = push(place.cluster, place.host, PushOptions(prune=True), [], Silent())
     assert [(one.snapshot, one.state) for one in done] == [(2, PRESENT), (1, REMOVED)]
     assert stores.numbers(place.store) == [2]
-    assert [one.state for one in push(place.cluster, place.host, Wanted(prune=True), [], Silent())] == [PRESENT]
+    assert [one.state for one in push(place.cluster, place.host, PushOptions(prune=True), [], Silent())] == [PRESENT]
 
 
 def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
@@ -656,7 +656,10 @@ def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
         place.add(seed=seed)
     place.pushed("2")
     stores.damage(place.store, 3)
-    assert [(one.snapshot, one.state) for one in place.push(all_missing=True, dry_run=True)] == [(1, WOULD), (4, WOULD)]
+    assert [(one.snapshot, one.state) for one in place.push(all_missing=True, dry_run=True)] == [
+        (1, WOULD_PUSH),
+        (4, WOULD_PUSH),
+    ]
     assert [(one.snapshot, one.state) for one in place.push(all_missing=True)] == [(1, PUSHED), (4, PUSHED)]
     assert place.numbers() == [1, 2, 4]
     assert place.push(all_missing=True) == []

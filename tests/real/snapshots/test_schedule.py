@@ -146,8 +146,8 @@ def test_a_failure_reaches_syslog_a_mailbox_and_status(carrier: Playground) -> N
         assert not status["healthy"]
         assert any("the last scheduled snapshot failed: host-a cannot" in warning for warning in status["warnings"])
         carrier.sms(*RUN)
-        assert "well again, with snapshot 1" in heard.recv(4096).decode()
-    wait("the mail", mail_with("Subject: .sms. lab: overlay snapshots on host-a are well again"))
+        assert "recovered, with snapshot 1" in heard.recv(4096).decode()
+    wait("the mail", mail_with("Subject: .sms. lab: overlay snapshots on host-a have recovered"))
     assert outside.run("grep", "-c", "^Subject: .sms. lab", mails).text == "2", "one a day, not one a run"
     assert carrier.status()["healthy"]
 

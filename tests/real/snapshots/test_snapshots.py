@@ -136,20 +136,20 @@ def test_restored_and_back_again(running: Playground) -> None:
     first = take(running)
     inside(running, "echo two >/root/word && touch /root/later && sync")
     said = overlay(running, "restore", "1", ok=(3,))
-    assert "the appliance runs on host-a" in said and "hint: sms stop --host host-a" in said
-    assert "tuesday.img on host-a now" in overlay(running, "restore", "latest", "--as", "tuesday")
-    assert "is there already" in overlay(running, "restore", "1", "--as", "tuesday", ok=(3,))
+    assert "the services container runs on host-a" in said and "hint: sms stop --host host-a" in said
+    assert "tuesday.img on host-a" in overlay(running, "restore", "latest", "--as", "tuesday")
+    assert "already exists" in overlay(running, "restore", "1", "--as", "tuesday", ok=(3,))
     assert running.instances() == ["sms-lab"] and running.status()["healthy"]
     running.sms("-q", "stop")
     steps = overlay(running, "restore", "1", "-n")
     assert "before restore of 1" in steps and len(listed(running)) == 1
     said = overlay(running, "restore", "1")
-    assert "snapshot 1 of lab is " in said and "the way back: sms overlay restore 2" in said
+    assert "snapshot 1 of lab is " in said and "to undo: sms overlay restore 2" in said
     assert listed(running)[2]["reason"] == "before restore of 1" and not listed(running)[2]["running"]
     assert host.works("cmp", OVERLAY, f"{OVERLAYS}/tuesday.img")
     # Once more: there is nothing to do.
     inode = host.run("stat", "-c", "%i %Y", OVERLAY).text
-    assert "already, to the byte" in overlay(running, "restore", str(first["number"]))
+    assert "is identical to snapshot" in overlay(running, "restore", str(first["number"]))
     assert host.run("stat", "-c", "%i %Y", OVERLAY).text == inode
     running.sms("-q", "start")
     told = inside(running, "cat /root/word; stat -c '%a %U %G' /root/word")
@@ -197,7 +197,7 @@ def test_a_file_that_is_not_what_slurm_writes_does_not_count(running: Playground
     inside(running, f"cp {SPOOL}/resv_state /root/kept; head -c 4096 /dev/urandom >{SPOOL}/resv_state; sync", ok=(0, 1))
     try:
         said = overlay(running, "snapshot", ok=(1,))
-        assert f"{SPOOL}/resv_state in it is not what its service writes" in said
+        assert f"{SPOOL}/resv_state in it does not have its service's format" in said
         assert listed(running) == {}
     finally:
         inside(running, f"mv /root/kept {SPOOL}/resv_state || rm {SPOOL}/resv_state", ok=(0, 1))
@@ -224,7 +224,7 @@ def test_a_lost_overlay_comes_back(running: Playground) -> None:
     take(running)
     running.sms("-q", "stop")
     host.remove(OVERLAY)
-    assert "what it replaced" not in overlay(running, "restore", "latest")
+    assert "the previous overlay" not in overlay(running, "restore", "latest")
     running.sms("-q", "start")
     assert inside(running, "cat /root/word").strip() == "here"
 
@@ -235,9 +235,9 @@ def test_made_and_seeded_and_not_started(stopped: Playground) -> None:
     assert "there is no overlay" in overlay(stopped, "snapshot", ok=(3,))
     assert "apptainer overlay create" in overlay(stopped, "create", "-n")
     assert not host.works("test", "-e", OVERLAY)
-    assert "is made and seeded" in overlay(stopped, "create")
+    assert "is created and seeded" in overlay(stopped, "create")
     inode = host.run("stat", "-c", "%i %Y", OVERLAY).text
-    assert "is there, and seeded" in overlay(stopped, "create")
+    assert "exists and is seeded" in overlay(stopped, "create")
     assert host.run("stat", "-c", "%i %Y", OVERLAY).text == inode
     taken = take(stopped)
     assert not taken["running"] and taken["frozen_ms"] == 0
@@ -257,7 +257,7 @@ def test_another_host_has_the_lease(stopped: Playground, built: Built) -> None:
     stopped.sms(*site, "-q", "start", on="host-b")
     try:
         told = stopped.sms(*site, "overlay", "snapshot", ok=(3,)).stderr.decode()
-        assert "the appliance runs on host-b" in told and "sms overlay snapshot --host host-b" in told
+        assert "the services container runs on host-b" in told and "sms overlay snapshot --host host-b" in told
         stopped.sms(*site, "-q", "overlay", "snapshot", on="host-b")
         copied = "mkdir -p -m 700 /srv/shared/s && cp -a /var/lib/sms/snapshots/lab /srv/shared/s/"
         stopped.host("host-b").run("sh", "-c", copied)
@@ -283,7 +283,7 @@ def test_a_start_elsewhere_is_refused_while_the_lease_is_kept_as_it_is(stopped: 
         stopped.sms(*site, "-q", "overlay", "create")
         with host.lock("/srv/shared/snapped/lab.lease.lock"):
             told = stopped.sms(*site, "start", on="host-b", ok=(3,)).stderr.decode()
-            assert "another run keeps the lease as it is" in told
+            assert "the lease is locked by another run" in told
             stopped.assert_nothing_runs("host-b")
         stopped.sms(*site, "-q", "start", on="host-b")
         stopped.sms(*site, "-q", "stop", on="host-b")

@@ -31,14 +31,14 @@ pytestmark = pytest.mark.real
 TRUTH = """
 import subprocess
 from appliance.agent import take
-freeze = take.Taking._freeze
+freeze = take.SnapshotRun._freeze
 def with_truth(self, loop, work):
     def both():
         held = work()
         subprocess.check_call(["cp", "--sparse=always", "--reflink=never", self.overlay, self.overlay + ".truth"])
         return held
     return freeze(self, loop, both)
-take.Taking._freeze = with_truth
+take.SnapshotRun._freeze = with_truth
 """
 """While writers are held, the whole overlay is copied besides: what a snapshot must be equal to."""
 
@@ -54,7 +54,7 @@ NOTHING = (
 from appliance.agent import ext
 def forget(self, image, since):
     raise ext.Unknown("left out by a test")
-ext.Memory.__init__ = forget
+ext.InodeState.__init__ = forget
 """
 )
 WAYS = {"trace": "", "inodes": NO_TRACE, "all": NOTHING}
@@ -90,9 +90,9 @@ def test_files_that_live_while_the_overlay_is_read(overlay: Bed) -> None:
     short_lived = f"""
 import os, subprocess
 from appliance.agent import take
-read = take.Source.take
+read = take.Source.read_chunks
 def with_files(self, numbers, sink, **more):
-    take.Source.take = read
+    take.Source.read_chunks = read
     names = [os.path.join({str(overlay.upper)!r}, "short-lived%d" % number) for number in range(1000)]
     for name in names:
         with open(name, "wb") as stream:
@@ -102,7 +102,7 @@ def with_files(self, numbers, sink, **more):
     read(self, self.data_chunks(), sink, **more)
     for name in names:
         os.unlink(name)
-take.Source.take = with_files
+take.Source.read_chunks = with_files
 """
     manifest = overlay.take(before=short_lived + NO_TRACE + TRUTH, freeze_limit_s=20)
     assert manifest["found_by"] == "inodes"
@@ -142,15 +142,15 @@ import os
 from appliance.agent import take, trace
 trace.BUFFER_KB = 4
 trace.PAUSE_S = 3600
-read = take.Source.take
+read = take.Source.read_chunks
 def flooded(self, numbers, sink, **more):
     read(self, numbers, sink, **more)
     f = os.open({path!r}, os.O_WRONLY | os.O_CREAT)
     for at in range(0, 16 << 20, 8192):
         os.pwrite(f, os.urandom(4096), at)
     os.fsync(f)
-take.Source.take = flooded
-take.Changes.so_far = lambda self: None
+take.Source.read_chunks = flooded
+take.Changes.collect = lambda self: None
 """.format(path=str(overlay.upper / "scattered"))
     (overlay.upper / "scattered").write_bytes(bytes(16 << 20))
     manifest = overlay.take(before=flood + TRUTH, freeze_limit_s=20)
@@ -181,7 +181,7 @@ def test_stopped_meanwhile(overlay: Bed) -> None:
 from appliance.agent import take
 def gone(self):
     take.find_loops = lambda path: []
-take.Changes.so_far = gone
+take.Changes.collect = gone
 """
     said = overlay.ask("take", before=stop)
     assert (said.status, "was stopped meanwhile" in said.last["message"]) == (3, True)
@@ -194,12 +194,12 @@ def test_started_meanwhile(overlay: Bed) -> None:
     start = f"""
 import subprocess
 from appliance.agent import take
-read = take.Source.take
+read = take.Source.read_chunks
 def started(self, numbers, sink, **more):
     read(self, numbers, sink, **more)
     with open({str(overlay.overlay)!r}, "r+b") as stream:
         stream.write(stream.read(1))
-take.Source.take = started
+take.Source.read_chunks = started
 """
     said = overlay.ask("take", before=start)
     assert (said.status, "came into use" in said.last["message"]) == (3, True)
@@ -279,7 +279,7 @@ def test_a_damaged_overlay_does_not_count(overlay: Bed) -> None:
 def test_state_that_is_torn_does_not_count(overlay: Bed) -> None:
     (overlay.upper / "var/spool/slurmctld/job_state").write_bytes(b"")
     said = overlay.ask("take")
-    assert (said.status, "job_state in it is not" in said.last["message"]) == (1, True)
+    assert (said.status, "job_state in it does not have" in said.last["message"]) == (1, True)
     assert overlay.numbers() == []
 
 
@@ -297,13 +297,13 @@ def test_two_writers_are_refused(overlay: Bed) -> None:
 STEPS_WHILE_RUNNING = ("read", "freeze", "frozen", "thawed", "store", "check", "commit")
 KILL = """
 import os, signal
-from appliance.agent import words
-say = words.say
+from appliance.agent import protocol
+say = protocol.send
 def kill_at(kind, **fields):
     say(kind, **fields)
     if kind == "step" and fields["name"] == {step!r}:
         os.kill(os.getpid(), signal.SIGKILL)
-words.say = kill_at
+protocol.send = kill_at
 """
 
 
@@ -354,8 +354,8 @@ def test_the_watchdog_ends_a_freeze_that_lasts(overlay: Bed) -> None:
     slow = """
 import time
 from appliance.agent import take
-freeze = take.Taking._freeze
-take.Taking._freeze = lambda self, loop, work: freeze(self, loop, lambda: (work(), time.sleep(30))[0])
+freeze = take.SnapshotRun._freeze
+take.SnapshotRun._freeze = lambda self, loop, work: freeze(self, loop, lambda: (work(), time.sleep(30))[0])
 """
     process = subprocess.Popen(["sh", "-c", "sleep 1.2; touch $1", "t", str(overlay.upper / "t")])
     said = overlay.ask("take", before=slow.replace("30", "3"), freeze_limit_s=1)
@@ -406,11 +406,11 @@ def test_a_clock_that_jumps_back(overlay: Bed) -> None:
 import time
 real = time.time
 from appliance.agent import take
-read = take.Changes.remember
+read = take.Changes.start
 def jumped(self):
     read(self)
     time.time = lambda: real() - 7200
-take.Changes.remember = jumped
+take.Changes.start = jumped
 """
     )
     second = overlay.take(before=jump)
@@ -444,7 +444,7 @@ def test_restore_killed(step: str, overlay: Bed) -> None:
 def test_an_overlay_in_use_is_not_replaced(overlay: Bed) -> None:
     overlay.take()
     said = overlay.ask("restore", snapshot="1", target=str(overlay.overlay), replace=True)
-    assert (said.status, "has come into use" in said.last["message"]) == (3, True)
+    assert (said.status, "came into use" in said.last["message"]) == (3, True)
     assert not list(overlay.folder.glob("*.restoring"))
 
 
@@ -534,7 +534,7 @@ CALLER = """
 import json, sys
 from appliance.host.local import Local
 from appliance.tools import agent
-agent.ask(Local(), "take", json.loads(sys.argv[1]))
+agent.call(Local(), "take", json.loads(sys.argv[1]))
 """
 
 
@@ -604,11 +604,11 @@ def test_grown_meanwhile(overlay: Bed) -> None:
     grow = """
 import os
 from appliance.agent import take
-remember = take.Changes.remember
+remember = take.Changes.start
 def grown(self):
     remember(self)
     os.truncate(self.source.path, self.source.size + (1 << 20))
-take.Changes.remember = grown
+take.Changes.start = grown
 """
     said = overlay.ask("take", before=grow)
     assert (said.status, "was grown meanwhile" in said.last["message"]) == (1, True)

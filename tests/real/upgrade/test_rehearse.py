@@ -141,10 +141,10 @@ def test_a_broken_service_is_told_with_its_last_words(stage: Playground) -> None
     ("words", "said", "status"),
     [
         (("/etc/sms/good-unsigned.sif",), "it is not signed", 3),
-        (("/etc/sms/sms.yaml",), "not to be trusted", 3),
+        (("/etc/sms/sms.yaml",), "cannot be trusted", 3),
         (("0123",), "there is no image 0123", 3),
         (("--snapshot", "77"), "there is no snapshot 77", 3),
-        (("--nodes", "17"), "cannot be made", 2),
+        (("--nodes", "17"), "invalid number of nodes 17", 2),
         (("--user", "nobody-here"), "no user nobody-here", 2),
         (("--host", "host-c"), "no admin host named host-c", 2),
     ],
@@ -184,7 +184,7 @@ def test_two_at_once_and_one_of_them_is_kept(stage: Playground) -> None:
 
 KILLED = (
     pytest.param("check the file system", marks=pytest.mark.full),
-    pytest.param("Starting them", marks=pytest.mark.full),
+    pytest.param("start the hosts", marks=pytest.mark.full),
     "start the instance",
 )
 
@@ -265,7 +265,8 @@ def test_without_the_provisioning_vm_all_goes_on_and_only_polls_ask_for_it(stage
     done = json.loads(stage.sms("--site", path, "-q", "rehearse", "--without-vm", "--nodes", "1", "--json").stdout)
     seen = {check["what"]: check["seen"] for check in done["checks"]}
     assert done["ok"], done["checks"]
-    assert "nobody has asked for 10.77.0.99 but the container" in seen["nobody needs the provisioning VM"]
+    polls = "only the container's file synchronisation has tried to reach 10.77.0.99"
+    assert polls in seen["nobody needs the provisioning VM"]
     assert "filesync" in seen["the image starts on it; every service answers"]
     assert "COMPLETED" in seen["a Slurm job from a compute node"]
     assert_nothing_left(stage)

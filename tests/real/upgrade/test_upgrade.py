@@ -129,7 +129,7 @@ def test_jobs_run_across_an_upgrade_and_its_undoing(old: Stage) -> None:
 def test_a_broken_image_is_stopped_by_the_rehearsal(old: Stage) -> None:
     generation, jobs = old.play.lease()["generation"], running(old.jobs())
     told = old.play.sms("upgrade", "--image", old.broken, "--wait", "6", ok=None)
-    assert told.status == 3 and "production was not touched" in told.stderr.decode() and BROKEN in told.stderr.decode()
+    assert told.status == 3 and "production was not changed" in told.stderr.decode() and BROKEN in told.stderr.decode()
     assert old.play.lease()["generation"] == generation and running(old.jobs()) == jobs
     assert old.key() == old.built.key
 
@@ -151,7 +151,7 @@ def test_a_broken_image_goes_by_itself_and_what_was_is_back(old: Stage) -> None:
     [
         (("--image", "/etc/sms/good-unsigned.sif"), "it is not signed", 3),
         (("--image", "/nowhere.sif"), "there is no image /nowhere.sif", 3),
-        (("--with-snapshot",), "goes with --undo", 2),
+        (("--with-snapshot",), "requires --undo", 2),
     ],
 )
 def test_what_is_refused(old: Stage, words: tuple[str, ...], said: str, status: int) -> None:
@@ -168,7 +168,7 @@ def test_the_plan_is_told(old: Stage) -> None:
 KILLED = (
     pytest.param("stop the services", "good", "upgrade", marks=pytest.mark.full),
     # Of the stopped overlay: it is the second one that is waited for.
-    pytest.param("let it count", "good", "upgrade", marks=pytest.mark.full),
+    pytest.param("commit the snapshot", "good", "upgrade", marks=pytest.mark.full),
     pytest.param("seed the overlay", "good", "upgrade", marks=pytest.mark.full),
     ("start the instance", "good", "upgrade"),
     pytest.param("start the instance", "good", "start", marks=pytest.mark.full),
@@ -203,5 +203,5 @@ def test_back_to_the_state_of_before(old: Stage) -> None:
     told = old.play.sms("upgrade", "--undo", "--with-snapshot", *QUICK, ok=None)
     assert told.status == 3 and came in told.stderr.decode()
     done = old.upgrade("--undo", "--with-snapshot", "--force", *QUICK)
-    assert old.key() == old.built.key and "as snapshot" in done["jobs"]
+    assert old.key() == old.built.key and "as in snapshot" in done["jobs"]
     assert came not in old.jobs() and "RUNNING" in old.jobs().values()

@@ -22,10 +22,10 @@ import yaml
 from appliance.errors import Refused
 from appliance.lab import Lab
 from appliance.lab.up import check_machine
-from appliance.operations.classify.classify import Question, classify
+from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.lab import demo
 from appliance.operations.lab.lab import lab_down, lab_up
-from appliance.operations.upgrade.rehearse_vm import TCP, find_askers
+from appliance.operations.upgrade.rehearse_vm import TCP, find_clients
 from appliance.progress import Silent
 from tests.real.conftest import Playground
 
@@ -93,7 +93,7 @@ class Thread:
                     self.took[name] = round(time.monotonic() - self.booted, 1)
             if set(states.values()) == {"idle"}:
                 return
-            said = {name: self.there.lab.metal(name).said()[-1500:] for name in METAL}
+            said = {name: self.there.lab.metal(name).console_text()[-1500:] for name in METAL}
             assert time.monotonic() < deadline, (states, said)
             time.sleep(0.5)
 
@@ -178,12 +178,12 @@ def test_the_cluster_runs_on_without_the_vm(thread: Thread, tmp_path: Path) -> N
         status = there.status()
     assert status["healthy"], status
     assert not status["provisioning"]["up"] and "nodes that boot" in status["provisioning"]["waits"]
-    found = classify(Question(captures=(str(capture),), sms=CONTAINER), Silent())
+    found = classify(ClassifyOptions(captures=(str(capture),), sms=CONTAINER), Silent())
     assert "slurmctld" in {service.name for service in found.services if service.verdict == "time-critical"}
     # It sees none of what the VM does but file synchronisation's polls, to which nobody answers.
     assert not {"provisioning", "warewulf"} & {service.name for service in found.services}
-    askers = find_askers(capture, VM)
-    assert not [link for link in askers if link[1:] != (TCP, API_PORT) or link[0] not in (CONTAINER, *NODES)], askers
+    clients = find_clients(capture, VM)
+    assert not [link for link in clients if link[1:] != (TCP, API_PORT) or link[0] not in (CONTAINER, *NODES)], clients
 
 
 def ended(thread: Thread, job: str) -> str:

@@ -147,11 +147,11 @@ def test_a_start_that_lacks_something_is_refused_and_leaves_nothing(world: World
     world.host("host-b").run("sh", "-c", "mkdir -p /mnt/small && mount -t tmpfs -o size=64m tmpfs /mnt/small")
     small = world.variant("small.yaml", directory="/mnt/small")
     refused = world.vm("start", "--host", "host-b", site=small, ok=(3,))
-    assert b"MiB are free where its disks lie" in refused.stderr
+    assert b"MiB are free for its disks" in refused.stderr
     world.host("host-b").run("ip", "link", "set", "br-pub", "name", "br-gone", ok=None)
     world.host("host-b").run("ip", "link", "set", "br-prov", "down")
     refused = world.vm("start", "--host", "host-b", ok=(3,))
-    assert b"there is no bridge br-prov that is up" in refused.stderr
+    assert b"bridge br-prov does not exist or is down" in refused.stderr
     world.host("host-b").run("ip", "link", "set", "br-prov", "up")
     world.host("host-b").run("ip", "link", "set", "br-gone", "name", "br-pub", ok=None)
     refused = world.vm("start", on="host-a", ok=(3,))
@@ -288,7 +288,7 @@ def test_an_image_that_was_changed_does_not_boot(world: World) -> None:
     flip = change + 'dd of="$1" bs=1 seek=4096 conv=notrunc status=none'
     host.run("sh", "-c", flip, "flip", disk)
     refused = world.vm("start", on="host-a", ok=(3,))
-    assert b"is not what was signed" in refused.stderr
+    assert b"does not match its signed manifest" in refused.stderr
     host.run("sh", "-c", flip, "flip", disk)
     assert host.run("sha256sum", disk).text == before
     folder = disk.rpartition("/")[0]

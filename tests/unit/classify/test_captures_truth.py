@@ -1,4 +1,4 @@
-"""What the generators say they made is what tshark finds in it: a yardstick is measured before it is used."""
+"""The generators' expected counts are what tshark finds: validates the reference data of the other tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made(request: pytest.FixtureRequest) -> Made:
 
 
 def true_counts(made: Made) -> Counted:
-    """The generator's own truth in the form that counts are compared in."""
+    """The generator's expected counts in the form used for comparisons."""
     counted = Counted(len(made.frames), sum(len(frame) for _, frame in made.frames))
     for (protocol, client, own, server, port), flow in made.flows.items():
         there, back = (p.ip_bytes(client), own), (p.ip_bytes(server), port)
@@ -50,7 +50,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert simulate(plan).packets() != simulate(Plan(nodes=3, duration_s=300, seed=2)).packets()
 
 
-def test_one_service_more_changes_nothing_about_the_others() -> None:
+def test_adding_a_service_does_not_change_the_others() -> None:
     few = simulate(Plan(services=("ntp", "syslog"))).truth()
     assert {name: few[name] for name in ("ntp", "syslog")} == {name: simulate(Plan()).truth()[name] for name in few}
 
@@ -80,18 +80,28 @@ def test_the_truth_is_what_tshark_finds(made: Made, need: Need, tmp_path: Path) 
     assert found.ways == true.ways
 
 
-SPOKEN = {"dhcp": 12, "tftp": 9, "ntp": 100, "smtp": 100, "http": 90, "nfs": 500, "syslog": 300, "ssh": 20, "lldp": 90}
-"""Protocols that tshark knows by what is said, and at least so many packets of them in an hour."""
+PROTOCOLS = {
+    "dhcp": 12,
+    "tftp": 9,
+    "ntp": 100,
+    "smtp": 100,
+    "http": 90,
+    "nfs": 500,
+    "syslog": 300,
+    "ssh": 20,
+    "lldp": 90,
+}
+"""Protocols that tshark recognizes by content, and the minimum packets of each in an hour."""
 
 
-def test_tshark_understands_what_is_said(need: Need, tmp_path: Path) -> None:
+def test_tshark_decodes_the_protocols(need: Need, tmp_path: Path) -> None:
     file = tmp_path / "made.pcap"
     file.write_bytes(files.pcap(simulate(Plan()).packets()))
-    spoken: Counter[str] = Counter()
+    decoded: Counter[str] = Counter()
     for line in tshark(need("tshark"), file, "-T", "fields", "-e", "frame.protocols").splitlines():
-        spoken.update(set(line.split(":")))
-    assert {name: least for name, least in SPOKEN.items() if spoken[name] < least} == {}
-    assert not spoken["_ws.malformed"]
+        decoded.update(set(line.split(":")))
+    assert {name: least for name, least in PROTOCOLS.items() if decoded[name] < least} == {}
+    assert not decoded["_ws.malformed"]
 
 
 def test_slurm_is_as_it_is_on_the_wire() -> None:
@@ -107,13 +117,13 @@ def test_dialects_are_read_by_tshark(name: str, need: Need, tmp_path: Path) -> N
     sample = SAMPLES[name]
     file = tmp_path / "sample"
     file.write_bytes(sample.data)
-    said = tshark(need("tshark"), file, "-T", "fields", "-e", "frame.len", "-e", "frame.time_epoch").splitlines()
-    assert [int(line.split()[0]) for line in said] == [len(frame) for frame in sample.frames]
+    lines = tshark(need("tshark"), file, "-T", "fields", "-e", "frame.len", "-e", "frame.time_epoch").splitlines()
+    assert [int(line.split()[0]) for line in lines] == [len(frame) for frame in sample.frames]
     if sample.times:
-        expected = [samples.START_NS + number * 1_000_500_000 for number in range(len(said))]
-        # To the microsecond, which is what most of them hold.
-        times = [round(int(line.split()[1].replace(".", "")), -3) for line in said]
-        assert [abs(time - true) <= 2000 for time, true in zip(times, expected, strict=True)] == [True] * len(said)
+        expected = [samples.START_NS + number * 1_000_500_000 for number in range(len(lines))]
+        # To the microsecond, the resolution of most of them.
+        times = [round(int(line.split()[1].replace(".", "")), -3) for line in lines]
+        assert [abs(time - true) <= 2000 for time, true in zip(times, expected, strict=True)] == [True] * len(lines)
 
 
 COMPRESSED = ("gzip", "xz", "zstd", "lz4")
@@ -142,10 +152,10 @@ def test_rotated_sets() -> None:
     assert sum(len(data) - 24 for data in sets.values()) == len(files.pcap(packets)) - 24
     ring = files.rotated(packets, size=5000, count=3)
     assert list(ring) == ["out.pcap0", "out.pcap1", "out.pcap2"]
-    # The first has been written over: it is the youngest.
+    # The first has been overwritten: it is the newest.
     assert ring["out.pcap0"][24:28] > ring["out.pcap2"][24:28]
 
 
-def test_a_sample_is_what_it_says() -> None:
+def test_samples() -> None:
     assert all(isinstance(sample, Sample) and sample.data for sample in SAMPLES.values())
     assert len(SAMPLES) > 40

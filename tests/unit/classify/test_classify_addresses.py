@@ -1,4 +1,4 @@
-"""Addresses as people write them: one reader for the command line, the roles and the core."""
+"""Addresses in common notations: one parser for the command line, the roles and the core."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_what_is_an_address(text: str, read: tuple[str, int]) -> None:
     assert (read_mac(text) == address, read_ip(text) == address) == (size == 6, size != 6)
     assert len(packed(text)) == size
     assert packed(text) == packed(address)
-    make_counter((), text)  # the core takes what we make of it
+    make_counter((), text)  # the core accepts the result
 
 
 @pytest.mark.parametrize("text", NEITHER)
-def test_what_is_none(text: str) -> None:
+def test_what_is_not_an_address(text: str) -> None:
     assert read_address(text) == ""
     assert packed(text) == b""
     if text:

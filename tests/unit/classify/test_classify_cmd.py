@@ -1,4 +1,4 @@
-"""`sms classify` from the command line to the screen and the file, over captures of a simulated cluster."""
+"""`sms classify` from the command line to terminal and file, with captures of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ SHIPPED = read_catalog(share("definitions", "services"))
 HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
 
 
-# The published shape
+# The published format
 
 
 @pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
-def test_the_schema_takes_what_is_written(made: Classification) -> None:
+def test_the_schema_accepts_the_output(made: Classification) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     as_json, as_yaml = json.loads(flow.render(made, "json")), yaml.safe_load(flow.render(made, "yaml"))
     assert as_json == as_yaml
@@ -83,7 +83,7 @@ def test_hostile_text_is_written_and_read_back() -> None:
     assert json.loads(flow.render(made, "json"))["sms"]["found"] == HOSTILE
 
 
-# What the command line may say
+# Command line arguments
 
 SPANS = {"90": 90, "90s": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d1h1m1s": 90061, "1.5h": 5400}
 NO_SPANS = ("", "m", "10x", "-5", "1h30", "0", "0s", "400d", "99999999999", "10 m", "1٣m")
@@ -118,7 +118,7 @@ def test_networks(text: str, network: str | None) -> None:
     if network:
         assert flow.check_network(text) == network
         return
-    with pytest.raises(ConfigError, match=r"--nodes: .* (is not a network|is every address there is)"):
+    with pytest.raises(ConfigError, match=r"--nodes: .* (is not a network|contains every address)"):
         flow.check_network(text)
 
 
@@ -150,7 +150,7 @@ OVERRIDES: list[tuple[list[str], dict[str, str] | str]] = [
     ([], {}),
     (["nfs=deferrable", "tcp/4444=time-critical"], {"nfs": "deferrable", "tcp/4444": "time-critical"}),
     (["nfs=deferrable", "nfs=deferrable"], {"nfs": "deferrable"}),
-    (["nfs=deferrable", "nfs=time-critical"], "is said to be both"),
+    (["nfs=deferrable", "nfs=time-critical"], "has two verdicts"),
     (["nfs"], "is not NAME=VERDICT"),
     (["=deferrable"], "is not NAME=VERDICT"),
     (["nfs=maybe"], "is not NAME=VERDICT"),
@@ -161,42 +161,42 @@ OVERRIDES: list[tuple[list[str], dict[str, str] | str]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "expected"), OVERRIDES, ids=[str(case[0]) for case in OVERRIDES])
-def test_overrides(words: list[str], expected: dict[str, str] | str) -> None:
+@pytest.mark.parametrize(("values", "expected"), OVERRIDES, ids=[str(case[0]) for case in OVERRIDES])
+def test_overrides(values: list[str], expected: dict[str, str] | str) -> None:
     if isinstance(expected, dict):
-        assert flow.parse_overrides(words) == expected
+        assert flow.parse_overrides(values) == expected
         return
     with pytest.raises(ConfigError, match=expected):
-        flow.parse_overrides(words)
+        flow.parse_overrides(values)
 
 
 CATALOGUE = signatures.open_catalogue(None)
 NAMES = {"ntp": "chrony", "tcp/2049": "nfs", "NFSD": "nfs", "NFS": "nfs", "tcp/4444": "tcp/4444", "foo": "foo"}
 
 
-@pytest.mark.parametrize(("said", "name"), NAMES.items())
-def test_a_service_goes_by_any_of_its_names(said: str, name: str) -> None:
-    assert CATALOGUE.find(said) == name
+@pytest.mark.parametrize(("given", "name"), NAMES.items())
+def test_a_service_is_found_by_any_of_its_names(given: str, name: str) -> None:
+    assert CATALOGUE.find(given) == name
 
 
 UNUSED: dict[str, str] = {
     "nfs": "",
     "ntp": "",
     "tcp/2049": "",
-    "tcp/4444": "tcp/4444 is not in the captures; seen here: chrony, ganglia",
+    "tcp/4444": "tcp/4444 is not in the captures; seen: chrony, ganglia",
     "slrumctld": "did you mean slurmctld?",
     "gmondd": "did you mean gmond?",
     "LDAP": "LDAP is not in the captures; ldap was not seen",
-    "foo": "foo is not in the captures; seen here: ",
+    "foo": "foo is not in the captures; seen: ",
     "\x1b[31m": "\\x1b[31m is not in the captures",
 }
 
 
-@pytest.mark.parametrize(("name", "words"), UNUSED.items())
-def test_an_override_that_changes_nothing_is_told(name: str, words: str) -> None:
-    told = flow.unused_overrides(flow.Question(overrides={name: "deferrable"}), CATALOGUE, example.paper())
-    assert len(told) == bool(words)
-    assert words in "".join(told)
+@pytest.mark.parametrize(("name", "expected"), UNUSED.items())
+def test_an_override_without_effect_is_reported(name: str, expected: str) -> None:
+    found = flow.unused_overrides(flow.ClassifyOptions(overrides={name: "deferrable"}), CATALOGUE, example.paper())
+    assert len(found) == bool(expected)
+    assert expected in "".join(found)
 
 
 # The catalogue, and the site's own folder
@@ -219,8 +219,8 @@ def test_signatures_of_the_catalogue() -> None:
 
 @pytest.mark.parametrize("version", [0x1A00, 0x2600, 0x2E00])
 @pytest.mark.parametrize("length", [60, 1500, 70000])
-def test_slurm_is_told_on_any_port(version: int, length: int) -> None:
-    """2.6, 22.05 and 26.11; and neither HTTP, SSH nor TLS is taken for it."""
+def test_slurm_is_recognized_on_any_port(version: int, length: int) -> None:
+    """2.6, 22.05 and 26.11; HTTP, SSH and TLS are not mistaken for it."""
     (first,) = (first for first in signatures.make_signature(SHIPPED["slurmctld"], True).first if not first.port)
 
     def fits(data: bytes) -> bool:
@@ -240,7 +240,7 @@ def test_slurm_is_told_on_any_port(version: int, length: int) -> None:
 
 OWN = """\
 name: licences
-summary: gives out licences of our solver
+summary: licences of our solver
 ports: [tcp/1947]
 outage: {seconds: 600, why: the solver asks every ten minutes}
 """
@@ -254,7 +254,7 @@ def own(folder: Path, **texts: str) -> Path:
 
 
 def test_services_of_the_site(tmp_path: Path) -> None:
-    """One that is new, one that changes a verdict and nothing else, one that takes a port from another."""
+    """One that is new, one that changes only a verdict, one that takes a port from another."""
     folder = own(
         tmp_path / "own",
         licences=OWN,
@@ -268,12 +268,12 @@ def test_services_of_the_site(tmp_path: Path) -> None:
     assert nfs == replace(before, verdict="deferrable", verdict_why="read while booting only")
     assert (6, 443) in made["portal"].ports
     assert (6, 443) not in made["http"].ports
-    assert made["http"].silent, "that it is not seen means nothing now"
+    assert made["http"].silent, "its absence means nothing now"
     assert not made["dns"].silent
-    assert list(made)[:3] == ["licences", "nfs", "portal"], "the site's own are asked first"
+    assert list(made)[:3] == ["licences", "nfs", "portal"], "the site's own are tried first"
 
 
-def test_a_service_that_the_container_carries_stays_carried(tmp_path: Path) -> None:
+def test_a_service_of_the_container_stays_in_it(tmp_path: Path) -> None:
     folder = own(tmp_path / "own", chrony="name: chrony\noutage: {seconds: 60, why: we are strict}\n")
     made = {each.name: each for each in signatures.make_signatures(signatures.open_catalogue(folder))}
     assert (made["chrony"].budget_s, made["chrony"].carried, made["chrony"].every_s) == (60, True, 1024)
@@ -281,25 +281,25 @@ def test_a_service_that_the_container_carries_stays_carried(tmp_path: Path) -> N
 
 MANY = ", ".join(f"{{port: tcp/9, starts: a{number}}}" for number in range(250))
 BAD_OWN: list[tuple[dict[str, str], str]] = [
-    ({}, "has no file that ends in .yaml"),
-    ({"licences": OWN + "surprise: 1\n"}, "licences.yaml:5: surprise: this key is not known"),
-    ({"licences": OWN.replace("tcp/1947", "tcp/any")}, "would be every service"),
+    ({}, "has no .yaml files"),
+    ({"licences": OWN + "surprise: 1\n"}, "licences.yaml:5: surprise: unknown key"),
+    ({"licences": OWN.replace("tcp/1947", "tcp/any")}, "would match every service"),
     ({"other": OWN}, "licences does not match the file's name"),
     ({"licences": "name: licences\n"}, "summary: is missing"),
     ({"licences": OWN + "verdict: maybe\n"}, "verdict"),
     ({"licences": "[" * 1000}, "licences.yaml:1"),
     ({"licences": "- a\n"}, "is not a mapping"),
-    ({"licences": OWN + "verdict: maybe\n"}, "known here: deferrable, time-critical"),
+    ({"licences": OWN + "verdict: maybe\n"}, "known: deferrable, time-critical"),
     (
         {"licences": OWN, "portal": OWN.replace("licences", "portal")},
-        "portal.yaml: ports: tcp/1947 is licences's already",
+        "portal.yaml: ports: tcp/1947 already belongs to licences",
     ),
     (
         {
             "nfs": "name: nfs\nverdict: deferrable\n",
             "portal": OWN.replace("licences", "portal").replace("1947", "2049"),
         },
-        "portal.yaml: ports: tcp/2049 is nfs's already",
+        "portal.yaml: ports: tcp/2049 already belongs to nfs",
     ),
     (
         {"licences": OWN + f"traffic: {{first: [{MANY}]}}\n"},
@@ -308,14 +308,14 @@ BAD_OWN: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("texts", "words"), BAD_OWN, ids=range(len(BAD_OWN)))
-def test_mistakes_in_services_of_the_site(texts: dict[str, str], words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("texts", "expected"), BAD_OWN, ids=range(len(BAD_OWN)))
+def test_problems_in_services_of_the_site(texts: dict[str, str], expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_own(own(tmp_path / "own", **texts), SHIPPED)
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_folders_in_the_folder_of_services_are_passed_over(tmp_path: Path) -> None:
+def test_folders_in_the_folder_of_services_are_skipped(tmp_path: Path) -> None:
     folder = own(tmp_path / "own", licences=OWN)
     (folder / "old.yaml").mkdir()
     assert set(read_own(folder, SHIPPED)) == {"licences"}
@@ -344,7 +344,7 @@ def test_an_output_is_never_a_capture(tmp_path: Path) -> None:
     flow.check_output(tmp_path / "new.json", [str(capture)])
 
 
-def test_an_output_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_an_output_is_written_atomically(tmp_path: Path) -> None:
     target = tmp_path / "real.json"
     link = tmp_path / "link.json"
     link.symlink_to(target)
@@ -357,8 +357,8 @@ def test_an_output_is_whole_or_not_there(tmp_path: Path) -> None:
         flow.write_output("x", tmp_path / ("n" * 300))
 
 
-def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
-    """A pipe, /dev/stdout, /dev/null: nothing is put in its place."""
+def test_a_special_file_is_written_to(tmp_path: Path) -> None:
+    """A pipe, /dev/stdout, /dev/null: it is not replaced."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
@@ -392,14 +392,14 @@ TIME_CRITICAL = {"slurmctld", "rsyslog", "chrony", "postfix", "nat", "nfs", "gan
 DEFERRABLE = {"provisioning", "warewulf", "ssh"}
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     capsys.readouterr()
     try:
-        status = main([str(word) for word in words])
+        status = main([str(each) for each in arguments])
     except SystemExit as end:
         status = int(end.code or 0)
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
 
 
 def test_the_table(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -418,7 +418,7 @@ def test_the_table(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard output and by -o the same."""
+    """Standard output and -o are the same."""
     status, out, err = run(capsys, "-q", "classify", capture, "--format", form)
     assert (status, err) == (0, "")
     file = Path(f"out.{form}")
@@ -446,14 +446,15 @@ def test_standard_output_by_name(output: str, capture: Path, capsys: pytest.Capt
 
 
 def test_an_encoding_that_lacks_a_letter(capture: Path) -> None:
-    """The page is UTF-8 whatever the locale; the table says what it can."""
-    for words in (["--why", "chrony"], ["--format", "html"]):
-        command = [sys.executable, "-c", "from appliance.cli import main; main()", "-q", "classify", capture, *words]
+    """The page is UTF-8 whatever the locale; the table escapes what the locale lacks."""
+    for arguments in (["--why", "chrony"], ["--format", "html"]):
+        script = "from appliance.cli import main; main()"
+        command = [sys.executable, "-c", script, "-q", "classify", capture, *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
         done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
         assert (done.stderr, done.returncode) == (b"", 0)
-        text = done.stdout.decode("utf-8" if "html" in words else "ascii")
-        assert ("\\xb5s" in text) == ("html" not in words)
+        text = done.stdout.decode("utf-8" if "html" in arguments else "ascii")
+        assert ("\\xb5s" in text) == ("html" not in arguments)
 
 
 OPTIONS: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -462,17 +463,15 @@ OPTIONS: dict[str, tuple[list[str], dict[str, str]]] = {
     "nodes": (["--nodes", "10.1.7.7/16"], {"nodes": "10.1.0.0/16"}),
     "override": (["--override", "ntp=deferrable"], {"override": "ntp=deferrable"}),
     "services": (["--services", "own"], {"services": "own"}),
-    "how it is shown": (["-v", "-q"], {}),
+    "output only": (["-v", "-q"], {}),
 }
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options_that_change_what_is_found_are_in_it(
-    name: str, capture: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words, options = OPTIONS[name]
+def test_options_that_affect_the_result_are_in_it(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, options = OPTIONS[name]
     own(Path("own"), licences=OWN)
-    status, out, err = run(capsys, "classify", capture, "--json", *words)
+    status, out, err = run(capsys, "classify", capture, "--json", *arguments)
     assert status == 0, err
     assert json.loads(out)["made"]["options"] == options
 
@@ -480,11 +479,11 @@ def test_options_that_change_what_is_found_are_in_it(
 WHY: dict[str, tuple[list[str], int, str, str]] = {
     "by another name": (["ntp"], 0, "chrony: time-critical", ""),
     "by its port": (["tcp/2049"], 0, "nfs: time-critical", ""),
-    "not seen": (["ldap"], 0, "ldap: not seen\n  why  where a node uses it", ""),
+    "not seen": (["ldap"], 0, "ldap: not seen\n  why  if a node uses it", ""),
     "silent": (["munge"], 0, "munge: not seen\n  why  it has no traffic of its own", ""),
     "several": (["ssh", "ntp"], 0, "ssh: deferrable", ""),
     "nearly right": (["slrumctld"], 2, "", "did you mean slurmctld?"),
-    "what is not there": (["foo"], 2, "", "seen here: chrony, "),
+    "what is not there": (["foo"], 2, "", "seen: chrony, "),
     "empty": ([""], 2, "", "is neither in the captures nor in the catalogue"),
     "no port": (["tcp/99999"], 2, "", "tcp/99999 is not a port"),
 }
@@ -492,11 +491,11 @@ WHY: dict[str, tuple[list[str], int, str, str]] = {
 
 @pytest.mark.parametrize("name", WHY)
 def test_why(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names, wanted, shown, words = WHY[name]
+    names, expected, shown, message = WHY[name]
     status, out, err = run(capsys, "classify", "-q", capture, *(f"--why={each}" for each in names))
-    assert status == wanted
+    assert status == expected
     assert shown in out
-    assert words in err
+    assert message in err
     assert "SMS-mgmt: deferrable" not in out
     assert bool(out) == (status == 0)
 
@@ -504,7 +503,9 @@ def test_why(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("name", "begins"), [("a.json", "{"), ("a.yml", "capture:"), ("a.html", "<"), ("a.txt", "capture ")]
 )
-def test_a_files_name_tells_its_form(name: str, begins: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_format_follows_the_file_name(
+    name: str, begins: str, capture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, err = run(capsys, "classify", capture, "-o", name)
     assert (status, out) == (0, "")
     assert Path(name).read_text().startswith(begins)
@@ -513,8 +514,8 @@ def test_a_files_name_tells_its_form(name: str, begins: str, capture: Path, caps
 
 
 def test_the_verdict_of_the_site(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--override", "nfsd=deferrable", "--override", "slrumctld=deferrable", "--json")
-    status, out, err = run(capsys, "-q", "classify", capture, *words)
+    arguments = ("--override", "nfsd=deferrable", "--override", "slrumctld=deferrable", "--json")
+    status, out, err = run(capsys, "-q", "classify", capture, *arguments)
     assert status == 0
     services = {each["name"]: each for each in json.loads(out)["services"]}
     assert (services["nfs"]["verdict"], services["nfs"]["overridden"]) == ("deferrable", True)
@@ -523,8 +524,8 @@ def test_the_verdict_of_the_site(capture: Path, capsys: pytest.CaptureFixture[st
 
 
 MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
-    "nothing": ([], 2, "no capture is named", "--live"),
-    "both": (["a.pcap", "--live", "lo"], 2, "exclude each other", ""),
+    "nothing": ([], 2, "no capture given", "--live"),
+    "both": (["a.pcap", "--live", "lo"], 2, "are mutually exclusive", ""),
     "no such file": (["none.pcap"], 2, "none.pcap: cannot be read: no such file", "check the path"),
     "a folder": (["."], 2, ". is a folder", "*.pcap"),
     "standard input twice": (["-", "-"], 2, "standard input (-) can be read only once", ""),
@@ -533,7 +534,7 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "another sms": (["CAPTURE", "--sms", "10.99.99.99"], 1, "10.99.99.99", "10.1.0.1"),
     "no verdict": (["CAPTURE", "--override", "nfs=deferable"], 2, "is not NAME=VERDICT", "did you mean deferrable?"),
     "no services": (["CAPTURE", "--services", "none"], 2, "none is not a folder", ""),
-    "a duration alone": (["CAPTURE", "--duration", "5m"], 2, "--duration goes with --live", "--live br-prov"),
+    "a duration alone": (["CAPTURE", "--duration", "5m"], 2, "--duration requires --live", "--live br-prov"),
     "no duration": (["--live", "lo", "--duration", "long"], 2, "duration 'long'", "1h30m"),
     "a duration cut short": (["--live", "lo", "--duration", "1h30"], 2, "duration '1h30'", ""),
     "another node": (["CAPTURE", "--node", "10.9.9.9"], 1, "10.9.9.9 is not in the capture", "without --node"),
@@ -544,7 +545,7 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "empty nodes": (["CAPTURE", "--nodes", " "], 2, "argument --nodes: is empty", ""),
     "an empty output": (["CAPTURE", "-o", ""], 2, "argument -o/--output: is empty", ""),
     "no network": (["CAPTURE", "--nodes", "10.1"], 2, "--nodes: 10.1 is not a network", "10.2.0.0/16"),
-    "why in a form for programs": (["CAPTURE", "--why", "nfs", "--json"], 2, "--why goes with the table", "reasons"),
+    "why with json": (["CAPTURE", "--why", "nfs", "--json"], 2, "--why requires the table format", "reasons"),
     "a zero in a name": (["a\0b"], 2, "cannot be read", ""),
     "no form": (["CAPTURE", "--format", "xml"], 2, "invalid choice: 'xml'", ""),
     "over the capture": (["CAPTURE", "-o", "CAPTURE"], 2, "is one of the captures", "another file"),
@@ -557,12 +558,12 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words, status, message, hint = MISTAKES[name]
-    Path("text.pcap").write_text("this is a text, and no capture at all\n" * 9)
+    arguments, status, message, hint = MISTAKES[name]
+    Path("text.pcap").write_text("this is a text, not a capture at all\n" * 9)
     Path("nothing.pcap").write_bytes(b"")
     Path("empty.pcap").write_bytes(files.pcap([]))
     before = capture.read_bytes()
-    found, out, err = run(capsys, "-q", "classify", *(capture if word == "CAPTURE" else word for word in words))
+    found, out, err = run(capsys, "-q", "classify", *(capture if each == "CAPTURE" else each for each in arguments))
     assert (found, out) == (status, ""), err
     assert message in err
     assert hint in err
@@ -575,8 +576,8 @@ def test_mistakes(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) 
 SITE = ROOT / "tests" / "golden" / "sites" / "debian-12.yaml"
 
 
-def test_what_classify_writes_is_what_build_takes(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`sms classify -o FILE`, then `sms build --from FILE`: what the container carries, and words on what it cannot."""
+def test_build_accepts_the_output_of_classify(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`sms classify -o FILE`, then `sms build --from FILE`: services of the container, and notices on the others."""
     assert run(capsys, "classify", capture, "-o", "found.yaml")[0] == 0
     cluster = open_cluster(SITE, None, Silent(), classification=Path("found.yaml"))
     carried = {name for name in TIME_CRITICAL if SHIPPED[name].container}
@@ -587,7 +588,7 @@ def test_what_classify_writes_is_what_build_takes(capture: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_a_classification_made_by_hand_is_taken_too(form: str, tmp_path: Path) -> None:
+def test_a_classification_made_by_hand_is_accepted(form: str, tmp_path: Path) -> None:
     path = tmp_path / f"c.{form}"
     path.write_text(flow.render(example.paper(), form))
     loaded = open_site(SITE, None, path)

@@ -1,4 +1,4 @@
-"""The HTML report: its structure, what it makes of hostile text, and how a real browser shows it."""
+"""The HTML report: its structure, escaping of hostile text, and rendering in a real browser."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from analysis import units
-from analysis.model import Classification, Interval, Latency, Made, Nodes, Service
+from analysis.model import Classification, Interval, Latency, Nodes, Provenance, Service
 from analysis.report import drawing
-from analysis.report.html import MOST_SERVICES, headline, render_html
+from analysis.report.html import MAX_SERVICES, headline, render_html
 from tests.conftest import find_tool
 from tests.unit import classification_example as example
 from tests.unit.browser import Browser, open_browser
@@ -38,7 +38,7 @@ PAGES: dict[str, Classification] = {
 
 
 class Page(HTMLParser):
-    """Reads a page and holds it to be well formed."""
+    """Parses a page and checks that it is well formed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in SHAPES, f"<{tag}/> is no element of HTML"
+        assert tag in SHAPES, f"<{tag}/> is not an HTML element"
         self.tags.append((tag, {name: value or "" for name, value in attrs}))
 
     def handle_endtag(self, tag: str) -> None:
@@ -109,18 +109,18 @@ def test_pages_are_whole_and_fetch_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_character_that_cannot_be_seen(name: str) -> None:
+def test_no_invisible_characters(name: str) -> None:
     text = render_html(PAGES[name])
     assert [one for one in text if not one.isprintable() and one != "\n"] == []
     text.encode()
 
 
-def test_the_same_again() -> None:
+def test_rendering_is_reproducible() -> None:
     assert render_html(example.paper()) == render_html(example.paper())
 
 
 def test_every_text_is_shown_and_none_becomes_markup() -> None:
-    """Each string of the model stands in the page, escaped; a field that is forgotten shows up here."""
+    """Each string of the model is in the page, escaped; this finds forgotten fields."""
     numbers = count()
     found = example.with_text(example.paper(), lambda: f"<i>&q{next(numbers)}q\x07")
     text = render_html(found)
@@ -131,7 +131,7 @@ def test_every_text_is_shown_and_none_becomes_markup() -> None:
 
 def test_the_groups_are_table_1() -> None:
     text = Page(render_html(example.paper())).text()
-    groups = text[text.index("The two groups") : text.index("Before you build")]
+    groups = text[text.index("The two groups") : text.index("Before you use these verdicts")]
     mgmt, services = groups.split("SMS-services ")
     assert [one.name for one in example.SERVICES if one.name in mgmt] == ["provisioning", "warewulf", "ssh"]
     critical = ["slurmctld", "rsyslog", "nfs", "nat", "ganglia", "postfix", "chrony"]
@@ -140,46 +140,46 @@ def test_the_groups_are_table_1() -> None:
 
 
 def test_remarks_stand_before_all_verdicts() -> None:
-    """Not in grey at the end; and what made the page, and from what, is there too."""
+    """Not in grey at the end; the page also names the version and the options."""
     found = example.paper()
-    made = Made("1.2.3", options={"sms": "10.1.0.1", "override": "ssh=deferrable"})
+    made = Provenance("1.2.3", options={"sms": "10.1.0.1", "override": "ssh=deferrable"})
     text = Page(render_html(replace(found, made=made))).text()
-    assert text.index("Before you believe this") < text.index(found.capture.remarks[0]) < text.index("The two groups")
+    assert text.index("Limits of this capture") < text.index(found.capture.remarks[0]) < text.index("The two groups")
     assert "sms classify 1.2.3, --override ssh=deferrable, --sms 10.1.0.1" in text
     plain = Page(render_html(replace(found, capture=replace(found.capture, remarks=())))).text()
-    assert "Before you believe this" not in plain
+    assert "Limits of this capture" not in plain
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words"),
+    ("nodes", "expected"),
     [
         (Nodes(8, (), 2), "2 boots in the capture"),
         (Nodes(8, ()), "no boot in the capture"),
-        (Nodes(8, (), 0, True), "boots not to be counted in the capture"),
+        (Nodes(8, (), 0, True), "boots cannot be counted in the capture"),
     ],
 )
-def test_boots_are_one_story(nodes: Nodes, words: str) -> None:
+def test_boots_are_described_consistently(nodes: Nodes, expected: str) -> None:
     text = Page(render_html(replace(example.paper(), nodes=nodes))).text()
-    assert words in text
-    assert ("no boot" in text) == (words.startswith("no boot"))
+    assert expected in text
+    assert ("no boot" in text) == (expected.startswith("no boot"))
 
 
-def test_what_to_do_is_said() -> None:
+def test_advice_is_shown() -> None:
     text = Page(render_html(example.paper())).text()
-    for words in (
-        "nfs is not carried by the services container",
+    for expected in (
+        "nfs cannot run in the services container",
         "send monitoring through syslog",
-        "Verdict of the site's own: ssh",
+        "Verdict set by the site: ssh",
         "121 records (under 0.1 %) damaged or lost",
         "byte 1,000,341,504",
-        "450 nodes ask it for DHCP and Slurm",
+        "450 nodes use its DHCP and Slurm",
         "5 Mar",
-        "no capture shows it",
+        "not visible in any capture",
     ):
-        assert words in text
-    assert "unsure" not in text
+        assert expected in text
+    assert "low confidence" not in text
     vague = replace(example.paper(), services=tuple(replace(one, confidence=0.2) for one in example.SERVICES))
-    assert "10 verdicts are unsure" in Page(render_html(vague)).text()
+    assert "10 verdicts have low confidence" in Page(render_html(vague)).text()
 
 
 def accounts(found: Classification) -> list[list[str]]:
@@ -200,17 +200,17 @@ def test_the_parts_add_up(name: str) -> None:
     assert sum(whole(row[1]) for row in rows[:-1]) == whole(rows[-1][1]) == PAGES[name].capture.packets
 
 
-def test_what_does_not_add_up_is_said() -> None:
+def test_what_does_not_add_up_is_shown() -> None:
     found = example.paper()
     found = replace(found, capture=replace(found.capture, packets=found.capture.packets + 17))
     rows = accounts(found)
-    assert rows[-2][:2] == ["Counted in the capture, and in none of these", "17"]
+    assert rows[-2][:2] == ["Counted in the capture, in none of the above", "17"]
 
 
 def test_thousands_of_services_are_not_drawn() -> None:
-    text = render_html(example.many(MOST_SERVICES + 1))
+    text = render_html(example.many(MAX_SERVICES + 1))
     assert "1 more service is not shown" in text
-    assert f"service-{MOST_SERVICES}" in text and f"service-{MOST_SERVICES + 1}" not in text
+    assert f"service-{MAX_SERVICES}" in text and f"service-{MAX_SERVICES + 1}" not in text
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0, 1e300])
@@ -234,22 +234,21 @@ def test_numbers_that_cannot_be(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("critical", "deferrable", "says"),
+    ("critical", "deferrable", "expected"),
     [
-        (0, 0, "No service was seen"),
+        (0, 0, "No services seen"),
         (1, 0, "1 service must never stop"),
         (2, 1, "2 services must never stop, 1 can wait"),
-        (0, 2, "2 services can wait, none was seen that must never stop"),
+        (0, 2, "2 services can wait, none seen that must never stop"),
     ],
 )
-def test_headline(critical: int, deferrable: int, says: str) -> None:
-    assert (
-        headline(replace(example.paper(), services=(example.SLURM,) * critical + (example.SSH,) * deferrable)) == says
-    )
+def test_headline(critical: int, deferrable: int, expected: str) -> None:
+    services = (example.SLURM,) * critical + (example.SSH,) * deferrable
+    assert headline(replace(example.paper(), services=services)) == expected
 
 
 @pytest.mark.parametrize(
-    ("shown", "says"),
+    ("shown", "expected"),
     [
         (units.span(0), "0 s"),
         (units.span(0.00021), "210 µs"),
@@ -261,7 +260,7 @@ def test_headline(critical: int, deferrable: int, says: str) -> None:
         (units.span(3600), "1 h"),
         (units.span(86_400), "24 h"),
         (units.span(432_000), "5 days"),
-        (units.span(math.inf), "no end"),
+        (units.span(math.inf), "unlimited"),
         (units.span(math.nan), "unknown"),
         (units.size(0), "0 bytes"),
         (units.size(999), "999 bytes"),
@@ -281,8 +280,8 @@ def test_headline(critical: int, deferrable: int, says: str) -> None:
         (units.plain("abcdef", 4), "abc…"),
     ],
 )
-def test_numbers_in_words(shown: str, says: str) -> None:
-    assert shown == says
+def test_numbers_in_words(shown: str, expected: str) -> None:
+    assert shown == expected
 
 
 AT = datetime(2024, 2, 27, 23, 59, 58, 500_000, tzinfo=UTC)
@@ -321,7 +320,7 @@ def test_bars_of_budgets_are_on_one_scale() -> None:
     bars, ticks = drawing.budgets(list(enumerate(example.SERVICES, 1)))
     by_name = {bar.service.name: bar for bar in bars}
     assert [bar.service.name for bar in bars[:4]] == ["nat", "rsyslog", "nfs", "ganglia"]
-    assert by_name["rsyslog"].width == 0 and by_name["rsyslog"].label == "at once"
+    assert by_name["rsyslog"].width == 0 and by_name["rsyslog"].label == "none"
     assert by_name["provisioning"].width == 100
     at = {tick.label: tick.at for tick in ticks}
     assert by_name["nfs"].width == at["1 min"]
@@ -340,7 +339,7 @@ def test_timelines(steady: tuple[int, ...], boot: tuple[int, ...], line: float, 
 
 
 def test_a_timeline_ends_with_the_capture() -> None:
-    """The core doubles the length of a part when it runs out of parts: up to half of them may be left."""
+    """The core doubles the length of a part when it runs out of parts: up to half of them may be empty."""
     found = replace(example.paper(), bin_s=2500.0)
     assert drawing.parts_shown(found) == 35
     assert drawing.parts_shown(example.paper()) == 64
@@ -418,7 +417,7 @@ MEASURE = """(() => {
       out.clipped.push(el.className || el.tagName);
   return out;
 })()"""
-"""What is outside of the window, on top of each other, paler than 4.5 to 1 (WCAG 2.2, 1.4.3), or cut off."""
+"""Text that is outside of the window, overlapping, below a contrast of 4.5 to 1 (WCAG 2.2, 1.4.3), or clipped."""
 
 
 def measure(browser: Browser, *, width: int, prints: bool = False) -> None:
@@ -440,7 +439,7 @@ def written(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("width", [1280, 1010, 900, 390, 320])
 @pytest.mark.parametrize("name", PAGES)
 def test_in_a_browser(name: str, width: int, scheme: str, browser: Browser, tmp_path: Path) -> None:
-    """Nothing is fetched, nothing complains, nothing overlaps, overflows or is too pale; evidence closed and open."""
+    """No requests, no console errors, no overlap, overflow or low contrast; with the evidence closed and open."""
     page = written(name, tmp_path)
     browser.visit(page, width=width, scheme=scheme)
     measure(browser, width=width)
@@ -473,8 +472,8 @@ def test_a_name_leads_to_its_evidence(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_policy_holds(browser: Browser, tmp_path: Path) -> None:
-    """What would be injected runs nothing, styles nothing, and reaches nobody."""
+def test_the_content_policy_is_enforced(browser: Browser, tmp_path: Path) -> None:
+    """Injected content cannot run scripts, change styles or make requests."""
     browser.visit(written("paper", tmp_path), width=1280)
     tried = """(async () => {
       const script = document.createElement('script');
@@ -490,8 +489,8 @@ def test_the_policy_holds(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_picture_is_a_picture(browser: Browser, tmp_path: Path) -> None:
-    """Bars, bands and arrows have a place and a size in the browser, and colours of their own."""
+def test_the_charts_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    """Bars, bands and arrows have a position and a size in the browser, and different colours."""
     browser.visit(written("paper", tmp_path), width=390)
     drawn = browser.evaluate("""['.bar', '.bar.boot', '.band', '.tip'].map(kind => {
       const all = [...document.querySelectorAll(kind)].map(one => one.getBoundingClientRect());

@@ -1,4 +1,4 @@
-"""What single packets say, and how long services can be away by that."""
+"""Decoders of single packets, and the outage budgets that follow from them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import reading
+from analysis.context import EXPECTED
 from analysis.observed import Row, Sample
 from analysis.protocols import SAMPLED
 from analysis.protocols.dhcp import ACK, INFORM, OFFER, REQUEST, read_dhcp, terms
 from analysis.protocols.ntp import read_ntp
 from analysis.protocols.slurm import read_slurm
-from analysis.scene import EXPECTED
 from analysis.signatures import TCP, UDP
 from analysis.unseen import needed_capture_s
 from tests.unit.classify_cases import GROUP, NODE, SIGNATURES, SMS, boot, make_row, run, service
@@ -77,7 +77,7 @@ def test_ntp(poll: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("payload", [ntp(0), ntp(255), ntp(6, mode=6), ntp(6)[:40], b""])
-def test_not_about_time(payload: bytes) -> None:
+def test_not_ntp(payload: bytes) -> None:
     assert read_ntp(payload) is None
 
 
@@ -150,8 +150,8 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         10800,
         "keeps its address",
     ),
-    "leases, too short to see renewals": ([BOOT], samples(67, LEASE), "provisioning", 10800, "too short to tell"),
-    "leases that nobody renews": ([BOOT], samples(67, SHORT), "provisioning", 2592000, "no node that was up did so"),
+    "leases, too short to see renewals": ([BOOT], samples(67, LEASE), "provisioning", 10800, "too short to decide"),
+    "leases that nobody renews": ([BOOT], samples(67, SHORT), "provisioning", 2592000, "no running node did so"),
     "offers and answers in turn": (
         [BOOT, RENEWED],
         samples(67, *[dhcp(OFFER, lease=21600), LEASE] * 60),
@@ -166,12 +166,12 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         10800,
         "6 h",
     ),
-    "a relay's first requests are no renewals": (
+    "a relay's first requests are not renewals": (
         [BOOT, RENEWED],
         samples(67, SHORT, *[dhcp(REQUEST, relay="10.2.0.1")] * 8),
         "provisioning",
         2592000,
-        "no node that was up did so",
+        "no running node did so",
     ),
     "a renewal behind a relay": (
         [BOOT, RENEWED],
@@ -180,12 +180,12 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         10800,
         "keeps its address",
     ),
-    "who asks for other options only renews nothing": (
+    "an inform is not a renewal": (
         [BOOT, RENEWED],
         samples(67, SHORT, dhcp(INFORM, own="10.1.1.1")),
         "provisioning",
         2592000,
-        "no node that was up did so",
+        "no running node did so",
     ),
     "leases for ever": ([BOOT, RENEWED], samples(67, dhcp(ACK, lease=0xFFFFFFFF)), "provisioning", 2592000, "boot"),
     "the clock, by the packets": (
@@ -193,7 +193,7 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         samples(123, ntp(6), ntp(10), ntp(4, mode=4)),
         "chrony",
         512,
-        "nodes ask every 64 s to 1024 s",
+        "nodes poll every 64 s to 1024 s",
     ),
     "the clock without packets": ([make_row(NODE, SMS, UDP, 123, opened=9)], [], "chrony", 1024, "poll"),
     "SlurmdTimeout by the pings": (
@@ -201,7 +201,7 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         samples(6818, slurm(1008), protocol=TCP),
         "slurmctld",
         120,
-        "a third of SlurmdTimeout, so that is 120 s",
+        "a third of SlurmdTimeout, which is 120 s",
     ),
     "no pings": (
         [make_row(SMS, NODE, TCP, 6818, opened=320, every=40)],
@@ -210,21 +210,21 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         300,
         "SlurmdTimeout",
     ),
-    "syslog over UDP": ([make_row(NODE, SMS, UDP, 514, opened=9)], [], "rsyslog", 0, "lost at once"),
+    "syslog over UDP": ([make_row(NODE, SMS, UDP, 514, opened=9)], [], "rsyslog", 0, "lost immediately"),
     "syslog over TCP": ([make_row(NODE, SMS, TCP, 514, opened=9)], [], "rsyslog", 924, "all senders use TCP"),
     "syslog over both": (
         [make_row(NODE, SMS, TCP, 514, opened=9), make_row(NODE, SMS, UDP, 514, opened=9)],
         [],
         "rsyslog",
         0,
-        "lost at once",
+        "lost immediately",
     ),
     "unknown over UDP": (
         [make_row(NODE, SMS, UDP, 4000, opened=80, every=400)],
         [],
         "udp/4000",
         50,
-        "one of 8 nodes asks every 50 s",
+        "one of 8 nodes uses it every 50 s",
     ),
     "unknown over TCP": ([make_row(NODE, SMS, TCP, 4000, opened=80, every=400)], [], "tcp/4000", 177, "for 127 s"),
     "unknown and open": (
@@ -239,17 +239,17 @@ BUDGETS: dict[str, tuple[list[Row], list[Sample], str, float, str]] = {
         [],
         "tcp/4000",
         86400,
-        "nodes do not ask",
+        "nodes do not use it",
     ),
 }
 
 
 @pytest.mark.parametrize("case", BUDGETS)
 def test_budgets(case: str) -> None:
-    rows, kept, name, seconds, words = BUDGETS[case]
+    rows, kept, name, seconds, expected = BUDGETS[case]
     found = service(run(rows, samples=kept, boots=[boot()]), name)
     assert found.budget_s == pytest.approx(seconds)
-    assert words in found.budget_why, found.budget_why
+    assert expected in found.budget_why, found.budget_why
 
 
 @pytest.mark.parametrize(
@@ -267,22 +267,20 @@ def test_leases_of_hours_that_are_renewed_make_dhcp_time_critical(rows: list[Row
     dhcpd = service(found, "provisioning")
     assert dhcpd.verdict == verdict
     renewed = RENEWED in rows
-    assert ("nodes that are up renew leases" in dhcpd.reasons[0]) == renewed
-    assert dhcpd.confidence > 0.5 or verdict == "deferrable", "the packets say so: it needs no long capture"
-    assert any("provisioning (DHCP) cannot be off for longer" in one for one in found.capture.remarks) == renewed
+    assert ("running nodes renew leases" in dhcpd.reasons[0]) == renewed
+    assert dhcpd.confidence > 0.5 or verdict == "deferrable", "packets prove it: it needs no long capture"
+    assert any("tolerated outage of provisioning (DHCP)" in one for one in found.capture.remarks) == renewed
 
 
-def test_slurm_is_told_by_its_messages() -> None:
+def test_slurm_messages_are_described() -> None:
     kept = samples(6817, slurm(6012), slurm(6012), slurm(1002), protocol=TCP)
     found = service(run([make_row(NODE, SMS, TCP, 6817, opened=9)], samples=kept), "slurmctld")
-    words = (
-        "messages of Slurm 22.05; of 3 that were read: MESSAGE_EPILOG_COMPLETE 2, MESSAGE_NODE_REGISTRATION_STATUS 1"
-    )
-    assert found.reasons[-1] == words
+    expected = "messages of Slurm 22.05; of 3 decoded: MESSAGE_EPILOG_COMPLETE 2, MESSAGE_NODE_REGISTRATION_STATUS 1"
+    assert found.reasons[-1] == expected
 
 
-def test_many_samples_are_read_in_part() -> None:
-    """2,000 answers of a boot storm must not take a second, and the shortest lease is found among them."""
+def test_of_many_samples_only_some_are_decoded() -> None:
+    """2,000 answers of a boot storm must not take a second, and the shortest lease must be found."""
     kept = samples(67, *[LEASE] * 1000, SHORT, *[LEASE] * 1000)
     began = time.monotonic()
     assert service(run([BOOT, RENEWED], samples=kept), "provisioning").budget_s == 300
@@ -302,20 +300,20 @@ ASKED = (dhcp(REQUEST)[:86],)
 
 
 @pytest.mark.parametrize(
-    ("rows", "seconds", "source", "words"),
+    ("rows", "seconds", "source", "expected"),
     [
-        # 8 nodes, one of which boots: 7 hours and 58 minutes of nodes that are up, 8 renewals.
-        ([BOOT, RENEWED], (7 * 3600 + 3470) / 8, "observed", "nodes that are up ask anew every 59.7 min"),
-        ([BOOT], 3600, "observed", "went 1 h without renewing"),
+        # 8 nodes, one of which boots: 7 hours and 58 minutes of running nodes, 8 renewals.
+        ([BOOT, RENEWED], (7 * 3600 + 3470) / 8, "observed", "running nodes renew every 59.7 min"),
+        ([BOOT], 3600, "observed", "did not renew for 1 h"),
     ],
 )
-def test_leases_that_cut_packets_hide(rows: list[Row], seconds: float, source: str, words: str) -> None:
-    """What was seen vouches for so long and no longer; certainly not for the catalogue's month."""
+def test_leases_that_cut_packets_hide(rows: list[Row], seconds: float, source: str, expected: str) -> None:
+    """The budget is what was seen, not the catalogue's month."""
     found = run(rows, samples=samples(67, CUT, *ASKED), boots=[boot()], cut=900, cut_at=128)
     dhcpd = service(found, "provisioning")
     assert (dhcpd.budget_s, dhcpd.budget_from) == (pytest.approx(seconds), source)
     assert "packets are cut at 128 bytes" in dhcpd.budget_why
-    assert words in dhcpd.budget_why
+    assert expected in dhcpd.budget_why
     assert (found.capture.cut_packets, found.capture.cut_at) == (900, 128)
 
 
@@ -333,8 +331,8 @@ def test_leases_that_cut_packets_hide_for_longer_than_the_catalogue_says() -> No
         (make_row(SMS, NODE, TCP, 6818, opened=320, every=40), "slurmctld", 120),
     ],
 )
-def test_what_cut_packets_hide_is_told_by_their_times(row: Row, name: str, seconds: float) -> None:
-    """Where that is less than the catalogue says."""
+def test_budgets_of_cut_packets_use_their_times(row: Row, name: str, seconds: float) -> None:
+    """If that is less than the catalogue says."""
     found = service(run([row], cut=400, cut_at=64), name)
     assert (found.budget_s, found.budget_from) == (pytest.approx(seconds, rel=0.03), "observed")
 
@@ -350,7 +348,7 @@ def test_what_cut_packets_hide_is_told_by_their_times(row: Row, name: str, secon
         ([make_row(NODE, SMS, UDP, 4000, opened=80, every=400)], [], "udp/4000", "observed"),
     ],
 )
-def test_what_budgets_rest_on(rows: list[Row], kept: list[Sample], name: str, source: str) -> None:
+def test_sources_of_budgets(rows: list[Row], kept: list[Sample], name: str, source: str) -> None:
     assert service(run(rows, samples=kept, boots=[boot()]), name).budget_from == source
 
 
@@ -376,11 +374,11 @@ def test_unseen() -> None:
     assert set(by_name) == {one.name for one in SIGNATURES} - {"munge", "postfix"}, "munge has no traffic of its own"
     assert by_name["slurmctld"].needed_capture_s == pytest.approx(112.3, abs=0.1)
     assert "nodes hardly use it" in by_name["slurmctld"].why
-    assert "too little to tell" in by_name["provisioning"].why
+    assert "too short to decide" in by_name["provisioning"].why
     assert [one.needed_capture_s for one in found.unseen] == sorted(one.needed_capture_s for one in found.unseen)
 
 
 def test_unseen_without_an_interval() -> None:
-    """A day, where the catalogue does not say."""
+    """A day, if the catalogue does not say."""
     (found,) = run([], signatures=[replace(SIGNATURES[0], every_s=0.0)]).unseen
     assert found.needed_capture_s == pytest.approx(needed_capture_s(86400, 8))

@@ -1,4 +1,4 @@
-"""What one is told before the verdicts, and how much of a capture they rest on."""
+"""Remarks on captures, and the context that verdicts depend on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from analysis.classify import classify
+from analysis.context import make_context
 from analysis.model import Classification, Sms
 from analysis.observed import Boot, Link, Observation, Role
 from analysis.reading import read_captures
 from analysis.roles import Roles, find_roles
-from analysis.scene import watch
 from analysis.signatures import TCP, UDP
 from tests.captures import files
 from tests.captures.cluster import Made, Plan, simulate
@@ -46,63 +46,63 @@ ONE = make_row(NODE, SMS, TCP, 25, opened=9)
 ASKED = make_row(NODE, SMS, UDP, 67, opened=4, contacts_boot=4)
 REMARKS: dict[str, tuple[dict[str, Any], str]] = {
     "damage": ({"skipped": {"corrupt record": 9}, "total": 81}, "9 records (10 %) damaged or lost, "),
-    "times": ({"skipped": {"time far from its neighbours'": 2}}, "2 packets have impossible times"),
-    "room": ({"beyond": (19, 900)}, "there was no room for the addresses of 19 packets (19 %)"),
+    "times": ({"skipped": {"time far from its neighbours'": 2}}, "2 packets with impossible times"),
+    "room": ({"beyond": (19, 900)}, "19 packets (19 %) exceeded the address table"),
     "gap": ({"gap_s": 3000.0}, "no file covers 50 min (83 %) of the 1 h from the first packet to the last: "),
-    "reading": ({"remarks": ("left out: b.pcap",)}, "left out: b.pcap"),
+    "reading": ({"remarks": ("skipped: b.pcap",)}, "skipped: b.pcap"),
     "first bytes": ({"cut": 5, "cut_at": 64}, "5 packets are cut at 64 bytes, which hides which service "),
 }
 
 
 @pytest.mark.parametrize("case", REMARKS)
-def test_what_is_remarked(case: str) -> None:
-    known, words = REMARKS[case]
+def test_remarks(case: str) -> None:
+    known, expected = REMARKS[case]
     (remark,) = remarks(observe([ONE], **known))
-    assert remark.startswith(words)
+    assert remark.startswith(expected)
 
 
 def test_the_end_is_missing() -> None:
     assert remarks(replace(observe([ONE]), truncated=True)) == (
-        "a file ends in the middle of a packet: what came after that is missing",
+        "a file ends in the middle of a packet: later packets are missing",
     )
 
 
 @pytest.mark.parametrize(
-    ("known", "words"),
+    ("known", "expected"),
     [
         (
             {"cut": 3, "cut_at": 128},
-            "hides when nodes booted and how long leases of DHCP last: capture with tcpdump -s",
+            "hides when nodes booted and DHCP lease times: capture with tcpdump -s",
         ),
-        ({"cut": 3, "cut_at": 400}, "yet no boot could be made out"),
-        ({}, "yet no boot could be made out"),
-        ({"cut": 3, "cut_at": 128, "boots": [boot()]}, "bytes, which hides how long leases of DHCP last: capture"),
+        ({"cut": 3, "cut_at": 400}, "but no boot was recognized"),
+        ({}, "but no boot was recognized"),
+        ({"cut": 3, "cut_at": 128, "boots": [boot()]}, "bytes, which hides DHCP lease times: capture"),
     ],
 )
-def test_dhcp_that_was_not_understood(known: dict[str, Any], words: str) -> None:
+def test_dhcp_that_was_not_understood(known: dict[str, Any], expected: str) -> None:
     (remark,) = remarks(observe([ASKED, ONE], **known))
-    assert words in remark
+    assert expected in remark
 
 
 @pytest.mark.parametrize("known", [{"gap_s": 100.0}, {"cut": 3, "cut_at": 128}, {"cut": 3, "cut_at": 400}])
-def test_what_does_no_harm(known: dict[str, Any]) -> None:
+def test_harmless_limits_are_not_remarked(known: dict[str, Any]) -> None:
     assert remarks(observe([ONE], **known)) == ()
 
 
-def test_the_gravest_come_first() -> None:
-    known = {"skipped": {"corrupt record": 9}, "gap_s": 3000.0, "cut": 9, "cut_at": 64, "remarks": ("left out",)}
+def test_the_most_serious_come_first() -> None:
+    known = {"skipped": {"corrupt record": 9}, "gap_s": 3000.0, "cut": 9, "cut_at": 64, "remarks": ("skipped",)}
     found = remarks(observe([ONE], nodes=1, **known), nodes=1, remarks=("10.1.1.1 was given",))
-    assert [one.split()[0] for one in found] == ["9", "left", "10.1.1.1", "only", "no", "9"]
+    assert [one.split()[0] for one in found] == ["9", "skipped", "10.1.1.1", "only", "no", "9"]
 
 
-def test_one_machine_is_no_cluster() -> None:
+def test_one_machine_is_not_a_cluster() -> None:
     (remark,) = remarks(observe([ONE], nodes=1), nodes=1)
     assert remark.startswith("only 1 machine could be a compute node")
-    # The paper looked at one node alone.
+    # With --node only one node is expected.
     assert remarks(observe([ONE], nodes=1), nodes=1, node="10.1.1.1") == ()
 
 
-def test_a_server_of_the_internet_is_no_management_node() -> None:
+def test_an_internet_server_is_not_a_management_node() -> None:
     seen = observe([ONE])
     far = [replace(host, address=f"2{host.index}.1.1.1") if 1 <= host.index <= 8 else host for host in seen.hosts]
     (remark,) = remarks(replace(seen, hosts=tuple(far)), own=("192.0.2.1",))
@@ -111,31 +111,31 @@ def test_a_server_of_the_internet_is_no_management_node() -> None:
     assert remarks(replace(seen, hosts=tuple(near)), own=("192.0.2.1",)) == ()
 
 
-# What the scene is reckoned from.
+# The context.
 
 
-def test_time_that_no_file_covers_was_not_seen() -> None:
+def test_time_that_no_file_covers_does_not_count() -> None:
     found = run([ONE], gap_s=3540.0)
-    scene = watch(observe([ONE], gap_s=3540.0), roles_of())
-    assert (scene.duration_s, scene.steady_s) == (60, 8 * 60)
+    context = make_context(observe([ONE], gap_s=3540.0), roles_of())
+    assert (context.duration_s, context.steady_s) == (60, 8 * 60)
     assert (found.capture.duration_s, found.capture.covered_s) == (3600, 60)
     (whole,) = (one for one in run([ONE]).unseen if one.name == "chrony")
     (parts,) = (one for one in found.unseen if one.name == "chrony")
-    assert "too little to tell" in parts.why
+    assert "too short to decide" in parts.why
     assert "hardly use it" in whole.why
 
 
-def test_hardware_boots_are_no_nodes_boots() -> None:
-    """A BMC asks for its address by DHCP, too."""
+def test_boots_of_hardware_are_not_counted() -> None:
+    """A BMC uses DHCP, too."""
     links = [Link(0, 8, UDP, 623, 5, 500), *(Link(n, 0, TCP, 6817, 5, 500) for n in range(1, 8))]
     seen = observe([ONE], links=links, boots=[boot(7), boot(1)])
-    scene = watch(seen, roles_of())
-    assert (scene.nodes, scene.boots, scene.booted_nodes) == (7, 1, 1)
+    context = make_context(seen, roles_of())
+    assert (context.nodes, context.boots, context.booted_nodes) == (7, 1, 1)
 
 
 def test_nodes_that_have_no_address_yet_are_counted() -> None:
     seen = observe([ASKED], nodes=1, boots=[Boot(f"52:54:00:09:00:0{n}", START + S, 0) for n in range(3)])
-    assert watch(seen, bytes([SMS, Role.UNKNOWN, Role.OUTSIDE, Role.GROUP, NODE])).nodes == 3
+    assert make_context(seen, bytes([SMS, Role.UNKNOWN, Role.OUTSIDE, Role.GROUP, NODE])).nodes == 3
 
 
 # A simulated cluster, through the core.
@@ -146,25 +146,25 @@ def made() -> Made:
     return simulate(Plan(nodes=8, boots=2, duration_s=1200))
 
 
-def look(folder: Path, data: bytes, **words: Any) -> Classification:
+def classify_capture(folder: Path, data: bytes, **options: Any) -> Classification:
     (folder / "made.pcap").write_bytes(data)
     reading = read_captures([str(folder / "made.pcap")], signatures=SIGNATURES)
     hosts, links = reading.hosts(), reading.links()
-    roles = find_roles(hosts, links, reading.samples(), totals=reading.counter.totals(), **words)
+    roles = find_roles(hosts, links, reading.samples(), totals=reading.counter.totals(), **options)
     return classify(reading.observe(roles.by_index, hosts, links), roles, SIGNATURES)
 
 
-def test_boots_that_are_cut_off_are_not_said_to_be_none(tmp_path: Path, made: Made) -> None:
-    found = look(tmp_path, files.pcap(made.packets(), snap=64))
+def test_boots_that_are_cut_off_are_reported_as_hidden(tmp_path: Path, made: Made) -> None:
+    found = classify_capture(tmp_path, files.pcap(made.packets(), snap=64))
     assert (found.nodes.booted, found.nodes.boots_hidden) == (0, True)
     (remark,) = found.capture.remarks
-    assert "64 bytes, which hides when nodes booted, how long leases" in remark
-    whole = look(tmp_path, files.pcap(made.packets()))
+    assert "64 bytes, which hides when nodes booted, DHCP lease times" in remark
+    whole = classify_capture(tmp_path, files.pcap(made.packets()))
     assert (whole.nodes.booted, whole.nodes.boots_hidden, whole.capture.remarks) == (2, False, ())
 
 
 def test_a_cluster_behind_a_router_is_the_same_cluster(tmp_path: Path, made: Made) -> None:
-    """All frames of nodes go to and come from the router; nothing else changes."""
+    """All frames of nodes are to and from the router; nothing else changes."""
     router = bytes.fromhex("525400ff0001")
     nodes = {bytes.fromhex(node.mac.replace(":", "")) for node in made.nodes}
     frames = [
@@ -174,7 +174,8 @@ def test_a_cluster_behind_a_router_is_the_same_cluster(tmp_path: Path, made: Mad
     ]
     # The nodes are elsewhere: 10.1.1.x is 10.2.1.x.
     frames = [(at, move(frame)) for at, frame in frames]
-    here, there = look(tmp_path, files.pcap(made.packets())), look(tmp_path, files.pcap(frames))
+    here = classify_capture(tmp_path, files.pcap(made.packets()))
+    there = classify_capture(tmp_path, files.pcap(frames))
     assert (there.nodes.count, there.nodes.booted) == (here.nodes.count, here.nodes.booted) == (8, 2)
     assert {(one.name, one.verdict) for one in there.services} == {(one.name, one.verdict) for one in here.services}
 
@@ -186,7 +187,7 @@ def move(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("snap", [76, 96, 128, 300])
-def test_boots_are_seen_where_dhcp_is_cut_before_it_says_what_it_is(tmp_path: Path, made: Made, snap: int) -> None:
-    """Who has no address and asks for one has just come up."""
-    found = look(tmp_path, files.pcap(made.packets(), snap=snap))
+def test_boots_are_seen_if_dhcp_is_cut_before_its_message_type(tmp_path: Path, made: Made, snap: int) -> None:
+    """A client without an address that requests one has just booted."""
+    found = classify_capture(tmp_path, files.pcap(made.packets(), snap=snap))
     assert (found.nodes.booted, found.nodes.boots_hidden) == (2, False)

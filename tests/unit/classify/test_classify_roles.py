@@ -1,4 +1,4 @@
-"""Who is who, over hand-made hosts and links of every kind of capture."""
+"""Roles of hosts, with hand-made hosts and links of every kind of capture."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from analysis.addresses import is_local, network
 from analysis.errors import CaptureError
+from analysis.host_index import is_group
 from analysis.nodes import find_nodes
 from analysis.observed import Host, Link, Role, Sample
-from analysis.parties import is_group
 from analysis.roles import find_roles
 from analysis.signatures import ICMP, TCP, UDP
 from tests.unit.classify_cases import GATEWAY_MAC, PUBLIC_MAC, SMS_MAC
@@ -30,7 +30,7 @@ def mac(number: int) -> str:
 
 @dataclass
 class Net:
-    """Hosts by address, with what they are expected to be, and what they say to each other."""
+    """Hosts by address with their expected roles, and the links between them."""
 
     hosts: list[Host] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
@@ -69,7 +69,7 @@ def provisioning() -> Net:
 
 
 def two_addresses() -> Net:
-    """An alias in its own network, IPv6, a public address that nodes know it by; a node with IPv6."""
+    """An alias in its own network, IPv6, a public address that nodes use; a node with IPv6."""
     net = provisioning().host("10.1.0.2", S, SMS_MAC, via=SMS_MAC).link("10.1.1.1", "10.1.0.2", 80)
     net.host("fe80::1", S, SMS_MAC, via=SMS_MAC).host("192.0.2.10", S, SMS_MAC, via=SMS_MAC, claimed=SMS_MAC)
     net.host("fe80::5054:ff:fe01:1", N, mac(1), via=mac(1)).link("fe80::5054:ff:fe01:1", "fe80::1", 123, protocol=UDP)
@@ -78,7 +78,7 @@ def two_addresses() -> Net:
 
 
 def cooked() -> Net:
-    """`-i any` on the management node: source link addresses alone, both sides of the translation."""
+    """`-i any` on the management node: only source link addresses, both sides of the NAT."""
     net = Net().host("10.1.0.1", S, SMS_MAC, out=True).host("192.0.2.10", S, PUBLIC_MAC, out=True)
     net.host("127.0.0.1", S, "00:00:00:00:00:00", out=True).link("127.0.0.1", "127.0.0.1", 6819, 900)
     for number in (1, 2):
@@ -92,7 +92,7 @@ def cooked() -> Net:
 
 
 def cooked_private() -> Net:
-    """The same, where the outside is a private network, as in the lab, and its one host stands on it itself."""
+    """The same with a private network outside, as in the lab, and its only host directly attached."""
     net = Net().host("10.77.0.1", S, SMS_MAC, out=True).host("10.78.0.2", S, PUBLIC_MAC, out=True)
     net.host("10.77.1.1", N, mac(1)).link("10.77.1.1", "10.77.0.1", 6817)
     net.host("10.78.0.254", O, mac(77), SMS_MAC, out=True).link("10.77.1.1", "10.78.0.254", 80)
@@ -101,7 +101,7 @@ def cooked_private() -> Net:
 
 
 def both_sides() -> Net:
-    """Two Ethernet captures, one of each side: the public address has a link address that nothing tells of."""
+    """Two Ethernet captures, one of each side: the link address of the public address is otherwise unknown."""
     net = provisioning()
     net.hosts[4] = Host(4, "198.51.100.10", (GATEWAY_MAC, SMS_MAC), SMS_MAC, "", 50, 50)
     net.host("192.0.2.10", S, PUBLIC_MAC, via=PUBLIC_MAC)
@@ -109,7 +109,7 @@ def both_sides() -> Net:
 
 
 def mirror() -> Net:
-    """A switch's mirror port: most packets are of nodes among themselves."""
+    """A switch's mirror port: most packets are between nodes."""
     net = provisioning()
     for one, other in ((1, 2), (2, 3), (1, 3)):
         net.link(f"10.1.1.{one}", f"10.1.1.{other}", 22, 5000)
@@ -135,21 +135,21 @@ def raw_public() -> Net:
 
 
 def one_node() -> Net:
-    """Both are an end of all packets; one of them offers more."""
+    """All packets are to or from both; one of them offers more services."""
     net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC).host("10.1.1.1", N, mac(1), via=mac(1))
     return net.link("10.1.1.1", "10.1.0.1", 6817).link("10.1.0.1", "10.1.1.1", 22, 900)
 
 
 NETS = {
-    "provisioning": (provisioning, "its link address is an end of 100 % of all packets"),
-    "two addresses": (two_addresses, "its link address is an end of 100 % of all packets"),
-    "cooked": (cooked, "it is the machine that captured"),
-    "cooked, private": (cooked_private, "it is the machine that captured"),
-    "both sides": (both_sides, "its link address is an end of"),
-    "mirror": (mirror, "more machines use its services than those of any other: 3"),
-    "raw": (raw, "its address is an end of 99.3 % of all packets"),
-    "raw, public": (raw_public, "its address is an end of 100 % of all packets"),
-    "one node": (one_node, "more machines use its services than those of any other: 1"),
+    "provisioning": (provisioning, "100 % of all packets are to or from its link address"),
+    "two addresses": (two_addresses, "100 % of all packets are to or from its link address"),
+    "cooked": (cooked, "it is the capturing machine"),
+    "cooked, private": (cooked_private, "it is the capturing machine"),
+    "both sides": (both_sides, "of all packets are to or from its link address"),
+    "mirror": (mirror, "it serves more machines than any other: 3"),
+    "raw": (raw, "99.3 % of all packets are to or from its address"),
+    "raw, public": (raw_public, "100 % of all packets are to or from its address"),
+    "one node": (one_node, "it serves more machines than any other: 1"),
 }
 
 
@@ -158,7 +158,7 @@ def named(roles: bytes, hosts: list[Host]) -> dict[str, Role]:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_who_is_who(name: str) -> None:
+def test_roles(name: str) -> None:
     make, why = NETS[name]
     net = make()
     found = find_roles(net.hosts, net.links, ())
@@ -168,7 +168,7 @@ def test_who_is_who(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_given_is_the_same_as_found(name: str) -> None:
+def test_given_is_the_same_as_detected(name: str) -> None:
     net = NETS[name][0]()
     first = find_roles(net.hosts, net.links, ())
     for sms in (first.sms.addresses[0], first.sms.mac.upper().replace(":", "-")):
@@ -179,7 +179,7 @@ def test_given_is_the_same_as_found(name: str) -> None:
             assert again.sms.addresses[0] == first.sms.addresses[0]
 
 
-def test_the_address_that_nodes_know_it_by_comes_first() -> None:
+def test_the_address_that_nodes_use_comes_first() -> None:
     net = two_addresses()
     assert find_roles(net.hosts, net.links, ()).sms.addresses[0] == "10.1.0.1"
     assert find_roles(net.hosts, net.links, (), sms="192.0.2.10").sms.addresses[0] == "192.0.2.10"
@@ -187,21 +187,21 @@ def test_the_address_that_nodes_know_it_by_comes_first() -> None:
 
 
 @pytest.mark.parametrize("port", [67, 68])
-def test_dhcp_tells_the_server(port: int) -> None:
-    """Two machines, one connection: nothing else could."""
+def test_dhcp_identifies_the_server(port: int) -> None:
+    """Two machines, one connection: nothing else can."""
     net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC).host("10.1.1.1", N, mac(1), via=mac(1))
     net.link("10.1.0.1", "10.1.1.1", 22)
     samples = [Sample(UDP, port, False, 0, 0, 1, offer("10.1.0.1"))]
     found = find_roles(net.hosts, net.links, samples)
-    assert found.sms.found == "it answers the nodes' DHCP"
+    assert found.sms.found == "it answers the nodes' DHCP requests"
     assert named(found.by_index, net.hosts) == net.expected
     with pytest.raises(CaptureError) as caught:
         find_roles(net.hosts, net.links, ())
     assert "10.1.0.1 (52:54:00:00:00:01)" in caught.value.hint and "--sms" in caught.value.hint
 
 
-def test_a_node_that_was_asked_for_is_not_the_management_node() -> None:
-    """--node narrows the capture to it: it is an end of all packets, and others are not."""
+def test_the_node_of_the_option_is_not_the_management_node() -> None:
+    """--node restricts the capture to it: all packets are to or from it."""
     net = Net().host("10.1.1.1", N, mac(1), via=mac(1)).host("10.1.0.1", S, SMS_MAC, via=SMS_MAC)
     net.host("10.1.1.2", N, mac(2), via=mac(2)).link("10.1.1.2", "10.1.1.1", 4000, 500).link(
         "10.1.1.1", "10.1.0.1", 6817
@@ -211,7 +211,7 @@ def test_a_node_that_was_asked_for_is_not_the_management_node() -> None:
         assert named(found.by_index, net.hosts) == net.expected
 
 
-def test_a_router_between_is_no_node() -> None:
+def test_a_router_is_not_a_node() -> None:
     net = provisioning()
     for number in range(4):
         net.host(f"172.{16 + number}.0.5", O, GATEWAY_MAC, via=GATEWAY_MAC).link(
@@ -222,20 +222,20 @@ def test_a_router_between_is_no_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sms", "words"),
+    ("sms", "message"),
     [
         ("10.9.9.9", "10.9.9.9 is not in the capture"),
         ("52:54:00:aa:aa:aa", "52:54:00:aa:aa:aa is not in the capture"),
-        ("255.255.255.255", "not the address of one machine"),
+        ("255.255.255.255", "is not a unicast address"),
         ("master", "neither an IP address nor a link address"),
         ("525400000001", "neither an IP address nor a link address"),
     ],
 )
-def test_given_wrongly(sms: str, words: str) -> None:
+def test_given_wrongly(sms: str, message: str) -> None:
     net = provisioning()
     with pytest.raises(CaptureError) as caught:
         find_roles(net.hosts, net.links, (), sms=sms)
-    assert words in caught.value.message
+    assert message in caught.value.message
     assert "10.1.0.1" in caught.value.hint
 
 
@@ -271,7 +271,7 @@ def test_networks(address: str, local: bool, net: str) -> None:
     assert (is_local(address), network(address)) == (local, net)
 
 
-def test_a_broadcast_that_came_with_a_machines_address_is_no_group() -> None:
+def test_a_broadcast_with_a_machines_address_is_not_a_group() -> None:
     assert not is_group(Host(0, "10.1.1.5", (mac(1),), "ff:ff:ff:ff:ff:ff", "", 5, 5))
     assert is_group(Host(0, "10.1.255.255", (), "", "", 0, 5))
 
@@ -313,11 +313,11 @@ def test_no_capture_breaks_it(data: st.DataObject) -> None:
     assert set(found.sms.addresses) == {host.address for host in hosts if found.by_index[host.index] == S}
 
 
-def test_a_link_address_that_only_passes_on_is_not_the_management_node() -> None:
-    """It is an end of all packets, and no address is its own."""
+def test_a_link_address_that_only_forwards_is_not_the_management_node() -> None:
+    """All packets are to or from it, but it has no address of its own."""
     net = Net().host("10.0.0.4", N, mac(1)).host("10.0.0.5", N, mac(2)).host("198.51.100.1", O, GATEWAY_MAC, PUBLIC_MAC)
     net.link("10.0.0.4", "198.51.100.1", 53).link("10.0.0.5", "198.51.100.1", 53)
-    with pytest.raises(CaptureError, match="nothing in the capture tells"):
+    with pytest.raises(CaptureError, match="cannot be identified in the capture"):
         find_roles(net.hosts, net.links, ())
 
 
@@ -325,14 +325,14 @@ def test_a_link_address_that_only_passes_on_is_not_the_management_node() -> None
     "address, received, counted",
     [
         ("fe80::1", 0, False),  # a bridge, a switch: router solicitations, MLD reports
-        ("fe80::1", 1, True),  # somebody uses it
-        ("10.1.1.9", 0, True),  # syslog over UDP: nobody answers
+        ("fe80::1", 1, True),  # it is used
+        ("10.1.1.9", 0, True),  # syslog over UDP: no answers
         ("2001:db8::9", 0, True),
     ],
 )
-def test_who_only_announces_itself_is_no_node(address: str, received: int, counted: bool) -> None:
+def test_a_machine_that_only_announces_itself_is_not_a_node(address: str, received: int, counted: bool) -> None:
     node = Host(0, "10.1.1.1", (mac(1),), received=5)
-    own = Host(1, "fe80::a", (mac(1),))  # a machine is counted by whichever of its addresses is used
+    own = Host(1, "fe80::a", (mac(1),))  # a machine counts if any of its addresses is used
     machine = Host(2, address, (mac(2),), sent=3, received=received)
     found, apart = find_nodes((node, own, machine), bytes([N, N, N]))
     assert found[mac(1)] == ["10.1.1.1", "fe80::a"]
@@ -340,17 +340,17 @@ def test_who_only_announces_itself_is_no_node(address: str, received: int, count
     assert (mac(2) in apart) != counted
 
 
-def test_further_addresses_behind_a_router_are_nobodys_name() -> None:
-    """The core's host for all of them has the address "", and so has a --node that was not given."""
+def test_further_addresses_behind_a_router_have_no_name() -> None:
+    """The core's host for all of them has the address "", as a missing --node has."""
     net = provisioning()
     net.hosts.append(Host(len(net.hosts), "", (SMS_MAC,), "", "", 50, 50))
     net.links.append(Link(1, len(net.hosts) - 1, TCP, 443, 1, 60))
     found = find_roles(net.hosts, net.links, ())
     assert found.sms.addresses == ("10.1.0.1",)
-    assert found.sms.found == "its link address is an end of 100 % of all packets"
+    assert found.sms.found == "100 % of all packets are to or from its link address"
 
 
-def test_the_other_end_of_a_node_that_was_asked_for() -> None:
+def test_the_peer_of_the_node_of_the_option() -> None:
     net = Net().host("10.1.1.1", N, mac(1), via=mac(1)).host("10.1.0.1", S, SMS_MAC, via=SMS_MAC)
     found = find_roles(net.link("10.1.1.1", "10.1.0.1", 6817).hosts, net.links, (), node="10.1.1.1")
     assert found.sms.found == "it is the only machine that the node talks to"
@@ -358,11 +358,11 @@ def test_the_other_end_of_a_node_that_was_asked_for() -> None:
         net.host(f"203.{number}.113.9", O, GATEWAY_MAC, via=GATEWAY_MAC).link("10.1.1.1", f"203.{number}.113.9", 443)
     found = find_roles(net.hosts, net.links, (), node="10.1.1.1")
     assert named(found.by_index, net.hosts) == net.expected
-    assert found.sms.found == "of all that could be it, it alone is no router to addresses outside"
+    assert found.sms.found == "it is the only candidate that is not a router to outside addresses"
 
 
 def behind_a_router(nodes: int) -> Net:
-    """Nodes in another network, a router with an address in each; a file server and a workstation there, too."""
+    """Nodes in another network, a router with an address in each; also a file server and a workstation there."""
     net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC, claimed=SMS_MAC)
     for number in range(nodes):
         address = f"10.2.{number // 200}.{1 + number % 200}"
@@ -389,12 +389,12 @@ def test_nodes_that_the_site_names() -> None:
     found = find_roles(net.hosts, net.links, (), nodes=["172.16.0.0/15", "10.2.0.0/16"])
     assert named(found.by_index, net.hosts) == net.expected
     for wrong in ("10.2.0.0/33", "n[1-8]", ""):
-        with pytest.raises(CaptureError, match="is no network"):
+        with pytest.raises(CaptureError, match="is not a network"):
             find_roles(net.hosts, net.links, (), nodes=[wrong])
     with pytest.raises(CaptureError, match=r"no address of 10\.7\.0\.0/16 is in the capture") as caught:
         find_roles(net.hosts, net.links, (), nodes=["10.7.0.0/16"])
     assert "10.1.0.1" in caught.value.hint
-    # The management node stands in one of them.
+    # The management node is in one of them.
     found = find_roles(net.hosts, net.links, (), nodes=["10.0.0.0/8"])
     assert found.sms.addresses == ("10.1.0.1",)
 
@@ -425,28 +425,28 @@ def shared(net: Net) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "counted"), [(bmc, 3), (switch, 3), (trap, 3), (monitored, 4), (pinged, 4), (shared, 4)]
+    ("make", "counted"), [(bmc, 3), (switch, 3), (trap, 3), (monitored, 4), (pinged, 4), (shared, 4)]
 )
-def test_hardware_is_no_node(says: Callable[[Net], None], counted: int) -> None:
+def test_hardware_is_not_a_node(make: Callable[[Net], None], counted: int) -> None:
     net = provisioning().host("10.1.1.9", N, mac(9), via=mac(9))
-    says(net)
+    make(net)
     found = find_roles(net.hosts, net.links, ())
-    assert named(found.by_index, net.hosts) == net.expected  # what it says is still a service's
+    assert named(found.by_index, net.hosts) == net.expected  # its traffic still belongs to services
     nodes, apart = find_nodes(net.hosts, found.by_index, net.links)
     assert (len(nodes), mac(9) in apart) == (counted, counted == 3)
 
 
-def test_where_there_is_nothing_but_hardware_it_is_counted() -> None:
+def test_hardware_is_counted_if_there_is_nothing_else() -> None:
     net = Net().host("10.1.0.1", S, SMS_MAC, via=SMS_MAC).host("10.1.1.9", N, mac(9), via=mac(9))
     bmc(net)
     assert len(find_nodes(net.hosts, bytes([S, N]), net.links)[0]) == 1
 
 
-def test_a_relay_is_no_node() -> None:
+def test_a_relay_is_not_a_node() -> None:
     net = provisioning().host("10.1.0.254", N, GATEWAY_MAC, via=GATEWAY_MAC)
     net.link("10.1.0.254", "10.1.0.1", 67, protocol=UDP)
-    asked = bytes([1, 1, 6, 1]) + bytes(20) + bytes([10, 1, 0, 254]) + bytes(208)
-    samples = [Sample(UDP, 67, True, 0, len(net.hosts) - 1, 0, asked)]
+    request = bytes([1, 1, 6, 1]) + bytes(20) + bytes([10, 1, 0, 254]) + bytes(208)
+    samples = [Sample(UDP, 67, True, 0, len(net.hosts) - 1, 0, request)]
     found = find_roles(net.hosts, net.links, samples)
     assert named(found.by_index, net.hosts) == net.expected
     assert GATEWAY_MAC in find_nodes(net.hosts, found.by_index, net.links, samples)[1]
@@ -454,7 +454,7 @@ def test_a_relay_is_no_node() -> None:
 
 
 def test_addresses_of_one_node() -> None:
-    """One of IPv4 and some of IPv6 are one node; many behind one link address are as many as there are."""
+    """One IPv4 and some IPv6 addresses are one node; many behind one link address are several nodes."""
     six = [Host(number, f"2001:db8::{number:x}", (mac(1),), received=1) for number in range(9)]
     assert len(find_nodes([*six, Host(9, "10.1.1.1", (mac(1),))], bytes([N] * 10))[0]) == 1
     both = [
@@ -467,11 +467,11 @@ def test_addresses_of_one_node() -> None:
 
 
 @pytest.mark.parametrize("sms", ["10.1.1.1", mac(2), "198.51.100.10"])
-def test_a_management_node_that_plainly_is_another(sms: str) -> None:
+def test_a_given_management_node_that_clearly_is_wrong(sms: str) -> None:
     net = provisioning()
     found = find_roles(net.hosts, net.links, (), sms=sms)
-    says = "10.1.0.1 looks like it: its link address is an end of 100 % of all packets"
-    assert found.remarks == (f"{sms} was given as the management node, but {says}",)
+    reason = "10.1.0.1 seems to be it: 100 % of all packets are to or from its link address"
+    assert found.remarks == (f"{sms} was given as the management node, but {reason}",)
 
 
 @pytest.mark.parametrize("sms", ["", "10.1.0.1", "10.1.0.2", SMS_MAC, "192.0.2.10", "fe80::1"])
@@ -481,34 +481,38 @@ def test_no_doubt_where_there_is_no_reason(sms: str) -> None:
 
 
 def test_no_doubt_of_a_mirror_port() -> None:
-    """Nobody is an end of nearly all packets: whoever gives one knows more."""
+    """No machine has nearly all packets: the given one is trusted."""
     net = mirror()
     assert find_roles(net.hosts, net.links, (), sms="10.1.1.1").remarks == ()
 
 
 @pytest.mark.parametrize(
-    ("totals", "node", "words"),
+    ("totals", "node", "message"),
     [
         ({"packets": 0, "other": {}, "skipped": {}}, "", "the capture holds no packet"),
         ({"packets": 0, "other": {}, "skipped": {}}, "10.9.9.9", "10.9.9.9 is not in the capture"),
-        ({"packets": 0, "other": {}, "skipped": {"corrupt record": 7}}, "", "could be read: 7 corrupt record"),
+        (
+            {"packets": 0, "other": {}, "skipped": {"corrupt record": 7}},
+            "",
+            "the capture is unreadable: 7 corrupt record",
+        ),
         ({"packets": 5, "other": {"frames of link type 105": (5, 99)}, "skipped": {}}, "", "5 frames of link type 105"),
         (
             {"packets": 5, "other": {"ARP": (5, 99)}, "skipped": {"corrupt record": 7}},
             "",
-            "no packet of IP was read: 5 ARP",
+            "no IP packet was read: 5 ARP",
         ),
     ],
 )
-def test_why_there_is_nothing(totals: dict[str, Any], node: str, words: str) -> None:
+def test_why_there_is_nothing(totals: dict[str, Any], node: str, message: str) -> None:
     with pytest.raises(CaptureError) as caught:
         find_roles((), (), (), node=node, totals=totals)
-    assert words in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
 
 
-def test_many_sources_take_no_longer_than_they_are_many() -> None:
-    """Half of what the core has room for; the bound is many times what it takes."""
+def test_many_sources_take_linear_time() -> None:
+    """Half of the core's address table; the limit is generous."""
     hosts = [Host(0, "10.1.0.1", (SMS_MAC,), SMS_MAC, SMS_MAC, 9, 9), Host(1, "10.1.1.1", (mac(1),), mac(1))]
     hosts += [
         Host(n, f"{20 + n // 65536}.{n // 256 % 256}.{n % 256}.7", (SMS_MAC,), "", SMS_MAC, 1) for n in range(2, 50000)

@@ -52,10 +52,10 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 
 def adds_up(found: Classification) -> bool:
-    """Whether all packets and bytes of the capture are somewhere, and once."""
-    heaps = (found.elsewhere, found.unclassified)
+    """Return whether all packets and bytes of the capture are counted exactly once."""
+    others = (found.elsewhere, found.unclassified)
     return all(
-        sum(getattr(one, what) for one in (*found.services, *heaps)) == getattr(found.capture, what)
+        sum(getattr(one, what) for one in (*found.services, *others)) == getattr(found.capture, what)
         for what in ("packets", "bytes")
     )
 
@@ -87,7 +87,7 @@ def test_what_the_core_counted_in_its_totals_alone_is_shown() -> None:
     found = run(some, total=20, beyond=(3, 180))
     assert adds_up(found)
     assert {one.what: one.packets for one in found.unclassified.top} == {
-        "addresses beyond those that there was room for": 3,
+        "addresses beyond the table limit": 3,
         "records that were not understood": 8,
     }
 
@@ -109,42 +109,42 @@ ELSEWHERE = {
 UNCLASSIFIED = {
     "strangers": (make_row(UNKNOWN, SMS, TCP, 80, opened=3), "unknown addresses and the management node: tcp/80"),
     "protocols": (make_row(NODE, SMS, 47, 0, opened=3), "nodes and the management node: protocol 47"),
-    "groups that nobody knows": (
+    "unknown groups": (
         make_row(NODE, GROUP, UDP, 4444, opened=3, intervals=((5.0, 2.0), (90.0, 2.0))),
         "nodes and groups: udp/4444",
     ),
     "a scan": (
         make_row(NODE, SMS, TCP, 4000, opened=1, client_hosts=1, packets=(1, 1), bytes=(60, 60)),
-        "ports that were asked for and never answered",
+        "ports that never answered",
     ),
     "a scan of high ports": (
         make_row(NODE, SMS, TCP, 0, opened=30000, client_hosts=1, packets=(30000, 30000)),
-        "ports that were asked for and never answered",
+        "ports that never answered",
     ),
-    "a scan that nobody answers": (
+    "an unanswered scan": (
         make_row(NODE, SMS, TCP, 4000, opened=1, unanswered=1, client_hosts=1, packets=(4, 0)),
-        "ports that were asked for and never answered",
+        "ports that never answered",
     ),
     "a scan over UDP": (
         make_row(NODE, SMS, UDP, 4000, opened=1, unanswered=1, client_hosts=1, packets=(1, 0)),
-        "ports that were asked for and never answered",
+        "ports that never answered",
     ),
 }
 
 
 @pytest.mark.parametrize("case", [*ELSEWHERE, *UNCLASSIFIED])
-def test_what_is_no_service(case: str) -> None:
+def test_traffic_that_is_not_a_service(case: str) -> None:
     row, what = {**ELSEWHERE, **UNCLASSIFIED}[case]
     found = run([row])
     assert found.services == ()
-    heap, none = found.elsewhere, found.unclassified
+    used, unused = found.elsewhere, found.unclassified
     if case in UNCLASSIFIED:
-        heap, none = none, heap
-    assert [(one.what, one.packets) for one in heap.top] == [(what, sum(row.packets))]
-    assert none.packets == 0
+        used, unused = unused, used
+    assert [(one.what, one.packets) for one in used.top] == [(what, sum(row.packets))]
+    assert unused.packets == 0
 
 
-def test_what_nodes_tell_a_group_regularly_is_a_service() -> None:
+def test_regular_packets_of_nodes_to_a_group_are_a_service() -> None:
     row = make_row(NODE, GROUP, UDP, 4444, opened=8, packets=(700, 0), bytes=(70000, 0), every=30)
     found = run([row])
     assert [(one.ports, one.clients) for one in found.services] == [(("udp/4444",), 8)]
@@ -160,7 +160,7 @@ def test_what_nodes_tell_a_group_regularly_is_a_service() -> None:
         make_row(NODE, SMS, TCP, 4000, opened=2, client_hosts=2, packets=(2, 2), bytes=(120, 120)),
     ],
 )
-def test_what_several_nodes_ask_for_in_vain_is_a_service_that_is_away(row: Row) -> None:
+def test_failed_attempts_of_several_nodes_are_a_service_that_is_down(row: Row) -> None:
     assert [one.ports for one in run([row]).services] == [(port_name((row.protocol, row.port)),)]
 
 
@@ -173,7 +173,7 @@ def test_frames_without_ip() -> None:
 
 
 def test_a_scan_of_everything_leaves_the_services_alone() -> None:
-    """65,000 ports, those that answer asked once like the others."""
+    """65,000 ports, each tried once, whether it answers or not."""
     scan = [
         make_row(NODE, SMS, TCP, port, opened=1, client_hosts=1, packets=(1, 1), bytes=(60, 60))
         for port in range(1, 3000)
@@ -187,14 +187,14 @@ def test_many_unknown_services_are_counted_together() -> None:
     found = run([make_row(NODE, SMS, TCP, port, opened=50) for port in range(10000, 11000)])
     assert adds_up(found)
     assert len(found.services) <= 60
-    assert found.unclassified.top[0].what == "further ports that nobody knows"
+    assert found.unclassified.top[0].what == "further unknown ports"
 
 
 def test_routing_with_its_destinations_and_translated_copies() -> None:
     some = [
         make_row(NODE, OUTSIDE, TCP, 443, opened=4, packets=(40, 30), bytes=(4000, 9000)),
         make_row(OUTSIDE, NODE, TCP, 22, opened=1, packets=(5, 4), bytes=(500, 400)),
-        # 70 of these are the copies; 30 the management node's own.
+        # 70 of these are the copies; 30 are the management node's own.
         make_row(SMS, OUTSIDE, TCP, 443, opened=5, packets=(60, 40), bytes=(6000, 10000)),
         make_row(SMS, OUTSIDE, TCP, 80, opened=5, packets=(6, 4), bytes=(600, 400)),
     ]
@@ -211,7 +211,7 @@ def test_routing_with_its_destinations_and_translated_copies() -> None:
     assert (found.routed.packets, found.routed.bytes) == (149, 26900)
     (one,) = found.routed.destinations
     assert (one.address, one.packets, one.ports) == ("198.51.100.10", 79, ("tcp/22", "tcp/443"))
-    assert {heap.what: heap.packets for heap in found.elsewhere.top} == {
+    assert {one.what: one.packets for one in found.elsewhere.top} == {
         "the management node and addresses outside: tcp/443": 30,
         "the management node and addresses outside: tcp/80": 10,
     }
@@ -231,14 +231,14 @@ def test_names() -> None:
     assert [port_name(place) for place in ((TCP, 0), (ICMP, 0), (89, 0))] == ["tcp/dynamic", "icmp", "protocol 89"]
 
 
-def test_a_name_of_ianas_that_the_catalogue_has_is_the_catalogues() -> None:
-    """Another port of a service that the catalogue knows by the same name."""
+def test_an_iana_name_of_the_catalogue_is_the_catalogues_service() -> None:
+    """Another port of a service that has the same name in the catalogue."""
     known = Signature(iana_name((UDP, 514)), ports=((TCP, 601),), critical=True)
     found = run([make_row(NODE, SMS, UDP, 514, opened=5), make_row(NODE, SMS, TCP, 601, opened=5)], signatures=[known])
     assert [(one.name, one.ports) for one in found.services] == [(known.name, ("tcp/601", "udp/514"))]
 
 
-def test_first_bytes_stand_before_ports() -> None:
+def test_first_bytes_take_precedence_over_ports() -> None:
     found = run(
         [
             make_row(NODE, SMS, TCP, 25, kind=KINDS["warewulf"], opened=5),
@@ -268,7 +268,7 @@ def test_numbers_of_a_service() -> None:
 
 
 def test_it_is_fast() -> None:
-    """65,000 pairs and 4,000 rows; the bound is many times what it takes, for machines that are busy."""
+    """65,000 pairs and 4,000 rows; the limit is generous, for busy machines."""
     links = [Link(1 + n % 8, 9, TCP, 443, 1, 60) if n % 2 else Link(1 + n % 8, 0, TCP, 25, 1, 60) for n in range(65000)]
     some = [make_row((NODE, SMS)[n % 2], (SMS, NODE)[n % 2], TCP, 1 + n // 2, opened=5) for n in range(4000)]
     begin = time.process_time()

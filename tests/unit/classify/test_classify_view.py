@@ -1,4 +1,4 @@
-"""The screen of `sms classify`: the table on terminals of every width, in files and in pipes."""
+"""The output of `sms classify`: the table on terminals of every width, in files and in pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from analysis.model import Classification, Interval, Nodes, Service
-from appliance.cli.classify.view import NARROWEST, console_for, view, view_text
+from appliance.cli.classify.view import MIN_WIDTH, console_for, view, view_text
 from tests.unit import classification_example as example
 from tests.unit.classify.test_classify_cmd import HOSTILE
 
@@ -27,13 +27,13 @@ def screen(found: Classification, width: int = 80, **options: Any) -> str:
 @pytest.mark.parametrize("made", [example.paper(), example.empty(), example.many()], ids=["paper", "empty", "many"])
 def test_no_line_is_wider_than_the_screen(made: Classification, width: int) -> None:
     console = console_for(width)
-    assert console.width == max(width, NARROWEST)
+    assert console.width == max(width, MIN_WIDTH)
     text = screen(made, console.width, verbose=True)
     assert [line for line in text.splitlines() if len(line) > console.width] == []
 
 
 def test_the_two_groups_as_in_table_1() -> None:
-    """One after the other where the screen is narrow, side by side where it is wide; every service in its group."""
+    """One below the other on narrow terminals, side by side on wide ones; every service in its group."""
     narrow = screen(example.paper())
     above, below = narrow.split("SMS-mgmt: deferrable")
     for each in example.SERVICES:
@@ -46,15 +46,15 @@ def test_the_two_groups_as_in_table_1() -> None:
 
 
 def test_a_narrow_screen_drops_columns_not_digits() -> None:
-    text = screen(example.paper(), 60)
+    text = screen(example.paper(), 64)
     assert re.search(r"^slurmctld +both +98\.4 s +5 min +98 %", text, re.MULTILINE)
     assert not re.search(r"service .* contacts", text)
     assert "too narrow for: contacts, nodes" in text
     assert "too narrow" not in screen(example.paper())
 
 
-def test_a_file_or_pipe_has_a_fact_a_line() -> None:
-    """So that grep finds it; no blanks at the ends, no groups side by side, remarks before all else."""
+def test_a_file_or_pipe_has_one_fact_per_line() -> None:
+    """For grep: no trailing spaces, no groups side by side, remarks first."""
     lines = view_text(example.paper(), verbose=True).splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     assert lines[0] == f"note  {example.paper().capture.remarks[0]}"
@@ -63,28 +63,28 @@ def test_a_file_or_pipe_has_a_fact_a_line() -> None:
     assert sum("too narrow" in line for line in lines) == 0
 
 
-def test_what_time_critical_means_is_said() -> None:
-    """Not that nothing is noticed at once: the last column says when."""
+def test_the_meaning_of_time_critical_is_explained() -> None:
+    """Nodes do not notice at once: the column "tolerated outage" says when."""
     text = " ".join(screen(example.paper()).split())
-    assert 'how long they bear it without an answer is under "can be away"' in text
+    assert '"tolerated outage" is how long they can do without an answer' in text
 
 
 BOOTS: list[tuple[Nodes, str]] = [
     (Nodes(8, (), 2), "8, 2 boots seen"),
     (Nodes(8, ()), "8, no boot seen"),
-    (Nodes(8, (), 0, True), "8, boots not to be counted in these packets"),
-    (Nodes(0, ()), "none was seen"),
+    (Nodes(8, (), 0, True), "8, boots cannot be counted in these packets"),
+    (Nodes(0, ()), "none seen"),
 ]
 
 
-@pytest.mark.parametrize(("nodes", "words"), BOOTS)
-def test_nodes_and_their_boots(nodes: Nodes, words: str) -> None:
-    assert f"nodes    {words}\n" in view_text(replace(example.paper(), nodes=nodes))
+@pytest.mark.parametrize(("nodes", "text"), BOOTS)
+def test_nodes_and_their_boots(nodes: Nodes, text: str) -> None:
+    assert f"nodes    {text}\n" in view_text(replace(example.paper(), nodes=nodes))
 
 
 ROWS: list[tuple[Service, str]] = [
     (replace(example.SLURM, contacts=819_990), "slurmctld both 819,990 450 98.4 s 5 min 98 %"),
-    (replace(example.RSYSLOG, contacts=529_000), "rsyslog nodes 529,000 450 61.2 s not at all 99 %"),
+    (replace(example.RSYSLOG, contacts=529_000), "rsyslog nodes 529,000 450 61.2 s none 99 %"),
     (replace(example.PROVISIONING, contacts=64), "provisioning nodes 64 64 boot only 30 days 88 %"),
     (example.SSH, "ssh SMS 1,840 450 - 7 days by site"),
     (replace(example.SSH, interval_s=Interval(100, 51), overridden=False), "ssh SMS 1,840 450 ~100 s 7 days 90 %"),
@@ -101,7 +101,7 @@ def test_a_row(service: Service, row: str) -> None:
 
 def test_what_cannot_be_carried_is_named_with_advice() -> None:
     text = " ".join(screen(example.paper()).split())
-    assert "the container cannot carry it nfs the paper moved the files" in text
+    assert "Time-critical, but cannot run in the container nfs move files into the node image" in text
     assert "ganglia send monitoring through syslog" in text
     bare = replace(example.NFS, name="tcp/4444", advice="")
     text = " ".join(screen(replace(example.paper(), services=(bare,))).split())
@@ -119,36 +119,36 @@ def test_reasons_on_demand() -> None:
     assert "SMS-mgmt" not in alone
     assert "slurmrestd: not seen\n  why  once a month, by hand" in alone
     assert "munge: not seen\n  why  it has no traffic of its own" in alone
-    assert "the middle half of all intervals spans" in alone
-    assert "known from" in alone
+    assert "interquartile range" in alone
+    assert "source" in alone
 
 
 def test_all_that_was_read_and_not_read_is_shown() -> None:
     text = " ".join(screen(example.paper(), 250).split())
-    words = [
+    expected = [
         "8 files: 78,868,179 packets, 63.4 GB, 24 h from 2024-03-05",
         "52:54:00:0a:01:01",
-        "450 nodes ask it for DHCP",
+        "450 nodes use its DHCP",
     ]
-    words += [
+    expected += [
         "450, 64 boots seen",
         "198.51.100.10 tcp/443",
-        "hardly used here (95 % sure): mariadb",
-        "95 % sure to show it: slurmrestd 30 days",
+        "hardly used here (95 % confidence): mariadb",
+        "capture needed for 95 % confidence: slurmrestd 30 days",
         "no capture can show it",
     ]
-    words += [
+    expected += [
         "ARP (190,400)",
         "tcp/7860 (804,119)",
         "118 x IPv4 header cut off",
         "ends in the middle",
         "byte 812,004,112",
     ]
-    assert [word for word in words if word not in text] == []
+    assert [part for part in expected if part not in text] == []
 
 
 def test_a_capture_is_hostile() -> None:
-    """What it holds is neither markup nor control to the terminal, and does not push the rest out of sight."""
+    """Its text is neither markup nor control characters for the terminal, and does not hide other output."""
     made = example.with_text(example.paper(), lambda: HOSTILE)
     text = screen(made, 80, verbose=True)
     assert {letter for letter in text if not letter.isprintable()} == {"\n"}

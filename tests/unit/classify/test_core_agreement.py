@@ -1,6 +1,6 @@
 """Flow, packet and byte counts of the native core agree with tshark's on the same file.
 
-docs/classify-agreement.md says what the differences that remain come from.
+docs/classify-agreement.md explains the remaining differences.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 Need = Callable[[str], str]
 
 PUBLIC = Path(os.environ.get("SMS_CAPTURES") or ROOT.parent / "shared" / "captures")
-"""Public captures that are not the project's; where the folder is missing there is nothing to hold against."""
+"""Public captures, not part of the project; without the folder their tests are skipped."""
 
 SAMPLES = samples.everything()
 NUMBERS = {"tcp": 6, "udp": 17}
 
 CUT = "cut off in its headers"
-"""The ports are behind the end of what was kept; tshark then names a flow with port 0, the core makes none of it."""
+"""The ports are beyond the captured bytes; tshark then shows a flow with port 0, the core none."""
 HEADLESS = "fragment without its first"
 
 EXPLAINED: dict[str, str | tuple[str, ...]] = {
@@ -38,7 +38,7 @@ EXPLAINED: dict[str, str | tuple[str, ...]] = {
     "headers-snap-68": CUT,
     "headers-snap-96": CUT,
     "fragments-snap-64": (CUT, HEADLESS),
-    # Links that no management node of such a cluster has: counted, and named with their number.
+    # Link types that a management node does not have: counted, with their number.
     "tcpdump/HDLC.pcap": "frames of link type 104",
     "tcpdump/OSPFv3_NBMA_adjacencies.pcap": "frames of link type 107",
     "tcpdump/arcnet-rfc1051-arp-icmp-http.pcap": "frames of link type 129",
@@ -52,7 +52,7 @@ EXPLAINED: dict[str, str | tuple[str, ...]] = {
     "zeek/Traces_wlanmon.pcap": "frames of link type 105",
     "zeek/quic-go_quic-go_zerortt.pcap": "frames of link type 9",
 }
-"""Capture, and the name that the core counts those packets under which it makes no flows of, and tshark does."""
+"""By capture: the names under which the core counts packets that only tshark assigns to flows."""
 
 UNREAD: dict[str, str] = {
     "tcpdump/brcm-tag-prepend.pcap": "frames of link type 282",
@@ -61,9 +61,9 @@ UNREAD: dict[str, str] = {
     "tcpdump/edsa.pcap": "frames of link type 285",
     "tcpdump/vtp_asan.pcap": "frames of link type 182",
 }
-"""Captures that tshark 4.0 refuses; the core counts their packets as frames of a link that it does not know."""
+"""Captures that tshark 4.0 rejects; the core counts their packets as frames of an unknown link type."""
 
-END = "the end of the TCP or UDP header was not kept: tshark makes no conversation of it"
+END = "the end of the TCP or UDP header was not captured: tshark shows no conversation"
 TABLES: dict[str, str] = {
     "cluster-snap-64": END,
     "fragments-snap-68": END,
@@ -82,11 +82,11 @@ def total(ways: dict[Any, tuple[int, int]]) -> list[int]:
 
 
 def check(file: Path, name: str, tool: str) -> None:
-    """Hold the core's counts of a file against tshark's."""
+    """Compare the core's counts of a file with tshark's."""
     ours = by_core(file)
     totals = run_core(file).totals()
     other = totals["other"]
-    # Nothing is lost between the sum and its parts.
+    # The parts add up to the totals.
     parts = [total(ours.ways), total(ours.plain), *other.values(), totals["beyond"]]
     assert [sum(both) for both in zip(*parts, strict=True)] == [ours.packets, ours.bytes]
     if name in UNREAD:
@@ -97,7 +97,7 @@ def check(file: Path, name: str, tool: str) -> None:
     here = {**ours.ways, **ours.plain}
     left = {way: seen for way, seen in {**theirs.ways, **theirs.plain}.items() if way not in here}
     if name in EXPLAINED:
-        assert left, f"{name} agrees now: take it out of the table"
+        assert left, f"{name} agrees now: remove it from the table"
         names = EXPLAINED[name]
         assert total(left)[0] <= sum(other[what][0] for what in ([names] if isinstance(names, str) else names))
         theirs = _without(theirs, left)
@@ -110,7 +110,7 @@ def check(file: Path, name: str, tool: str) -> None:
 
 
 def _conversations(ours: Counted, theirs: Counted) -> Iterator[str]:
-    """What differs between the core's flows and the tables of ``tshark -z conv``."""
+    """Differences between the core's flows and the tables of ``tshark -z conv``."""
     if ours.connections.get(6, 0) != theirs.connections[6]:
         yield f"TCP connections: core {ours.connections.get(6, 0)}, tshark {theirs.connections[6]}"
     for protocol, number in NUMBERS.items():

@@ -1,4 +1,4 @@
-"""Capture files as the native core reads them: times, cut ends, broken places, what is no capture at all."""
+"""Capture files read by the native core: times, truncation, damage, files that are not captures."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from analysis import _core
 from tests.captures import files, samples
 from tests.captures import packets as p
 from tests.captures.native import by_core, run_core
-from tests.captures.samples import START_NS, spaced, talk
+from tests.captures.samples import START_NS, conversation, spaced
 from tests.places import ROOT
 
-FRAMES = talk(samples.in_ethernet)
+FRAMES = conversation(samples.in_ethernet)
 PACKETS = spaced(FRAMES)
 STEP_NS = PACKETS[1][0] - PACKETS[0][0]
 DIALECTS = samples.dialects()
 
 
 SMALL = {"max_flows": 256, "max_pairs": 256}
-"""Bounds by which a counter is made in no time."""
+"""Limits with which a counter is created quickly."""
 
 
 def exact_ns(name: str) -> int:
-    """How far the times of a sample may be from the true ones."""
+    """Maximum error of a sample's times in ns."""
     return 1 if "nano" in name or "10^-10" in name or "2^-32" in name else 1000
 
 
@@ -41,11 +41,11 @@ def test_times(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, sample in DIALECTS.items() if sample.times])
-def test_the_first_time_is_told_from_the_beginning_of_a_file(name: str) -> None:
+def test_the_first_time_is_found_in_the_beginning_of_a_file(name: str) -> None:
     assert abs(_core.first_time(DIALECTS[name].data) - PACKETS[0][0]) <= exact_ns(name)
 
 
-def test_a_packet_without_a_time_has_that_of_its_neighbours() -> None:
+def test_a_packet_without_a_time_gets_that_of_its_neighbours() -> None:
     made = files.Pcapng()
     made.interface()
     made.simple(FRAMES[0])
@@ -59,7 +59,7 @@ def test_a_packet_without_a_time_has_that_of_its_neighbours() -> None:
 
 @pytest.mark.parametrize("wrong", [0, START_NS - 10 * 366 * 86400 * 10**9, START_NS + 10 * 366 * 86400 * 10**9])
 @pytest.mark.parametrize("place", [0, 1, 30, 59])
-def test_one_wrong_time_does_not_make_decades_of_a_minute(place: int, wrong: int) -> None:
+def test_one_wrong_time_does_not_extend_the_capture(place: int, wrong: int) -> None:
     packets = spaced(FRAMES * 10)
     packets[place] = (wrong, packets[place][1])
     totals = run_core(files.pcap(packets, magic=files.NANO)).totals()
@@ -69,7 +69,7 @@ def test_one_wrong_time_does_not_make_decades_of_a_minute(place: int, wrong: int
 
 @pytest.mark.parametrize("name", ["pcap-micro-little", "pcap-modified-big", "pcapng-little", "pcapng-mixed-big"])
 def test_a_file_that_ends_anywhere(name: str) -> None:
-    """What is whole is counted, and the rest of a record is said to be missing."""
+    """Complete records are counted, and the truncated one is reported."""
     data = DIALECTS[name].data
     whole = run_core(data).totals()["packets"]
     counts = []
@@ -85,7 +85,7 @@ def test_a_file_that_ends_anywhere(name: str) -> None:
     assert set(counts) | {whole} == set(range(whole + 1))
 
 
-def test_a_cut_end_is_said_with_its_place() -> None:
+def test_truncation_is_reported_with_its_offset() -> None:
     data = files.pcap(PACKETS)
     last = len(data) - len(files.record(PACKETS[-1]))
     counter = run_core(data[:-1])
@@ -99,7 +99,7 @@ def test_a_cut_end_is_said_with_its_place() -> None:
 GARBAGE = {
     "zeroes": bytes(1000),
     "ones": b"\xff" * 1000,
-    "text": b"this is no record at all, and it goes on for a while. " * 20,
+    "text": b"this is not a record at all, and continues for a while. " * 20,
     "a length of 2 GB": struct.pack("<IIII", 1_700_000_001, 0, 1 << 31, 1 << 31) + bytes(300),
     "a frame's half": FRAMES[0] * 3,
 }
@@ -107,7 +107,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_after_a_broken_place_records_go_on(garbage: str, order: str) -> None:
+def test_reading_resumes_at_records_after_damage(garbage: str, order: str) -> None:
     packets = spaced(FRAMES * 20)
     records = [files.record(packet, order=order) for packet in packets]
     before = files.header(order=order) + b"".join(records[:50])
@@ -123,7 +123,7 @@ def test_after_a_broken_place_records_go_on(garbage: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_after_a_broken_place_blocks_go_on(garbage: str) -> None:
+def test_reading_resumes_at_blocks_after_damage(garbage: str) -> None:
     packets = spaced(FRAMES * 20)
     made = files.Pcapng()
     made.interface(resolution=9)
@@ -148,7 +148,7 @@ NO_CAPTURE = {
 
 
 @pytest.mark.parametrize("what", NO_CAPTURE)
-def test_what_is_no_capture(what: str) -> None:
+def test_what_is_not_a_capture(what: str) -> None:
     with pytest.raises(ValueError, match="pcap"):
         run_core(NO_CAPTURE[what])
     assert _core.first_time(NO_CAPTURE[what]) == -1
@@ -177,7 +177,7 @@ BOUNDS = [
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 def test_few_flows_at_a_time_give_the_same_sums(bounds: dict[str, int]) -> None:
-    """3000 connections of thirty nodes, many at once: what there is no room for is folded, and nothing is lost."""
+    """3000 connections of thirty nodes, many at once: flows beyond the limit are folded, and nothing is lost."""
     frames = []
     for number in range(3000):
         node, port = f"10.1.1.{number % 30 + 1}", 32768 + number
@@ -189,7 +189,7 @@ def test_few_flows_at_a_time_give_the_same_sums(bounds: dict[str, int]) -> None:
     free, tight = run_core(data), run_core(data, **bounds)
     roles = bytes(len(free.hosts()))
     (one,), (other,) = free.rows(roles), tight.rows(roles)
-    # Packets, bytes, and what was opened; those that came back after a fold are told apart from others.
+    # Packets, bytes, and opened connections; those that continue after a fold are counted separately.
     assert (other[12], other[13], other[8], other[9]) == (one[12], one[13], 3000, 0)
     assert tight.totals()["beyond"] == (0, 0)
 
@@ -199,7 +199,7 @@ import re, sys
 from pathlib import Path
 from tests.captures.native import run_core
 run_core(Path(sys.argv[1]), keep=0)
-# Not getrusage: what that says counts the parent's memory at the fork.
+# Not getrusage, which includes the parent's memory at the fork.
 print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """
 

@@ -1,7 +1,7 @@
-"""The native core under hostile captures and hostile callers: no crash, no hang, no leak, every packet counted once.
+"""The native core with hostile captures and callers: no crash, no hang, no leak, every packet counted once.
 
-tests/captures/fuzz.c does the tampering; it is compiled with the core under the address and undefined-behaviour
-sanitizers. For a long session of it by hand see that file.
+tests/captures/fuzz.c mutates captures; it is compiled with the core and the address and undefined-behaviour
+sanitizers. That file explains how to run a long session by hand.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from tests.places import ROOT
 pytestmark = pytest.mark.slow
 
 PUBLIC = Path(os.environ.get("SMS_CAPTURES") or ROOT.parent / "shared" / "captures")
-"""Public captures that are not the project's; without them the seeds are our own."""
+"""Public captures, not part of the project; without them the seeds are only our own."""
 INCLUDE = ROOT / "analysis" / "core"
 CORE = sorted(path for path in INCLUDE.glob("*.c") if path.name not in ("module.c", "results.c"))
-"""All of it that does not know of Python."""
+"""The sources that do not use Python."""
 FLAGS = [
     *("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     *(f"-D{name}=fuzz_{name}" for name in ("read", "poll", "fstat", "realloc", "getrandom")),
 ]
 Counter: Any = _core.Counter
-"""Callers that no type checker has seen are meant here."""
+"""Untyped: the tests pass wrong arguments on purpose."""
 SMALL = {"max_flows": 256, "max_pairs": 256}
-"""Bounds by which a counter is made in no time."""
+"""Limits with which a counter is created quickly."""
 BAD = (TypeError, ValueError, OverflowError)
 
 
-# ---- captures that were tampered with ----------------------------------------------------------------------
+# ---- mutated captures --------------------------------------------------------------------------------------
 
 
 def gcc(*argv: str | Path) -> None:
@@ -64,7 +64,7 @@ def gcc(*argv: str | Path) -> None:
 
 
 def build(folder: Path, *defines: str) -> Path:
-    """The fuzzer with the core in it; its parts lie beside it."""
+    """Build the fuzzer with the core; the object files stay next to it."""
     folder.mkdir()
     for source in [*CORE, ROOT / "tests" / "captures" / "fuzz.c"]:
         gcc(*defines, f"-I{INCLUDE}", "-c", source, "-o", folder / f"{source.stem}.o")
@@ -74,7 +74,7 @@ def build(folder: Path, *defines: str) -> Path:
 
 @pytest.fixture(scope="session")
 def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The fuzzer, with tables that a ``small`` capture fills or with the ``real`` ones; compiled when first used."""
+    """The fuzzer with ``small`` tables, which a small capture fills, or the ``real`` ones; compiled on first use."""
     folder = tmp_path_factory.mktemp("fuzz")
     defines = {"small": ("-DSMALL_TABLES",), "real": ()}
     return functools.cache(lambda tables: build(folder / tables, *defines[tables]))
@@ -82,7 +82,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Captures to begin with: our own of every kind, and the public ones."""
+    """Seed captures: our own of every kind, and the public ones."""
     folder = tmp_path_factory.mktemp("seeds")
     made = {name: sample.data for name, sample in samples.everything().items()} | {"rare": rare()}
     for name, data in made.items():
@@ -92,19 +92,19 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def rare() -> bytes:
-    """What the samples lack: a neighbour advertisement, TFTP, a frame that this machine sent."""
+    """Packets that the samples lack: a neighbour advertisement, TFTP, a frame sent by the capturing machine."""
     six = (samples.B6, samples.A6)
     advertised = p.icmp(136, 0, b"\x60\0\0\0" + p.ip_bytes(samples.B6) + b"\2\1" + p.mac_bytes(samples.MAC_B))
-    asked = p.udp(b"\0\1vmlinuz\0octet\0", 2070, 69)
+    request = p.udp(b"\0\1vmlinuz\0octet\0", 2070, 69)
     data = p.udp(b"\0\3\0\1" + bytes(512), 40000, 2070)
     made = files.Pcapng()
     made.interface()
     made.interface(files.SLL)
     frames = [
         (0, samples.in_ethernet(p.ipv6(advertised, p.ICMPV6, *six), p.IPV6)),
-        (0, samples.in_ethernet(p.ipv4(asked, p.UDP, samples.A, samples.B))),
+        (0, samples.in_ethernet(p.ipv4(request, p.UDP, samples.A, samples.B))),
         (0, samples.in_ethernet(p.ipv4(data, p.UDP, samples.B, samples.A))),
-        (1, p.sll(p.ipv4(asked, p.UDP, samples.A, samples.B), src=samples.MAC_A, sort=4)),
+        (1, p.sll(p.ipv4(request, p.UDP, samples.A, samples.B), src=samples.MAC_A, sort=4)),
     ]
     for number, (interface, frame) in enumerate(frames):
         made.packet(interface, (samples.START_NS + number * 10**9, frame))
@@ -119,9 +119,9 @@ LONG_RUNS = [("small", 1, 8000), ("small", 2, 8000), ("real", 3, 400)]
     ("tables", "seed", "count"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.full) for run in LONG_RUNS)]
 )
 def test_tampered_captures(fuzzer: Callable[[str], Path], seeds: list[str], tables: str, seed: int, count: int) -> None:
-    """Bits, lengths, times, cuts, splices, storms of flows; reads of odd sizes; memory that runs out."""
+    """Bits, lengths, times, cuts, splices, floods of flows; reads of odd sizes; failing allocations."""
     argv = [str(fuzzer(tables)), str(seed), str(count), *seeds]
-    # An input that takes 20 s of the processor's time is said to hang, by the fuzzer itself.
+    # The fuzzer itself reports a hang if an input takes 20 s of CPU time.
     done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
     assert (done.returncode, done.stdout) == (0, f"{count} inputs\n"), done.stderr[-4000:]
 
@@ -139,8 +139,8 @@ FLAWS = {
 @pytest.mark.full
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_the_fuzzer_finds_flaws(flaw: str, fuzzer: Callable[[str], Path], seeds: list[str], tmp_path: Path) -> None:
-    """What it must find, put into a copy of the core."""
-    name, right, wrong, says = FLAWS[flaw]
+    """The fuzzer finds known flaws, inserted into a copy of the core."""
+    name, right, wrong, message = FLAWS[flaw]
     text = (INCLUDE / name).read_text()
     assert text.count(right) == 1
     (tmp_path / name).write_text(text.replace(right, wrong))
@@ -151,14 +151,14 @@ def test_the_fuzzer_finds_flaws(flaw: str, fuzzer: Callable[[str], Path], seeds:
     argv = [str(tmp_path / "fuzz"), "1", "5000", *seeds]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode != 0
-    assert says in done.stderr
+    assert message in done.stderr
     assert "input " in done.stderr
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=400), head=st.sampled_from(["", "pcap", "pcapng"]))
 def test_any_bytes(data: bytes, head: str) -> None:
-    """What no harness of ours thought of, through the module itself."""
+    """Arbitrary bytes, through the module itself."""
     starts = {"": b"", "pcap": files.header(), "pcapng": files.pcapng([])}
     whole = starts[head] + data
     assert _core.first_time(whole) >= -1
@@ -185,7 +185,7 @@ def compressed() -> bytes:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_tampered_zstd(compressed: bytes, data: st.DataObject) -> None:
-    """It ends, what came until then is counted once, and what was wrong is said once."""
+    """Reading ends, packets before the damage are counted once, and the damage is reported once."""
     made = bytearray(compressed)
     for _ in range(data.draw(st.integers(1, 5))):
         place = data.draw(st.integers(0, len(made) - 1))
@@ -232,7 +232,7 @@ BOUND = st.one_of(ANY, st.sampled_from([63, 64, 65, 1 << 22, (1 << 22) + 1, (1 <
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ports=LISTS, first=LISTS, kept=LISTS, node=ANY, flows=BOUND, pairs=BOUND, keep=BOUND)
 def test_any_arguments(ports: Any, first: Any, kept: Any, node: Any, flows: Any, pairs: Any, keep: Any) -> None:
-    """A counter is made, or says what is wrong; then it can be asked nothing, and be made after all."""
+    """The constructor succeeds or raises; then methods fail, and the constructor can be called again."""
     counter = Counter.__new__(Counter)
     try:
         counter.__init__(ports, first, kept, node, max_flows=flows, max_pairs=pairs, keep_flows=keep)
@@ -251,7 +251,7 @@ def test_any_arguments(ports: Any, first: Any, kept: Any, node: Any, flows: Any,
 @given(one=ANY, two=ANY)
 def test_any_arguments_of_its_methods(one: Any, two: Any) -> None:
     counter = Counter(PORTS, [], [], **SMALL)
-    # Not of those that the tests themselves have open.
+    # Not a descriptor that the tests themselves have open.
     descriptor = one if not isinstance(one, int) or one < 0 or one > 60000 else -1
     for call in (
         lambda: counter.read(descriptor, two),
@@ -296,10 +296,10 @@ def test_a_counter_is_begun_once() -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, "begin"])
-def test_arguments_that_come_back_while_they_are_read(method: str) -> None:
-    """A sequence may run any code when it is asked for an item."""
+def test_reentrant_arguments(method: str) -> None:
+    """A sequence may run any code when an item is read."""
     counter = Counter.__new__(Counter)
-    said: list[str] = []
+    errors: list[str] = []
 
     class Ports:
         def __len__(self) -> int:
@@ -309,7 +309,7 @@ def test_arguments_that_come_back_while_they_are_read(method: str) -> None:
             try:
                 METHODS[method](counter) if method != "begin" else counter.__init__([], [], [], **SMALL)
             except RuntimeError as error:
-                said.append(str(error))
+                errors.append(str(error))
             return (6, 22)
 
     if method == "begin":
@@ -317,12 +317,12 @@ def test_arguments_that_come_back_while_they_are_read(method: str) -> None:
             counter.__init__(Ports(), [], [], **SMALL)
     else:
         counter.__init__(Ports(), [], [], **SMALL)
-        assert said == ["not begun"]
+        assert errors == ["not begun"]
     counter.finish()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_is_asked_while_another_thread_reads(method: str) -> None:
+def test_methods_fail_while_another_thread_reads(method: str) -> None:
     counter = Counter(PORTS, [], [], **SMALL)
     out, into = os.pipe()
     failure: list[BaseException] = []
@@ -334,7 +334,7 @@ def test_nothing_is_asked_while_another_thread_reads(method: str) -> None:
             failure.append(error)
 
     thread = threading.Thread(target=work)
-    os.write(into, files.pcap(samples.spaced(samples.talk(samples.in_ethernet)))[:-1])
+    os.write(into, files.pcap(samples.spaced(samples.conversation(samples.in_ethernet)))[:-1])
     thread.start()
     try:
         while not counter.read_bytes:
@@ -346,7 +346,7 @@ def test_nothing_is_asked_while_another_thread_reads(method: str) -> None:
         thread.join(60)
         os.close(out)
         os.close(into)
-    # The pipe was silent, and its end never came: that nobody wanted the rest is no fault of the capture.
+    # The pipe was idle and never ended: stopping early is not a fault of the capture.
     assert not thread.is_alive()
     assert not failure
     assert counter.totals()["truncated"] is False
@@ -358,7 +358,7 @@ ROLES = [b"", b"\0", b"\0\0\0", "xx", None, 2, [0, 0]]
 
 @pytest.mark.parametrize("roles", ROLES, ids=repr)
 def test_one_role_for_each_host(roles: Any) -> None:
-    counter = run_core(files.pcap(samples.spaced(samples.talk(samples.in_ethernet))), **SMALL)
+    counter = run_core(files.pcap(samples.spaced(samples.conversation(samples.in_ethernet))), **SMALL)
     assert len(counter.hosts()) == 2
     with pytest.raises((TypeError, ValueError)):
         counter.rows(roles)
@@ -375,8 +375,8 @@ def test_what_cannot_be_read(what: str, says: str, tmp_path: Path) -> None:
         counter.read(descriptor)
     if what == "folder":
         os.close(descriptor)
-    # What was read before is still there, and more can be read.
-    counter.read(-1, files.pcap(samples.spaced(samples.talk(samples.in_ethernet))))
+    # Earlier results are still there, and more can be read.
+    counter.read(-1, files.pcap(samples.spaced(samples.conversation(samples.in_ethernet))))
     counter.finish()
     assert counter.totals()["packets"] == 6
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_read(what: str, says: str, tmp_path: Path) -> None:
 
 
 def everything_once(data: bytes) -> None:
-    """Every call there is, good and bad."""
+    """All calls, valid and invalid."""
     firsts = [(6, 6817, 0, b"hello", b"hello"), (6, 0, 0, b"GET ", b"GET ")]
     counter = Counter(PORTS, firsts, [(17, 67, 9), (6, 6817, 9)], node=b"", keep_flows=99, **SMALL)
     counter.read(-1, data)
@@ -403,13 +403,13 @@ def everything_once(data: bytes) -> None:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Return the memory of this process in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @pytest.mark.parametrize("times", [60, pytest.param(200, marks=pytest.mark.full)])
-def test_nothing_is_left_behind(times: int) -> None:
+def test_no_leaks(times: int) -> None:
     data = samples.everything()["headers"].data
     for _ in range(20):
         everything_once(data)
@@ -430,7 +430,7 @@ def test_nothing_is_left_behind(times: int) -> None:
 
 
 def columns(head: bytes, count: int, places: dict[int, bytes]) -> bytes:
-    """``count`` times ``head``, and at each place the bytes of a column instead."""
+    """``count`` times ``head``, with the bytes of a column at each place."""
     data = bytearray(head * count)
     for place, column in places.items():
         data[place :: len(head)] = column
@@ -446,7 +446,7 @@ LITTLE = struct.pack("<IIII", 1_700_000_000, 0, 16, 16)
 
 
 def random_columns(places: Iterator[int] | range | list[int]) -> Callable[[], bytes]:
-    """SYNs with random bytes in these places of each record."""
+    """SYNs with random bytes at these places of each record."""
     dice = random.Random(7)
     return lambda: columns(SYN, COUNT, {place: dice.randbytes(COUNT) for place in places})
 
@@ -463,7 +463,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "two of three records": lambda: (LITTLE + LITTLE + bytes(5)) * 2_000_000,
     "a record, and none": lambda: (SYN * 3 + bytes(3)) * 600_000,
 }
-"""Captures behind a pcap header, by what is random in them or is nearly a record."""
+"""Captures after a pcap header, by what is random in them or almost a record."""
 
 SCRIPT = r"""
 import re, sys
@@ -478,18 +478,18 @@ print(counter.packets, int(peak[1]) >> 10)
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_bounds_of_memory_and_steps(what: str, tmp_path: Path) -> None:
-    """As much memory whatever there is in a capture, and no step that is taken more often for more of it."""
+    """Memory is bounded whatever a capture holds, and time is linear in its size."""
     file = tmp_path / "hostile.pcap"
     with file.open("wb") as out:
         out.write(files.header())
         out.write(HOSTILE[what]())
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # Each takes a second or three; what is quadratic takes hours.
+    # Each takes one to three seconds; quadratic time would be hours.
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, file], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     packets, megabytes = map(int, done.stdout.split())
     assert packets == COUNT or "record" in what
-    # The bound of the whole command, with what Python makes of the tables in it.
+    # The limit of the whole command, including Python's copies of the tables.
     assert megabytes < 150

@@ -1,6 +1,6 @@
-"""What survives a damaged record, block by block and field by field; files and streams as users have them.
+"""Damaged records and blocks, field by field: what survives; files and streams as users have them.
 
-test_core_files.py has whole files: dialects, times, ends, garbage between records.
+test_core_files.py tests whole files: dialects, times, ends, garbage between records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALL = list(range(COUNT))
 
 
 def datagram(number: int) -> bytes:
-    """A frame that is known by its source port, of a length of its own."""
+    """A frame identified by its source port, with a unique length."""
     text = f"<30>record {number} of a capture, ".encode() * 2 + b"z" * number
     return samples.in_ethernet(p.ipv4(p.udp(text, PORT + number, 514), p.UDP, samples.A, samples.B))
 
@@ -45,7 +45,7 @@ def numbered(count: int = COUNT) -> list[Packet]:
 
 
 def survivors(counter: Any) -> list[int]:
-    """The numbers of those that were counted."""
+    """The numbers of the counted packets."""
     assert sum(flow[5] + flow[7] for flow in counter.flows()) == len(counter.flows())
     return sorted(flow[1] - PORT for flow in counter.flows())
 
@@ -55,11 +55,11 @@ def survivors(counter: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Damage:
-    """A field of a record's header, what is put there, and what comes of it.
+    """A field of a record's header, its damaged value, and the effect.
 
     Attributes:
-        lost: whether the record itself is.
-        place: where it is said: "start" of the record, "inside" of it, or "" for nothing to say.
+        lost: whether the record itself is lost.
+        place: where the problem is reported: at the "start" of the record, "inside" of it, or "" for not at all.
     """
 
     field: int
@@ -107,10 +107,10 @@ def test_a_damaged_field_costs_one_record_at_most(what: str, magic: int, order: 
         counter = run_core(head + b"".join(records))
         assert survivors(counter) == [one for one in ALL if one != number or not damage.lost]
         assert counter.totals()["truncated"] is False
-        said = counter.problems()
-        assert len(said) == bool(damage.place)
+        problems = counter.problems()
+        assert len(problems) == bool(damage.place)
         assert counter.totals()["skipped"].get("corrupt record", 0) == bool(damage.place)
-        for _, offset, reason in said:
+        for _, offset, reason in problems:
             assert reason == "corrupt record"
             first = begin + (damage.place == "inside")
             assert first <= offset < first + (1 if damage.place == "start" else len(records[number]))
@@ -120,7 +120,7 @@ def test_a_damaged_field_costs_one_record_at_most(what: str, magic: int, order: 
 @pytest.mark.parametrize("fill", [b"\0", b"\xff", b"\x04\0\0\0", b"text"])
 @pytest.mark.parametrize("place", [0, 3, 16, 17, 60])
 def test_a_damaged_block_of_a_disk(fill: bytes, size: int, place: int) -> None:
-    """Something else over some bytes, from some place in a record on: those beyond it survive."""
+    """Some bytes overwritten, starting at some place in a record: the records beyond survive."""
     records = [files.record(packet) for packet in numbered()]
     data = bytearray(files.header() + b"".join(records))
     begin = len(files.header()) + sum(map(len, records[:4])) + place
@@ -134,11 +134,11 @@ def test_a_damaged_block_of_a_disk(fill: bytes, size: int, place: int) -> None:
     assert counter.packets <= COUNT + size // 16
     if place < 16 and size > 16:
         assert counter.problems()[0][2] == "corrupt record"
-        # Fours in a row look like records of four bytes each, the last of which may end a little further on.
+        # Repeated fours look like records of four bytes each; the last of them may end a little further on.
         assert starts[4] <= counter.problems()[0][1] < begin + size + 20
 
 
-def test_every_damaged_place_is_said() -> None:
+def test_every_damaged_place_is_reported() -> None:
     records = [bytearray(files.record(packet)) for packet in numbered(60)]
     wrong = [3, 4, 20, 21, 22, 40, 59]
     starts = [len(files.header()) + sum(map(len, records[:number])) for number in range(60)]
@@ -146,11 +146,11 @@ def test_every_damaged_place_is_said() -> None:
         struct.pack_into("<I", records[number], 8, 0xFFFFFFFF)
     counter = run_core(files.header() + b"".join(records))
     assert survivors(counter) == [number for number in range(60) if number not in wrong]
-    # Neighbours are one place: it is passed over as a whole.
+    # Adjacent damaged records are one place: they are skipped together.
     assert counter.problems() == [(0, starts[number], "corrupt record") for number in (3, 20, 40, 59)]
 
 
-def test_of_many_places_the_first_hundred_are_told_and_all_are_counted() -> None:
+def test_the_first_hundred_places_are_reported_and_all_are_counted() -> None:
     packets = numbered(4) * 150
     records = [
         files.record(packet) + (b"\xff" * 5 if number % 4 == 3 else b"") for number, packet in enumerate(packets)
@@ -163,7 +163,7 @@ def test_of_many_places_the_first_hundred_are_told_and_all_are_counted() -> None
 
 @pytest.mark.parametrize(("kept", "wrong", "lost"), [(64, 65, [6]), (64, 200, [6, 7]), (80, 14, [])])
 def test_a_damaged_length_among_cut_frames(kept: int, wrong: int, lost: list[int]) -> None:
-    """Where frames are cut, a length up to the frame's own looks right: what it covers is lost, and no more."""
+    """In cut frames a length up to the frame's own looks valid: only what it covers is lost."""
     frames = [frame + b"z" * 1000 for frame in (datagram(number) for number in ALL)]
     records = [bytearray(files.record(packet, snap=kept)) for packet in samples.spaced(frames, 10**9)]
     struct.pack_into("<I", records[5], 8, wrong)
@@ -183,7 +183,7 @@ def test_frames_of_64_bytes(link: int) -> None:
 
 
 def test_a_clock_that_was_set_while_it_ran() -> None:
-    """From 1970 to today, and a clock card's own time among the kernel's: no record is lost for its time."""
+    """From 1970 to today, and a network card's clock mixed with the kernel's: no record is lost by its time."""
     packets = numbered()
     late = [(number * 10**9, frame) for number, (_, frame) in enumerate(packets[:6])] + packets[6:]
     mixed = [(time if number % 2 else number * 10**9, frame) for number, (time, frame) in enumerate(packets)]
@@ -221,13 +221,13 @@ BLOCK: dict[str, tuple[int, Callable[[int], int], bool, bool]] = {
     "type, of names": (0, lambda was: 4, True, False),
     "time": (12, lambda was: 0, False, False),
 }
-"""Where in an enhanced packet block, what is put there, whether the packet is lost, whether something is said."""
+"""Offset in an enhanced packet block, damaged value, whether the packet is lost, whether a problem is reported."""
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("what", BLOCK)
 def test_a_damaged_block(what: str, order: str) -> None:
-    at, change, lost, said = BLOCK[what]
+    at, change, lost, reported = BLOCK[what]
     whole = files.pcapng(numbered(), order=order)
     blocks = [place for place, kind in blocks_of(whole, order) if kind == 6]
     for number in (0, 5, COUNT - 2):
@@ -238,7 +238,7 @@ def test_a_damaged_block(what: str, order: str) -> None:
         counter = run_core(bytes(data))
         assert survivors(counter) == [one for one in ALL if one != number or not lost]
         offsets = [offset for _, offset, _ in counter.problems()]
-        assert offsets == ([blocks[number]] if said else [])
+        assert offsets == ([blocks[number]] if reported else [])
         assert counter.totals()["truncated"] is False
 
 
@@ -258,7 +258,7 @@ def test_a_packet_of_an_interface_that_was_not_described() -> None:
 @pytest.mark.parametrize("size", [3 << 20, 600 << 10, 1 << 20])
 @pytest.mark.parametrize("kind", [4, 0x0A, 0x0BAD0BAD])
 def test_a_block_larger_than_the_window(kind: int, size: int) -> None:
-    """Names, secrets, what nobody knows: passed over; and when its two lengths differ it is said, and no more lost."""
+    """Names, secrets, unknown blocks: skipped; if the two lengths differ, it is reported, and nothing else is lost."""
     for harm in (0, 8):
         made = files.Pcapng()
         made.interface()
@@ -303,7 +303,7 @@ TIMES = {
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("what", TIMES)
 def test_resolutions_of_time(what: str, order: str) -> None:
-    """To the nanosecond: what stands in the block, in the interface's units, from its offset."""
+    """To the nanosecond: the block's time in the units of the interface, plus its offset."""
     resolution, offset_s = TIMES[what]
     made = files.Pcapng(order)
     made.interface(resolution=resolution, offset_s=offset_s)
@@ -329,7 +329,7 @@ HOSTILE_TIMES = {
 
 
 @pytest.mark.parametrize("what", HOSTILE_TIMES)
-def test_times_that_nobody_lives_to_see(what: str) -> None:
+def test_times_in_the_distant_future(what: str) -> None:
     resolution, offset_s, ticks = HOSTILE_TIMES[what]
     made = files.Pcapng()
     made.interface(resolution=resolution, offset_s=offset_s)
@@ -345,7 +345,7 @@ def test_times_that_nobody_lives_to_see(what: str) -> None:
 
 
 def observed(*paths: Path | str) -> Observation:
-    """What is counted in files, as `sms classify` reads them."""
+    """Counts of files, read as `sms classify` does."""
     reading = read_captures([str(path) for path in paths], signatures=())
     hosts = reading.hosts()
     return reading.observe(bytes(len(hosts)), hosts, reading.links())
@@ -391,7 +391,7 @@ def test_compressed_by_content_not_by_name(kind: str, parts: int, need: Need, tm
 
 @pytest.mark.parametrize("kind", files.COMPRESSORS)
 def test_a_compressed_file_without_its_end(kind: str, need: Need, tmp_path: Path) -> None:
-    """It is read up to there, and said."""
+    """It is read up to the truncation, which is reported."""
     need(kind)
     dice = Random(3)
     packets = [(time, frame + dice.randbytes(1000)) for time, frame in numbered(600)]
@@ -401,7 +401,7 @@ def test_a_compressed_file_without_its_end(kind: str, need: Need, tmp_path: Path
     seen = observed(file)
     assert 200 < seen.packets < 600
     assert seen.truncated
-    assert any("gave up" in one.what or "ends early" in one.what for one in seen.problems), seen.problems
+    assert any("failed" in one.what or "ends early" in one.what for one in seen.problems), seen.problems
 
 
 STDIN = """
@@ -417,7 +417,7 @@ print(reading.counter.packets, reading.counter.totals()["truncated"])
 
 
 def from_stdin(*argv: str, stdin: Any) -> subprocess.CompletedProcess[str]:
-    """Reads captures in a process of its own."""
+    """Read captures in a separate process."""
     root = ROOT
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", STDIN, *argv]
@@ -429,7 +429,7 @@ def from_stdin(*argv: str, stdin: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("kind", ["", *files.COMPRESSORS])
 def test_standard_input(kind: str, need: Need, tmp_path: Path) -> None:
-    """A pipe, a pipe of something compressed, a file."""
+    """A pipe, a compressed pipe, a file."""
     if kind:
         need(kind)
     data = files.pcap(numbered(3000))
@@ -446,7 +446,7 @@ def test_standard_input_comes_after_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xd4\xc3", b"no capture at all\n" * 9000], ids=["empty", "short", "text"])
-def test_standard_input_that_is_no_capture(data: bytes) -> None:
+def test_standard_input_that_is_not_a_capture(data: bytes) -> None:
     done = from_stdin("-", stdin=data)
     assert done.returncode == 1
     says = "standard input is neither pcap nor pcapng (tcpdump -w" if data else "standard input is empty"
@@ -501,17 +501,17 @@ WRONG = [
     (wrong_folder, r"captures is a folder", "captures/*.pcap"),
     (wrong_missing, r"none\.pcap: cannot be read: no such file or directory$", "check the path"),
     (wrong_twice, r"one is given twice$", "name every file once"),
-    (wrong_by_another_name, r"other is given twice, as .*one too$", "name every file once"),
+    (wrong_by_another_name, r"other is given twice, also as .*one$", "name every file once"),
     (wrong_text, r"syslog is neither pcap nor pcapng", "tcpdump -w"),
     (wrong_empty, r"empty is empty", "tcpdump without -U"),
     (wrong_compressed, r"log\.gz is neither pcap nor pcapng", "tcpdump -w"),
     (wrong_both, r"syslog is neither pcap nor pcapng", "tcpdump -w"),
-    (wrong_none, r"no capture is named", "sms classify FILE"),
+    (wrong_none, r"no capture given", "sms classify FILE"),
 ]
 
 
-@pytest.mark.parametrize(("make", "says", "hint"), WRONG, ids=[make.__name__ for make, _, _ in WRONG])
-def test_what_cannot_be_read(make: Callable[[Path], list[str]], says: str, hint: str, tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=says) as caught:
+@pytest.mark.parametrize(("make", "message", "hint"), WRONG, ids=[make.__name__ for make, _, _ in WRONG])
+def test_what_cannot_be_read(make: Callable[[Path], list[str]], message: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=message) as caught:
         observed(*make(tmp_path))
     assert hint in (caught.value.hint or "")

@@ -1,4 +1,4 @@
-"""Sets of files with holes, streams that somebody ends, and what is remarked of them."""
+"""Sets of files with gaps, interrupted streams, and remarks on them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def observed(tmp_path: Path, *captures: bytes) -> Observation:
     return reading.observe(bytes(len(hosts)), hosts, reading.links())
 
 
-def test_a_gap_between_files_is_not_taken_for_silence(packets: list[Packet], tmp_path: Path) -> None:
+def test_a_gap_between_files_is_not_an_interval(packets: list[Packet], tmp_path: Path) -> None:
     parts = [files.pcap(within(packets, *times)) for times in ((0, 120), (480, 9999))]
     seen = observed(tmp_path, *parts)
     assert seen.duration_s == pytest.approx(LENGTH_S, abs=60)
@@ -60,21 +60,21 @@ def test_the_same_packets_twice(packets: list[Packet], tmp_path: Path) -> None:
     whole = files.pcap(packets)
     seen = observed(tmp_path, whole, files.compress("gzip", whole))
     assert seen.remarks == (
-        f"{tmp_path}/part0.pcap and {tmp_path}/part1.pcap hold the same packets: all of them are counted twice",
+        f"{tmp_path}/part0.pcap and {tmp_path}/part1.pcap hold the same packets: all are counted twice",
     )
 
 
 def test_files_that_overlap(packets: list[Packet], tmp_path: Path) -> None:
     seen = observed(tmp_path, files.pcap(within(packets, 0, 400)), files.pcap(within(packets, 300, 9999)))
-    assert [remark.endswith("overlap in time: what both hold is counted twice") for remark in seen.remarks] == [True]
+    assert [remark.endswith("overlap in time: packets in both are counted twice") for remark in seen.remarks] == [True]
 
 
 @pytest.mark.parametrize("bad", [b"", b"\xd4\xc3\xb2\xa1", b"no capture\n" * 50], ids=["empty", "short", "text"])
-def test_one_that_is_no_capture_is_left_out(bad: bytes, packets: list[Packet], tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_capture_is_skipped(bad: bytes, packets: list[Packet], tmp_path: Path) -> None:
     seen = observed(tmp_path, files.pcap(packets), bad)
     assert seen.packets == len(packets)
     assert len(seen.remarks) == 1
-    assert seen.remarks[0].startswith(f"left out: {tmp_path}/part1.pcap is ")
+    assert seen.remarks[0].startswith(f"skipped: {tmp_path}/part1.pcap is ")
     with pytest.raises(CaptureError):
         observed(tmp_path, bad, bad)
 
@@ -87,7 +87,7 @@ def test_packets_that_were_cut(packets: list[Packet], tmp_path: Path) -> None:
 
 
 def wait_until_it_reads(child: subprocess.Popen[str]) -> None:
-    """The core reads in a thread of its own."""
+    """The core reads in a separate thread."""
     while len(list(Path(f"/proc/{child.pid}/task").iterdir())) < 2:
         assert child.poll() is None
         time.sleep(0.02)
@@ -95,7 +95,7 @@ def wait_until_it_reads(child: subprocess.Popen[str]) -> None:
 
 
 def interrupted(first: bytes, last: bytes, *, by: signal.Signals = signal.SIGINT) -> subprocess.CompletedProcess[str]:
-    """`sms classify -` at the end of a pipe whose writer, at Ctrl-C, says its last and stays for a while."""
+    """`sms classify -` on a pipe whose writer flushes at Ctrl-C and exits later."""
     read, write = os.pipe()
     child = subprocess.Popen(
         [SMS, "classify", "-", "--json"], stdin=read, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -119,7 +119,9 @@ ENDS = [(False, signal.SIGINT), (True, signal.SIGINT), (False, signal.SIGHUP), (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("held_back", "by"), ENDS, ids=["as it comes", "all at the end", "hangup", "term"])
-def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, by: signal.Signals, packets: list[Packet]) -> None:
+def test_ctrl_c_ends_a_pipe_and_received_packets_count(
+    held_back: bool, by: signal.Signals, packets: list[Packet]
+) -> None:
     import json
 
     some = packets[:400]
@@ -133,7 +135,7 @@ def test_ctrl_c_ends_a_pipe_and_what_came_counts(held_back: bool, by: signal.Sig
 
 @pytest.mark.slow
 def test_ctrl_c_while_files_are_read_is_an_interruption(tmp_path: Path) -> None:
-    """A file of holes takes long enough; no thread goes on behind."""
+    """A sparse file takes long enough; no thread keeps running."""
     path = tmp_path / "zeroes.pcap"
     path.write_bytes(files.header())
     os.truncate(path, 40 << 30)
@@ -160,4 +162,4 @@ def test_zstd_is_the_same_either_way(
     broken[len(broken) // 2 : len(broken) // 2 + 40] = bytes(40)
     seen = observed(tmp_path, bytes(broken))
     assert seen.truncated
-    assert any("damaged" in one.what or "gave up" in one.what for one in seen.problems)
+    assert any("damaged" in one.what or "failed" in one.what for one in seen.problems)

@@ -1,7 +1,7 @@
-"""A capture of the paper's eight kinds of traffic and provisioning: the verdict is Table 1 of the paper.
+"""A capture of eight kinds of traffic and provisioning yields Table 1 of "Decoupled management nodes" (2018).
 
-Through the whole of ``sms classify``: reading, roles, the shipped catalogue, verdicts; and every number beside the
-verdict is held against what the generator knows that it made.
+Through the whole of ``sms classify``: reading, roles, the shipped catalogue, verdicts; and every number next to the
+verdict is compared with the generator's expected counts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 from analysis.model import Classification, Service
 from analysis.services import iana_name
-from appliance.operations.classify.classify import Question, classify
+from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.progress import Silent
 from tests.captures import files
 from tests.captures import packets as p
 from tests.captures.cluster import ALL, Made, Plan, simulate, syslog
-from tests.captures.wire import Say
+from tests.captures.wire import Message
 
 Need = Callable[[str], str]
 
@@ -26,7 +26,7 @@ TABLE_ONE = {
     "SMS-mgmt": {"Provisioning", "File synchronization"},
     "SMS-services": {"Rsyslog", "NFS", "Routing", "Ganglia/monitoring", "Slurm", "Mail", "NTP"},
 }
-"""As it stands in section 4 of the paper."""
+"""Table 1, section 4."""
 
 PAPER = {
     "provisioning": "Provisioning",
@@ -39,7 +39,7 @@ PAPER = {
     "postfix": "Mail",
     "chrony": "NTP",
 }
-"""The catalogue's name of a service, and the paper's."""
+"""Name of a service in the catalogue, and in Table 1."""
 
 MADE = {
     "provisioning": "provisioning",
@@ -53,14 +53,14 @@ MADE = {
     "chrony": "ntp",
     "ssh": "ssh",
 }
-"""The catalogue's name of a service, and the generator's."""
+"""Name of a service in the catalogue, and in the generator."""
 
 WITHOUT_SSH = tuple(service for service in ALL if service != "ssh")
 PLAN = Plan(nodes=8, boots=2, duration_s=7200)
 
 
-def found(*captures: Path, **words: str) -> Classification:
-    return classify(Question(tuple(map(str, captures)), **words), Silent())  # type: ignore[arg-type]
+def found(*captures: Path, **options: str) -> Classification:
+    return classify(ClassifyOptions(tuple(map(str, captures)), **options), Silent())  # type: ignore[arg-type]
 
 
 def write(folder: Path, made: Made) -> Path:
@@ -70,7 +70,7 @@ def write(folder: Path, made: Made) -> Path:
 
 
 def groups(classification: Classification) -> dict[str, set[str]]:
-    """The services of each group, by the paper's name where it has one."""
+    """The services of each group, by the name in Table 1 if it has one."""
     split: dict[str, set[str]] = {"SMS-mgmt": set(), "SMS-services": set()}
     for service in classification.services:
         split[service.group].add(PAPER.get(service.name, service.name))
@@ -108,8 +108,8 @@ def test_table_one_of_other_clusters(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["mac", "address"])
-def test_one_node_as_the_paper_did(by: str, tmp_path: Path) -> None:
-    """A node is traced from the moment that it is powered on, for hours; its DHCP bears no address of it yet."""
+def test_only_one_node(by: str, tmp_path: Path) -> None:
+    """A node is traced from power-on, for hours; its first DHCP packets do not have its address yet."""
     made = simulate(Plan(nodes=4, boots=1, duration_s=14400, services=WITHOUT_SSH, seed=5))
     seen = found(write(tmp_path, made), node=getattr(made.nodes[-1], by))
     assert groups(seen) == TABLE_ONE
@@ -135,7 +135,7 @@ def test_packets_and_bytes_are_the_true_ones(made: Made, all_of_it: Classificati
 
 def test_who_opened_what_is_true(made: Made, all_of_it: Classification) -> None:
     truth, seen = made.truth(), by_name(all_of_it)
-    # Provisioning is left out: TFTP's second flow is none of its own, and DHCP's broadcasts have one key for all nodes.
+    # Without provisioning: TFTP's second flow is not separate, and DHCP broadcasts of all nodes have the same key.
     names = [name for name in MADE if name != "provisioning"]
     opened = {name: seen[name].connections for name in names}
     assert {name: (one.node, one.sms, one.midstream) for name, one in opened.items()} == {
@@ -148,7 +148,7 @@ def test_who_opened_what_is_true(made: Made, all_of_it: Classification) -> None:
     }
 
 
-def test_everything_is_accounted_for(made: Made, all_of_it: Classification) -> None:
+def test_all_packets_are_counted(made: Made, all_of_it: Classification) -> None:
     parts = [
         *((service.packets, service.bytes) for service in all_of_it.services if service.name != "nat"),
         (all_of_it.routed.packets, all_of_it.routed.bytes),
@@ -161,14 +161,14 @@ def test_everything_is_accounted_for(made: Made, all_of_it: Classification) -> N
     assert all_of_it.unclassified.packets == 0
 
 
-def test_who_is_who(made: Made, all_of_it: Classification) -> None:
+def test_roles(made: Made, all_of_it: Classification) -> None:
     assert (all_of_it.sms.mac, all_of_it.sms.addresses) == (made.sms.mac, (made.sms.address,))
     assert sorted(all_of_it.nodes.addresses) == sorted(node.address for node in made.nodes)
     assert all_of_it.nodes.booted == PLAN.boots
     assert {where.address for where in all_of_it.routed.destinations} <= {one.address for one in made.outside}
 
 
-def test_how_often_and_when(all_of_it: Classification) -> None:
+def test_intervals_latency_and_phase(all_of_it: Classification) -> None:
     seen = by_name(all_of_it)
     poll, ganglia = seen["warewulf"].interval_s, seen["ganglia"].interval_s
     assert poll and poll.median == pytest.approx(300, abs=5)
@@ -181,17 +181,17 @@ def test_how_often_and_when(all_of_it: Classification) -> None:
 
 
 RESERVED = (749, 853, 636, 873, 993, 1021)
-"""Ports below 1024 that an NFS client may take, and that services have."""
+"""Ports below 1024 that an NFS client may use, and that services have."""
 
 
 @pytest.mark.parametrize("port", RESERVED)
-def test_nfs_from_a_port_that_is_a_services_too(port: int, tmp_path: Path) -> None:
-    """The mount was there before the capture: nothing but the ports tells who serves."""
+def test_nfs_from_a_port_of_another_service(port: int, tmp_path: Path) -> None:
+    """The mount existed before the capture: only the ports show which side is the server."""
     made = simulate(Plan(nodes=6, duration_s=3600, boots=0))
     for number, (time, frame) in enumerate(made.frames):
         changed = bytearray(frame)
         for at in (34, 36):
-            # All of one node: the SMS would have many of them, were it the client.
+            # Only one node: if the SMS were the client, it would use many of these ports.
             if frame[23:24] == b"\6" and frame[36 - (at - 34) : 38 - (at - 34)] == (2049).to_bytes(2):
                 node = frame[26:30] if at == 34 else frame[30:34]
                 if node == p.ip_bytes(made.nodes[0].address):
@@ -218,7 +218,7 @@ WAYS: dict[str, Callable[[list[files.Packet]], dict[str, bytes]]] = {
     "zstd": lambda packets: {"a": files.compress("zstd", files.pcap(packets), parts=3)},
     "lz4": lambda packets: {"a": files.compress("lz4", files.pcap(packets), parts=3)},
 }
-"""How the same traffic may be written: the files by name."""
+"""The same traffic in different files, by name."""
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def small() -> Made:
 
 
 def numbers(classification: Classification) -> list[tuple[object, ...]]:
-    """What no way of writing may change."""
+    """Results that must not depend on the file format."""
     return [
         (
             one.name,
@@ -251,7 +251,7 @@ def as_it_is(small: Made, tmp_path_factory: pytest.TempPathFactory) -> Classific
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_how_it_is_written_changes_nothing(
+def test_the_file_format_changes_nothing(
     way: str, small: Made, as_it_is: Classification, need: Need, tmp_path: Path
 ) -> None:
     if way in ("zstd", "lz4"):
@@ -260,7 +260,7 @@ def test_how_it_is_written_changes_nothing(
     for name, data in WAYS[way](small.packets()).items():
         (tmp_path / name).write_bytes(data)
         names.append(tmp_path / name)
-    # The last first: the order is found by the times inside.
+    # In reverse order: files are sorted by their first packet.
     assert numbers(found(*reversed(names))) == numbers(as_it_is)
 
 
@@ -270,33 +270,33 @@ def test_short_snap_lengths_change_no_verdict(snap: int, small: Made, as_it_is: 
     short = tmp_path / "short.pcap"
     short.write_bytes(files.pcap(small.packets(), snap=snap))
     cut = found(short)
-    # Without payload nobody can tell what a GET asks for, nor that srun's port speaks Slurm: they stand alone then.
+    # Without payload the path of a GET and Slurm on srun's port are unknown: they are separate services then.
     assert groups(cut)["SMS-services"] - {"http", "tcp/dynamic"} == groups(as_it_is)["SMS-services"]
     assert (cut.capture.packets, cut.capture.bytes) == (as_it_is.capture.packets, as_it_is.capture.bytes)
 
 
-# Captures that mislead: what nodes need stays time-critical.
+# Misleading captures: services that nodes need stay time-critical.
 
 
 def in_boot_only(made: Made, service: str, port: int) -> None:
-    """Every node asks for it while it boots, as sssd, a resolver or a mount does."""
+    """Every node uses it while it boots, as sssd, a resolver or a mount does."""
     for number, node in enumerate(made.nodes):
         for time_s in (made.born_s(number) + after_s for after_s in (30, 60, 90)):
             made.connect(time_s, service, node, made.sms, port, [(0.001, "c", b"\x30\x0c"), (0.001, "s", b"\x30\x0c")])
 
 
-def test_an_idle_cluster_does_without_nothing(tmp_path: Path) -> None:
-    """Nobody submits a job: the controller pings, and nodes open nothing."""
+def test_an_idle_cluster_still_needs_its_services(tmp_path: Path) -> None:
+    """Without jobs the controller pings, and nodes open nothing."""
     made = simulate(Plan(nodes=16, boots=0, duration_s=3600, busy=1e-9, services=("slurm", "ntp", "ganglia")))
     slurm = by_name(found(write(tmp_path, made)))["slurmctld"]
     assert (slurm.connections.node, slurm.verdict) == (0, "time-critical")
     assert slurm.connections.sms > 500
-    assert any("too short to say that nodes never do" in reason for reason in slurm.reasons)
+    assert any("too short to exclude that nodes do" in reason for reason in slurm.reasons)
 
 
 @pytest.mark.parametrize(("service", "port"), [("ldap", 389), ("nfs", 2049), ("dns", 53), ("unknown", 4444)])
 def test_a_capture_that_ends_with_the_boot(service: str, port: int, tmp_path: Path) -> None:
-    """200 nodes at once, and minutes of each at rest: together they are hours, by the clock they are minutes."""
+    """200 nodes at once, each idle for minutes: hours of node time, but only minutes of elapsed time."""
     made = simulate(Plan(nodes=200, boots=200, duration_s=60, services=("provisioning",), image_bytes=20_000))
     in_boot_only(made, service, port)
     made.plan = Plan(nodes=200, duration_s=420)
@@ -313,18 +313,18 @@ def test_a_capture_that_ends_with_the_boot(service: str, port: int, tmp_path: Pa
 
 def test_rare_needs_of_nodes_beside_a_busy_monitor(tmp_path: Path) -> None:
     made = simulate(Plan(nodes=8, boots=0, duration_s=7200, services=("ntp",)))
-    say: list[Say] = [(0.001, "c", b"?"), (0.001, "s", b"!")]
+    messages: list[Message] = [(0.001, "c", b"?"), (0.001, "s", b"!")]
     for number, node in enumerate(made.nodes):
         for time_s in made.times(number, 5, made.random("monitor", number)):
-            made.connect(time_s, "monitor", made.sms, node, 5693, say)
+            made.connect(time_s, "monitor", made.sms, node, 5693, messages)
         for time_s in made.times(number, 900, made.random("need", number)):
-            made.connect(time_s, "monitor", node, made.sms, 5693, say)
+            made.connect(time_s, "monitor", node, made.sms, 5693, messages)
     seen = by_name(found(write(tmp_path, made)))[iana_name((6, 5693))]
     assert seen.connections.node == 64 and seen.connections.sms > 11_000
     assert seen.verdict == "time-critical", seen.reasons
 
 
-def test_ssh_beside_which_nodes_log_in_now_and_then(tmp_path: Path) -> None:
+def test_ssh_with_few_logins_of_nodes(tmp_path: Path) -> None:
     made = simulate(Plan(nodes=8, boots=0, duration_s=7200, busy=20, services=("ssh",)))
     for node in made.nodes[:2]:
         made.connect(made.end_s - 3600, "ssh", node, made.sms, 22, [(0.01, "s", b"SSH-2.0-x\r\n")])
@@ -333,7 +333,7 @@ def test_ssh_beside_which_nodes_log_in_now_and_then(tmp_path: Path) -> None:
 
 
 def behind_a_router(made: Made) -> None:
-    """What the management node sees of nodes in another network: the router's link address is all of theirs."""
+    """Nodes in another network as seen by the management node: all have the router's link address."""
     router = p.mac_bytes("52:54:00:fd:00:01")
     macs = {p.mac_bytes(node.mac) for node in made.nodes}
     made.frames = [
@@ -348,7 +348,7 @@ def behind_a_router(made: Made) -> None:
 
 
 def test_nodes_in_a_network_of_their_own(tmp_path: Path) -> None:
-    """Cray's node management network is routed; DHCP comes through a relay then, and Ganglia by unicast."""
+    """Cray's node management network is routed: DHCP comes through a relay, and Ganglia by unicast."""
     services = tuple(one for one in WITHOUT_SSH if one not in ("provisioning", "arp"))
     made = simulate(
         Plan(nodes=40, boots=0, duration_s=3600, services=services, multicast=False, network="10.2.1", sms="10.1.0.1")
@@ -363,7 +363,7 @@ def test_nodes_in_a_network_of_their_own(tmp_path: Path) -> None:
 
 
 def test_leases_are_read_however_many_nodes_boot(tmp_path: Path) -> None:
-    """Offers and answers come in turn: taking every second of them must not lose all answers."""
+    """Offers and answers alternate: sampling every second of them must not lose all answers."""
     made = simulate(Plan(nodes=8, boots=8, duration_s=1200, services=WITHOUT_SSH))
     dhcpd = by_name(found(write(tmp_path, made)))["provisioning"]
     assert (dhcpd.budget_s, dhcpd.budget_from) == (10800, "observed")
@@ -372,7 +372,7 @@ def test_leases_are_read_however_many_nodes_boot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snap", [64, 128])
 def test_leases_that_are_cut_are_not_guessed(snap: int, tmp_path: Path) -> None:
-    """Not the catalogue's month: no more than what was seen vouches for."""
+    """The budget is what was seen, not the catalogue's month."""
     made = simulate(Plan(nodes=8, boots=8, duration_s=1200, services=WITHOUT_SSH))
     file = tmp_path / "cut.pcap"
     file.write_bytes(files.pcap(made.packets(), snap=snap))
@@ -384,11 +384,11 @@ def test_leases_that_are_cut_are_not_guessed(snap: int, tmp_path: Path) -> None:
     assert seen.capture.cut_at == snap
 
 
-# Ports that others use too.
+# Ports shared with other services.
 
 
 @pytest.mark.parametrize(
-    ("port", "says", "name", "verdict"),
+    ("port", "payload", "name", "verdict"),
     [
         (8888, b"CONNECT mirror.example.org:443 HTTP/1.1\r\n\r\n", "", "time-critical"),
         (3001, b"\x16\3\1\2\0\1", "", "time-critical"),
@@ -397,13 +397,13 @@ def test_leases_that_are_cut_are_not_guessed(snap: int, tmp_path: Path) -> None:
         (3002, b"installstatus booted\n", "provisioning", "deferrable"),
     ],
 )
-def test_ports_of_provisioning_are_others_too(port: int, says: bytes, name: str, verdict: str, tmp_path: Path) -> None:
-    """A proxy in use all the time; what a node says once while it boots."""
+def test_shared_ports_of_provisioning(port: int, payload: bytes, name: str, verdict: str, tmp_path: Path) -> None:
+    """A proxy in constant use; a message that a node sends once while it boots."""
     made = simulate(Plan(nodes=8, boots=0, duration_s=3600, services=("ntp",)))
     for number, node in enumerate(made.nodes):
         for time_s in made.times(number, 3600 if name else 300, made.random("proxy", number)):
             made.connect(
-                time_s, "proxy", node, made.sms, port, [(0.001, "c", says), (0.001, "s", b"HTTP/1.1 200 OK\r\n")]
+                time_s, "proxy", node, made.sms, port, [(0.001, "c", payload), (0.001, "s", b"HTTP/1.1 200 OK\r\n")]
             )
     seen = by_name(found(write(tmp_path, made)))
     assert {one.name: one.verdict for one in seen.values() if one.name != "chrony"} == {

@@ -26,4 +26,4 @@ def test_old_versions_go_when_a_new_one_comes(tmp_path: Path, monkeypatch: pytes
 
 def test_it_comes_to_a_host_that_has_no_folder_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "a" / "b"))
-    assert Path(agent.install(Local())[-1]).read_bytes() == agent.packed()
+    assert Path(agent.install(Local())[-1]).read_bytes() == agent.build_zipapp()

@@ -1,4 +1,4 @@
-"""The agent takes snapshots away: what goes, what stays, and what is left when it is killed on the way."""
+"""The agent removes snapshots: what is removed, what stays, and what is left when it is killed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from appliance.agent.main import COMMANDS, find_command
+from appliance.agent.protocol import Busy, Problem
 from appliance.agent.remove import remove
 from appliance.agent.status import brief
 from appliance.agent.store import Store
-from appliance.agent.words import Busy, Problem
 from tests import stores
 from tests.places import ROOT
 
@@ -22,7 +22,7 @@ def ask(store: Store, *numbers: int, sweep: bool = True) -> dict[str, Any]:
     return remove({"store": store.root, "numbers": list(numbers), "sweep": sweep})
 
 
-def test_chunks_go_when_no_snapshot_names_them(tmp_path: Path) -> None:
+def test_unused_chunks_are_removed(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 4)
     said = ask(store, 1, 3)
     assert (said["removed"], said["swept"], said["chunks"]) == ([1, 3], True, 6)
@@ -42,7 +42,7 @@ def test_without_a_sweep_chunks_stay(tmp_path: Path) -> None:
     assert ask(store)["chunks"] == 3
 
 
-def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
+def test_numbers_are_never_reused(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 2)
     stores.damage(store, 2)
     ask(store, 2)
@@ -52,12 +52,12 @@ def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "damaged", "words"),
     [
-        ((1, 3), (), "snapshot 3 is the newest verified one, and stays"),
-        ((1, 2), (3,), "snapshot 2 is the newest verified one, and stays"),
+        ((1, 3), (), "snapshot 3 is the newest verified one, which is never removed"),
+        ((1, 2), (3,), "snapshot 2 is the newest verified one, which is never removed"),
         ((1, 9), (), "there is no snapshot 9"),
     ],
 )
-def test_what_must_stay_is_refused_before_anything_goes(
+def test_an_invalid_request_removes_nothing(
     tmp_path: Path, numbers: tuple[int, ...], damaged: tuple[int, ...], words: str
 ) -> None:
     store = stores.fill(tmp_path / "s", 3)
@@ -69,7 +69,7 @@ def test_what_must_stay_is_refused_before_anything_goes(
     assert stores.numbers(store) == [1, 2, 3]
 
 
-def test_damaged_ones_may_all_go(tmp_path: Path) -> None:
+def test_all_damaged_snapshots_can_be_removed(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 2)
     stores.damage(store, 1)
     stores.damage(store, 2)
@@ -77,7 +77,7 @@ def test_damaged_ones_may_all_go(tmp_path: Path) -> None:
     assert stores.numbers(store) == [] == sorted(stores.stored_chunks(tmp_path / "s"))
 
 
-def test_where_one_does_not_tell_what_it_needs_no_chunk_goes(tmp_path: Path) -> None:
+def test_no_chunk_is_removed_if_a_manifest_is_damaged(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 4)
     stores.tear_manifest(store, 2)
     before = stores.stored_chunks(tmp_path / "s")
@@ -88,7 +88,7 @@ def test_where_one_does_not_tell_what_it_needs_no_chunk_goes(tmp_path: Path) -> 
     stores.assert_whole(store)
 
 
-def test_the_same_for_one_whose_list_of_digests_has_changed(tmp_path: Path) -> None:
+def test_no_chunk_is_removed_if_a_list_of_digests_is_damaged(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 3)
     (tmp_path / "s" / "000002" / "digests").write_bytes(b"0" * 64)
     before = stores.stored_chunks(tmp_path / "s")
@@ -96,7 +96,7 @@ def test_the_same_for_one_whose_list_of_digests_has_changed(tmp_path: Path) -> N
     assert stores.stored_chunks(tmp_path / "s") == before
 
 
-def test_nobody_is_disturbed(tmp_path: Path) -> None:
+def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 2)
     for held in (store.writing, store.reading):
         with held(), pytest.raises(Busy):
@@ -122,7 +122,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def test_killed_at_every_change_it_leaves_a_whole_store_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_killed_at_every_change_it_leaves_a_consistent_store(tmp_path: Path) -> None:
     request = '{"store": "%s", "numbers": [1, 3], "sweep": true}'
     for moment in range(100):
         root = tmp_path / str(moment)
@@ -140,19 +140,19 @@ def test_killed_at_every_change_it_leaves_a_whole_store_and_the_next_run_goes_on
         if status == 0:
             break
         assert status == -9
-    assert moment > 12, "two renamings, their files and folders, four chunks"
+    assert moment > 12, "two renames, their files and folders, four chunks"
 
 
-def test_every_command_is_there_and_is_loaded_alone() -> None:
+def test_every_command_exists_and_imports_only_its_module() -> None:
     for name in COMMANDS:
         assert callable(find_command(name))
     code = "import sys; from appliance.agent.main import find_command; find_command('brief'); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     ours = {name for name in said.split() if name.startswith("appliance.agent.")}
-    assert ours == {f"appliance.agent.{name}" for name in ("main", "status", "store", "words")}
+    assert ours == {f"appliance.agent.{name}" for name in ("main", "protocol", "status", "store")}
 
 
-def test_in_brief(tmp_path: Path) -> None:
+def test_brief(tmp_path: Path) -> None:
     store = stores.fill(tmp_path / "s", 4, start=1000.0)
     stores.damage(store, 4)
     stores.tear_manifest(store, 1)

@@ -1,4 +1,4 @@
-"""What a machine says of itself, and what `sms doctor` makes of it."""
+"""Facts about a machine, and the findings of `sms doctor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from appliance.config.model import Secrets
 from appliance.host.base import Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.hosts.doctor import _files, ask, diagnose
+from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
 from appliance.plan.hosts.distro import family, install_command
 from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, worst
 from appliance.plan.hosts.facts import Bridge, Facts, read_bridges
@@ -52,24 +52,24 @@ FINE = {
 BRIDGES = {"br-prov": Bridge(("eth0",)), "br-pub": Bridge(("eth1",))}
 
 
-def facts(os_release: str = DEBIAN, bridges: dict[str, Bridge] | None = None, **said: str | None) -> Facts:
-    lines = {name: value for name, value in {**FINE, **said}.items() if value is not None}
+def facts(os_release: str = DEBIAN, bridges: dict[str, Bridge] | None = None, **changes: str | None) -> Facts:
+    values = {name: value for name, value in {**FINE, **changes}.items() if value is not None}
     kinds = frozenset({"overlay", "squashfs", "ext3", "ext4"})
-    return Facts("host-a", os_release, kinds, lines, BRIDGES if bridges is None else bridges)
+    return Facts("host-a", os_release, kinds, values, BRIDGES if bridges is None else bridges)
 
 
-def unwell(of: Facts) -> list[Finding]:
+def problems(of: Facts) -> list[Finding]:
     found = examine(of, bridges={"br-prov": "eth0", "br-pub": None}, overlay_bytes=2 << 30)
     return [finding for finding in found if finding.state != "ok"]
 
 
 @pytest.mark.parametrize("os_release", [DEBIAN, ROCKY, LEAP, SLES])
 def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
-    assert unwell(facts(os_release)) == []
+    assert problems(facts(os_release)) == []
 
 
 @pytest.mark.parametrize(
-    ("said", "what", "state", "mend", "note"),
+    ("changes", "what", "state", "mend", "note"),
     [
         ({"uid": "1000"}, "root", "missing", "", "run it with sudo"),
         ({"loop": "no"}, "kernel", "missing", "modprobe -a loop", ""),
@@ -93,77 +93,77 @@ def test_a_host_with_everything_lacks_nothing(os_release: str) -> None:
         ({"clock": None}, "clock", "warning", "chrony", ""),
         ({"modes": "755:/a/images 700:/a/b"}, "state folders", "warning", "chmod 700 /a/images", ""),
         ({"systemd": "no"}, "after a reboot", "warning", "'@reboot /usr/local/bin/sms --quiet", "no systemd"),
-        ({"systemd": "no", "sms": None}, "after a reboot", "warning", "", "sms is not in the PATH there"),
-        ({"netns": "no"}, "kernel", "missing", "", "without netns; take a kernel with CONFIG_NET_NS"),
+        ({"systemd": "no", "sms": None}, "after a reboot", "warning", "", "sms is not in the PATH"),
+        ({"netns": "no"}, "kernel", "missing", "", "no support for netns; use a kernel with CONFIG_NET_NS"),
         ({"cron": "no", "schedule": "systemd", "schedule_runs": "yes"}, "cron", "warning", "enable --now cron", ""),
-        ({"schedule": None}, "snapshots", "warning", "sms overlay schedule install --host host-a", "by itself"),
-        ({"schedule_sms": "no"}, "snapshots", "missing", "sms overlay schedule install", "an sms that is not there"),
+        ({"schedule": None}, "snapshots", "warning", "sms overlay schedule install --host host-a", "not scheduled"),
+        ({"schedule_sms": "no"}, "snapshots", "missing", "sms overlay schedule install", "an sms that does not exist"),
         ({"schedule": "systemd"}, "snapshots", "missing", "sms overlay schedule install", "is not active"),
-        ({"images_free": str(100 << 20)}, "room for images", "missing", "", "make room"),
-        ({"overlay_free": str(1 << 30)}, "room for the overlay", "warning", "", "make room"),
+        ({"images_free": str(100 << 20)}, "room for images", "missing", "", "free space"),
+        ({"overlay_free": str(1 << 30)}, "room for the overlay", "warning", "", "free space"),
         ({"overlay_free": None}, "room for the overlay", "warning", "df -h", ""),
     ],
 )
 def test_one_thing_wrong_is_one_finding(
-    said: dict[str, str | None], what: str, state: str, mend: str, note: str
+    changes: dict[str, str | None], what: str, state: str, mend: str, note: str
 ) -> None:
-    (finding,) = unwell(facts(**said))
+    (finding,) = problems(facts(**changes))
     assert (finding.what, finding.state) == (what, state)
     assert mend in finding.mend if mend else not finding.mend
     assert note in finding.detail
 
 
-def test_where_apptainer_comes_with_the_wrapper_one_command_brings_both() -> None:
+def test_one_command_installs_apptainer_and_its_wrapper() -> None:
     lacking = facts(caps=f"{FULL & ~(1 << 24):x}", apptainer="sh: 1: apptainer: not found")
-    assert [(finding.detail, finding.mend) for finding in unwell(lacking)] == [
+    assert [(finding.detail, finding.mend) for finding in problems(lacking)] == [
         ("not installed", "sms host prepare host-a"),
-        ("root lacks CAP_SYS_RESOURCE, and Apptainer asks for all", "sms host prepare host-a"),
+        ("root lacks CAP_SYS_RESOURCE, and Apptainer requests all", "sms host prepare host-a"),
     ]
 
 
 def test_kernel_modules_that_can_be_loaded_count() -> None:
     bare = replace(facts(), filesystems=frozenset({"ext3"}))
-    (finding,) = unwell(bare)
-    assert finding.detail == "without overlay, squashfs"
+    (finding,) = problems(bare)
+    assert finding.detail == "no support for overlay, squashfs"
     assert finding.mend == "modprobe -a overlay squashfs"
-    assert unwell(replace(bare, said={**bare.said, "loadable": "overlay squashfs"})) == []
+    assert problems(replace(bare, values={**bare.values, "loadable": "overlay squashfs"})) == []
 
 
-def test_a_wrapper_that_drops_what_root_lacks_cures_it() -> None:
+def test_a_wrapper_that_drops_what_root_lacks_is_ok() -> None:
     lacking = f"{FULL & ~(1 << 24) & ~(1 << 38):x}"
-    assert unwell(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE,CAP_PERFMON")) == []
-    (finding,) = unwell(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE"))
+    assert problems(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE,CAP_PERFMON")) == []
+    (finding,) = problems(facts(caps=lacking, wrapper="CAP_SYS_RESOURCE"))
     assert "CAP_PERFMON" in finding.detail
 
 
 @pytest.mark.parametrize(
     ("bridge", "state", "detail"),
     [
-        (None, "missing", "there is none"),
-        (Bridge(), "missing", "no port that is up: the container would stand alone"),
-        (Bridge(("eth0",), stp=True), "warning", "STP is on, it drops the first announcements of the addresses"),
+        (None, "missing", "does not exist"),
+        (Bridge(), "missing", "no port that is up: the container would be isolated"),
+        (Bridge(("eth0",), stp=True), "warning", "STP is enabled and drops the first announcements of the addresses"),
     ],
 )
 def test_bridges(bridge: Bridge | None, state: str, detail: str) -> None:
     bridges = {"br-pub": BRIDGES["br-pub"], **({"br-prov": bridge} if bridge else {})}
-    (finding,) = unwell(facts(bridges=bridges))
+    (finding,) = problems(facts(bridges=bridges))
     assert (finding.what, finding.state, finding.detail) == ("bridge br-prov", state, detail)
     assert finding.mend
 
 
 def test_a_bridge_gets_the_port_that_the_site_file_names() -> None:
-    (provisioning, public) = unwell(facts(bridges={"br-prov": Bridge(), "br-pub": Bridge()}))
+    (provisioning, public) = problems(facts(bridges={"br-prov": Bridge(), "br-pub": Bridge()}))
     assert provisioning.mend == "ip link set dev eth0 master br-prov up"
     assert not public.mend
-    assert "name it as `port` in the site file" in public.detail
+    assert "set `port` in the site file" in public.detail
 
 
 def test_cron_without_systemd_is_started_by_its_name() -> None:
-    assert [finding.mend for finding in unwell(facts(systemd="no", cron="no"))][-1] == "cron"
+    assert [finding.mend for finding in problems(facts(systemd="no", cron="no"))][-1] == "cron"
 
 
 def test_cron_that_is_to_take_snapshots_must_run() -> None:
-    found = {finding.what: (finding.state, finding.mend) for finding in unwell(facts(cron="no"))}
+    found = {finding.what: (finding.state, finding.mend) for finding in problems(facts(cron="no"))}
     assert found["snapshots"] == ("missing", "systemctl enable --now cron")
 
 
@@ -172,8 +172,8 @@ def test_a_machine_that_only_builds_takes_no_snapshots() -> None:
     assert "snapshots" not in {finding.what for finding in found}
 
 
-def test_an_overlay_that_is_there_needs_no_room() -> None:
-    assert unwell(facts(overlay_free="0", overlay_there="yes")) == []
+def test_an_existing_overlay_needs_no_space() -> None:
+    assert problems(facts(overlay_free="0", overlay_there="yes")) == []
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_an_overlay_that_is_there_needs_no_room() -> None:
         ("ID=arch\n", ""),
     ],
 )
-def test_each_distribution_has_its_own_cure(os_release: str, command: str) -> None:
+def test_each_distribution_has_its_own_fix(os_release: str, command: str) -> None:
     lacking = {"arping", "debugfs", "e2fsck"}
     programs = " ".join([*(name for name in PROGRAMS if name not in lacking), "singularity", "cron"])
-    (finding,) = unwell(facts(os_release, programs=programs))
+    (finding,) = problems(facts(os_release, programs=programs))
     assert (finding.mend, finding.detail) == (command, "not installed: arping, debugfs, e2fsck")
 
 
@@ -198,7 +198,7 @@ def test_every_program_has_a_package_everywhere() -> None:
         assert len(install_command(PROGRAMS, of).split()) > 3
 
 
-def test_a_machine_that_says_nothing_ends_in_findings_not_in_a_crash() -> None:
+def test_a_machine_without_facts_gives_findings_not_a_crash() -> None:
     found = examine(Facts("mute", "", frozenset(), {}), bridges={"br-prov": None}, overlay_bytes=1)
     assert len(found) == len(CHECKS) + 4
     assert worst(found) == "missing"
@@ -224,27 +224,27 @@ def cluster(tmp_path: Path) -> Cluster:
     return open_cluster(path, tmp_path / "state", Silent())
 
 
-def test_a_host_is_asked_once_and_nothing_is_changed(cluster: Cluster) -> None:
-    said = "".join(f"{name}={value}\n" for name, value in FINE.items())
-    host = Fake({("sh", "-c"): (0, said), ("ip", "-json"): (0, json.dumps(LINKS))}, name="host-a")
+def test_a_host_is_queried_once_and_nothing_is_changed(cluster: Cluster) -> None:
+    output = "".join(f"{name}={value}\n" for name, value in FINE.items())
+    host = Fake({("sh", "-c"): (0, output), ("ip", "-json"): (0, json.dumps(LINKS))}, name="host-a")
     host.files = {"/proc/filesystems": b"nodev\toverlay\n\text3\n\tsquashfs\n", "/etc/os-release": DEBIAN.encode()}
-    found = ask(cluster, host)
-    assert found.said == FINE
+    found = collect_facts(cluster, host)
+    assert found.values == FINE
     assert found.bridges == {"br-prov": Bridge(("eth0",), stp=True)}
     assert found.family == "debian"
     assert [argv[0] for argv in host.asked] == ["sh", "ip"]
 
 
-def test_a_host_that_is_out_of_reach_is_one_finding(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_host_is_one_finding(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Facts:
         raise Unreachable("host-a: no route to host", hint="is the host up?")
 
-    monkeypatch.setattr("appliance.operations.hosts.doctor.ask", refuse)
+    monkeypatch.setattr("appliance.operations.hosts.doctor.collect_facts", refuse)
     name = cluster.site.admin_hosts[0].name
     assert diagnose(cluster, name) == [Finding("SSH", "missing", "host-a: no route to host; is the host up?")]
 
 
-def test_files_are_held_to_what_config_check_holds_them_to(cluster: Cluster, tmp_path: Path) -> None:
+def test_files_are_checked_as_by_config_check(cluster: Cluster, tmp_path: Path) -> None:
     for name, mode in (("ca", 0o644), ("munge", 0o644), ("shadow", 0o600), ("sign", 0o644)):
         (tmp_path / name).write_text("x")
         (tmp_path / name).chmod(mode)
@@ -267,6 +267,6 @@ def test_files_are_held_to_what_config_check_holds_them_to(cluster: Cluster, tmp
     (tmp_path / "sign").unlink()
     assert ("signing key", "sms key create") in [(finding.what, finding.mend) for finding in _files(site)]
     (tmp_path / "public").write_text("x")
-    assert "signing key" not in {finding.what for finding in _files(site)}, "it lies where images are built"
+    assert "signing key" not in {finding.what for finding in _files(site)}, "it is on the build host"
     pgp = signing.model_copy(update={"pgp_fingerprint": "A" * 40, "public_keys": (tmp_path / "nowhere",)})
     assert not [each for each in _files(site.model_copy(update={"signing": pgp})) if "key" in each.what.split(" ")]

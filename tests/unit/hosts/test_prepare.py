@@ -1,4 +1,4 @@
-"""The playbook that prepares an admin host, and what Ansible's events become; nothing is run on any host."""
+"""The playbook that prepares an admin host, and the mapping of Ansible's events; runs nothing on any host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS = sorted(share("playbooks", "roles").glob("*/tasks/*.yml"))
 
 
 @pytest.mark.slow
-def test_ansible_takes_the_syntax(tmp_path: Path) -> None:
+def test_ansible_accepts_the_syntax(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ansible", "playbook", "--syntax-check", "-i", "host,", str(PLAYBOOK)]
     environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
@@ -37,7 +37,7 @@ def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", TASKS, ids=lambda path: f"{path.parents[1].name}/{path.name}")
-def test_tasks_use_what_ansible_core_brings_and_have_names(path: Path) -> None:
+def test_tasks_have_names_and_use_only_modules_of_ansible_core(path: Path) -> None:
     for task in flat(yaml.safe_load(path.read_text())):
         assert task["name"]
         modules = [key for key in task if "." in key]
@@ -68,30 +68,30 @@ HOST += [link("br0", kind="bridge"), link("eth4", master="br0"), link("bond0", k
         ("br0", "", ""),
         ("br0", "eth0", ""),
         ("br1", "eth1", ""),
-        ("br1", "", "there is no bridge br1, and networks.public.port in the site file names no interface for it"),
+        ("br1", "", "there is no bridge br1, and networks.public.port in the site file is not set"),
         ("br1", "eth9", "there is no interface eth9 for bridge br1 (networks.public.port)"),
-        ("br1", "eth4", "eth4 is a port of br0 already, it cannot go into br1"),
-        ("br1", "eth0", "this SSH connection comes in over eth0: making it a port of br1 would cut the host off"),
-        ("br1", "eth3", "eth3 carries the default route: making it a port of br1 would cut the host off"),
-        ("br1", "eth2", "eth2 carries 10.0.0.2: as a port of br1 it would no longer answer there"),
-        ("bond0", "eth1", "bond0 is there, but it is not a bridge"),
+        ("br1", "eth4", "eth4 is a port of br0 already and cannot be added to br1"),
+        ("br1", "eth0", "this SSH connection uses eth0: making it a port of br1 would disconnect the host"),
+        ("br1", "eth3", "eth3 has the default route: making it a port of br1 would disconnect the host"),
+        ("br1", "eth2", "eth2 has 10.0.0.2: as a port of br1 it would not answer there any more"),
+        ("bond0", "eth1", "bond0 exists, but is not a bridge"),
     ],
 )
-def test_what_would_cut_the_host_off_is_refused(bridge: str, port: str, words: str) -> None:
+def test_changes_that_would_disconnect_the_host_are_refused(bridge: str, port: str, words: str) -> None:
     environment = jinja2.Environment(trim_blocks=True)
     environment.filters["from_json"] = json.loads
     environment.filters["flatten"] = lambda lists: [item for one in lists for item in one]
     template = share("playbooks", "roles", "bridges", "templates", "refused.j2").read_text()
-    said = environment.from_string(template).render(
+    output = environment.from_string(template).render(
         sms_bridges=[{"name": bridge, "port": port, "key": "networks.public"}],
         bridges_links={"stdout": json.dumps(HOST)},
         bridges_routes={"results": [{"stdout": json.dumps([{"dst": "default", "dev": "eth3"}])}, {"stdout": ""}]},
         bridges_ssh={"stdout": "192.0.2.77 40000 192.0.2.5 22"},
     )
-    assert said.strip() == words
+    assert output.strip() == words
 
 
-def test_the_way_to_a_host() -> None:
+def test_connection_to_a_host() -> None:
     here = _connection(Target("a", "/usr/bin/python3"), Path("/private"))
     assert here == {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
     far = _connection(
@@ -127,7 +127,7 @@ def test_events_become_a_play() -> None:
     assert play.failed == [Failure("bridges", "third", "no mirror"), Failure("bridges", "fourth", "timed out")]
 
 
-def test_a_failure_names_the_task_its_words_and_what_to_do() -> None:
+def test_a_failure_has_the_task_its_message_and_a_hint() -> None:
     assert failure(Play(changed=["one"]), "host-a") is None
     error = failure(Play(failed=[Failure("bridges", "Refuse it", "eth0 is needed")]), "host-a")
     assert error and error.status == 1

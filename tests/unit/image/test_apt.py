@@ -1,4 +1,4 @@
-"""apt's own mirrors, from what it prints."""
+"""Mirrors of apt, parsed from its output."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_a_host_without_apt_has_none() -> None:
     assert find_mirrors(Fake({("sh", "-c"): (0, "apt-get")}), SUITES) == {}
 
 
-def test_no_password_comes_into_a_build() -> None:
+def test_no_password_gets_into_a_build() -> None:
     base = read_bases(share("definitions", "bases"))["debian-12"]
     assert "secret" not in str(_host_mirrors(apt_host(SECRET, SECURITY), base))

@@ -1,4 +1,4 @@
-"""The plan of an image: what its key hangs on, its packages, mirrors and keys."""
+"""The plan of an image: what its key depends on, its packages, mirrors and keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from appliance.catalog import Base, Service, read_bases, read_catalog, select
 from appliance.errors import ConfigError, Refused
-from appliance.operations.image.build import hold_against_lock
+from appliance.operations.image.build import check_against_lock
 from appliance.plan.image import definition
 from appliance.plan.image.definition import (
     BuildPlan,
@@ -33,7 +33,7 @@ RUNTIME = {"sms-init": b"#!/bin/sh\n", "sms-run": b"#!/usr/bin/python3\n"}
 
 
 def plan(**changes: Any) -> BuildPlan:
-    """A plan, and what differs from the usual one."""
+    """Return a plan with changes to the default inputs."""
     usual: dict[str, Any] = {
         "base": DEBIAN,
         "services": select(CATALOG, ["munge", "chrony"]),
@@ -103,7 +103,7 @@ def test_key_does_not_change_with(changes: dict[str, Any], tmp_path: Path) -> No
     assert plan(**changes) == plan()
 
 
-def test_key_does_not_hang_on_where_the_definitions_are(tmp_path: Path) -> None:
+def test_key_does_not_depend_on_the_location_of_the_definitions(tmp_path: Path) -> None:
     assert plan(definitions=copied_definitions(tmp_path, "set -eu", "set -eu")) == plan()
 
 
@@ -144,7 +144,7 @@ def test_packages_of_a_base(tmp_path: Path) -> None:
 
 
 def test_slurm_of_openhpc() -> None:
-    """What the paper builds on: OpenHPC's own server package, so that controller and nodes are of one version."""
+    """OpenHPC's own server package, so that controller and nodes have the same version."""
     for name in ("openhpc-rocky9", "openhpc-leap15"):
         packages = packages_for(BASES[name], select(CATALOG, ["slurmctld", "slurmdbd", "slurmrestd"]))
         assert {"ohpc-slurm-server", "slurm-slurmdbd-ohpc", "slurm-ohpc-slurmrestd", "munge"} <= set(packages)
@@ -196,14 +196,14 @@ def test_repository_urls(base: Base, mirrors: dict[str, str], expected: dict[str
         ("plugin:/susecloud?credentials=Basesystem", True),
     ],
 )
-def test_credentials_are_seen(url: str, has: bool) -> None:
+def test_credentials_are_detected(url: str, has: bool) -> None:
     assert has_credentials(url) is has
 
 
-def test_mirrors_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_mirrors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no mirror debain"):
         repository_urls(DEBIAN, {"debain": "https://m.example.org/debian"})
-    with pytest.raises(ConfigError, match="would come into the image") as caught:
+    with pytest.raises(ConfigError, match="would be stored in the image") as caught:
         repository_urls(DEBIAN, {"debian": "https://user:hunter2@m.example.org/debian"})
     assert "hunter2" not in str(caught.value)
 
@@ -220,33 +220,33 @@ def lock(folder: Path, text: str) -> Path:
 HELD = {"munge": "1", "chrony": "2"}
 
 
-def test_lock_that_holds(tmp_path: Path) -> None:
-    hold_against_lock(lock(tmp_path, json.dumps({"base": "debian-12", "packages": HELD})), DEBIAN, HELD)
+def test_lock_that_matches(tmp_path: Path) -> None:
+    check_against_lock(lock(tmp_path, json.dumps({"base": "debian-12", "packages": HELD})), DEBIAN, HELD)
 
 
 LOCKS: list[tuple[str | None, type[Exception], str]] = [
     (None, Refused, "there is no lock file"),
-    ("{", ConfigError, "is no lock file"),
-    ("[]", ConfigError, "is no lock file"),
-    ('{"base": "debian-12"}', ConfigError, "is no lock file"),
+    ("{", ConfigError, "is not a lock file"),
+    ("[]", ConfigError, "is not a lock file"),
+    ('{"base": "debian-12"}', ConfigError, "is not a lock file"),
     (json.dumps({"base": "debian-13", "packages": HELD}), Refused, "is for debian-13"),
-    (json.dumps({"base": "debian-12", "packages": {"munge": "1"}}), Refused, "chrony: not there -> 2"),
-    (json.dumps({"base": "debian-12", "packages": HELD | {"old": "1"}}), Refused, "old: 1 -> gone"),
+    (json.dumps({"base": "debian-12", "packages": {"munge": "1"}}), Refused, "chrony: absent -> 2"),
+    (json.dumps({"base": "debian-12", "packages": HELD | {"old": "1"}}), Refused, "old: 1 -> absent"),
     (json.dumps({"base": "debian-12", "packages": HELD | {"munge": "0"}}), Refused, "munge: 0 -> 1"),
 ]
 
 
 @pytest.mark.parametrize(("text", "error", "words"), LOCKS)
-def test_lock_that_does_not(tmp_path: Path, text: str | None, error: type[Exception], words: str) -> None:
+def test_lock_that_does_not_match(tmp_path: Path, text: str | None, error: type[Exception], words: str) -> None:
     path = tmp_path / "sms.lock" if text is None else lock(tmp_path, text)
     with pytest.raises(error, match=words):
-        hold_against_lock(path, DEBIAN, HELD)
+        check_against_lock(path, DEBIAN, HELD)
 
 
-def test_lock_names_not_more_than_a_screen(tmp_path: Path) -> None:
+def test_lock_lists_at_most_a_screen(tmp_path: Path) -> None:
     path = lock(tmp_path, json.dumps({"base": "debian-12", "packages": {}}))
     with pytest.raises(Refused, match="and 80 more"):
-        hold_against_lock(path, DEBIAN, {f"p{number:03}": "1" for number in range(100)})
+        check_against_lock(path, DEBIAN, {f"p{number:03}": "1" for number in range(100)})
 
 
 def test_service_is_not_named_twice() -> None:

@@ -1,4 +1,4 @@
-"""dnf's and zypper's own repositories, from what the two print."""
+"""Repositories of dnf and zypper, parsed from their output."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_zypper(wanted: dict[str, list[str]], expected: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("manager", ["dnf", "zypper"])
-def test_what_cannot_be_asked_has_none(manager: str) -> None:
+def test_without_the_package_manager_there_are_none(manager: str) -> None:
     assert find_mirrors(host(manager, "the mirror does not answer", status=1), manager, {"x": ["*"]}) == {}
     assert find_mirrors(Fake({("sh", "-c"): (0, manager)}), manager, {"x": ["*"]}) == {}
 
@@ -136,7 +136,7 @@ def bases() -> dict[str, Base]:
     return read_bases(share("definitions", "bases"))
 
 
-def test_a_registration_s_token_stays_on_the_build_host() -> None:
+def test_registration_tokens_stay_on_the_build_host() -> None:
     found = _host_mirrors(host("zypper", ZYPPER), bases()["sles-15"])
     assert found == {
         "basesystem": "https://rmt.example.org/repo/SUSE/Products/SLE-Module-Basesystem/15-SP6/x86_64/product"

@@ -1,4 +1,4 @@
-"""The bill of materials, held against CycloneDX's own schema."""
+"""The bill of materials, validated against CycloneDX's own schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_valid(purl: str, packages: list[Package]) -> None:
     assert error is None, error
 
 
-def test_the_judge_says_no() -> None:
+def test_the_validator_rejects() -> None:
     wrong = make().replace('"type": "container"', '"type": "thing"')
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(wrong) is not None
 
@@ -46,7 +46,7 @@ def test_deterministic() -> None:
     assert json.loads(make())["serialNumber"] != json.loads(make(key="cd" * 32))["serialNumber"]
 
 
-def test_every_package_is_there() -> None:
+def test_every_package_is_listed() -> None:
     document: dict[str, Any] = json.loads(make())
     assert {(each["name"], each["version"]) for each in document["components"]} == {
         (each.name, each.version) for each in PACKAGES

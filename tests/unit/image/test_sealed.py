@@ -1,4 +1,4 @@
-"""Sealed folders: what is signed passes, whatever else lies there does not."""
+"""Sealed folders: signed files pass, any other file is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from appliance.tools.sealed import check_seal, read_seal, seal
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """A pair as ``sms key create`` makes it."""
+    """Create a pair as ``sms key create`` does."""
     create_pair(tmp_path / "sign.key", tmp_path / "sign.pub")
     return tmp_path / "sign.key", tmp_path / "sign.pub"
 
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_sealed_folder_passes_and_tells_what_it_holds(folder: Path, keys: tuple[Path, Path]) -> None:
-    """Files, sizes and what was said about it come out; sealing twice is fine."""
+def test_a_sealed_folder_passes_and_lists_its_content(folder: Path, keys: tuple[Path, Path]) -> None:
+    """Files, sizes and description are returned; sealing twice is allowed."""
     seal(folder, keys[0], about={"packages": {"nginx": "1"}})
     digest = seal(folder, keys[0], about={"packages": {"nginx": "2"}})
     found = check_seal(folder, [keys[1]])
@@ -61,20 +61,20 @@ def _link(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_change, "disk.qcow2 is not what was signed"),
+        (_change, "disk.qcow2 does not match its digest"),
         (_manifest, "is not signed with any of"),
-        (_link, "is no regular file"),
+        (_link, "is not a regular file"),
         (lambda folder: (folder / "disk.qcow2").unlink(), "disk.qcow2 is missing"),
-        (lambda folder: (folder / "more").write_text(""), "more is not named in the manifest"),
+        (lambda folder: (folder / "more").write_text(""), "more is not in the manifest"),
         (lambda folder: (folder / "manifest.sig").unlink(), "it has no manifest.sig"),
         (lambda folder: (folder / "manifest.sig").write_text("%%%"), "is not signed with any of"),
         (lambda folder: (folder / "manifest.sig").write_text(""), "is not signed with any of"),
     ],
 )
-def test_what_was_spoilt_is_refused(
+def test_damaged_folders_are_refused(
     folder: Path, keys: tuple[Path, Path], spoil: Callable[[Path], None], said: str
 ) -> None:
-    """Each way to spoil a folder has its words."""
+    """Each kind of damage has its message."""
     seal(folder, keys[0])
     spoil(folder)
     with pytest.raises(Refused, match=said):
@@ -82,7 +82,7 @@ def test_what_was_spoilt_is_refused(
 
 
 def test_another_key_is_refused_and_an_older_one_passes(folder: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
-    """Any of the public keys that the site names may have signed it."""
+    """Any of the site's public keys may have signed it."""
     create_pair(tmp_path / "other.key", tmp_path / "other.pub")
     seal(folder, keys[0])
     with pytest.raises(Refused, match="not signed"):
@@ -91,8 +91,8 @@ def test_another_key_is_refused_and_an_older_one_passes(folder: Path, keys: tupl
 
 
 @pytest.mark.parametrize("kind", ["ec", "rsa"])
-def test_keys_of_a_sites_own_are_taken(folder: Path, tmp_path: Path, kind: str) -> None:
-    """Apptainer takes EC and RSA keys, and so do we."""
+def test_keys_of_a_sites_own_are_accepted(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Apptainer accepts EC and RSA keys, and so does sms."""
     key = ec.generate_private_key(ec.SECP256R1()) if kind == "ec" else rsa.generate_private_key(65537, 2048)
     private, public = tmp_path / "own.key", tmp_path / "own.pub"
     pem = serialization.Encoding.PEM
@@ -106,5 +106,5 @@ def test_keys_of_a_sites_own_are_taken(folder: Path, tmp_path: Path, kind: str) 
 def test_a_key_that_others_can_read_is_refused(folder: Path, keys: tuple[Path, Path]) -> None:
     """As `sms build` does."""
     keys[0].chmod(0o644)
-    with pytest.raises(Refused, match="others can read"):
+    with pytest.raises(Refused, match="must not be readable by others"):
         seal(folder, keys[0])

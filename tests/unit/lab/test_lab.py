@@ -104,7 +104,7 @@ def test_machines_without_a_disk_have_addresses_cables_and_controllers_of_their_
 
 
 def test_a_lab_has_no_more_machines_than_it_can_run() -> None:
-    with pytest.raises(ConfigError, match="5 machines"):
+    with pytest.raises(ConfigError, match="number of machines 5"):
         Layout("x", 0, metal=5)
 
 

@@ -88,8 +88,8 @@ def test_what_tcpdump_counted(said: str, counts: tuple[int, int, int]) -> None:
             "ip link",
         ),
         (1, "tcpdump: eth0: You don't have permission to perform this capture on that device\n", "permission", "root"),
-        (-9, BEGAN, "it was ended with status -9", ""),
-        (0, BEGAN, "it was ended with status 0", ""),
+        (-9, BEGAN, "ended with status -9", ""),
+        (0, BEGAN, "ended with status 0", ""),
         (127, "timeout: failed to run command 'tcpdump': No such file or directory\n", "failed to run", ""),
         (1, BEGAN + "5 packets captured\n", "5 packets", ""),
     ],
@@ -122,7 +122,7 @@ def test_what_is_there_already_stays(tmp_path: Path, make: Maker, force: bool) -
     path = tmp_path / "x.pcap"
     make(path)
     before = path.lstat()
-    with pytest.raises(Refused, match="is there already") as caught, _sink(str(path), force):
+    with pytest.raises(Refused, match="already exists") as caught, _sink(str(path), force):
         pass
     assert ("--force" in caught.value.hint) == path.is_file()
     assert path.lstat() == before and not (tmp_path / "elsewhere").exists()
@@ -161,7 +161,7 @@ def test_a_file_that_nothing_came_into_is_removed_and_a_begun_one_kept(tmp_path:
     with pytest.raises(SmsError, match=r"^gone$"), _sink(str(path), False):
         raise SmsError("gone")
     assert not path.exists()
-    with pytest.raises(SmsError, match=r"^gone; what came before is in .*x\.pcap$"), _sink(str(path), False) as sink:
+    with pytest.raises(SmsError, match=r"^gone; the packets before are in .*x\.pcap$"), _sink(str(path), False) as sink:
         os.write(sink, b"begun")
         raise SmsError("gone")
     assert path.read_bytes() == b"begun"

@@ -1,4 +1,4 @@
-"""Fencing: a real Redfish emulator, ipmitool from a table, a command; what is not known to be off is not off."""
+"""Fencing: a real Redfish emulator, a simulated ipmitool, a command; an unverified host does not count as off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from appliance.config.model import AdminHost
 from appliance.errors import Refused, SmsError
 from appliance.host import local
 from appliance.host.fake import Fake
-from appliance.operations.migration.fence import check_fence, fence, fence_way
+from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.tools import ipmi, redfish
 from tests.ownnet import own_network
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
@@ -34,21 +34,21 @@ def by_redfish(bmc: Emulator, **more: Any) -> AdminHost:
 
 
 @pytest.mark.slow
-def test_a_machine_is_off_when_its_controller_says_so(bmc: Emulator) -> None:
+def test_redfish_powers_a_host_off(bmc: Emulator) -> None:
     assert bmc.power() == "On"
     fence(by_redfish(bmc))
     assert bmc.power() == "Off"
-    fence(by_redfish(bmc))  # it is off already
+    fence(by_redfish(bmc))  # already off
 
 
 @pytest.mark.slow
-def test_the_systems_own_path_is_taken(bmc: Emulator) -> None:
+def test_redfish_path_of_a_system(bmc: Emulator) -> None:
     redfish.power_off(bmc.controller(path=f"/redfish/v1/Systems/{UUID}/"), timeout_s=30)
     assert bmc.power() == "Off"
 
 
 @pytest.mark.slow
-def test_of_several_systems_one_must_be_named(tmp_path: Path) -> None:
+def test_redfish_requires_a_path_for_several_systems(tmp_path: Path) -> None:
     with emulator(tmp_path, systems=2) as bmc:
         with pytest.raises(SmsError, match="has 2 systems") as caught:
             redfish.power_off(bmc.controller(), timeout_s=30)
@@ -58,28 +58,28 @@ def test_of_several_systems_one_must_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_password_and_an_unknown_certificate_leave_it_on(bmc: Emulator, tmp_path: Path) -> None:
+def test_wrong_password_and_unknown_certificate_are_refused(bmc: Emulator, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("wrong\n")
     wrong.chmod(0o600)
     with pytest.raises(Refused, match=r"not known to be off.*401") as caught:
         fence(by_redfish(bmc, password_file=wrong))
     assert "--i-have-fenced" in caught.value.hint
-    with pytest.raises(Refused, match="certificate is not to be trusted"):
+    with pytest.raises(Refused, match="certificate verification failed"):
         fence(by_redfish(bmc, ca=None))
     assert bmc.power() == "On"
     fence(by_redfish(bmc, ca=None, insecure=True))
     assert bmc.power() == "Off"
 
 
-def test_what_does_not_answer_is_not_off() -> None:
+def test_unreachable_controller_is_an_error() -> None:
     controller = redfish.Controller("https://127.0.0.1:9", USER, PASSWORD, insecure=True)
     with pytest.raises(SmsError, match="does not answer") as caught:
         redfish.power_off(controller, timeout_s=1)
     assert PASSWORD not in caught.value.message
 
 
-def test_a_password_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_password_file_must_be_private(tmp_path: Path) -> None:
     file = tmp_path / "password"
     host = admin(ipmi={"address": "bmc", "user": "ADMIN", "password_file": file})
     with pytest.raises(Refused, match="cannot read"):
@@ -95,13 +95,13 @@ def test_a_password_that_others_may_read_is_refused(tmp_path: Path) -> None:
         check_fence(host)
 
 
-def test_a_host_without_a_way_is_refused() -> None:
-    with pytest.raises(Refused, match="nothing says how") as caught:
+def test_host_without_fencing_is_refused() -> None:
+    with pytest.raises(Refused, match="no fencing is configured") as caught:
         check_fence(AdminHost(name="host-a", address="192.0.2.1"))
     assert "--i-have-fenced" in caught.value.hint
 
 
-def test_a_command_says_by_its_status(tmp_path: Path) -> None:
+def test_command_reports_by_exit_status(tmp_path: Path) -> None:
     mark = tmp_path / "off"
     fence(admin(command=["touch", str(mark)]))
     assert mark.exists()
@@ -113,33 +113,33 @@ def test_a_command_says_by_its_status(tmp_path: Path) -> None:
         fence(admin(command=["/nowhere/fence"]))
 
 
-ASK = ("ipmitool", "-I", "lanplus", "-H", "bmc", "-U", "ADMIN", "-f", "/etc/sms/bmc", "chassis", "power")
+POWER = ("ipmitool", "-I", "lanplus", "-H", "bmc", "-U", "ADMIN", "-f", "/etc/sms/bmc", "chassis", "power")
 
 
-def ipmi_host(*said: str) -> Fake:
-    """Answers its power with one text after the other."""
-    left = list(said)
+def ipmi_host(*states: str) -> Fake:
+    """Return a host whose ipmitool reports one power state after the other."""
+    left = list(states)
 
     def status(_: tuple[str, ...], __: bytes | None) -> tuple[int, str]:
         return 0, f"Chassis Power is {left.pop(0) if len(left) > 1 else left[0]}\n"
 
     found: dict[tuple[str, ...], Any] = {("sh", "-c"): (0, "")}
-    return Fake({**found, (*ASK, "status"): status, (*ASK, "off"): (0, "Chassis Power Control: Down/Off")})
+    return Fake({**found, (*POWER, "status"): status, (*POWER, "off"): (0, "Chassis Power Control: Down/Off")})
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("states", "commands"),
     [
         (("off",), ["status", "status"]),
         (("on", "off"), ["status", "off", "status"]),
         (("on", "on", "off"), ["status", "off", "status", "status"]),
     ],
 )
-def test_ipmitool_is_asked_until_it_is_off(said: tuple[str, ...], words: list[str]) -> None:
-    host = ipmi_host(*said)
+def test_ipmitool_is_polled_until_off(states: tuple[str, ...], commands: list[str]) -> None:
+    host = ipmi_host(*states)
     ipmi.power_off(host, "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=30)
-    asked = [argv for argv in host.asked if argv[0] == "ipmitool"]
-    assert asked == [(*ASK, word) for word in words]
+    calls = [argv for argv in host.asked if argv[0] == "ipmitool"]
+    assert calls == [(*POWER, command) for command in commands]
 
 
 LAN = """\
@@ -166,10 +166,8 @@ MC = "mc_setbmc 0x20\nmc_add 0x20 0 no-device-sdrs 0x23 9 8 0x9f 0x1291 0xf02 pe
 
 
 @pytest.mark.slow
-def test_a_machine_is_off_when_its_ipmi_controller_says_so(
-    tmp_path: Path, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """OpenIPMI's simulator. It does not say which ciphers it has; ipmitool, given one, does not wait 10 s to hear."""
+def test_ipmi_powers_a_host_off(tmp_path: Path, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With OpenIPMI's simulator, which lists no cipher suites: ipmitool waits 10 s for them unless given one."""
     program = tmp_path / "bin" / "ipmitool"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {need("ipmitool")} -C 3 "$@"\n')
@@ -189,7 +187,7 @@ def test_a_machine_is_off_when_its_ipmi_controller_says_so(
     words = ["-c", str(tmp_path / "lan.conf"), "-f", str(tmp_path / "commands"), "-n", "-s", str(tmp_path / "state")]
     (tmp_path / "state").mkdir()
     quiet = subprocess.DEVNULL
-    # Its port is fixed.
+    # The simulator's port is fixed.
     with own_network([f"{address}/32"]):
         simulator = subprocess.Popen([need("ipmi_sim"), *words], stdin=quiet, stdout=quiet, stderr=quiet)
         try:
@@ -201,28 +199,28 @@ def test_a_machine_is_off_when_its_ipmi_controller_says_so(
     assert (tmp_path / "power").read_text().strip() == "0"
 
 
-def test_a_machine_that_stays_on_is_not_off() -> None:
+def test_ipmi_reports_a_host_that_stays_on() -> None:
     with pytest.raises(SmsError, match="Chassis Power is on"):
         ipmi.power_off(ipmi_host("on"), "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
 
 
-def test_a_controller_that_ipmitool_cannot_ask() -> None:
+def test_ipmi_errors() -> None:
     host = ipmi_host("on")
-    host.answers[(*ASK, "status")] = (1, "Error: Unable to establish IPMI v2 / RMCP+ session")
+    host.answers[(*POWER, "status")] = (1, "Error: Unable to establish IPMI v2 / RMCP+ session")
     with pytest.raises(SmsError, match="Unable to establish"):
         ipmi.power_off(host, "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
     with pytest.raises(SmsError, match="ipmitool is not installed"):
         ipmi.power_off(Fake({("sh", "-c"): (0, "ipmitool")}), "bmc", "ADMIN", "/etc/sms/bmc", timeout_s=0)
 
 
-def test_what_would_be_done_is_told() -> None:
-    ways = [
-        fence_way(one)
+def test_describe_fence() -> None:
+    texts = [
+        describe_fence(one)
         for one in (
             admin(redfish={"url": "https://bmc-a", "user": "sms", "password_file": "/x"}),
             admin(command=["/usr/local/sbin/fence", "host-a"]),
             admin(ipmi={"address": "bmc-a", "user": "ADMIN", "password_file": "/x"}),
         )
     ]
-    assert "Redfish" in ways[0] and "/usr/local/sbin/fence" in ways[1] and "bmc-a" in ways[2]
-    assert fence_way(AdminHost(name="host-a", address="192.0.2.1")) == ""
+    assert "Redfish" in texts[0] and "/usr/local/sbin/fence" in texts[1] and "bmc-a" in texts[2]
+    assert describe_fence(AdminHost(name="host-a", address="192.0.2.1")) == ""

@@ -1,4 +1,4 @@
-"""The lease in real files: of hosts that share a folder and of hosts that do not; two runs at the same moment."""
+"""The lease in real files: hosts with a shared folder, hosts without one, and concurrent runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host, OnLine, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.migration.lease import Leases, check_lease, look_at_lease, release_lease, take_lease
+from appliance.operations.migration.lease import Leases, check_lease, query_lease, release_lease, take_lease
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
@@ -22,8 +22,8 @@ from tests.places import DEBIAN_SITE
 STATE = "/state-of-this-host"
 
 
-class Room(Local):
-    """A host whose state folder is one of this test's; it may be cut off."""
+class HostInFolder(Local):
+    """A host whose state folder is a folder of this test; its network can be cut."""
 
     def __init__(self, name: str, folder: Path) -> None:
         super().__init__(name)
@@ -41,7 +41,7 @@ class Room(Local):
     ) -> Result:
         if self.cut:
             raise Unreachable(f"{self.name}: cut off")
-        if self.stuck and "look" in argv:
+        if self.stuck and "query" in argv:
             raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)
         return super().run(*words, input=input, ok=ok, timeout=timeout, on_line=on_line)
@@ -56,24 +56,24 @@ class Pair:
         two = tuple(admins[0].model_copy(update={"name": name, "address": name}) for name in ("host-a", "host-b"))
         self.cluster = Cluster(opened.site.model_copy(update={"admin_hosts": two}), opened.services, opened.base)
         folders = {name: tmp_path / ("both" if shared else name) for name in ("host-a", "host-b")}
-        self.rooms = {name: Room(name, folder) for name, folder in folders.items()}
+        self.hosts = {name: HostInFolder(name, folder) for name, folder in folders.items()}
 
-    def leases(self, name: str, *, look: bool = True, without: tuple[str, ...] = ()) -> Leases:
-        found = Leases(self.rooms[name], self.cluster, without=without)
-        found.hosts |= {other: room for other, room in self.rooms.items() if other in found.hosts}
-        if look:
-            found.look()
+    def leases(self, name: str, *, query: bool = True, without: tuple[str, ...] = ()) -> Leases:
+        found = Leases(self.hosts[name], self.cluster, without=without)
+        found.hosts |= {other: host for other, host in self.hosts.items() if other in found.hosts}
+        if query:
+            found.query()
         return found
 
     def take(self, name: str) -> int:
-        return take_lease(self.rooms[name], self.cluster, leases=self.leases(name)).generation
+        return take_lease(self.hosts[name], self.cluster, leases=self.leases(name)).generation
 
     def release(self, name: str) -> None:
-        release_lease(self.rooms[name], self.cluster, leases=self.leases(name))
+        release_lease(self.hosts[name], self.cluster, leases=self.leases(name))
 
     def files(self) -> dict[str, Any]:
-        """Holder, generation and whose file it is, by host."""
-        found = {name: look_at_lease(room, self.cluster) for name, room in self.rooms.items()}
+        """Return holder, generation and owner of each host's lease file."""
+        found = {name: query_lease(host, self.cluster) for name, host in self.hosts.items()}
         return {name: (lease.holder, lease.generation, lease.file) for name, lease in found.items()}
 
 
@@ -87,83 +87,83 @@ def together(tmp_path: Path) -> Pair:
     return Pair(tmp_path, shared=True)
 
 
-def test_a_folder_that_the_lease_makes_is_readable_by_root_only(apart: Pair, tmp_path: Path) -> None:
-    """The overlay comes into the same folder."""
+def test_created_folder_is_readable_by_root_only(apart: Pair, tmp_path: Path) -> None:
+    """The overlay is created in the same folder."""
     apart.take("host-a")
     folders = [path.parent for path in tmp_path.rglob("*.lease")]
     assert len(folders) == 2 and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
 
 
 @pytest.mark.parametrize("holder", ["host-a", "host-b"])
-def test_hosts_that_do_not_share_have_a_copy_of_what_the_other_holds(apart: Pair, holder: str) -> None:
+def test_separate_folders_hold_a_copy_of_the_lease(apart: Pair, holder: str) -> None:
     apart.take(holder)
-    assert apart.files() == {name: (holder, 1, name) for name in apart.rooms}
+    assert apart.files() == {name: (holder, 1, name) for name in apart.hosts}
     apart.release(holder)
-    assert apart.files() == {name: (None, 1, name) for name in apart.rooms}
+    assert apart.files() == {name: (None, 1, name) for name in apart.hosts}
     other = "host-b" if holder == "host-a" else "host-a"
     assert apart.take(other) == 2
 
 
 @pytest.mark.parametrize("holder", ["host-a", "host-b"])
-def test_a_shared_file_is_the_holders_own(together: Pair, holder: str) -> None:
+def test_shared_file_belongs_to_the_holder(together: Pair, holder: str) -> None:
     together.take(holder)
-    assert together.files() == dict.fromkeys(together.rooms, (holder, 1, holder))
+    assert together.files() == dict.fromkeys(together.hosts, (holder, 1, holder))
     together.release(holder)
-    assert together.files() == dict.fromkeys(together.rooms, (None, 1, holder))
+    assert together.files() == dict.fromkeys(together.hosts, (None, 1, holder))
 
 
-def test_a_holder_that_is_cut_off_is_not_passed_over(apart: Pair) -> None:
+def test_unreachable_holder_keeps_the_lease(apart: Pair) -> None:
     apart.take("host-a")
-    apart.rooms["host-a"].cut = True
+    apart.hosts["host-a"].cut = True
     with pytest.raises(Refused, match="cannot be reached") as caught:
         apart.take("host-b")
     assert "sms failover host-b" in caught.value.hint
     leases = apart.leases("host-b", without=("host-a",))
-    assert leases.take(leap=1000).generation == 1001
+    assert leases.take(generation_bump=1000).generation == 1001
 
 
-def test_a_free_lease_is_taken_although_a_host_is_cut_off(apart: Pair) -> None:
-    apart.rooms["host-b"].cut = True
+def test_free_lease_is_taken_despite_an_unreachable_host(apart: Pair) -> None:
+    apart.hosts["host-b"].cut = True
     leases = apart.leases("host-a")
-    assert leases.silent == ["host-b"] and leases.take().generation == 1
-    apart.rooms["host-b"].cut = False
+    assert leases.unreachable == ["host-b"] and leases.take().generation == 1
+    apart.hosts["host-b"].cut = False
     assert apart.files()["host-b"] == (None, 0, "")
     with pytest.raises(Refused, match="host-a holds"):
         apart.take("host-b")
 
 
-def test_two_that_could_not_see_each_other_look_again_before_they_go_on(apart: Pair) -> None:
-    """host-b was silent when host-a looked, and had taken the lease when host-a had."""
-    apart.rooms["host-b"].cut = True
+def test_unreachable_hosts_are_queried_again_after_taking(apart: Pair) -> None:
+    """host-b was unreachable during the query of host-a, and took the lease before host-a did."""
+    apart.hosts["host-b"].cut = True
     late = apart.leases("host-a")
-    apart.rooms["host-b"].cut = False
+    apart.hosts["host-b"].cut = False
     apart.leases("host-b", without=("host-a",)).take()
-    with pytest.raises(Refused, match="host-b was faster"):
+    with pytest.raises(Refused, match="host-b took the lease first"):
         late.take()
     assert apart.files() == {"host-a": ("host-b", 1, "host-a"), "host-b": ("host-b", 1, "host-b")}
 
 
-def test_a_host_that_is_alive_and_says_nothing_is_not_passed_over(apart: Pair) -> None:
-    apart.rooms["host-b"].stuck = True
+def test_stuck_host_may_hold_the_lease(apart: Pair) -> None:
+    apart.hosts["host-b"].stuck = True
     with pytest.raises(Refused, match="alive and does not answer"):
         apart.take("host-a")
     assert apart.files()["host-a"] == (None, 0, "")
     assert apart.leases("host-a", without=("host-b",)).take().generation == 1
 
 
-def test_who_was_slower_changes_nothing(apart: Pair) -> None:
+def test_loser_of_a_race_changes_nothing(apart: Pair) -> None:
     slow = apart.leases("host-b")
     apart.take("host-a")
     with pytest.raises(Refused, match="changed while it was taken"):
         slow.take()
-    assert apart.files() == {name: ("host-a", 1, name) for name in apart.rooms}
+    assert apart.files() == {name: ("host-a", 1, name) for name in apart.hosts}
 
 
-def test_who_lost_half_way_says_who_won(apart: Pair) -> None:
-    """host-b is between its two files when host-a looks, and host-a believes that nobody holds."""
+def test_loser_of_a_race_corrects_its_own_file(apart: Pair) -> None:
+    """host-b has written one of its two files when host-a queries, so that the lease looks free to host-a."""
     late = apart.leases("host-a")
     apart.take("host-b")
-    late.views["host-a"] = late.ask("host-a")
+    late.views["host-a"] = late.query_host("host-a")
     with pytest.raises(Refused):
         late.take()
     assert apart.files() == {"host-a": ("host-b", 2, "host-a"), "host-b": ("host-b", 1, "host-b")}
@@ -173,10 +173,10 @@ def test_who_lost_half_way_says_who_won(apart: Pair) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
-def test_of_two_at_the_same_moment_exactly_one_wins(tmp_path: Path, shared: bool) -> None:
+def test_exactly_one_of_two_concurrent_runs_wins(tmp_path: Path, shared: bool) -> None:
     pair = Pair(tmp_path, shared=shared)
     for _ in range(8):
-        both = {name: pair.leases(name) for name in pair.rooms}
+        both = {name: pair.leases(name) for name in pair.hosts}
         won: list[str] = []
         lost: list[Refused] = []
         gate = threading.Barrier(2)
@@ -199,86 +199,86 @@ def test_of_two_at_the_same_moment_exactly_one_wins(tmp_path: Path, shared: bool
         pair.release(won[0])
 
 
-def test_a_standby_may_work_on_its_own_overlay_but_not_on_a_shared_one(apart: Pair, together: Pair) -> None:
+def test_standby_may_change_its_own_overlay_but_not_a_shared_one(apart: Pair, together: Pair) -> None:
     apart.take("host-a")
-    assert check_lease(apart.rooms["host-b"], apart.cluster).holder == "host-a"
+    assert check_lease(apart.hosts["host-b"], apart.cluster).holder == "host-a"
     together.take("host-a")
     with pytest.raises(Refused, match="host-a holds"):
-        check_lease(together.rooms["host-b"], together.cluster)
-    assert check_lease(together.rooms["host-b"], together.cluster, fenced=["host-a"]).holder == "host-a"
+        check_lease(together.hosts["host-b"], together.cluster)
+    assert check_lease(together.hosts["host-b"], together.cluster, fenced=["host-a"]).holder == "host-a"
 
 
-def test_a_file_of_before_is_nobodys_copy(apart: Pair) -> None:
-    """Written by a version that knew of no copies: it may be a shared one."""
-    room = apart.rooms["host-b"]
+def test_file_without_owner_may_be_shared(apart: Pair) -> None:
+    """An older version wrote it, which did not record the owner."""
+    host = apart.hosts["host-b"]
     text = {"cluster": apart.cluster.site.cluster, "generation": 3, "holder": "host-a", "since": 1.0}
-    room.write(str(apart.cluster.places.lease), json.dumps(text).encode())
+    host.write(str(apart.cluster.places.lease), json.dumps(text).encode())
     with pytest.raises(Refused, match="host-a holds"):
-        check_lease(room, apart.cluster)
+        check_lease(host, apart.cluster)
 
 
-def watching(pair: Pair, name: str, said: list[str]) -> Guard:
-    guard = Guard(pair.cluster, pair.rooms[name], said.append)
-    guard.leases = pair.leases(name, look=False)
+def make_guard(pair: Pair, name: str, messages: list[str]) -> Guard:
+    guard = Guard(pair.cluster, pair.hosts[name], messages.append)
+    guard.leases = pair.leases(name, query=False)
     return guard
 
 
-def test_a_guard_tells_a_host_that_was_away(apart: Pair) -> None:
-    apart.rooms["host-b"].cut = True
+def test_guard_updates_a_host_that_was_unreachable(apart: Pair) -> None:
+    apart.hosts["host-b"].cut = True
     apart.take("host-a")
-    said: list[str] = []
-    guard = watching(apart, "host-a", said)
+    messages: list[str] = []
+    guard = make_guard(apart, "host-a", messages)
     for name in ("host-a", "host-b", "host-b"):
-        guard.look(name)
-    apart.rooms["host-b"].cut = False
+        guard.query(name)
+    apart.hosts["host-b"].cut = False
     assert apart.files()["host-b"] == (None, 0, "")
-    guard.look("host-b")
+    guard.query("host-b")
     assert apart.files()["host-b"] == ("host-a", 1, "host-b")
-    assert guard.check() is None and said == []
+    assert guard.check() is None and messages == []
 
 
-def test_a_lease_that_its_holder_wrote_meanwhile_is_adopted(apart: Pair) -> None:
-    """The guard of the new holder writes it while the old one stops, which takes seconds."""
+def test_adopt_accepts_a_lease_written_by_its_holder_meanwhile(apart: Pair) -> None:
+    """The new holder's guard writes it while the old holder stops, which takes seconds."""
     apart.take("host-a")
     seen = apart.leases("host-a")
-    newer = apart.leases("host-b", without=("host-a",)).take(leap=1000)
-    apart.leases("host-b").tell(newer)
+    newer = apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
+    apart.leases("host-b").publish(newer)
     seen.adopt(newer)
     assert apart.files()["host-a"] == ("host-b", 1001, "host-a")
 
 
-def test_a_lease_is_not_adopted_in_place_of_another_change(apart: Pair) -> None:
+def test_adopt_refuses_another_concurrent_change(apart: Pair) -> None:
     apart.take("host-a")
     seen = apart.leases("host-a")
-    newer = apart.leases("host-b", without=("host-a",)).take(leap=1000)
+    newer = apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
     apart.release("host-a")
     with pytest.raises(Refused):
         seen.adopt(newer)
     assert apart.files()["host-a"][1] == 1
 
 
-def test_a_guard_believes_what_it_heard_of_a_host_that_is_silent_now(apart: Pair) -> None:
+def test_guard_keeps_the_last_view_of_an_unreachable_host(apart: Pair) -> None:
     apart.take("host-a")
-    said: list[str] = []
-    guard = watching(apart, "host-a", said)
-    guard.look("host-a")
-    apart.leases("host-b", without=("host-a",)).take(leap=1000)
-    guard.look("host-b")
-    apart.rooms["host-b"].cut = True
-    guard.look("host-b")
+    messages: list[str] = []
+    guard = make_guard(apart, "host-a", messages)
+    guard.query("host-a")
+    apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
+    guard.query("host-b")
+    apart.hosts["host-b"].cut = True
+    guard.query("host-b")
     newer = guard.newer()
     assert newer and (newer.holder, newer.generation) == ("host-b", 1001)
 
 
-def test_a_guard_says_once_what_is_wrong_with_a_file(apart: Pair) -> None:
-    apart.rooms["host-b"].write(str(apart.cluster.places.lease), b"{")
-    said: list[str] = []
-    guard = watching(apart, "host-a", said)
+def test_guard_reports_an_unreadable_file_once(apart: Pair) -> None:
+    apart.hosts["host-b"].write(str(apart.cluster.places.lease), b"{")
+    messages: list[str] = []
+    guard = make_guard(apart, "host-a", messages)
     for _ in range(3):
-        guard.look("host-b")
-    assert len(said) == 1 and "cannot be read" in said[0]
+        guard.query("host-b")
+    assert len(messages) == 1 and "cannot be read" in messages[0]
 
 
-def test_room_is_a_host(apart: Pair) -> None:
-    room: Host = apart.rooms["host-a"]
-    assert room.run("echo", STATE).text == str(apart.rooms["host-a"].folder)
+def test_host_in_folder_is_a_host(apart: Pair) -> None:
+    host: Host = apart.hosts["host-a"]
+    assert host.run("echo", STATE).text == str(apart.hosts["host-a"].folder)

@@ -1,4 +1,4 @@
-"""A move planned, and what goes over the wire during one: messages, parcels of chunks, connections."""
+"""A move planned, and what goes over the wire during one: messages, chunk frames, connections."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.agent import line as line_module
+from appliance.agent import channel
 from appliance.agent.changes import Changes
-from appliance.agent.ends import NEIGHBOUR, lasting, translated
-from appliance.agent.line import Gone, Line
-from appliance.agent.parcels import HEAD, Packer, digest_or_zero, open_parcels
+from appliance.agent.channel import Channel, Disconnected
+from appliance.agent.chunk_frames import HEAD, FrameEncoder, chunk_digest, decode_frames
+from appliance.agent.endpoint import NEIGHBOUR, parse_translated, without_timeout
+from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, ZERO, digest_of
-from appliance.agent.transfer import PACKED, PLAIN
-from appliance.agent.words import Problem
+from appliance.agent.transfer import COMPRESSED, PLAIN
 from appliance.catalog import Service, read_catalog, select
 from appliance.plan.migration.move import (
     DEFAULTS,
     PARTS,
-    Away,
+    ServiceOutage,
     missing_jobs,
     needs_outside,
-    predict,
+    predict_outages,
     predict_parts,
     stop_groups,
 )
 from appliance.plan.services.jobs import read_jobs
 from appliance.share import share
-from appliance.shared.wire import LONGEST
+from appliance.shared.wire import MAX_MESSAGE_BYTES
 
 SHIPPED = read_catalog(share("definitions", "services"))
 USUAL = ("slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync")
@@ -56,16 +56,16 @@ def services(*names: str) -> list[Service]:
         (("munge",), []),
     ],
 )
-def test_who_needs_another_ends_before_it(names: tuple[str, ...], ordered: list[tuple[str, str]]) -> None:
+def test_dependents_stop_first(names: tuple[str, ...], ordered: list[tuple[str, str]]) -> None:
     groups = stop_groups(services(*names))
     at = {name: number for number, group in enumerate(groups) for name in group}
     for first, later in ordered:
         assert at[first] < at[later], groups
     assert sorted(at) == sorted(service.name for service in services(*names) if not service.live)
-    assert sum(len(group) for group in groups) == len(at), "each ends once"
+    assert sum(len(group) for group in groups) == len(at), "each stops once"
 
 
-def test_what_keeps_no_state_is_not_stopped() -> None:
+def test_stateless_services_are_not_stopped() -> None:
     assert stop_groups(services("nat", "chrony", "rsyslog")) == []
     assert stop_groups([]) == []
 
@@ -79,27 +79,27 @@ def test_what_keeps_no_state_is_not_stopped() -> None:
         ([{"something else": 5.0}], DEFAULTS),
     ],
 )
-def test_a_prediction_goes_by_what_was_measured(measured: list[dict[str, float]], expected: dict[str, float]) -> None:
+def test_prediction_uses_measurements(measured: list[dict[str, float]], expected: dict[str, float]) -> None:
     assert predict_parts(measured) == expected
 
 
-def test_who_keeps_no_state_is_away_for_the_switch_alone() -> None:
+def test_outage_of_live_services_is_the_switch() -> None:
     parts = {"stop": 1.0, "last changes": 2.0, "start": 4.0, "switch": 0.5}
-    away = {one.name: one.predicted_s for one in predict(services(), parts, shared=False)}
-    assert away == {
+    outages = {one.name: one.predicted_s for one in predict_outages(services(), parts, shared=False)}
+    assert outages == {
         **dict.fromkeys(("slurmctld", "munge", "postfix", "cron", "filesync"), 7.5),
         **dict.fromkeys(("nat", "rsyslog", "chrony"), 0.5),
     }
-    shared = {one.name: one.predicted_s for one in predict(services(), parts, shared=True)}
-    assert set(shared.values()) == {7.5}, "the overlay cannot be in two places"
+    shared = {one.name: one.predicted_s for one in predict_outages(services(), parts, shared=True)}
+    assert set(shared.values()) == {7.5}, "only one host can use a shared overlay"
 
 
 @pytest.mark.parametrize("predicted, over", [(0.0, False), (3.0, False), (3.001, True)])
-def test_a_budget_holds_to_its_last_moment(predicted: float, over: bool) -> None:
-    assert Away("x", predicted, 3.0).over is over
+def test_outage_equal_to_its_budget_is_not_over(predicted: float, over: bool) -> None:
+    assert ServiceOutage("x", predicted, 3.0).over is over
 
 
-def test_whose_probe_leads_outside() -> None:
+def test_services_with_external_probes() -> None:
     assert needs_outside(services()) == {"nat", "filesync"}
     assert needs_outside([]) == set()
 
@@ -109,19 +109,19 @@ def test_whose_probe_leads_outside() -> None:
     [
         ({}, {}, []),
         ({"1": "RUNNING"}, {"1": "RUNNING"}, []),
-        ({"1": "RUNNING"}, {"1": "COMPLETED"}, []),  # it ended meanwhile
+        ({"1": "RUNNING"}, {"1": "COMPLETED"}, []),  # it completed meanwhile
         ({"1": "RUNNING"}, {"1": "COMPLETING"}, []),
-        ({"1": "RUNNING"}, {"1": "PENDING"}, ["1"]),  # it would begin anew
+        ({"1": "RUNNING"}, {"1": "PENDING"}, ["1"]),  # it would run again
         ({"1": "PENDING"}, {"1": "RUNNING"}, []),
         ({"1": "PENDING", "2": "RUNNING"}, {}, ["1", "2"]),
         ({"10": "PENDING", "9": "PENDING", "9_3": "PENDING"}, {}, ["9", "9_3", "10"]),
         ({}, {"1": "RUNNING"}, []),
-        ({"1": "COMPLETED", "2": "CANCELLED", "3": "TIMEOUT"}, {}, []),  # forgotten, as the controller does
+        ({"1": "COMPLETED", "2": "CANCELLED", "3": "TIMEOUT"}, {}, []),  # purged by the controller
         ({"1": "COMPLETING", "2": "SUSPENDED"}, {}, ["1", "2"]),
         ({"5_1": "PENDING", "5_2": "PENDING"}, {"5_1": "RUNNING", "5_2": "PENDING"}, []),
     ],
 )
-def test_jobs_that_the_target_does_not_know(before: dict[str, str], after: dict[str, str], lost: list[str]) -> None:
+def test_missing_jobs(before: dict[str, str], after: dict[str, str], lost: list[str]) -> None:
     assert missing_jobs(before, after) == lost
 
 
@@ -133,11 +133,11 @@ def test_jobs_that_the_target_does_not_know(before: dict[str, str], after: dict[
         ("  7_1   PENDING  \n\nslurm_load_jobs\n", {"7_1": "PENDING"}),
     ],
 )
-def test_squeues_lines(text: str, jobs: dict[str, str]) -> None:
+def test_read_jobs(text: str, jobs: dict[str, str]) -> None:
     assert read_jobs(text) == jobs
 
 
-# Connections, as `conntrack -L -o save` of conntrack-tools 1.4.7 tells them
+# Connections, as `conntrack -L -o save` of conntrack-tools 1.4.7 prints them
 
 TCP = (
     "-A -t 299 -u SEEN_REPLY,ASSURED -s 10.77.0.101 -d 10.78.0.254 -r 10.78.0.254 -n 10.78.0.2 -p tcp --sport 40000 "
@@ -162,7 +162,7 @@ OWN = (
     ],
 )
 def test_translated_connections(saved: str, kept: list[str]) -> None:
-    assert translated(saved) == kept
+    assert parse_translated(saved) == kept
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_translated_connections(saved: str, kept: list[str]) -> None:
         (TCP.format(port=50123).replace("ESTABLISHED", "CLOSE"), False),
     ],
 )
-def test_a_connection_that_has_been_told(later: str, same: bool) -> None:
-    assert (lasting(later) == lasting(TCP.format(port=50123))) == same
+def test_a_connection_that_was_sent_before(later: str, same: bool) -> None:
+    assert (without_timeout(later) == without_timeout(TCP.format(port=50123))) == same
 
 
 @pytest.mark.parametrize(
@@ -188,59 +188,59 @@ def test_a_connection_that_has_been_told(later: str, same: bool) -> None:
         ("10.77.0.101 eth0 ", False),
     ],
 )
-def test_neighbours_are_written_into_commands(line: str, good: bool) -> None:
+def test_neighbours_are_safe_in_commands(line: str, good: bool) -> None:
     assert bool(NEIGHBOUR.match(line)) == good
 
 
-# What is written meanwhile
+# Changes
 
 
-class Told:
-    """A trace that has seen these chunks written between one look and the next."""
+class FakeTrace:
+    """A trace that reports these chunks, one set per call."""
 
-    def __init__(self, *looks: set[int]) -> None:
-        self.looks = list(looks)
+    def __init__(self, *written: set[int]) -> None:
+        self.sets = list(written)
 
     def written(self) -> set[int]:
-        return self.looks.pop(0)
+        return self.sets.pop(0)
 
 
-def test_what_a_round_has_left_comes_with_the_first_of_the_next() -> None:
+def test_unread_changes_of_a_round_come_with_the_next_first_one() -> None:
     changes = Changes.__new__(Changes)
     changes.source = type("Size", (), {"count": 100})()  # type: ignore[assignment]
-    changes.last, changes.carried = 1 << 62, set()
-    changes.trace = Told({1, 2, 3}, {4, 5}, {6, 7}, {8, 9, 10, 200}, {11})  # type: ignore[assignment]
-    assert changes.so_far() == {1, 2, 3}
-    assert changes.so_far() == {4, 5}
-    assert changes.so_far() is None  # it gets no less: the freeze has it
-    assert changes.so_far(anew=True) == {6, 7, 8, 9, 10}
-    assert changes.so_far() == {11}
-    assert changes.carried == set()
+    changes.last, changes.pending = 1 << 62, set()
+    changes.trace = FakeTrace({1, 2, 3}, {4, 5}, {6, 7}, {8, 9, 10, 200}, {11})  # type: ignore[assignment]
+    assert changes.collect() == {1, 2, 3}
+    assert changes.collect() == {4, 5}
+    assert changes.collect() is None  # no fewer than before: left to the freeze
+    assert changes.collect(restart=True) == {6, 7, 8, 9, 10}
+    assert changes.collect() == {11}
+    assert changes.pending == set()
 
 
-# Parcels
+# Chunk frames
 
 BLANK = bytes(CHUNK)
 
 
-def parcel(number: int, data: bytes, *, kind: int = PLAIN, digest: bytes | None = None) -> bytes:
+def frame(number: int, data: bytes, *, kind: int = PLAIN, digest: bytes | None = None) -> bytes:
     return HEAD.pack(number, kind, len(data), digest_of(data) if digest is None else digest) + data
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_is_packed_comes_out(compress: bool) -> None:
+def test_frames_decode_to_what_was_encoded(compress: bool) -> None:
     chunks = [b"text again and again. " * 2900, os.urandom(CHUNK), BLANK, b"short"]
-    packer = Packer(compress)
-    sent = b"".join(packer.wrap(number, data, digest_or_zero(data)) for number, data in enumerate(chunks))
-    came = list(open_parcels(sent))
-    assert [number for number, _, _ in came] == [0, 1, 2, 3]
-    assert [data or BLANK for _, data, _ in came] == chunks
-    assert [digest for _, _, digest in came] == [digest_or_zero(data) for data in chunks]
-    assert came[2][1:] == (b"", ZERO), "zeros have no bytes"
-    assert list(open_parcels(b"")) == []
+    encoder = FrameEncoder(compress)
+    sent = b"".join(encoder.encode(number, data, chunk_digest(data)) for number, data in enumerate(chunks))
+    received = list(decode_frames(sent))
+    assert [number for number, _, _ in received] == [0, 1, 2, 3]
+    assert [data or BLANK for _, data, _ in received] == chunks
+    assert [digest for _, _, digest in received] == [chunk_digest(data) for data in chunks]
+    assert received[2][1:] == (b"", ZERO), "zeros have no bytes"
+    assert list(decode_frames(b"")) == []
 
 
-GOOD = parcel(3, b"a chunk")
+GOOD = frame(3, b"a chunk")
 
 
 @pytest.mark.parametrize(
@@ -249,68 +249,68 @@ GOOD = parcel(3, b"a chunk")
         GOOD[:-1],
         GOOD[: HEAD.size - 1],
         GOOD + b"\0",
-        parcel(3, b"a chunk", digest=digest_of(b"another")),
-        parcel(3, b"a chunk", digest=ZERO),
-        parcel(3, b"", digest=digest_of(b"a chunk")),
-        parcel(3, b"a chunk", kind=2),
-        parcel(3, b"no zlib", kind=PACKED),
-        parcel(3, zlib.compress(b"a chunk")[:-2], kind=PACKED, digest=digest_of(b"a chunk")),
-        parcel(3, zlib.compress(bytes(CHUNK + 1)), kind=PACKED, digest=ZERO),
-        parcel(3, zlib.compress(b"x" * (1 << 24)), kind=PACKED, digest=digest_of(b"x" * (1 << 24))),
+        frame(3, b"a chunk", digest=digest_of(b"another")),
+        frame(3, b"a chunk", digest=ZERO),
+        frame(3, b"", digest=digest_of(b"a chunk")),
+        frame(3, b"a chunk", kind=2),
+        frame(3, b"no zlib", kind=COMPRESSED),
+        frame(3, zlib.compress(b"a chunk")[:-2], kind=COMPRESSED, digest=digest_of(b"a chunk")),
+        frame(3, zlib.compress(bytes(CHUNK + 1)), kind=COMPRESSED, digest=ZERO),
+        frame(3, zlib.compress(b"x" * (1 << 24)), kind=COMPRESSED, digest=digest_of(b"x" * (1 << 24))),
         HEAD.pack(3, PLAIN, 0xFFFFFFFF, ZERO) + b"much less",
     ],
     ids=[
-        "cut in the chunk",
-        "cut in the head",
-        "more behind it",
+        "truncated chunk",
+        "truncated header",
+        "trailing bytes",
         "wrong digest",
-        "zeros that are none",
-        "nothing for something",
-        "unknown packing",
-        "not packed",
-        "packed and cut",
+        "data with the digest of zeros",
+        "no data with a digest",
+        "unknown encoding",
+        "not compressed",
+        "truncated compressed data",
         "longer than a chunk",
-        "a bomb",
-        "a huge length",
+        "zip bomb",
+        "huge length",
     ],
 )
-def test_a_parcel_that_is_not_what_was_sent(data: bytes) -> None:
+def test_damaged_frames_are_refused(data: bytes) -> None:
     with pytest.raises(Problem, match="not what was sent"):
-        list(open_parcels(data))
+        list(decode_frames(data))
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_are_taken_for_others(data: bytes) -> None:
+def test_random_bytes_are_never_accepted_with_a_wrong_digest(data: bytes) -> None:
     try:
-        for _, plain, digest in open_parcels(data):
-            assert digest_or_zero(plain or BLANK) == digest
+        for _, plain, digest in decode_frames(data):
+            assert chunk_digest(plain or BLANK) == digest
     except Problem:
         pass
 
 
 @given(st.integers(0, len(GOOD) * 8 - 1), st.integers(0, 3))
-def test_a_bit_that_turns_is_seen(bit: int, more: int) -> None:
+def test_a_flipped_bit_is_detected(bit: int, more: int) -> None:
     damaged = bytearray(GOOD * (more + 1))
     damaged[bit // 8] ^= 1 << bit % 8
     try:
-        came = list(open_parcels(bytes(damaged)))
+        received = list(decode_frames(bytes(damaged)))
     except Problem:
         return
-    # Only the number is not held by the digest; who stores it holds all digests against the source's in the end.
-    assert [plain for _, plain, _ in came] == [b"a chunk"] * (more + 1)
+    # Only the number is not covered by the digest; the target compares all digests with the source's at the end.
+    assert [plain for _, plain, _ in received] == [b"a chunk"] * (more + 1)
     assert bit < 32
 
 
-# The line
+# The channel
 
 
 class Wire:
-    """A line whose other side is the test."""
+    """A channel whose other side is the test."""
 
     def __init__(self) -> None:
         self.reader, self.far_writer = os.pipe()
         self.far_reader, self.writer = os.pipe()
-        self.line = Line(self.reader, self.writer)
+        self.channel = Channel(self.reader, self.writer)
 
     def send(self, data: bytes) -> None:
         os.write(self.far_writer, data)
@@ -339,15 +339,15 @@ def message(**facts: object) -> bytes:
     return struct.pack(">I", len(text)) + text
 
 
-def test_messages_and_what_follows_them(wire: Wire) -> None:
+def test_messages_and_their_bodies(wire: Wire) -> None:
     wire.send(message(do="ping") + message(do="send", bytes=5) + b"12345" + message(do="stop"))
-    first = wire.line.hear()
-    assert first["do"] == "send" and wire.line.body(first) == b"12345"
-    second = wire.line.hear()
-    assert second["do"] == "stop" and wire.line.body(second) == b""
+    first = wire.channel.receive()
+    assert first["do"] == "send" and wire.channel.read_body(first) == b"12345"
+    second = wire.channel.receive()
+    assert second["do"] == "stop" and wire.channel.read_body(second) == b""
 
 
-def test_a_message_that_comes_byte_by_byte(wire: Wire) -> None:
+def test_a_message_in_single_bytes(wire: Wire) -> None:
     data = message(do="send", bytes=3) + b"abc"
 
     def drip() -> None:
@@ -356,69 +356,69 @@ def test_a_message_that_comes_byte_by_byte(wire: Wire) -> None:
 
     dripping = threading.Thread(target=drip)
     dripping.start()
-    assert wire.line.body(wire.line.hear()) == b"abc"
+    assert wire.channel.read_body(wire.channel.receive()) == b"abc"
     dripping.join()
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0", message(do="send")[:-2], message(do="ping")])
-def test_a_line_that_ends(wire: Wire, sent: bytes) -> None:
+def test_a_closed_channel(wire: Wire, sent: bytes) -> None:
     wire.send(sent)
     wire.hang_up()
-    with pytest.raises(Gone):
-        wire.line.hear()
+    with pytest.raises(Disconnected):
+        wire.channel.receive()
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0", message(do="send")[:-2], message(do="ping")])
-def test_a_line_that_is_silent(wire: Wire, sent: bytes) -> None:
-    """A network that is cut tells nobody its end; a ping is heard, and then no more."""
+def test_a_silent_channel(wire: Wire, sent: bytes) -> None:
+    """A broken network does not close the connection; a ping is received, then nothing."""
     wire.send(sent)
-    with pytest.raises(Gone):
-        wire.line.hear(0.05)
+    with pytest.raises(Disconnected):
+        wire.channel.receive(0.05)
 
 
-def test_what_follows_is_cut(wire: Wire) -> None:
+def test_a_truncated_body(wire: Wire) -> None:
     wire.send(message(do="send", bytes=10) + b"1234")
     wire.hang_up()
-    heard = wire.line.hear()
-    with pytest.raises(Gone):
-        wire.line.body(heard)
+    received = wire.channel.receive()
+    with pytest.raises(Disconnected):
+        wire.channel.read_body(received)
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 40, "5", 1.5, None, []])
-def test_bytes_that_cannot_be(wire: Wire, size: object) -> None:
+def test_invalid_body_sizes(wire: Wire, size: object) -> None:
     wire.send(message(do="send", bytes=size))
-    with pytest.raises(Problem, match=r"a message came with"):
-        wire.line.body(wire.line.hear())
+    with pytest.raises(Problem, match=r"received a message with"):
+        wire.channel.read_body(wire.channel.receive())
 
 
-def test_a_message_too_long_is_not_waited_for(wire: Wire) -> None:
-    wire.send(struct.pack(">I", LONGEST + 1))
+def test_a_too_long_message_is_refused_at_once(wire: Wire) -> None:
+    wire.send(struct.pack(">I", MAX_MESSAGE_BYTES + 1))
     with pytest.raises(Problem, match="a message of"):
-        wire.line.hear(0.05)
+        wire.channel.receive(0.05)
 
 
 @pytest.mark.parametrize("text", [b"no JSON", b"\xff\xfe", b"[1]", b'"ping"', b"7", b"null", b"{}", b'{"do": 5}'])
-def test_a_message_that_is_none(wire: Wire, text: bytes) -> None:
+def test_invalid_messages(wire: Wire, text: bytes) -> None:
     wire.send(struct.pack(">I", len(text)) + text)
     with pytest.raises(Problem, match="invalid message"):
-        wire.line.hear(0.05)
+        wire.channel.receive(0.05)
 
 
-def test_what_is_said(wire: Wire) -> None:
-    wire.line.say("parcels", b"data", chunks=2)
-    came = os.read(wire.far_reader, 1000)
-    (length,) = struct.unpack(">I", came[:4])
-    assert json.loads(came[4 : 4 + length]) == {"kind": "parcels", "bytes": 4, "chunks": 2}
-    assert came[4 + length :] == b"data"
+def test_a_sent_message(wire: Wire) -> None:
+    wire.channel.send("parcels", b"data", chunks=2)
+    received = os.read(wire.far_reader, 1000)
+    (length,) = struct.unpack(">I", received[:4])
+    assert json.loads(received[4 : 4 + length]) == {"kind": "parcels", "bytes": 4, "chunks": 2}
+    assert received[4 + length :] == b"data"
 
 
-def test_nobody_takes_what_is_said(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "PATIENCE_S", 0.05)
-    with pytest.raises(Gone):
-        wire.line.say("parcels", bytes(1 << 22))
+def test_a_receiver_that_does_not_read(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE_S", 0.05)
+    with pytest.raises(Disconnected):
+        wire.channel.send("parcels", bytes(1 << 22))
 
 
-def test_nobody_is_there_to_take_it(wire: Wire) -> None:
+def test_a_receiver_that_is_gone(wire: Wire) -> None:
     wire.hang_up()
-    with pytest.raises(Gone):
-        wire.line.say("parcels", b"data")
+    with pytest.raises(Disconnected):
+        wire.channel.send("parcels", b"data")

@@ -1,4 +1,4 @@
-"""The lease: who may take it, and that its generation only grows."""
+"""The lease: which host may take it, and that its generation never decreases."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from hypothesis import strategies as st
 
 from appliance.errors import Refused, SmsError
 from appliance.plan.migration.lease import (
-    LEAP,
+    GENERATION_BUMP,
     Lease,
     View,
     Views,
     digest,
     find_holder,
     find_newer,
-    is_apart,
+    has_own_overlay,
     may_take,
+    merge_update,
     read_lease,
     release,
     take,
-    told,
 )
 
 FREE = Lease("lab")
 HELD = Lease("lab", 3, "host-a", 100.0)
 
 
-def test_taking() -> None:
+def test_take() -> None:
     assert take(FREE, "host-a", now=5.0) == Lease("lab", 1, "host-a", 5.0)
-    assert take(HELD, "host-a", now=200.0) == Lease("lab", 4, "host-a", 200.0), "again, by who has it"
+    assert take(HELD, "host-a", now=200.0) == Lease("lab", 4, "host-a", 200.0), "again by its holder"
     with pytest.raises(Refused, match=r"host-a holds the lease \(generation 3\)") as caught:
         take(HELD, "host-b", now=200.0)
     assert "--host host-a" in caught.value.hint
 
 
-def test_releasing() -> None:
+def test_release() -> None:
     assert release(HELD, "host-a", now=200.0) == Lease("lab", 3, None, 200.0), "the generation stays"
-    assert release(HELD, "host-b", now=200.0) == HELD, "nobody lets go what another holds"
+    assert release(HELD, "host-b", now=200.0) == HELD, "only the holder releases it"
     assert release(FREE, "host-a", now=200.0) == FREE
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "release"]), st.sampled_from(["host-a", "host-b"]))))
-def test_generation_only_grows(moves: list[tuple[str, str]]) -> None:
+def test_generation_never_decreases(moves: list[tuple[str, str]]) -> None:
     lease = FREE
     for number, (move, host) in enumerate(moves):
         before = lease
@@ -53,7 +53,7 @@ def test_generation_only_grows(moves: list[tuple[str, str]]) -> None:
         assert lease.generation - before.generation == (1 if lease.holder == host and move == "take" else 0)
 
 
-def test_a_lease_survives_its_file() -> None:
+def test_lease_round_trip() -> None:
     for lease in (FREE, HELD, Lease("lab", 3, "host-a", 100.0, "host-b")):
         assert read_lease(lease.text(), "lab") == lease
     assert read_lease(None, "lab") == FREE
@@ -82,102 +82,102 @@ def test_a_lease_survives_its_file() -> None:
         (b'{"cluster": "other"}', "is of cluster other"),
     ],
 )
-def test_a_file_that_is_no_lease(data: bytes, words: str) -> None:
-    """It is never taken for a free one: somebody may hold it."""
+def test_invalid_lease_files(data: bytes, words: str) -> None:
+    """It never counts as a free lease: a host may hold it."""
     with pytest.raises(SmsError, match=words):
         read_lease(data, "lab")
 
 
-def test_digest_tells_what_was_read() -> None:
+def test_digests_differ() -> None:
     assert digest(None) == "none"
     assert len({digest(None), digest(b""), digest(HELD.text()), digest(FREE.text())}) == 4
 
 
-def seen(**files: str) -> Views:
-    """Views by short words: ``a="a3"`` means that host-a's file says that host-a holds generation 3.
+def make_views(**files: str) -> Views:
+    """Build views from short codes: ``a="a3"`` means that host-a's file names host-a as holder of generation 3.
 
-    ``-`` nobody holds, ``?`` the host cannot be asked, ``~`` it is alive and does not answer in time, ``!`` behind it:
-    the appliance runs there.
+    ``-`` the lease is free, ``?`` the host is unreachable, ``~`` it is alive but stuck, ``!`` as suffix:
+    the services container runs there.
     """
     views = {}
-    for name, word in files.items():
-        runs, word = word.endswith("!"), word.rstrip("!")
-        holder = None if word[0] == "-" else f"host-{word[0]}"
-        lease = None if word in "?~" else Lease("lab", int(word[1:]), holder, 1.0, f"host-{name}")
-        views[f"host-{name}"] = View(lease, runs, stuck=word == "~")
+    for name, code in files.items():
+        runs, code = code.endswith("!"), code.rstrip("!")
+        holder = None if code[0] == "-" else f"host-{code[0]}"
+        lease = None if code in "?~" else Lease("lab", int(code[1:]), holder, 1.0, f"host-{name}")
+        views[f"host-{name}"] = View(lease, runs, stuck=code == "~")
     return views
 
 
-# What the files say, and who holds by that.
+# The files, and the holder according to them.
 HOLDERS: list[tuple[Views, str | None]] = [
-    (seen(a="-0", b="-0"), None),
-    (seen(a="a3", b="-0"), "a3"),
-    (seen(a="a3", b="a3"), "a3"),
-    # Told by others: the host itself is believed where it answers.
-    (seen(a="-3", b="a3"), None),
-    (seen(a="-0", b="a3"), None),
-    (seen(a="a4", b="a3"), "a4"),
-    (seen(a="a3", b="a4"), "a4"),
-    # The host does not answer: what others know counts, the latest of it.
-    (seen(a="?", b="a3"), "a3"),
-    (seen(a="?", b="-3"), None),
-    (seen(a="?", b="a3", c="-4"), None),
-    (seen(a="?", b="a3", c="-3"), None),
-    (seen(a="?", b="a3", c="-2"), "a3"),
-    (seen(a="?", b="a3", c="b4"), None),
-    (seen(a="?", b="-0", c="a3"), "a3"),
-    (seen(a="?", b="b4", c="a3"), "b4"),
-    (seen(a="?", b="?"), None),
-    # A host that is no admin host any more cannot be asked either.
-    (seen(a="x3", b="-0"), "x3"),
-    # Somebody took over from a host that has come back.
-    (seen(a="a3", b="b1003"), "b1003"),
-    (seen(a="b1003", b="b1003"), "b1003"),
-    (seen(a="a3", b="b4", c="a3"), "b4"),
+    (make_views(a="-0", b="-0"), None),
+    (make_views(a="a3", b="-0"), "a3"),
+    (make_views(a="a3", b="a3"), "a3"),
+    # A reachable host is authoritative about itself; copies on others do not count.
+    (make_views(a="-3", b="a3"), None),
+    (make_views(a="-0", b="a3"), None),
+    (make_views(a="a4", b="a3"), "a4"),
+    (make_views(a="a3", b="a4"), "a4"),
+    # An unreachable host: the latest copy counts.
+    (make_views(a="?", b="a3"), "a3"),
+    (make_views(a="?", b="-3"), None),
+    (make_views(a="?", b="a3", c="-4"), None),
+    (make_views(a="?", b="a3", c="-3"), None),
+    (make_views(a="?", b="a3", c="-2"), "a3"),
+    (make_views(a="?", b="a3", c="b4"), None),
+    (make_views(a="?", b="-0", c="a3"), "a3"),
+    (make_views(a="?", b="b4", c="a3"), "b4"),
+    (make_views(a="?", b="?"), None),
+    # A host that was removed from the site is unreachable, too.
+    (make_views(a="x3", b="-0"), "x3"),
+    # Another host took over from one that has returned.
+    (make_views(a="a3", b="b1003"), "b1003"),
+    (make_views(a="b1003", b="b1003"), "b1003"),
+    (make_views(a="a3", b="b4", c="a3"), "b4"),
     # A migration hands over with N + 1; a source that takes back writes N + 2.
-    (seen(a="b4", b="b4"), "b4"),
-    (seen(a="a5", b="b4"), "a5"),
-    # Begun, and the target is not told yet: nobody holds.
-    (seen(a="b4", b="a3"), None),
-    # Both took it while they could not see each other: everybody chooses the same one.
-    (seen(a="a4", b="b4"), "a4"),
-    # A run that lost a race left a higher generation that nobody holds.
-    (seen(a="-5", b="b4"), "b4"),
+    (make_views(a="b4", b="b4"), "b4"),
+    (make_views(a="a5", b="b4"), "a5"),
+    # The source has written its file, the target has not yet: the lease counts as free.
+    (make_views(a="b4", b="a3"), None),
+    # Both took it while partitioned: everybody chooses the same one.
+    (make_views(a="a4", b="b4"), "a4"),
+    # A run that lost a race left a higher generation without a holder.
+    (make_views(a="-5", b="b4"), "b4"),
 ]
 
 
 @pytest.mark.parametrize(("views", "holder"), HOLDERS)
-def test_who_holds(views: Views, holder: str | None) -> None:
+def test_find_holder(views: Views, holder: str | None) -> None:
     found = find_holder(views)
     assert (found and f"{str(found.holder)[-1]}{found.generation}") == holder
 
 
-# What the files say; what host-b may take (its generation), or words of why not, and of the hint.
+# The files; the generation that host-b may take, or fragments of the refusal and its hint.
 TAKING: list[tuple[Views, int | tuple[str, str]]] = [
-    (seen(a="-0", b="-0"), 1),
-    (seen(a="-3", b="-2"), 4),
-    (seen(a="-3", b="a3"), 4),
-    (seen(a="-7", b="b3"), 8),
-    (seen(a="b3", b="b3"), 4),
-    (seen(a="?", b="-3"), 4),
-    (seen(a="?", b="b3"), 4),
-    (seen(a="?", b="-0"), 1),
-    (seen(a="a3", b="b1003"), 1004),
-    (seen(a="a3", b="a3"), ("host-a holds the lease (generation 3)", "sms stop --host host-a")),
-    (seen(a="a3", b="-0"), ("host-a holds the lease", "sms migrate host-b")),
-    (seen(a="?", b="a3"), ("cannot be reached", "sms failover host-b")),
-    (seen(a="?", b="-0", c="a3"), ("cannot be reached", "sms failover host-b")),
-    (seen(a="~", b="-0"), ("alive and does not answer", "sms failover host-b")),
-    (seen(a="~", b="b3"), ("alive and does not answer", "sms failover host-b")),
-    (seen(a="-0!", b="-0"), ("the appliance runs on host-a", "sms stop --host host-a")),
-    (seen(a="a3!", b="b1003"), ("the appliance runs on host-a", "sms stop --host host-a")),
-    # Its own instance is somebody else's business.
-    (seen(a="-3", b="b3!"), 4),
+    (make_views(a="-0", b="-0"), 1),
+    (make_views(a="-3", b="-2"), 4),
+    (make_views(a="-3", b="a3"), 4),
+    (make_views(a="-7", b="b3"), 8),
+    (make_views(a="b3", b="b3"), 4),
+    (make_views(a="?", b="-3"), 4),
+    (make_views(a="?", b="b3"), 4),
+    (make_views(a="?", b="-0"), 1),
+    (make_views(a="a3", b="b1003"), 1004),
+    (make_views(a="a3", b="a3"), ("host-a holds the lease (generation 3)", "sms stop --host host-a")),
+    (make_views(a="a3", b="-0"), ("host-a holds the lease", "sms migrate host-b")),
+    (make_views(a="?", b="a3"), ("cannot be reached", "sms failover host-b")),
+    (make_views(a="?", b="-0", c="a3"), ("cannot be reached", "sms failover host-b")),
+    (make_views(a="~", b="-0"), ("alive and does not answer", "sms failover host-b")),
+    (make_views(a="~", b="b3"), ("alive and does not answer", "sms failover host-b")),
+    (make_views(a="-0!", b="-0"), ("the services container runs on host-a", "sms stop --host host-a")),
+    (make_views(a="a3!", b="b1003"), ("the services container runs on host-a", "sms stop --host host-a")),
+    # The host's own instance is checked elsewhere.
+    (make_views(a="-3", b="b3!"), 4),
 ]
 
 
 @pytest.mark.parametrize(("views", "outcome"), TAKING)
-def test_who_may_take(views: Views, outcome: int | tuple[str, str]) -> None:
+def test_may_take(views: Views, outcome: int | tuple[str, str]) -> None:
     if isinstance(outcome, int):
         assert may_take("host-b", views, "lab", now=9.0) == Lease("lab", outcome, "host-b", 9.0, "host-b")
         return
@@ -186,40 +186,40 @@ def test_who_may_take(views: Views, outcome: int | tuple[str, str]) -> None:
     assert outcome[0] in caught.value.message and outcome[1] in caught.value.hint
 
 
-def test_a_fenced_host_holds_nothing() -> None:
-    views = seen(b="a3", c="a3")
+def test_leases_of_fenced_hosts_are_ignored() -> None:
+    views = make_views(b="a3", c="a3")
     assert find_holder(views, without={"host-a"}) is None
-    lease = may_take("host-b", views, "lab", now=9.0, leap=LEAP, without={"host-a"})
+    lease = may_take("host-b", views, "lab", now=9.0, generation_bump=GENERATION_BUMP, without={"host-a"})
     assert (lease.generation, lease.holder) == (1003, "host-b")
     with pytest.raises(Refused, match="host-c holds"):
-        may_take("host-b", seen(b="a3", c="c2"), "lab", now=9.0, without={"host-a"})
+        may_take("host-b", make_views(b="a3", c="c2"), "lab", now=9.0, without={"host-a"})
 
 
-# What the files say, and to whom host-a gives way.
+# The files, and the host that supersedes host-a.
 NEWER: list[tuple[Views, str | None]] = [
-    (seen(a="a3", b="-0"), None),
-    (seen(a="a3", b="?"), None),
-    (seen(a="a3", b="a3"), None),
-    (seen(a="a3", b="a9"), None),
-    (seen(a="a3", b="b1003"), "host-b"),
-    (seen(a="a3", b="?", c="b1003"), "host-b"),
-    (seen(a="b1003", b="?"), "host-b"),
-    (seen(a="b4", b="b4"), "host-b"),
-    (seen(a="a5", b="b4"), None),
-    (seen(a="a4", b="b4"), None),
-    (seen(a="-9", b="b4"), None),
-    (seen(a="a3", b="-4"), None),
+    (make_views(a="a3", b="-0"), None),
+    (make_views(a="a3", b="?"), None),
+    (make_views(a="a3", b="a3"), None),
+    (make_views(a="a3", b="a9"), None),
+    (make_views(a="a3", b="b1003"), "host-b"),
+    (make_views(a="a3", b="?", c="b1003"), "host-b"),
+    (make_views(a="b1003", b="?"), "host-b"),
+    (make_views(a="b4", b="b4"), "host-b"),
+    (make_views(a="a5", b="b4"), None),
+    (make_views(a="a4", b="b4"), None),
+    (make_views(a="-9", b="b4"), None),
+    (make_views(a="a3", b="-4"), None),
 ]
 
 
 @pytest.mark.parametrize(("views", "holder"), NEWER)
-def test_who_gives_way(views: Views, holder: str | None) -> None:
+def test_find_newer(views: Views, holder: str | None) -> None:
     newer = find_newer("host-a", views)
     assert (newer and newer.holder) == holder
 
 
-def test_of_two_that_took_the_same_generation_exactly_one_gives_way() -> None:
-    views = seen(a="a4", b="b4")
+def test_exactly_one_of_two_with_the_same_generation_steps_down() -> None:
+    views = make_views(a="a4", b="b4")
     assert [bool(find_newer(me, views)) for me in views] == [False, True]
 
 
@@ -229,9 +229,9 @@ FILE = st.one_of(
 
 
 @given(FILE, FILE, FILE)
-def test_never_two_may_take_by_the_same_files(a: str, b: str, c: str) -> None:
-    """Whoever holds by the files, no other host is let in, and nobody gives way to two."""
-    views = seen(a=a, b=b, c=c)
+def test_same_files_never_allow_two_holders(a: str, b: str, c: str) -> None:
+    """No other host may take a held lease, and only the holder supersedes others."""
+    views = make_views(a=a, b=b, c=c)
     holder = find_holder(views)
     for me, view in views.items():
         if not view.lease:
@@ -247,10 +247,10 @@ def test_never_two_may_take_by_the_same_files(a: str, b: str, c: str) -> None:
         assert newer is None or (newer == holder and newer.holder != me)
 
 
-TOLD: list[tuple[str, str, bool]] = [
+UPDATES: list[tuple[str, str, bool]] = [
     ("-0", "a1", True),
     ("a1", "a1", False),
-    ("a1", "-1", True),  # host-a lets go
+    ("a1", "-1", True),  # host-a releases it
     ("b1", "-1", False),
     ("-1", "a1", False),
     ("a5", "a4", False),
@@ -259,17 +259,17 @@ TOLD: list[tuple[str, str, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("mine", "news", "changes"), TOLD)
-def test_what_a_file_becomes_that_is_told(mine: str, news: str, changes: bool) -> None:
-    """Told by host-a."""
-    before, after = (seen(b=word)["host-b"].lease for word in (mine, news))
+@pytest.mark.parametrize(("current", "update", "changes"), UPDATES)
+def test_merge_update(current: str, update: str, changes: bool) -> None:
+    """The update is sent by host-a."""
+    before, after = (make_views(b=code)["host-b"].lease for code in (current, update))
     assert before and after
-    assert told(before, after, by="host-a") == (after if changes else None)
+    assert merge_update(before, after, sender="host-a") == (after if changes else None)
 
 
-def test_whether_the_holders_overlay_is_the_one_beside_the_file() -> None:
+def test_has_own_overlay() -> None:
     copy, original = Lease("lab", 3, "host-a", 1.0, "host-b"), Lease("lab", 3, "host-a", 1.0, "host-a")
-    assert is_apart(copy, "host-b") is True
-    assert is_apart(original, "host-b") is False, "host-a wrote it itself, into a folder that both have"
-    assert is_apart(HELD, "host-b") is None, "nobody knows"
-    assert is_apart(original, "host-a") is None and is_apart(FREE, "host-b") is None
+    assert has_own_overlay(copy, "host-b") is True
+    assert has_own_overlay(original, "host-b") is False, "host-a wrote it into a shared folder"
+    assert has_own_overlay(HELD, "host-b") is None, "not known"
+    assert has_own_overlay(original, "host-a") is None and has_own_overlay(FREE, "host-b") is None

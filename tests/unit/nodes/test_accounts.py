@@ -1,4 +1,4 @@
-"""Lines of accounts, friendly and hostile; what differs between two of their files."""
+"""Account lines, valid and invalid; comparison of account files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from appliance.errors import ConfigError, Refused
 from appliance.host.fake import Fake
-from appliance.operations.nodes.users import Source, ask_sssd, read_folder, sync, too_many_removed
+from appliance.operations.nodes.users import Source, query_sssd, read_folder, sync, too_many_removed
 from appliance.plan.nodes.accounts import compare_lines, read_accounts
 from appliance.progress import Silent
 from appliance.tools.provision import Api
@@ -18,22 +18,22 @@ TEAM = "team:x:3000:alice,bob"
 
 WRONG = [
     ("alice:x:2001:2001:Alice:/home/alice", "6 fields"),
-    ("al ice:x:2001:2001::/home/a:/bin/sh", "no name of an account"),
+    ("al ice:x:2001:2001::/home/a:/bin/sh", "invalid account name"),
     ("-alice:x:2001:2001::/home/a:/bin/sh", ""),
-    ("alice:x:0x7d1:2001::/home/a:/bin/sh", "no number"),
-    ("alice:x:20 01:2001::/home/a:/bin/sh", "no number"),
-    ("alice:x:٢٠٠١:2001::/home/a:/bin/sh", "no number"),
-    ("alice:x:2001:-5::/home/a:/bin/sh", "no number"),
+    ("alice:x:0x7d1:2001::/home/a:/bin/sh", "is not a number"),
+    ("alice:x:20 01:2001::/home/a:/bin/sh", "is not a number"),
+    ("alice:x:٢٠٠١:2001::/home/a:/bin/sh", "is not a number"),
+    ("alice:x:2001:-5::/home/a:/bin/sh", "is not a number"),
     ("alice:x:2001:2001:\x1b[2J:/home/a:/bin/sh", "not printable"),
-    ("alice:x:2001:2001::/home/../root:/bin/sh", "no home"),
-    ("alice:x:2001:2001::home:/bin/sh", "no home"),
-    ("alice:x:2001:2001::/home/a:bash -c evil", "no path"),
-    ("alice:x:2001:2001::/home/a:/bin/sh\r", "no path"),
+    ("alice:x:2001:2001::/home/../root:/bin/sh", "home that is not a valid path"),
+    ("alice:x:2001:2001::home:/bin/sh", "home that is not a valid path"),
+    ("alice:x:2001:2001::/home/a:bash -c evil", "shell that is not a valid path"),
+    ("alice:x:2001:2001::/home/a:/bin/sh\r", "shell that is not a valid path"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
-def test_a_line_that_is_no_user(line: str, words: str) -> None:
+def test_invalid_passwd_line(line: str, words: str) -> None:
     accounts, problems = read_accounts(f"{ALICE.replace('alice', 'carol')}\n{line}\n", "")
     assert [user.name for user in accounts.users] == ["carol"]
     if words:
@@ -47,13 +47,13 @@ def test_a_line_that_is_no_user(line: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("team:x:1e3:", "no number"),
-        ("team:x:3000:a b", "no name"),
+        ("team:x:1e3:", "is not a number"),
+        ("team:x:3000:a b", "invalid member name"),
         ("team:x", "fields"),
         ("team:x:3000:a,../b", "name"),
     ],
 )
-def test_a_line_that_is_no_group(line: str, words: str) -> None:
+def test_invalid_group_line(line: str, words: str) -> None:
     _, problems = read_accounts(ALICE, line)
     assert words in problems[0].message
 
@@ -66,7 +66,7 @@ def test_ids_out_of_bounds_are_left_out(uid: str) -> None:
     assert accounts.left_out == 1
 
 
-def test_passwords_stay_out_of_passwd_and_only_known_ones_come_to_shadow() -> None:
+def test_passwords_are_only_in_shadow_and_only_of_known_users() -> None:
     passwd = ALICE.replace(":x:", ":$6$hash:")
     shadow = "alice:$6$salt$hash:19000:0:99999:7:::\nroot:$6$x:1::::::\n"
     accounts, problems = read_accounts(passwd, TEAM, shadow)
@@ -79,9 +79,9 @@ def test_passwords_stay_out_of_passwd_and_only_known_ones_come_to_shadow() -> No
     assert "two words" not in str(problems[0])
 
 
-def test_twice_the_same_is_refused() -> None:
+def test_duplicates_are_refused() -> None:
     _, problems = read_accounts(f"{ALICE}\n{ALICE}\nalso:x:2001:1::/:/bin/sh\n", "")
-    assert [problem.message for problem in problems] == ["is there twice", "has the id 2001 of alice"]
+    assert [problem.message for problem in problems] == ["is a duplicate", "has the id 2001 of alice"]
 
 
 def test_groups_choose_users() -> None:
@@ -96,7 +96,7 @@ def test_groups_choose_users() -> None:
     assert problems[0].path == "nobodys"
 
 
-def test_what_differs() -> None:
+def test_compare_lines() -> None:
     found = compare_lines("a:1\nb:2\nc:3\n", "b:2\nc:4\nd:5\n")
     assert (found.added, found.changed, found.removed) == (("d",), ("c",), ("a",))
     assert round(found.removed_percent) == 33
@@ -104,13 +104,13 @@ def test_what_differs() -> None:
     assert compare_lines("", "u10:1\nu2:1\n7x:1\na:1\n").added == ("7x", "a", "u2", "u10")
 
 
-def test_more_removed_than_may_be() -> None:
+def test_too_many_removed() -> None:
     changes = {"/etc/passwd": compare_lines("a:1\nb:2\n", "b:2\n"), "/etc/group": compare_lines("a:1\n", "a:1\n")}
     assert too_many_removed(changes, 49) == "/etc/passwd: 1 of 2 would be removed (50 %)"
     assert too_many_removed(changes, 50) == ""
 
 
-def test_files_that_cannot_be_taken(tmp_path: Path) -> None:
+def test_unusable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_folder(tmp_path, None)
     for name in ("passwd", "group", "shadow"):
@@ -122,13 +122,13 @@ def test_files_that_cannot_be_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("passwd", "words"), [("\n", "passwd is empty"), ("r:x:0:0::/:/bin/sh\n", "out of bounds")])
-def test_nobody_to_bring(passwd: str, words: str) -> None:
-    api = Api("https://127.0.0.1:1", Path("ca"), Path("cert"), Path("key"))  # which is not asked
+def test_no_users_selected(passwd: str, words: str) -> None:
+    api = Api("https://127.0.0.1:1", Path("ca"), Path("cert"), Path("key"))  # never contacted
     with pytest.raises(Refused, match=words):
         sync(api, Source(passwd, ""), Silent(), uid_min=1000, uid_max=2000)
 
 
-def test_sssd_is_asked_for_the_members_of_groups() -> None:
+def test_sssd_is_queried_for_the_members_of_groups() -> None:
     getent = ("getent", "-s", "sss", "--")
     host = Fake(
         {
@@ -137,6 +137,6 @@ def test_sssd_is_asked_for_the_members_of_groups() -> None:
             (*getent, "group", "3001"): (0, "people:*:3001:\n"),
         },
     )
-    source = ask_sssd(host, ["hpc"])
+    source = query_sssd(host, ["hpc"])
     assert source.passwd == "bob:*:2002:3001:Bob:/home/bob:/bin/sh\n"
     assert source.group == "hpc:*:3002:bob,-evil\npeople:*:3001:\n"

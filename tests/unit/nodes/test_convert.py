@@ -1,4 +1,4 @@
-"""What a State Manager lists, as our inventory: what is told of a machine comes over, what cannot be is left out."""
+"""Conversion of a State Manager's lists: valid entries are converted, invalid ones are left out with a note."""
 
 from __future__ import annotations
 
@@ -53,38 +53,38 @@ def test_a_node() -> None:
 
 
 LEFT: dict[str, tuple[dict[str, Any], str]] = {
-    "no xname": ({"components": [{"ID": "node1"}]}, "'node1': is no known xname"),
-    "twice": ({"components": [NODE, NODE]}, "is there twice"),
-    "no interface": ({"components": [NODE]}, "no interface is known"),
-    "no MAC": ({"interfaces": [mac(1), {"MACAddress": "not one"}]}, "'not one': is no machine's MAC address"),
-    "one MAC twice": ({"interfaces": [mac(1), mac(1)]}, "is there twice"),
+    "no xname": ({"components": [{"ID": "node1"}]}, "'node1': is not a known xname"),
+    "twice": ({"components": [NODE, NODE]}, "is a duplicate"),
+    "no interface": ({"components": [NODE]}, "has no interface"),
+    "no MAC": ({"interfaces": [mac(1), {"MACAddress": "not one"}]}, "'not one': is not a MAC address of a machine"),
+    "one MAC twice": ({"interfaces": [mac(1), mac(1)]}, "is a duplicate"),
     "the VM's address": ({"interfaces": [mac(1, IPAddresses=ip("10.77.0.2"))]}, "10.77.0.2 is the address of the VM"),
     "an address twice": (
         {"interfaces": [mac(1, IPAddresses=ip("10.9.0.1")), mac(2, IPAddresses=ip("10.9.0.1"))]},
         "02:00:0a:4d:00:02: 10.9.0.1 is the address of 02:00:0a:4d:00:01",
     ),
-    "no address": ({"interfaces": [mac(1, IPAddresses=ip("here"))]}, "here is no machine's address"),
-    "a NID twice": ({"components": [NODE, {**NODE, "ID": "x1000c0s0b0n1"}]}, "NID 1 is another's"),
-    "an endpoint": ({"endpoints": [{"ID": "bmc1"}]}, "endpoint 'bmc1': is no xname"),
-    "a group's label": ({"groups": [{"label": "a b"}]}, "group 'a b': is no label"),
-    "a member": ({"groups": [{"label": "a", "members": {"ids": ["x9", 5]}}]}, "'x9' is no component"),
+    "no address": ({"interfaces": [mac(1, IPAddresses=ip("here"))]}, "here is not an address of a machine"),
+    "a NID twice": ({"components": [NODE, {**NODE, "ID": "x1000c0s0b0n1"}]}, "NID 1 is a duplicate"),
+    "an endpoint": ({"endpoints": [{"ID": "bmc1"}]}, "endpoint 'bmc1': is not an xname"),
+    "a group's label": ({"groups": [{"label": "a b"}]}, "group 'a b': is not a label"),
+    "a member": ({"groups": [{"label": "a", "members": {"ids": ["x9", 5]}}]}, "'x9' is not a component"),
 }
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_out_is_told(name: str) -> None:
+def test_invalid_entries_are_noted(name: str) -> None:
     given, note = LEFT[name]
     made = convert(**{"components": [], **given})
     assert note in "; ".join(made.notes)
 
 
-def test_the_first_form_of_interfaces() -> None:
-    """In SMD's first version an interface had one address, and no list."""
+def test_interfaces_of_the_first_api_version() -> None:
+    """In SMD's first version an interface has one address instead of a list."""
     made = convert([NODE], interfaces=[mac(1, ComponentID=NODE["ID"], IPAddress="10.77.0.5")])
     assert made.document["nodes"][0]["address"] == "10.77.0.5"
 
 
-def test_nodes_without_numbers_are_named_by_their_place() -> None:
+def test_nodes_without_nid_are_named_by_xname() -> None:
     made = convert([{"ID": "X1000C0S00B0N0", "NID": -1}, {"ID": "x1000c0s1b0n0", "NID": "7"}])
     assert [node["name"] for node in made.document["nodes"]] == ["x1000c0s0b0n0", "x1000c0s1b0n0"]
 
@@ -108,14 +108,14 @@ LISTED = st.lists(ENTRY, max_size=4)
 
 
 @given(LISTED, LISTED, LISTED, LISTED, LISTED)
-def test_nothing_it_says_is_a_surprise(a: Any, b: Any, c: Any, d: Any, e: Any) -> None:
+def test_arbitrary_lists_are_converted(a: Any, b: Any, c: Any, d: Any, e: Any) -> None:
     made = from_smd(Smd(a, b, c, d, e), pattern="nid%06d", network=NETWORK, reserved=RESERVED)
     assert set(made.document) <= set(LISTS)
     assert all(note.isprintable() for note in made.notes)
     assert read_document(as_yaml(made.document)) == made.document
 
 
-def test_no_collection_at_all() -> None:
+def test_empty_collections() -> None:
     assert convert([]).document == {name: [] for name in LISTS if name != "boot"}
 
 
@@ -134,13 +134,13 @@ def test_no_collection_at_all() -> None:
         "!!python/name:os.x",
     ],
 )
-def test_documents_that_are_none(text: str) -> None:
+def test_invalid_documents(text: str) -> None:
     with pytest.raises(SmsError) as caught:
         read_document(text)
     assert caught.value.hint
 
 
-def test_texts_stay_texts() -> None:
-    """To YAML 1.1 this MAC address is a number in the base of 60."""
+def test_text_stays_text() -> None:
+    """YAML 1.1 reads this MAC address as a number in base 60."""
     found = read_document("nodes:\n- name: n1\n  macs: [10:20:30:40:50:10]\n  nid: 7\n  enabled: true\n")
     assert found["nodes"] == [{"name": "n1", "macs": ["10:20:30:40:50:10"], "nid": 7, "enabled": True}]

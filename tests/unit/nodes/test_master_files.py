@@ -1,4 +1,4 @@
-"""Master files in the VM's service: versions, templates, tokens; and what the site file names against what is there."""
+"""Master files in the VM's service: versions, templates, tokens; comparison of the site's files with the VM's."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from appliance.cli.nodes.files_list import rows
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, SmsError
-from appliance.operations.nodes.files import Pushed, find_silence, make_master
+from appliance.operations.nodes.files import PushResult, make_master, offline_before
 from appliance.operations.site.init import read_profile
 from appliance.plan.nodes.files import (
     FORBIDDEN,
     Master,
     compare_masters,
-    forbidding,
+    desired_masters,
+    forbidden_at,
     named_paths,
     unknown_names,
-    wanted_masters,
 )
 from appliance.plan.overlay.seed import Seed
 from appliance.provision.blobs import Blobs
@@ -33,7 +33,7 @@ from appliance.provision.files import VERSIONS_KEPT, Client, Files
 from appliance.provision.problem import HttpProblem
 from appliance.provision.store import Store
 from appliance.provision.sync_tables import Node
-from appliance.provision.tokens import Bound, Tokens
+from appliance.provision.tokens import RateLimit, Tokens
 from tests.places import ROOT
 from tests.provisioning import Vm
 
@@ -45,7 +45,7 @@ def files(tmp_path: Path) -> Iterator[Files]:
     store = Store(f"sqlite:///{tmp_path}/inventory.db")
     Vm.add_node(SimpleNamespace(database=f"sqlite:///{tmp_path}/inventory.db"), "node1", "10.77.0.101", ("gpu",))  # type: ignore[arg-type]
     config = Config(address="10.77.0.2", cluster="test", services_address="10.77.0.1", services_hostname="sms-services")
-    yield Files(store, config, Blobs(tmp_path / "files", spare_b=0))
+    yield Files(store, config, Blobs(tmp_path / "files", reserve_b=0))
     store.close()
 
 
@@ -56,7 +56,7 @@ async def blocks(*parts: bytes) -> AsyncIterator[bytes]:
 
 def put(files: Files, path: str, data: bytes, **details: Any) -> dict[str, Any]:
     digest = hashlib.sha256(data).hexdigest()
-    asyncio.run(files.blobs.take(digest, len(data), blocks(data)))
+    asyncio.run(files.blobs.store(digest, len(data), blocks(data)))
     return files.put(path, {"sha256": digest, **details})
 
 
@@ -67,7 +67,7 @@ def seen(files: Files, client: Client = NODE) -> dict[str, str]:
         return {**found, **dict.fromkeys(view.held, "held")}
 
 
-def test_versions_are_kept_and_come_back(files: Files) -> None:
+def test_versions_are_kept_and_rolled_back(files: Files) -> None:
     for number in range(8):
         put(files, "/etc/motd", b"%d" % number)
     assert put(files, "/etc/motd", b"7")["changed"] is False
@@ -101,14 +101,14 @@ def test_versions_are_kept_and_come_back(files: Files) -> None:
         ("{% include '/etc/shadow' %}", "no loader"),
     ],
 )
-def test_a_template_that_fails_never_counts(files: Files, text: str, words: str) -> None:
+def test_a_failing_template_is_rejected(files: Files, text: str, words: str) -> None:
     put(files, "/etc/motd", b"good")
     with pytest.raises(HttpProblem, match=words):
         put(files, "/etc/motd", text.encode(), template=True)
     assert seen(files) == {"/etc/motd": "good"}
 
 
-def test_a_template_that_fails_for_a_later_node_is_held(files: Files) -> None:
+def test_a_template_that_fails_for_a_later_node_is_held_back(files: Files) -> None:
     put(
         files,
         "/etc/motd",
@@ -120,7 +120,7 @@ def test_a_template_that_fails_for_a_later_node_is_held(files: Files) -> None:
     assert seen(files, Client(Node("node2", "10.77.0.102", ()))) == {"/etc/motd": "held"}
 
 
-def test_who_has_what(files: Files) -> None:
+def test_which_clients_get_which_files(files: Files) -> None:
     put(files, "/a", b"all")
     put(files, "/b", b"gpu", groups=["gpu"])
     put(files, "/c", b"named", nodes=["node2"])
@@ -132,22 +132,22 @@ def test_who_has_what(files: Files) -> None:
         put(files, "/a/below", b"x")
 
 
-def test_what_is_cut_off_or_false_is_not_kept(files: Files) -> None:
+def test_incomplete_or_wrong_uploads_are_discarded(files: Files) -> None:
     digest = hashlib.sha256(b"whole").hexdigest()
     for parts in ([b"who"], [b"whole", b"more"], [b"other"]):
         with pytest.raises(HttpProblem):
-            asyncio.run(files.blobs.take(digest, 5, blocks(*parts)))
+            asyncio.run(files.blobs.store(digest, 5, blocks(*parts)))
     assert files.blobs.read(digest) is None
     assert [path for path in files.blobs.folder.rglob("*") if path.is_file()] == []
-    with pytest.raises(HttpProblem, match="its content is not there"):
+    with pytest.raises(HttpProblem, match="the content is missing"):
         files.put("/etc/motd", {"sha256": digest})
     put(files, "/etc/motd", b"whole")
     files.blobs.path(digest).write_bytes(b"damaged")
-    with pytest.raises(HttpProblem, match="lost or damaged"):
+    with pytest.raises(HttpProblem, match="missing or damaged"):
         seen(files)
 
 
-def test_a_rollback_makes_no_file_a_folder(files: Files) -> None:
+def test_a_rollback_cannot_turn_a_folder_into_a_file(files: Files) -> None:
     put(files, "/etc/a", b"file")
     files.remove("/etc/a")
     put(files, "/etc/a/b", b"below")
@@ -156,8 +156,8 @@ def test_a_rollback_makes_no_file_a_folder(files: Files) -> None:
     assert seen(files) == {"/etc/a/b": "below"}
 
 
-def test_what_another_thread_reads_meanwhile_is_not_what_one_has(files: Files) -> None:
-    """A view of an older state is never kept as that of a newer one."""
+def test_concurrent_changes_do_not_leave_a_stale_cache(files: Files) -> None:
+    """A view of an older state is never cached as that of a newer one."""
     changed: list[int] = []
 
     def change() -> None:
@@ -183,7 +183,7 @@ def test_what_another_thread_reads_meanwhile_is_not_what_one_has(files: Files) -
     assert changed and seen(slow) == {"/etc/motd": "new"}
 
 
-def test_tokens_are_good_once_at_one_address(files: Files) -> None:
+def test_tokens_are_valid_once_from_one_address(files: Files) -> None:
     now = [1000.0]
     tokens = Tokens(files.store, token_s=600, clock=lambda: now[0])
     first, second = tokens.make("node1"), tokens.make("node1")
@@ -199,9 +199,9 @@ def test_tokens_are_good_once_at_one_address(files: Files) -> None:
         tokens.make("node9")
 
 
-def test_an_address_tries_so_often_only() -> None:
+def test_attempts_per_address_are_limited() -> None:
     now = [0.0]
-    bound = Bound(tries=3, per_s=60, clock=lambda: now[0])
+    bound = RateLimit(attempts=3, period_s=60, clock=lambda: now[0])
     assert [bound.wait_s("a") for _ in range(4)] == [0, 0, 0, 61]
     assert bound.wait_s("b") == 0
     now[0] += 61
@@ -211,7 +211,7 @@ def test_an_address_tries_so_often_only() -> None:
     assert len(bound.seen) <= 4096
 
 
-def test_what_a_site_names(tmp_path: Path) -> None:
+def test_master_files_of_a_site(tmp_path: Path) -> None:
     text = read_profile("lab") + (
         'provisioning:\n  address: 10.77.0.2/24\n  mac: "02:00:0a:4d:00:02"\n'
         '  files:\n    - {path: /etc/x, source: x, mode: "600", groups: [gpu]}\n'
@@ -220,7 +220,7 @@ def test_what_a_site_names(tmp_path: Path) -> None:
     site, _ = read_site_text(text, "sms.yaml", folder=tmp_path)
     given = {"passwd": b"p", "shadow": b"s", "munge_key": b"m", "/etc/x": b"x", "/etc/munge/munge.key": b"own"}
     seeds = [Seed("/etc/slurm/slurm.conf", b"conf"), Seed("/etc/other", b"other")]
-    found = {each.path: each for each in wanted_masters(site, given, seeds)}
+    found = {each.path: each for each in desired_masters(site, given, seeds)}
     assert list(found) == [
         "/etc/munge/munge.key",
         "/etc/passwd",
@@ -228,14 +228,14 @@ def test_what_a_site_names(tmp_path: Path) -> None:
         "/etc/slurm/slurm.conf",
         "/etc/x",
     ]
-    assert found["/etc/munge/munge.key"].data == b"own", "what is named stands before what is taken by itself"
+    assert found["/etc/munge/munge.key"].data == b"own", "explicit files override implicit ones"
     assert (found["/etc/x"].mode, found["/etc/x"].groups, found["/etc/x"].secret) == ("0600", ("gpu",), True)
     assert (found["/etc/shadow"].mode, found["/etc/shadow"].services) == ("0640", True)
     assert named_paths(site, ()) == {"/etc/munge/munge.key", "/etc/x"}
     assert "conf" not in repr(found["/etc/slurm/slurm.conf"]).replace("slurm.conf", "")
 
 
-def test_what_a_push_would_do() -> None:
+def test_compare_masters() -> None:
     same, changed, new = Master("/a", b"a"), Master("/b", b"b", services=True), Master("/c", b"c")
     users = Master("/etc/passwd", b"site's")
 
@@ -249,56 +249,56 @@ def test_what_a_push_would_do() -> None:
         there(Master("/gone", b"")),
         there(Master("/by-hand", b"", origin="admin")),
     ]
-    wanted = [same, changed, new, users]
-    assert {one.path: (one.what, one.why) for one in compare_masters(wanted, now)} == {
+    desired = [same, changed, new, users]
+    assert {one.path: (one.what, one.why) for one in compare_masters(desired, now)} == {
         "/a": ("same", ""),
         "/b": ("change", "services"),
         "/c": ("add", "1 bytes"),
         "/etc/passwd": ("held", "comes from `sms user sync`; --accounts replaces it"),
-        "/gone": ("remove", "the site file does not name it any more"),
+        "/gone": ("remove", "no longer in the site file"),
     }
-    replaced = {one.path: one.what for one in compare_masters(wanted, now, accounts=True)}
+    replaced = {one.path: one.what for one in compare_masters(desired, now, accounts=True)}
     assert replaced["/etc/passwd"] == "change"
-    assert Pushed(compare_masters(wanted, now)).summary() == (
-        "5 files: 2 brought, 1 removed, 1 left alone, 1 the same as before"
+    assert PushResult(compare_masters(desired, now)).summary() == (
+        "5 files: 2 uploaded, 1 removed, 1 skipped, 1 unchanged"
     )
-    assert Pushed(compare_masters([same], now[:1])).summary() == "all 1 files are as they should be, nothing changed"
+    assert PushResult(compare_masters([same], now[:1])).summary() == "all 1 files are up to date, nothing changed"
 
 
-def test_what_is_not_named_of_a_file_stays() -> None:
+def test_options_that_are_not_given_keep_their_values() -> None:
     before = {"version": 3, "mode": "0600", "owner": "munge", "group": "munge", "nodes": ["a"], "groups": [], "x": 1}
-    wishes = {"template": None, "services": True}
-    master = make_master("/etc/x", b"new", wishes, {**before, "template": True, "services": False})
+    options = {"template": None, "services": True}
+    master = make_master("/etc/x", b"new", options, {**before, "template": True, "services": False})
     assert (master.mode, master.owner, master.nodes, master.template, master.services) == (
         *("0600", "munge", ("a",)),
         *(True, True),
     )
-    new = make_master("/etc/x", b"new", wishes, None)
+    new = make_master("/etc/x", b"new", options, None)
     assert (new.mode, new.owner, new.nodes, new.template) == ("0644", "root", (), False)
     everywhere = make_master("/etc/x", b"new", {"nodes": [], "groups": []}, before)
     assert (everywhere.nodes, everywhere.mode) == ((), "0600")
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "/etc/sms/tls/ca.pem", "/run", "/etc//sms/x", "/etc/x/../sms/y", "etc/x"])
-def test_paths_that_nodes_do_not_take(path: str) -> None:
+def test_forbidden_paths(path: str) -> None:
     with pytest.raises(ConfigError):
         make_master(path, b"", {}, None)
 
 
-def test_nodes_refuse_the_same_paths() -> None:
+def test_nodes_forbid_the_same_paths() -> None:
     text = (ROOT / "definitions" / "runtime" / "smskept.py").read_text()
     there: dict[str, Any] = {}
     exec("\n".join(line for line in text.splitlines() if line.startswith(("GOOD", "RECORD", "FORBIDDEN"))), there)
     assert set(there["FORBIDDEN"]) == set(FORBIDDEN)
-    assert forbidding("/etc/smsx") == ""
+    assert forbidden_at("/etc/smsx") == ""
 
 
-def test_nodes_and_groups_that_nobody_knows() -> None:
+def test_unknown_nodes_and_groups() -> None:
     master = Master("/x", b"", nodes=("a", "b"), groups=("gpu", "cpu"))
     assert unknown_names(master, [{"name": "a", "groups": ["gpu"]}]) == ("b", "@cpu")
 
 
-def test_a_list_of_files_has_a_line_each() -> None:
+def test_the_list_has_one_line_per_file() -> None:
     path = "/etc/" + "x" * 200
     body = {**Master(path, b"", nodes=("a1", "a2")).as_body(), "path": path, "version": 1, "size": 2, "made": 0.0}
     head, line = rows([body])
@@ -310,17 +310,17 @@ def test_a_list_of_files_has_a_line_each() -> None:
 @pytest.mark.parametrize(
     ("answer", "old"),
     [
-        ({"began": 0, "heard": None}, 900),  # it runs for long
-        ({"began": 990, "heard": 700}, 600),  # it was off for nearly 300 s, in which nobody could be heard
-        ({"began": 990, "heard": None}, 890),  # nobody was heard before
-        ({}, 900),  # the server of an older image
+        ({"began": 0, "heard": None}, 900),  # it has run for long
+        ({"began": 990, "heard": 700}, 600),  # it was off for nearly 300 s, without any contact
+        ({"began": 990, "heard": None}, 890),  # no contact before
+        ({}, 900),  # answer of an older image
     ],
 )
-def test_from_when_on_a_client_counts_as_there(answer: dict[str, Any], old: float) -> None:
-    assert find_silence({"now": 1000, **answer}, 100) == old
+def test_offline_before(answer: dict[str, Any], old: float) -> None:
+    assert offline_before({"now": 1000, **answer}, 100) == old
 
 
-def test_a_service_tells_when_it_heard_a_client_last_before_it_began(files: Files) -> None:
+def test_last_contact_survives_a_restart_of_the_service(files: Files) -> None:
     with files.store.write() as connection:
         files.report(connection, NODE, {"push": 1, "files": [], "failed": {}})
     after = Files(files.store, files.config, files.blobs)

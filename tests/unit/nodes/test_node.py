@@ -1,4 +1,4 @@
-"""``sms node`` against the real service behind TLS, with controllers that are real servers: found, listed, switched."""
+"""``sms node`` against the real service behind TLS, with real servers as controllers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.redfish import emulator
 pytestmark = pytest.mark.slow
 
 NET = "10.77.7"
-"""In a network namespace of the tests' own: nothing leaves it."""
+"""Network in a namespace of its own: no packet leaves it."""
 VM = f"{NET}.2"
 HOST = f"{NET}.3"
 BMCS = [f"{NET}.{number}" for number in range(100, 110)]
@@ -43,7 +43,7 @@ def mac(number: int) -> str:
 
 @dataclass
 class Cluster:
-    """A site with a VM, and a place for controllers."""
+    """A site with a VM and controllers."""
 
     folder: Path
     vm: Front
@@ -53,7 +53,7 @@ class Cluster:
     machines: dict[str, Machine] = field(default_factory=dict)
 
     def bmc(self, number: int, behave: Answer | None = None, **more: Any) -> Machine | None:
-        """A controller at the address of this number; one that is well has a machine."""
+        """Start a controller at this address; without ``behave`` it works and controls a machine."""
         address = BMCS[number]
         made = None if behave else Machine(tree({"1": [mac(number)]}, **more))
         self.start(address, behave or made)
@@ -66,24 +66,24 @@ class Cluster:
         self.stack.enter_context(serve(address, self.port, context, behave))
 
     def sms(self, *words: str, status: int = 0) -> str:
-        """Standard output of a verb; ``said`` has standard error."""
+        """Run a verb and return its standard output; ``stderr`` has standard error."""
         self.capsys.readouterr()
         try:
             found = main(["-q", "--site", str(self.folder / "sms.yaml"), "node", *words])
         except SystemExit as end:
             found = int(end.code or 0)
-        out, self.said = self.capsys.readouterr()
-        assert found == status, f"{found}: {out}{self.said}"
-        assert PASSWORD not in out + self.said
+        out, self.stderr = self.capsys.readouterr()
+        assert found == status, f"{found}: {out}{self.stderr}"
+        assert PASSWORD not in out + self.stderr
         return out
 
-    said: str = ""
+    stderr: str = ""
 
     def discover(self, *words: str, status: int = 0) -> dict[str, Any]:
         found = self.sms("discover", "--port", str(self.port), "--json", *words, status=status)
-        told = dict(json.loads(found)) if found else {}
-        assert not told or bool(told["problems"]) == (status == 4), told
-        return told
+        report = dict(json.loads(found)) if found else {}
+        assert not report or bool(report["problems"]) == (status == 4), report
+        return report
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["name"]: node for node in json.loads(self.sms("list", "--json"))}
@@ -93,7 +93,7 @@ SILENT = object()
 
 
 class Impatient(Silent):
-    """Somebody who presses Ctrl-C when he is to wait."""
+    """Simulates Ctrl-C at a step that waits."""
 
     @contextmanager
     def step(self, text: str) -> Iterator[Silent]:
@@ -156,19 +156,17 @@ def test_discovery_fills_the_inventory(cluster: Cluster) -> None:
     assert all(machine.power() != "" for machine in cluster.machines.values())
 
 
-def test_what_an_admin_has_set_stays(cluster: Cluster) -> None:
+def test_settings_of_an_admin_are_kept(cluster: Cluster) -> None:
     cluster.sms("add", "login1", "--mac", mac(0), "--address", f"{NET}.50", "--profile", "gpu")
     cluster.bmc(0)
     (one,) = cluster.discover(BMCS[0])["nodes"]
-    assert (one["what"], one["name"]) == ("changed", "login1"), "gaps are filled"
+    assert (one["what"], one["name"]) == ("changed", "login1"), "empty fields are filled"
     node = cluster.nodes()["login1"]
     assert node["bmc"].startswith("https://") and node["profile"] == "gpu" and node["address"] == f"{NET}.50"
     cluster.machines[BMCS[0]].tree[f"{SYSTEM}/EthernetInterfaces/0"]["MACAddress"] = mac(77)
     cluster.machines[BMCS[0]].tree[SYSTEM]["BiosVersion"] = "2.0"
     (one,) = cluster.discover(BMCS[0])["nodes"]
-    assert one["what"] == "differs" and one["differences"] == [
-        f"macs: {mac(0)} is not found, {mac(77)} is found as well"
-    ]
+    assert one["what"] == "differs" and one["differences"] == [f"macs: {mac(0)} was not found, {mac(77)} is new"]
     assert cluster.nodes()["login1"]["macs"] == [mac(0)]
     assert cluster.nodes()["login1"]["details"]["bios"] == "2.0", "facts are discovery's own"
     (one,) = cluster.discover(BMCS[0], "--update", "--dry-run")["nodes"]
@@ -177,7 +175,7 @@ def test_what_an_admin_has_set_stays(cluster: Cluster) -> None:
     assert cluster.nodes()["login1"]["macs"] == [mac(77)]
 
 
-def test_conflicts_are_left(cluster: Cluster) -> None:
+def test_conflicts_change_nothing(cluster: Cluster) -> None:
     cluster.sms("add", "a", "--mac", mac(0), "--bmc", f"https://{BMCS[5]}:{cluster.port}{SYSTEM}")
     cluster.sms("add", "b", "--mac", mac(5))
     cluster.bmc(5)
@@ -191,7 +189,7 @@ def test_conflicts_are_left(cluster: Cluster) -> None:
     assert sorted(cluster.nodes()) == ["a", "b"]
 
 
-def test_broken_controllers_cost_nobody_else(cluster: Cluster) -> None:
+def test_broken_controllers_do_not_affect_others(cluster: Cluster) -> None:
     seen: list[Any] = []
 
     def elsewhere(request: Any, link: Any) -> bytes:
@@ -229,8 +227,8 @@ def test_broken_controllers_cost_nobody_else(cluster: Cluster) -> None:
     assert "provisioning.bmc.user and the password" in shown
 
 
-def test_what_the_inventory_does_not_take_is_told(cluster: Cluster) -> None:
-    """An address that the site file names twice over: one of the new nodes is refused, the others are made."""
+def test_nodes_rejected_by_the_inventory_are_reported(cluster: Cluster) -> None:
+    """An address of the site file is in use: one of the new nodes is rejected, the others are created."""
     for number in range(3):
         cluster.bmc(number)
     cluster.sms("add", "other", "--mac", mac(90))
@@ -243,7 +241,7 @@ def test_what_the_inventory_does_not_take_is_told(cluster: Cluster) -> None:
     assert sorted(cluster.nodes()) == ["node001", "node003", "other"]
 
 
-def test_controllers_are_known_by_their_xnames(cluster: Cluster) -> None:
+def test_controllers_get_xnames(cluster: Cluster) -> None:
     cluster.bmc(0)
     cluster.sms("add", "n1", "--mac", mac(0), "--xname", "x1000c0s0b0n0")
     cluster.discover(BMCS[0])
@@ -257,12 +255,12 @@ def test_power_of_many(cluster: Cluster) -> None:
     cluster.discover(f"{NET}.100-103", "--group", "compute")
     assert cluster.sms("power", "status", "@compute").split() == ["On", "4", "node[001-004]"]
     cluster.sms("power", "off", "node[001-002]", status=3)
-    assert "--yes" in cluster.said and cluster.machines[BMCS[0]].power() == "On"
+    assert "--yes" in cluster.stderr and cluster.machines[BMCS[0]].power() == "On"
     assert "would switch off 2: node[001-002]" in cluster.sms("power", "off", "node[001-002]", "-n")
     cluster.sms("power", "off", "node[001-002]", "--yes")
     assert [machine.power() for machine in cluster.machines.values()] == ["Off", "Off", "On", "On"]
-    told = json.loads(cluster.sms("power", "on", "@all", "--json"))
-    assert [(one["state"], one["changed"]) for one in told] == [
+    outcomes = json.loads(cluster.sms("power", "on", "@all", "--json"))
+    assert [(one["state"], one["changed"]) for one in outcomes] == [
         ("On", True),
         ("On", True),
         ("On", False),
@@ -272,7 +270,7 @@ def test_power_of_many(cluster: Cluster) -> None:
     cluster.sms("power", "off", "--soft", "node003")
     assert cluster.machines[BMCS[2]].power() == "Off"
     cluster.sms("power", "status", "node[001-005]", status=3)
-    assert "the inventory has no node005" in cluster.said
+    assert "the inventory has no node005" in cluster.stderr
     cluster.sms("add", "bare", "--mac", mac(60))
     shown = cluster.sms("power", "status", "node001", "bare", status=1)
     assert "bare has no controller" in shown and "sms node edit bare --bmc" in shown and "node001" in shown
@@ -288,23 +286,23 @@ def test_power_while_the_vm_is_off(cluster: Cluster) -> None:
         assert cluster.machines[BMCS[0]].power() == "Off"
         assert "node001" in cluster.sms("list")
         cluster.sms("edit", "node001", "--group", "+x", status=1)
-        assert "sms vm start" in cluster.said
+        assert "sms vm start" in cluster.stderr
         cluster.sms("discover", BMCS[0], status=1)
         kept.write_text("garbage")
         cluster.sms("power", "on", "node001", status=3)
-        assert "has kept no inventory" in cluster.said
+        assert "has no cached inventory" in cluster.stderr
     assert "node001" in cluster.sms("power", "on", "node001")
 
 
-def test_the_age_of_what_was_kept_is_told(cluster: Cluster) -> None:
+def test_the_age_of_the_cache_is_printed(cluster: Cluster) -> None:
     cluster.bmc(0)
     cluster.discover(BMCS[0])
     (kept,) = (cluster.folder / "state" / "nodes").glob("lab-*.json")
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "at": 1_700_000_000}))
     with cluster.vm.off():
         assert main(["--site", str(cluster.folder / "sms.yaml"), "node", "power", "status", "node001"]) == 0
-    said = cluster.capsys.readouterr().err
-    assert "does not answer: the inventory is that of" in said and "days ago; nodes may have changed since" in said
+    errors = cluster.capsys.readouterr().err
+    assert "does not answer: using the inventory of" in errors and " ago; nodes may have changed since" in errors
 
 
 def test_boot(cluster: Cluster) -> None:
@@ -312,7 +310,7 @@ def test_boot(cluster: Cluster) -> None:
     cluster.discover(BMCS[0])
     assert machine
     cluster.sms("boot", "node001", status=3)
-    assert "sms image push compute" in cluster.said and machine.power() == "Off"
+    assert "sms image push compute" in cluster.stderr and machine.power() == "Off"
     digest = "0" * 64
     image = cluster.folder / "vm" / "images" / "compute" / digest
     image.mkdir(parents=True)
@@ -328,39 +326,39 @@ def test_boot(cluster: Cluster) -> None:
     cluster.sms("boot", "node001", "--wait", "1s", status=1)
     cluster.sms("boot", "node001", "--wait", "1s", "--no-cycle", status=2)
     nodes = list(cluster.nodes().values())
-    with pytest.raises(KeyboardInterrupt, match="node001 was restarted; nobody waits any more"):
+    with pytest.raises(KeyboardInterrupt, match="node001 was restarted; stopped waiting"):
         boot_nodes(open_cluster(cluster.folder / "sms.yaml", None, Silent()), nodes, Boot(wait_s=60), Impatient())
     slurmd = serve(f"{NET}.11", 6818, None, hangs)
     with slurmd:
         assert cluster.sms("boot", "node001", "--wait", "10s").split() == ["up", "1", "node001"]
 
 
-def test_by_hand(cluster: Cluster) -> None:
+def test_add_edit_remove(cluster: Cluster) -> None:
     cluster.sms("add", "node009", "--mac", "020-00-0a-4d", "--address", "10.99.0.1", "--xname", "here", status=2)
     for words in ("is not a MAC address", "is not in the provisioning network", "is not the xname"):
-        assert words in cluster.said, "every problem at once"
+        assert words in cluster.stderr, "every problem at once"
     cluster.sms("add", "node009", status=2)
-    assert "has no MAC address" in cluster.said
-    wishes = ("--mac", "02-00-0A-4D-00-09", "--xname", "x1000c0s0b0n0", "--group", "a,b")
-    assert cluster.sms("add", "node009", *wishes) == f"node009 is in the inventory: {mac(9)}\n"
+    assert "has no MAC address" in cluster.stderr
+    options = ("--mac", "02-00-0A-4D-00-09", "--xname", "x1000c0s0b0n0", "--group", "a,b")
+    assert cluster.sms("add", "node009", *options) == f"added node009: {mac(9)}\n"
     cluster.sms("add", "node009", "--mac", mac(8), status=3)
     cluster.sms("add", "node010", "--mac", mac(9), "--profile", "none", status=2)
-    assert f"{mac(9)} is a MAC address of node009" in cluster.said and "no profile 'none'" in cluster.said
+    assert f"{mac(9)} is a MAC address of node009" in cluster.stderr and "no profile 'none'" in cluster.stderr
     cluster.sms("add", "node010", "--mac", mac(8), "--address", VM, status=2)
-    assert "the provisioning VM" in cluster.said
+    assert "the provisioning VM" in cluster.stderr
     cluster.sms("add", "node010", "--mac", mac(8), "--address", HOST, status=2)
-    assert f"{HOST} is the address of the admin host host-a" in cluster.said
+    assert f"{HOST} is the address of the admin host host-a" in cluster.stderr
     cluster.sms("edit", "node009", "--mac", "", status=2)
     cluster.sms("edit", "node009", f"--mac=-{mac(9)}", status=2)
-    assert "needs a MAC address" in cluster.said
-    told = cluster.sms("edit", "x1000c0s0b0n0", "--group", "+gpu", "--group=-a", "--mac", f"+{mac(10)}")
-    assert "groups: a, b -> b, gpu" in told
+    assert "needs a MAC address" in cluster.stderr
+    output = cluster.sms("edit", "x1000c0s0b0n0", "--group", "+gpu", "--group=-a", "--mac", f"+{mac(10)}")
+    assert "groups: a, b -> b, gpu" in output
     node = cluster.nodes()["node009"]
     assert node["macs"] == [mac(9), mac(10)] and node["groups"] == ["b", "gpu"]
     cluster.sms("edit", "node009", status=2)
-    assert "nothing is to be changed" in cluster.said
+    assert "nothing to change" in cluster.stderr
     cluster.sms("edit", "node009", "--group", "+c,d", status=2)
-    assert "is so already" in cluster.sms("edit", "node009", "--group", "+gpu")
+    assert "node009 is unchanged" in cluster.sms("edit", "node009", "--group", "+gpu")
     assert "address: - ->" in cluster.sms("edit", "node009", "--address", f"{NET}.9", "-n")
     assert cluster.nodes()["node009"]["address"] is None
     cluster.sms("edit", "node009", "--address", f"{NET}.9", "--xname=", "--profile", "gpu")
@@ -375,8 +373,8 @@ def test_by_hand(cluster: Cluster) -> None:
     assert cluster.nodes() == {} and "no nodes" in cluster.sms("list")
 
 
-def test_machines_that_nobody_knows(cluster: Cluster) -> None:
-    assert "no machine has asked" in cluster.sms("list", "--unknown")
+def test_unknown_machines_are_listed(cluster: Cluster) -> None:
+    assert "no unknown machine" in cluster.sms("list", "--unknown")
     link = HTTPConnection("127.0.0.1", cluster.vm.backend)
     link.request("GET", f"/boot/v1/bootscript?mac={mac(99)}", headers={"X-Real-IP": f"{NET}.99"})
     link.getresponse().read()
@@ -403,7 +401,7 @@ def test_export_and_import(cluster: Cluster) -> None:
     assert "nodes: 1 changed" in cluster.sms("import", str(file), "--replace", "-n")
     file.write_text(before)
     cluster.sms("add", "other", "--mac", mac(50))
-    assert "would go: nodes: other" in cluster.sms("import", str(file), "--replace", "-n")
+    assert "would remove: nodes: other" in cluster.sms("import", str(file), "--replace", "-n")
     cluster.sms("import", str(file), "--replace", status=3)
     cluster.sms("import", str(file), "--replace", "--yes")
     assert cluster.sms("export") == before
@@ -412,16 +410,16 @@ def test_export_and_import(cluster: Cluster) -> None:
     document["nodes"][1].pop("interfaces", None)
     file.write_text(yaml.safe_dump(document))
     cluster.sms("import", str(file), status=3)
-    assert "has it" in cluster.said or "twice" in cluster.said
+    assert "has it" in cluster.stderr or "twice" in cluster.stderr
     assert cluster.sms("export") == before, "all of it, or nothing"
     for text in ("a: &a [1]\nnodes: *a\n", "nodes: [\n", "hello", "nodes: 5\n", "other: []\n"):
         file.write_text(text)
         cluster.sms("import", str(file), status=2)
-        assert str(file) in cluster.said
+        assert str(file) in cluster.stderr
     cluster.sms("import", str(cluster.folder / "none.yaml"), status=2)
     file.write_text(yaml.safe_dump({"nodes": [{"name": "n7", "mac": mac(7)}]}))
     cluster.sms("import", str(file), "-n", status=2)
-    assert "n7: a node has no 'mac'; did you mean macs?" in cluster.said
+    assert "n7: a node has no 'mac'; did you mean macs?" in cluster.stderr
 
 
 SMD: dict[str, Any] = {
@@ -448,7 +446,7 @@ SMD: dict[str, Any] = {
 
 @contextmanager
 def state_manager(cluster: Cluster, token: str) -> Iterator[str]:
-    """A State Manager as another would run it, which wants a token."""
+    """Run a State Manager that requires a token."""
 
     def speak(request: Any, link: Any) -> bytes:
         if request.headers.get("authorization") != f"Bearer {token}":
@@ -464,15 +462,15 @@ def test_import_from_a_state_manager(cluster: Cluster, monkeypatch: pytest.Monke
     ca = ("--ca", str(cluster.vm.tls / "ca.pem"))
     with state_manager(cluster, "let-me-in") as url:
         cluster.sms("import", "--from-smd", url, *ca, status=3)
-        assert "SMS_SMD_TOKEN" in cluster.said
+        assert "SMS_SMD_TOKEN" in cluster.stderr
         token = cluster.folder / "token"
         token.write_text("let-me-in\n")
         token.chmod(0o644)
         cluster.sms("import", "--from-smd", url, *ca, "--token-file", str(token), status=3)
-        assert f"chmod 600 {token}" in cluster.said
+        assert f"chmod 600 {token}" in cluster.stderr
         monkeypatch.setenv("SMS_SMD_TOKEN", "let-me-in")
-        told = cluster.sms("import", "--from-smd", url, *ca)
-        # What is set by hand afterwards stays when it is brought again.
+        output = cluster.sms("import", "--from-smd", url, *ca)
+        # Later changes by hand survive a second import.
         edits = ("--profile", "gpu", "--group", "+mine", "--address", f"{NET}.30")
         cluster.sms("edit", "nid000007", *edits)
         mine = cluster.nodes()["nid000007"]
@@ -482,16 +480,16 @@ def test_import_from_a_state_manager(cluster: Cluster, monkeypatch: pytest.Monke
         assert cluster.nodes()["nid000007"] == mine
         cluster.sms("edit", "nid000007", "--group=-mine", "--profile=")
         cluster.sms("import", "--from-smd", url.replace("https", "http"), *ca, status=2)
-        assert "in the clear" in cluster.said
-    assert "nodes: 1 new" in told and "'odd': is no known xname" in told and "'x9' is no component" in told
+        assert "would be sent unencrypted" in cluster.stderr
+    assert "nodes: 1 new" in output and "'odd': is not a known xname" in output and "'x9' is not a component" in output
     node = cluster.nodes()["nid000007"]
     assert node["xname"] == "x1000c0s0b0n0" and node["macs"] == ["02:00:0a:4d:00:07"] and node["groups"] == ["blue"]
     assert node["bmc"] == "https://x1000c0s0b0"
     assert "hidden" not in cluster.sms("export")
 
 
-def test_an_emulator_of_others(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sushy-tools' controller: it has no Processors, and two systems that are told by their paths."""
+def test_the_emulator_of_sushy_tools(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sushy-tools' controller has no Processors, and two systems with different paths."""
     (cluster.folder / "emulator").mkdir()
     with emulator(cluster.folder / "emulator", systems=2, macs=(mac(1), mac(2))) as bmc:
         document = yaml.safe_load((cluster.folder / "sms.yaml").read_text())
@@ -522,27 +520,27 @@ def test_credentials(name: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatc
     cluster.bmc(0)
     change(cluster.folder / "bmc.password", monkeypatch)
     cluster.discover(BMCS[0], status=3 if words else 0)
-    assert words in cluster.said
+    assert words in cluster.stderr
     asked = cluster.machines[BMCS[0]].asked
     assert bool(asked) == (not words), "nobody was asked without"
 
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "a range that is none": (["discover", "10.0.0.0/33"], "is not a range"),
-    "a range backwards": (["discover", "10.0.0.9-10.0.0.1"], "runs backwards"),
+    "a range backwards": (["discover", "10.0.0.9-10.0.0.1"], "its end is before its start"),
     "too many": (["discover", "10.0.0.0/8"], "more than 4096 addresses"),
     "IPv6": (["discover", "fe80::/64"], "IPv4"),
     "a port in it": (["discover", "10.0.0.1:8000"], "--port"),
     "a pattern without a number": (["discover", "10.77.7.100", "--name-pattern", "node"], "is not a pattern"),
     "a pattern with too much": (["discover", "10.77.7.100", "--name-pattern", "n%d%s"], "is not a pattern"),
     "a first address elsewhere": (["discover", "10.77.7.100", "--first", "10.0.0.1"], "is not an address in"),
-    "no port": (["discover", "--port", "70000", "10.77.7.100"], "is no port"),
+    "no port": (["discover", "--port", "70000", "10.77.7.100"], "is not a port"),
     "a host list that is none": (["power", "status", "node[1-"], "brackets"),
     "the node first": (["power", "node1", "on"], "sms node power on node1"),
     "a word that is near": (["power", "of", "node1"], "did you mean off?"),
     "names of nobody": (["discover", "foo.invalid,bar.invalid"], "foo.invalid: no such host"),
     "a dash": (["edit", "node1", "--group", "-gpu"], "--group=-VALUE"),
-    "soft on": (["power", "on", "--soft", "node1"], "--soft goes with off"),
+    "soft on": (["power", "on", "--soft", "node1"], "--soft is only valid with off"),
 }
 
 
@@ -550,7 +548,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 def test_mistakes(name: str, cluster: Cluster) -> None:
     words, message = MISTAKES[name]
     cluster.sms(*words, status=2)
-    assert message in cluster.said
+    assert message in cluster.stderr
 
 
 def test_a_site_without_a_vm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

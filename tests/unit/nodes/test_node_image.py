@@ -15,7 +15,7 @@ from appliance.catalog.node import NodeProfile, read_node_profile
 from appliance.config.provisioning import Profile
 from appliance.config.read import read_model
 from appliance.errors import ConfigError
-from appliance.plan.nodes.image import cpio, find_secrets, mmdebstrap_argv, packages_of, plan_node, wanted_modules
+from appliance.plan.nodes.image import cpio, find_secrets, mmdebstrap_argv, needed_modules, packages_of, plan_node
 from appliance.share import share
 
 Need = Callable[[str], str]
@@ -49,7 +49,7 @@ def test_the_shipped_profile() -> None:
         ("colour: red", "colour"),
     ],
 )
-def test_a_profile_that_is_wrong(line: str, words: str) -> None:
+def test_an_invalid_profile(line: str, words: str) -> None:
     text = "summary: x\nbase: debian-12\npackages: [a]\nkernels: {}\n"
     text += "" if line.startswith("drivers") else "drivers: []\n"
     with pytest.raises(ConfigError, match=words):
@@ -70,7 +70,7 @@ def test_a_profile_that_is_wrong(line: str, words: str) -> None:
         ({"site": Profile(packages=("nvtop",))}, True, True),
     ],
 )
-def test_what_makes_another_image(what: dict[str, Any], changes: bool, root: bool) -> None:
+def test_what_changes_the_keys_of_an_image(what: dict[str, Any], changes: bool, root: bool) -> None:
     before, after = planned(), planned(**what)
     assert (before.key != after.key, before.root_key != after.root_key) == (changes, root)
 
@@ -110,11 +110,11 @@ kernel/net/packet/af_packet.ko:
         (["drivers/gpu"], [], []),
     ],
 )
-def test_modules_come_with_what_they_need(drivers: list[str], names: list[str], paths: list[str]) -> None:
-    assert wanted_modules(DEPENDENCIES, drivers, names) == [f"kernel/{path}" for path in paths]
+def test_modules_include_their_dependencies(drivers: list[str], names: list[str], paths: list[str]) -> None:
+    assert needed_modules(DEPENDENCIES, drivers, names) == [f"kernel/{path}" for path in paths]
 
 
-def test_the_archive_is_one_that_cpio_reads(need: Need, tmp_path: Path) -> None:
+def test_cpio_reads_the_archive(need: Need, tmp_path: Path) -> None:
     archive = cpio({"init": (b"#!/bin/sh\n", 0o755), "etc/x/y": (b"abc", 0o644)}, {"bin/sh": "busybox"})
     subprocess.run([need("cpio"), "-idm", "--quiet"], input=archive, cwd=tmp_path, check=True)
     assert (tmp_path / "init").stat().st_mode & 0o777 == 0o755
@@ -132,11 +132,11 @@ def test_the_archive_is_one_that_cpio_reads(need: Need, tmp_path: Path) -> None:
         (["etc/shadow-"], "root:$y$j9T$x:1::", ["etc/shadow-", "/etc/shadow: a password of root"]),
     ],
 )
-def test_what_is_secret(names: list[str], shadow: str, found: list[str]) -> None:
+def test_find_secrets(names: list[str], shadow: str, found: list[str]) -> None:
     assert find_secrets(names, shadow) == found
 
 
-# The first program, function by function, by busybox's own shell where it is there.
+# Functions of the init program, run by busybox's shell if it is installed.
 
 
 def shell() -> list[str]:
@@ -144,7 +144,7 @@ def shell() -> list[str]:
 
 
 def run_init(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Functions of init without what it does at its end; paths of the machine's are those of a folder."""
+    """Run functions of init without its main part; system paths are redirected to a folder."""
     text = INIT.read_text().partition("\nmount_kernel\n")[0]
     for path in ("/proc/cmdline", "/proc/uptime", "/dev/console", "/run/", "/root/etc", "/sys/class/net"):
         text = text.replace(path, f"{tmp_path}{path}")
@@ -152,7 +152,7 @@ def run_init(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     for folder in ("proc", "dev", "run", "root/etc/chrony/sources.d", "root/etc/rsyslog.d", "sys/class/net"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     (tmp_path / "proc/uptime").write_text("5.00 1.00\n")
-    # What would wait or start the machine again.
+    # Replace what would wait or reboot.
     quiet = "sleep() { :; }\nreboot() { echo rebooted; exit 9; }\n"
     return subprocess.run([*shell(), "-c", f"{text}\n{quiet}{script}"], capture_output=True, text=True, timeout=60)
 
@@ -165,7 +165,7 @@ def give(tmp_path: Path, cmdline: str) -> None:
 @pytest.mark.parametrize(
     ("word", "value"), [("sms.node", "n1"), ("sms.image", "http://x/?a=b"), ("sms", ""), ("node", ""), ("quiet", "")]
 )
-def test_words_of_the_command_line(word: str, value: str, tmp_path: Path) -> None:
+def test_kernel_arguments(word: str, value: str, tmp_path: Path) -> None:
     give(tmp_path, "quiet sms.node=n1 sms.image=http://x/?a=b")
     assert run_init(tmp_path, f"word {word}").stdout.strip() == value
 
@@ -174,7 +174,7 @@ def test_words_of_the_command_line(word: str, value: str, tmp_path: Path) -> Non
     ("cmdline", "ports"),
     [("", "eth0 eth1"), ("BOOTIF=01-02-00-0A-4d-00-66", "eth1"), ("BOOTIF=01-02-00-0a-4d-00-99", "")],
 )
-def test_the_port_that_the_firmware_took(cmdline: str, ports: str, tmp_path: Path) -> None:
+def test_the_port_that_the_firmware_used(cmdline: str, ports: str, tmp_path: Path) -> None:
     give(tmp_path, cmdline)
     for name, mac in (("eth0", "02:00:0a:4d:00:65"), ("eth1", "02:00:0a:4d:00:66"), ("lo", "00:00:00:00:00:00")):
         (tmp_path / "sys/class/net" / name).mkdir(parents=True)
@@ -185,13 +185,13 @@ def test_the_port_that_the_firmware_took(cmdline: str, ports: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["x;reboot", "a/b", "$(id)"])
-def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
+def test_invalid_node_names(name: str, tmp_path: Path) -> None:
     give(tmp_path, f"sms.node={name}")
     done = run_init(tmp_path, "ip=10.77.0.101 dns= ntpsrv= logsrv= write_lease")
     assert done.returncode == 9 and "is no name of a node" in (tmp_path / "dev/console").read_text()
 
 
-def test_what_dhcp_told_comes_into_the_system(tmp_path: Path) -> None:
+def test_dhcp_options_are_written_to_the_system(tmp_path: Path) -> None:
     give(tmp_path, "sms.node=n1 sms.server=https://10.77.0.2:8443")
     done = run_init(tmp_path, "ip=10.77.0.101 dns='10.0.0.1 10.0.0.2' ntpsrv=10.77.0.1 logsrv=10.77.0.1 write_lease")
     assert done.returncode == 0, done.stderr
@@ -215,7 +215,7 @@ def test_an_image_without_a_digest_is_never_fetched(cmdline: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("steps", "ends", "words"),
     [
-        # what each call of wget says, and whether it worked
+        # result of each call of wget
         (["ok"], 0, ""),
         (["wget: connection refused", "wget: timed out", "ok"], 0, "connection refused"),
         (["wget: server returned error: HTTP/1.1 416 Requested Range Not Satisfiable"], 0, ""),
@@ -223,7 +223,7 @@ def test_an_image_without_a_digest_is_never_fetched(cmdline: str, tmp_path: Path
         (["wget: connection refused"] * 9, 9, "connection refused"),
     ],
 )
-def test_fetching_goes_on(steps: list[str], ends: int, words: str, tmp_path: Path) -> None:
+def test_interrupted_downloads_are_resumed(steps: list[str], ends: int, words: str, tmp_path: Path) -> None:
     give(tmp_path, "sms.patience=3")
     (tmp_path / "steps").write_text("".join(f"{step}\n" for step in steps))
     script = f"""
@@ -234,8 +234,8 @@ def test_fetching_goes_on(steps: list[str], ends: int, words: str, tmp_path: Pat
     fetch http://10.77.0.2/x file"""
     done = run_init(tmp_path, script)
     assert done.returncode == ends, done.stderr
-    said = (tmp_path / "dev/console").read_text() if (tmp_path / "dev/console").exists() else ""
-    assert words in said
+    console = (tmp_path / "dev/console").read_text() if (tmp_path / "dev/console").exists() else ""
+    assert words in console
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def test_fetching_goes_on(steps: list[str], ends: int, words: str, tmp_path: Pat
         ({"opt7": "", "hostname": "n1'; reboot; '"}, "hostname='n1 reboot '"),
     ],
 )
-def test_what_a_dhcp_server_says_is_held_to_letters(given: dict[str, str], lease: str, tmp_path: Path) -> None:
+def test_dhcp_options_are_sanitized(given: dict[str, str], lease: str, tmp_path: Path) -> None:
     text = (NODES / "udhcpc").read_text().replace("/run/lease", f"{tmp_path}/lease")
     values = {"interface": "eth9", "ip": "10.77.0.101", "mask": "24", "dns": "", "ntpsrv": "", "router": "", "mtu": ""}
     environment = {**os.environ, **values, "hostname": "n1", **given}
     script = f"ip() {{ :; }}\n{text}"
     subprocess.run([*shell(), "-c", script, "udhcpc", "bound"], env=environment, check=False, capture_output=True)
-    # `-c` takes the name first, as udhcpc's own call does its path.
+    # `-c` takes the program's name first.
     assert lease in (tmp_path / "lease").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What discovery thinks, without a network: ranges, names, MAC addresses, and what becomes of what it finds."""
+"""Plans of a discovery, without a network: ranges, names, MAC addresses, decisions."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_find_targets(name: str) -> None:
 @pytest.mark.parametrize(
     "word", ["", "10.0.0", "10.0.0.256", "10.0.0.1-", "-", "a b", "../x", "10.0.0.0/8", "x[1-9999]"]
 )
-def test_ranges_that_are_none(word: str) -> None:
+def test_invalid_ranges(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         find_targets([word])
     assert caught.value.hint
 
 
 @given(st.text(max_size=30))
-def test_no_range_is_a_surprise(word: str) -> None:
+def test_arbitrary_ranges(word: str) -> None:
     try:
         found = find_targets([word])
     except ConfigError:
@@ -89,12 +89,12 @@ def test_no_range_is_a_surprise(word: str) -> None:
 @pytest.mark.parametrize(
     "pattern", ["node", "%d%d", "n%s", "n%03d%s", "-%d", "n%d.x", "n%(a)d", "n%99999d", "%", "n%-3d", "%d", "%dh"]
 )
-def test_patterns_that_are_none(pattern: str) -> None:
+def test_invalid_patterns(pattern: str) -> None:
     with pytest.raises(ConfigError):
         check_pattern(pattern)
 
 
-def test_names_and_addresses_that_are_free() -> None:
+def test_free_names_and_addresses() -> None:
     names = free_names(check_pattern("node%03d"), {"node002"})
     assert list(itertools.islice(names, 3)) == ["node001", "node003", "node004"]
     assert list(free_addresses(IPv4Address("10.77.0.252"), NETWORK, {"10.77.0.253"})) == ["10.77.0.252", "10.77.0.254"]
@@ -127,11 +127,11 @@ def node(name: str, *macs: str, **more: Any) -> dict[str, Any]:
 
 PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "well": (node("n1", "02:00:00:00:00:01", address="10.77.0.5", xname="x1000c0s0b0n0", bmc="https://b/redfish"), []),
-    "a word of DHCP": (node("1h", "02:00:00:00:00:01"), ["DHCP takes it for a word or a time"]),
-    "a name": (node("n_1", "02:00:00:00:00:01"), ["is not a name of a node"]),
+    "a word of DHCP": (node("1h", "02:00:00:00:00:01"), ["DHCP takes it for a keyword or a lease time"]),
+    "a name": (node("n_1", "02:00:00:00:00:01"), ["is not a node name"]),
     "a MAC": (node("n1", "02:00:00:00:00"), ["is not a MAC address"]),
-    "of a group": (node("n1", "03:00:00:00:00:01"), ["of a group of machines"]),
-    "twice": (node("n1", "02:00:00:00:00:01", "0200.0000.0001"), ["is there twice"]),
+    "of a group": (node("n1", "03:00:00:00:00:01"), ["is a multicast MAC address"]),
+    "twice": (node("n1", "02:00:00:00:00:01", "0200.0000.0001"), ["is listed twice"]),
     "another's": (node("n1", "02:00:00:00:00:99"), ["is a MAC address of other"]),
     "no address": (node("n1", address="10.77.0"), ["is not an IPv4 address"]),
     "an address elsewhere": (node("n1", address="10.78.0.1"), ["is not in the provisioning network"]),
@@ -141,7 +141,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "an xname": (node("n1", xname="x1000c0s0b0"), ["is not the xname of a node"]),
     "another's xname": (node("n1", xname="x1c0s0b0n9"), ["is the xname of other"]),
     "a controller": (node("n1", bmc="http://b"), ["is not the URL of a controller"]),
-    "a group": (node("n1", groups=["a b"]), ["is not a name of a group"]),
+    "a group": (node("n1", groups=["a b"]), ["is not a group name"]),
     "all of it": (node("", "x", address="y", xname="z", bmc="f"), ["name", "MAC", "IPv4", "xname", "URL"]),
 }
 
@@ -156,7 +156,7 @@ def test_find_problems(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "wishes", "found"),
+    ("current", "changes", "found"),
     [
         (["a"], ["+b"], ["a", "b"]),
         (["a", "b"], ["-a", "+c"], ["b", "c"]),
@@ -165,12 +165,12 @@ def test_find_problems(name: str) -> None:
         (["a"], ["+b", "c"], None),
     ],
 )
-def test_choose_groups(has: list[str], wishes: list[str], found: list[str] | None) -> None:
+def test_choose_groups(current: list[str], changes: list[str], found: list[str] | None) -> None:
     if found is None:
         with pytest.raises(ValueError, match="not both"):
-            choose_groups(has, wishes)
+            choose_groups(current, changes)
     else:
-        assert choose_groups(has, wishes) == found
+        assert choose_groups(current, changes) == found
 
 
 def test_choose_nodes() -> None:
@@ -258,15 +258,15 @@ DECISIONS: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", DECISIONS)
 def test_decisions(name: str) -> None:
-    found, nodes, update, wanted = DECISIONS[name]
+    found, nodes, update, expected = DECISIONS[name]
     names = iter(("n1", "n2", "n3"))
     address: Callable[[str], str] = lambda name: f"a-{name}"  # noqa: E731
     made = list(decide(found, nodes, name=lambda: next(names), address=address, update=update))
-    assert [(one.what, one.name, dict(one.change)) for one in made] == wanted
+    assert [(one.what, one.name, dict(one.change)) for one in made] == expected
     assert all(one.differences for one in made if one.what in ("conflict", "differs"))
 
 
-def test_the_profile_of_a_node_is_that_which_the_vm_chooses() -> None:
+def test_profile_for() -> None:
     profiles: dict[str, list[str]] = {"compute": [], "gpu": ["gpu"], "big": ["big", "gpu"]}
     found = [profile_for(groups, profiles) for groups in ([], ["x"], ["gpu"], ["x", "big"])]
     assert found == ["compute", "compute", "big", "big"]

@@ -1,4 +1,4 @@
-"""Node images on their way to the VM: sms-provd behind nginx on loopback ports, and real folders."""
+"""Upload of node images to the VM: sms-provd behind nginx on loopback ports, with real folders."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from appliance.errors import Refused
-from appliance.operations.nodes.push import Upload, need_own_ca
+from appliance.operations.nodes.push import Upload, check_ca
 from appliance.operations.site.keys import create_pair
 from appliance.provision.images import FILES, Images
 from appliance.provision.problem import HttpProblem
-from appliance.tools.provision import Away
+from appliance.tools.provision import VmUnreachable
 from appliance.tools.sealed import MANIFEST, SIGNATURE, digest_file, seal
 from tests.provisioning import Vm
 
@@ -33,7 +33,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_image(folder: Path, key: Path, word: str = "one", *, size: int = 3 << 20, **about: Any) -> Path:
-    """A sealed folder as `sms image build` leaves one; its root is ``word`` over and over."""
+    """Create a sealed folder as `sms image build` does; its root is ``word`` repeated."""
     made = folder / f"made-{word}"
     made.mkdir(parents=True)
     for name in FILES:
@@ -54,7 +54,7 @@ def put_all(images: Images, image: Path, *, keep: int = 2) -> list[str]:
     return images.finish("compute", image.name, keep=keep)
 
 
-def test_what_is_whole_becomes_current_and_goes_back(tmp_path: Path, key: Path) -> None:
+def test_complete_images_become_current_and_are_rolled_back(tmp_path: Path, key: Path) -> None:
     images = Images(tmp_path / "images")
     one, two = make_image(tmp_path, key, "one"), make_image(tmp_path, key, "two", groups=["gpu"])
     assert images.current("compute") is None
@@ -69,19 +69,19 @@ def test_what_is_whole_becomes_current_and_goes_back(tmp_path: Path, key: Path) 
     assert Images(tmp_path / "images").current("compute").digest == two.name  # type: ignore[union-attr]
 
 
-def test_an_image_of_another_ca_is_not_pushed(tmp_path: Path, key: Path) -> None:
+def test_an_image_with_another_ca_is_not_pushed(tmp_path: Path, key: Path) -> None:
     (tmp_path / "ca.pem").write_text("the site's")
     own = hashlib.sha256(b"the site's").hexdigest()
     for word, ca in (("one", own), ("old", "")):
-        need_own_ca(make_image(tmp_path, key, word, ca=ca), tmp_path / "ca.pem", "compute")
+        check_ca(make_image(tmp_path, key, word, ca=ca), tmp_path / "ca.pem", "compute")
     other = make_image(tmp_path, key, "other", ca="0" * 64)
     with pytest.raises(Refused, match="built with another CA") as caught:
-        need_own_ca(other, tmp_path / "ca.pem", "compute")
+        check_ca(other, tmp_path / "ca.pem", "compute")
     assert caught.value.hint == "sms image build compute"
 
 
-def test_a_change_while_another_reads_is_not_forgotten(tmp_path: Path, key: Path) -> None:
-    """Who had read the pointer before a rollback may not keep it for those who ask after."""
+def test_concurrent_readers_do_not_cache_a_stale_pointer(tmp_path: Path, key: Path) -> None:
+    """A reader that read the pointer before a rollback must not cache it."""
 
     class Slow(Images):
         meanwhile: Callable[[], object] | None = None
@@ -118,43 +118,43 @@ def test_a_node_without_a_profile_boots_that_of_its_group(tmp_path: Path, key: P
 def test_half_an_upload_never_becomes_current(tmp_path: Path, key: Path) -> None:
     images, one, two = Images(tmp_path / "images"), make_image(tmp_path, key, "one"), make_image(tmp_path, key, "two")
     put_all(images, one)
-    with pytest.raises(HttpProblem, match="the manifest comes first"):
+    with pytest.raises(HttpProblem, match="the manifest is missing"):
         put(images, two, "root.squashfs")
     put(images, two, MANIFEST)
     put(images, two, SIGNATURE)
     put(images, two, "root.squashfs", data=(two / "root.squashfs").read_bytes()[:1000])
-    with pytest.raises(HttpProblem, match="did not come yet"):
+    with pytest.raises(HttpProblem, match="not uploaded yet"):
         images.finish("compute", two.name)
     for name in ("vmlinuz", "initrd.img"):
         put(images, two, name)
     with pytest.raises(HttpProblem, match="1000 of 3145728 bytes"):
         images.finish("compute", two.name)
     assert images.current("compute").digest == one.name  # type: ignore[union-attr]
-    assert images.arrived("compute", two.name)["root.squashfs"] == 1000
-    with pytest.raises(HttpProblem, match=r"1000 bytes of root\.squashfs are here, not 500"):
+    assert images.received("compute", two.name)["root.squashfs"] == 1000
+    with pytest.raises(HttpProblem, match=r"1000 bytes of root\.squashfs were received, not 500"):
         put(images, two, "root.squashfs", offset=500)
     put(images, two, "root.squashfs", offset=1000)
     images.finish("compute", two.name)
     assert images.current("compute").digest == two.name  # type: ignore[union-attr]
 
 
-def test_wrong_bytes_are_told_and_thrown_away(tmp_path: Path, key: Path) -> None:
+def test_corrupt_files_are_reported_and_discarded(tmp_path: Path, key: Path) -> None:
     images, one = Images(tmp_path / "images"), make_image(tmp_path, key, "one")
     for name in (MANIFEST, SIGNATURE, "vmlinuz", "initrd.img"):
         put(images, one, name)
     put(images, one, "root.squashfs", data=b"x" * (3 << 20))
-    with pytest.raises(HttpProblem, match=r"root\.squashfs is not what was signed") as caught:
+    with pytest.raises(HttpProblem, match=r"root\.squashfs does not match its digest") as caught:
         images.finish("compute", one.name)
     assert caught.value.status == 422
-    assert "root.squashfs" not in images.arrived("compute", one.name), "it is sent anew"
+    assert "root.squashfs" not in images.received("compute", one.name), "it is sent anew"
     assert images.current("compute") is None
 
 
-def test_what_changed_on_the_disk_can_come_again(tmp_path: Path, key: Path) -> None:
+def test_a_file_that_changed_on_disk_can_be_uploaded_again(tmp_path: Path, key: Path) -> None:
     images, one = Images(tmp_path / "images"), make_image(tmp_path, key, "one")
     put_all(images, one)
     (images.folder / "compute" / one.name / "root.squashfs").write_bytes(b"x" * (3 << 20))
-    with pytest.raises(HttpProblem, match="on the VM's own disk"):
+    with pytest.raises(HttpProblem, match="on the VM's disk"):
         images.finish("compute", one.name)
     assert images.current("compute") is None
     put(images, one, "root.squashfs")
@@ -179,9 +179,7 @@ def change(**what: Any) -> Callable[[dict[str, Any]], None]:
         (lambda about: about["files"].update({"../../x": about["files"]["vmlinuz"]}), "not that of a node image"),
     ],
 )
-def test_a_manifest_of_something_else(
-    edit: Callable[[dict[str, Any]], None], words: str, tmp_path: Path, key: Path
-) -> None:
+def test_invalid_manifests(edit: Callable[[dict[str, Any]], None], words: str, tmp_path: Path, key: Path) -> None:
     images, one = Images(tmp_path / "images"), make_image(tmp_path, key, "one")
     about = json.loads((one / MANIFEST).read_text())
     edit(about)
@@ -191,7 +189,7 @@ def test_a_manifest_of_something_else(
 
 
 @pytest.mark.parametrize("name", ["../x", "shadow", "manifest.json/..", ""])
-def test_no_other_file_comes(name: str, tmp_path: Path, key: Path) -> None:
+def test_unlisted_files_are_rejected(name: str, tmp_path: Path, key: Path) -> None:
     images, one = Images(tmp_path / "images"), make_image(tmp_path, key, "one")
     put(images, one, MANIFEST)
     with pytest.raises(HttpProblem) as caught:
@@ -199,19 +197,19 @@ def test_no_other_file_comes(name: str, tmp_path: Path, key: Path) -> None:
     assert caught.value.status == 404
 
 
-def test_no_more_bytes_than_the_manifest_names(tmp_path: Path, key: Path) -> None:
+def test_uploads_are_limited_to_the_manifest_size(tmp_path: Path, key: Path) -> None:
     images, one = Images(tmp_path / "images"), make_image(tmp_path, key, "one")
     put(images, one, MANIFEST)
-    with pytest.raises(HttpProblem, match="has 4000 bytes by the manifest, not 4001"):
+    with pytest.raises(HttpProblem, match="has at most 4000 bytes, not 4001"):
         put(images, one, "vmlinuz", data=b"x" * 4001)
     with (
-        pytest.raises(HttpProblem, match="more bytes came"),
+        pytest.raises(HttpProblem, match="more bytes received"),
         images.receiving("compute", one.name, "vmlinuz", 0, 4000) as receiver,
     ):
         receiver.write(b"x" * 5000)
 
 
-def test_old_ones_go_and_those_in_use_stay(tmp_path: Path, key: Path) -> None:
+def test_old_images_are_removed_unless_in_use(tmp_path: Path, key: Path) -> None:
     images = Images(tmp_path / "images")
     made = [make_image(tmp_path, key, word) for word in ("one", "two", "three", "four")]
     for number, image in enumerate(made):
@@ -223,13 +221,13 @@ def test_old_ones_go_and_those_in_use_stay(tmp_path: Path, key: Path) -> None:
     with pytest.raises(HttpProblem, match="is the current image"):
         images.remove("compute", made[3].name)
     put_all(images, made[0], keep=5)
-    with pytest.raises(HttpProblem, match="boot parameters name"):
+    with pytest.raises(HttpProblem, match="boot parameters reference"):
         images.remove("compute", made[2].name, used=frozenset([made[2].name]))
     assert images.finish("compute", made[0].name, keep=1, used=frozenset([made[2].name])) == []
 
 
 @pytest.mark.real
-def test_a_full_disk_says_so_and_keeps_what_nodes_boot(tmp_path: Path, key: Path) -> None:
+def test_a_full_disk_rejects_uploads_and_keeps_the_current_image(tmp_path: Path, key: Path) -> None:
     if os.geteuid():
         pytest.skip("mounts a tmpfs")
     disk = tmp_path / "disk"
@@ -240,10 +238,10 @@ def test_a_full_disk_says_so_and_keeps_what_nodes_boot(tmp_path: Path, key: Path
         put_all(images, one)
         big = make_image(tmp_path, key, "big", size=20 << 20)
         put(images, big, MANIFEST)
-        with pytest.raises(HttpProblem, match="20 more do not fit") as caught:
+        with pytest.raises(HttpProblem, match="20 MiB do not fit") as caught:
             put(images, big, "root.squashfs")
         assert caught.value.status == 507 and "prov" in caught.value.hint
-        # Another writer fills it while an upload is under way: the upload makes room again.
+        # Another writer fills the disk during an upload: the upload is removed again.
         with (
             pytest.raises(HttpProblem) as caught,
             images.receiving("compute", big.name, "root.squashfs", 0, 9 << 20) as receiver,
@@ -252,7 +250,7 @@ def test_a_full_disk_says_so_and_keeps_what_nodes_boot(tmp_path: Path, key: Path
             for _ in range(9):
                 receiver.write(b"x" * (1 << 20))
         assert caught.value.status == 507
-        assert images.arrived("compute", big.name) == {}
+        assert images.received("compute", big.name) == {}
         assert images.current("compute").digest == one.name  # type: ignore[union-attr]
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -277,24 +275,24 @@ def upload(vm: Vm, image: Path) -> Upload:
     return Upload(vm.admin, f"/sms/v1/images/compute/{image.name}", image, files, lambda done: None)
 
 
-def test_push_and_rollback_by_the_interface(vm: Vm, tmp_path: Path, key: Path) -> None:
+def test_push_and_rollback_over_http(vm: Vm, tmp_path: Path, key: Path) -> None:
     one, two = make_image(tmp_path, key, "one"), make_image(tmp_path, key, "two")
     for image in (one, two):
         job = upload(vm, image)
         assert job.run() > 3 << 20
-        assert vm.admin.ask("POST", job.place, {"keep": 3})["current"] == image.name
-        assert vm.admin.ask("GET", job.place)["whole"] is True
-    assert vm.admin.ask("POST", "/sms/v1/images/compute/rollback") == {"current": one.name, "previous": two.name}
-    rows = vm.admin.ask("GET", "/sms/v1/images")["images"]
+        assert vm.admin.request("POST", job.place, {"keep": 3})["current"] == image.name
+        assert vm.admin.request("GET", job.place)["whole"] is True
+    assert vm.admin.request("POST", "/sms/v1/images/compute/rollback") == {"current": one.name, "previous": two.name}
+    rows = vm.admin.request("GET", "/sms/v1/images")["images"]
     assert {row["digest"]: (row["current"], row["previous"]) for row in rows} == {
         one.name: (True, False),
         two.name: (False, True),
     }
     with pytest.raises(Refused, match="is the current image"):
-        vm.admin.ask("DELETE", f"/sms/v1/images/compute/{one.name}")
+        vm.admin.request("DELETE", f"/sms/v1/images/compute/{one.name}")
 
 
-def test_an_upload_that_broke_off_goes_on(vm: Vm, tmp_path: Path, key: Path) -> None:
+def test_an_interrupted_upload_is_resumed(vm: Vm, tmp_path: Path, key: Path) -> None:
     image = make_image(tmp_path, key, "broken")
     job = upload(vm, image)
     for name in (MANIFEST, SIGNATURE):
@@ -302,12 +300,12 @@ def test_an_upload_that_broke_off_goes_on(vm: Vm, tmp_path: Path, key: Path) -> 
 
     def wait_until_some_came() -> None:
         deadline = time.monotonic() + 30
-        while not vm.admin.ask("GET", job.place)["arrived"].get("root.squashfs"):
-            assert time.monotonic() < deadline, "nothing of what came is kept"
+        while not vm.admin.request("GET", job.place)["arrived"].get("root.squashfs"):
+            assert time.monotonic() < deadline, "no received byte is kept"
             time.sleep(0.1)
 
     class Breaks:
-        """A line that ends in the middle, once something has come by it: nginx may drop what it has not passed on."""
+        """A stream that fails after some bytes were received: nginx may drop what it has not passed on."""
 
         left = 2
 
@@ -315,21 +313,21 @@ def test_an_upload_that_broke_off_goes_on(vm: Vm, tmp_path: Path, key: Path) -> 
             self.left -= 1
             if self.left < 0:
                 wait_until_some_came()
-                raise OSError("the line broke")
+                raise OSError("connection broke")
             return (image / "root.squashfs").read_bytes()[(1 - self.left) << 20 :][: 1 << 20]
 
-    with pytest.raises(Away):
+    with pytest.raises(VmUnreachable):
         vm.admin.send(f"{job.place}/root.squashfs?offset=0", Breaks(), 3 << 20)  # type: ignore[arg-type]
     wait_until_some_came()
-    with pytest.raises(Refused, match="did not come yet"):
-        vm.admin.ask("POST", job.place, {})
+    with pytest.raises(Refused, match="not uploaded yet"):
+        vm.admin.request("POST", job.place, {})
     assert job.run() < 3 << 20
-    assert vm.admin.ask("POST", job.place, {})["current"] == image.name
+    assert vm.admin.request("POST", job.place, {})["current"] == image.name
 
 
 @pytest.mark.parametrize(
     "path", ["/sms/v1/images/..%2f..%2fx/rollback", "/sms/v1/images/compute/x", "/sms/v1/images/a/b/c"]
 )
-def test_names_of_nothing(vm: Vm, path: str) -> None:
+def test_invalid_image_paths(vm: Vm, path: str) -> None:
     with pytest.raises(Refused):
-        vm.admin.ask("POST", path, {})
+        vm.admin.request("POST", path, {})

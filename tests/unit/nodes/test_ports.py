@@ -1,4 +1,4 @@
-"""Which ends of cables are an instance's, and what is asked of ip."""
+"""Which veth ends belong to an instance, and the commands for ip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INSIDE = [
     {"ifname": "lo", "ifindex": 1},
     {"ifname": "eth0", "ifindex": 2, "link_index": 6, "link_netnsid": 0},
     {"ifname": "eth1", "ifindex": 3, "link_index": 7, "link_netnsid": 0},
-    # A cable to somewhere else, whose number is one of the host's by chance.
+    # A veth to another namespace whose index equals one of the host's by chance.
     {"ifname": "probe0", "ifindex": 4, "link_index": 2, "link_netnsid": 1},
 ]
 OUTSIDE = [
@@ -23,31 +23,31 @@ OUTSIDE = [
 ]
 
 
-def test_ports_are_those_whose_ends_name_each_other() -> None:
+def test_ports_are_matched_from_both_ends() -> None:
     inside = ("nsenter", "--net=/proc/42/ns/net", "ip", "-json", "link")
     host = Fake({inside: (0, json.dumps(INSIDE)), ("ip", "-json", "link"): (0, json.dumps(OUTSIDE))})
     assert find_ports(host, 42) == {"eth0": "vethaa", "eth1": "vethbb"}
 
 
-def said_by(change: str) -> str:
-    heard = []
+def batch_of(change: str) -> str:
+    batches = []
 
-    def hear(_: tuple[str, ...], given: bytes | None) -> tuple[int, str]:
-        heard.append((given or b"").decode())
+    def record(_: tuple[str, ...], given: bytes | None) -> tuple[int, str]:
+        batches.append((given or b"").decode())
         return 0, ""
 
-    host = Fake({("ip", "-force", "-batch", "-"): hear})
+    host = Fake({("ip", "-force", "-batch", "-"): record})
     if change == "attach":
         attach(host, {"vethaa": "br-prov"})
         attach(host, {})
     else:
         detach(host, ["vethaa", "vethbb"], down=change == "down")
         detach(host, [])
-    (text,) = heard
+    (text,) = batches
     return text
 
 
-def test_ports_are_put_on_and_taken_off() -> None:
-    assert said_by("attach") == "link set dev vethaa master br-prov up\n"
-    assert said_by("detach") == "link set dev vethaa nomaster\nlink set dev vethbb nomaster\n"
-    assert said_by("down") == "link set dev vethaa nomaster down\nlink set dev vethbb nomaster down\n"
+def test_ports_are_attached_and_detached() -> None:
+    assert batch_of("attach") == "link set dev vethaa master br-prov up\n"
+    assert batch_of("detach") == "link set dev vethaa nomaster\nlink set dev vethbb nomaster\n"
+    assert batch_of("down") == "link set dev vethaa nomaster down\nlink set dev vethbb nomaster down\n"

@@ -1,4 +1,4 @@
-"""Controllers that are well, and those that are not: what is read of them, and that each has its own time."""
+"""Working and broken controllers: what is read from them, and their timeouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from appliance.errors import SmsError
 from appliance.operations.site.ca import make_ca
 from appliance.plan.nodes.nodes import clean_mac
-from appliance.tools.redfish import Controller, Conversation, Denied, NoRedfish, Silent, Untrusted, converse
+from appliance.tools.redfish import Controller, Denied, NoRedfish, RedfishClient, Silent, Untrusted, connect
 from appliance.tools.redfish_power import read_power, set_boot, switch
 from appliance.tools.redfish_read import Bmc, read_bmc
 from tests.bmcs import (
@@ -53,7 +53,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(tls: Path, tmp_path: Path) -> Iterator[Start]:
-    """Has a controller behave, and gives how it is asked."""
+    """Start a controller with a behaviour and return how to reach it."""
     context = context_for(tls, tmp_path, [ADDRESS])
     port = free_port([ADDRESS])
     with ExitStack() as stack:
@@ -66,11 +66,11 @@ def start(tls: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def read(controller: Controller, *, timeout_s: float = 20, answer_s: float = 10) -> Bmc:
-    with converse(controller, timeout_s=timeout_s, answer_s=answer_s) as asked:
-        return read_bmc(asked)
+    with connect(controller, timeout_s=timeout_s, answer_s=answer_s) as client:
+        return read_bmc(client)
 
 
-def test_what_is_read(start: Start) -> None:
+def test_read_a_controller(start: Start) -> None:
     machine = Machine(tree({"1": [MAC, "02:00:0a:4d:01:97"]}))
     bmc = read(start(machine))
     (system,) = bmc.systems
@@ -78,7 +78,7 @@ def test_what_is_read(start: Start) -> None:
     assert system.macs == (MAC, "02:00:0a:4d:01:97")
     assert (system.power, system.manufacturer, system.model, system.serial) == ("On", "Maker", "Node", "S1")
     assert (system.bios, system.memory_gib, system.processors, system.processor_model) == ("1.1", 64, 2, "CPU")
-    assert len(machine.asked) < 12, "a controller is slow: few questions"
+    assert len(machine.asked) < 12, "a controller is slow: few requests"
 
 
 def test_several_systems(start: Start) -> None:
@@ -87,7 +87,7 @@ def test_several_systems(start: Start) -> None:
 
 
 def without(*paths: str) -> dict[str, Any]:
-    return {path: said for path, said in tree({"1": [MAC]}).items() if path not in paths}
+    return {path: body for path, body in tree({"1": [MAC]}).items() if path not in paths}
 
 
 def changed(path: str, **more: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ TOLERATED: dict[str, tuple[dict[str, Any], str]] = {
         "no MAC",
     ),
     "members that are none": (changed(NICS, Members={"a": 1}), "no MAC address"),
-    "an interface of garbage": ({**without(), f"{NICS}/0": ["no", "object"]}, "is no Redfish"),
+    "an interface of garbage": ({**without(), f"{NICS}/0": ["no", "object"]}, "not a Redfish"),
     "zeros for a MAC": (changed(f"{NICS}/0", MACAddress="00:00:00:00:00:00"), "no MAC address"),
     "pages round and round": (changed(NICS, **{"Members@odata.nextLink": NICS}), ""),
     "a page elsewhere": (changed(NICS, **{"Members@odata.nextLink": "https://evil/redfish"}), ""),
@@ -124,24 +124,24 @@ TOLERATED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", TOLERATED)
-def test_what_is_missing_or_broken_is_noted(name: str, start: Start) -> None:
+def test_missing_or_broken_resources_are_noted(name: str, start: Start) -> None:
     machine, note = TOLERATED[name]
     found = read(start(Machine(machine)))
     assert len(found.systems) == 1 and found.systems[0].power == "On"
     assert note in "; ".join(found.notes) if note else found.notes == ()
-    assert found.systems[0].macs == (() if "no MAC" in note or "no Redfish" in note else (MAC,))
+    assert found.systems[0].macs == (() if "no MAC" in note or "not a Redfish" in note else (MAC,))
     assert all(text.isprintable() for text in (found.systems[0].serial, *found.notes))
 
 
-def test_thousands_of_members_are_not_all_asked_for(start: Start) -> None:
+def test_requests_for_members_are_limited(start: Start) -> None:
     many = [{"@odata.id": f"{NICS}/{number}"} for number in range(9000)]
     machine = Machine(changed(NICS, Members=many))
     found = read(start(machine))
     assert found.systems[0].macs == (MAC,) and len(machine.asked) < 60
-    assert "9000 of them, the first 32 are read" in "; ".join(found.notes)
+    assert "9000 members, only the first 32 are read" in "; ".join(found.notes)
 
 
-def test_adapters_are_asked_where_interfaces_are_not_there(start: Start) -> None:
+def test_adapters_are_queried_if_there_are_no_interfaces(start: Start) -> None:
     chassis = f"{ROOT}/Chassis/1"
     more = {
         chassis: {"NetworkAdapters": {"@odata.id": f"{chassis}/NetworkAdapters"}},
@@ -159,22 +159,22 @@ WELL = json.dumps({"RedfishVersion": "1"}).encode()
 BROKEN: dict[str, tuple[Answer, type[SmsError], str]] = {
     "hangs": (hangs, Silent, "not answer in time"),
     "drips": (drips, Silent, "not answer in time"),
-    "ends at once": (says(b""), Silent, "ends the connection"),
-    "garbage": (says(b"\x00\x01\xff" * 50 + b"\r\n"), NoRedfish, "is no Redfish"),
-    "half a body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + WELL), NoRedfish, "half an answer"),
+    "ends at once": (says(b""), Silent, "closed the connection"),
+    "garbage": (says(b"\x00\x01\xff" * 50 + b"\r\n"), NoRedfish, "is not a Redfish service"),
+    "half a body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + WELL), NoRedfish, "incomplete response"),
     "a body without an end": (never_ends, NoRedfish, "more than 1 MiB"),
-    "no JSON": (lambda *_: answer(200, b"<html>"), NoRedfish, "no Redfish"),
-    "JSON of another kind": (lambda *_: answer(200, [1, 2]), NoRedfish, "no Redfish"),
-    "deep JSON": (lambda *_: answer(200, b"[" * 200_000), NoRedfish, "no Redfish"),
-    "another service": (lambda *_: answer(200, {"hello": 1}), NoRedfish, "no Redfish"),
-    "a redirection": (lambda *_: answer(302, b"", f"Location: https://{OTHER}/\r\n"), NoRedfish, "leads elsewhere"),
+    "no JSON": (lambda *_: answer(200, b"<html>"), NoRedfish, "not a Redfish"),
+    "JSON of another kind": (lambda *_: answer(200, [1, 2]), NoRedfish, "not a Redfish"),
+    "deep JSON": (lambda *_: answer(200, b"[" * 200_000), NoRedfish, "not a Redfish"),
+    "another service": (lambda *_: answer(200, {"hello": 1}), NoRedfish, "not a Redfish"),
+    "a redirection": (lambda *_: answer(302, b"", f"Location: https://{OTHER}/\r\n"), NoRedfish, "redirected"),
     "no": (lambda *_: answer(401, {}), Denied, "401"),
     "fails": (lambda *_: answer(500, {"error": {"message": "oh\x1b[1m no"}}), SmsError, r"oh\x1b[1m no"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_ones(name: str, start: Start) -> None:
+def test_broken_controllers(name: str, start: Start) -> None:
     behave, kind, words = BROKEN[name]
     with pytest.raises(kind, match=re.escape(words)) as caught:
         read(start(behave), answer_s=1.0)
@@ -182,13 +182,13 @@ def test_broken_ones(name: str, start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_who_says_nothing_of_tls_has_its_own_time(tls: Path) -> None:
+def test_a_silent_tls_handshake_times_out(tls: Path) -> None:
     port = free_port([ADDRESS])
     with serve(ADDRESS, port, None, hangs), pytest.raises(Silent):
         read(Controller(f"https://{ADDRESS}:{port}", USER, PASSWORD, tls / "ca.pem"), answer_s=1)
 
 
-def test_a_wrong_certificate_gets_no_password(tls: Path, tmp_path: Path) -> None:
+def test_no_password_is_sent_to_an_untrusted_controller(tls: Path, tmp_path: Path) -> None:
     context, port, seen = context_for(tls, tmp_path, [OTHER]), free_port([ADDRESS]), Machine(tree({"1": [MAC]}))
     with serve(ADDRESS, port, context, seen):
         with pytest.raises(Untrusted):
@@ -197,30 +197,30 @@ def test_a_wrong_certificate_gets_no_password(tls: Path, tmp_path: Path) -> None
         assert read(Controller(f"https://{ADDRESS}:{port}", USER, PASSWORD, None, insecure=True)).systems
 
 
-def test_links_without_an_end_end(start: Start) -> None:
-    """Each question's answer is another link."""
+def test_endless_links_are_limited(start: Start) -> None:
+    """Each answer links to another resource."""
 
-    def round_and_round(asked: Conversation) -> None:
+    def round_and_round(client: RedfishClient) -> None:
         for number in range(1000):
-            asked.ask("GET", f"{ROOT}/{number}")
+            client.request("GET", f"{ROOT}/{number}")
 
     controller = start(lambda *_: answer(200, {}))
-    with converse(controller) as asked, pytest.raises(NoRedfish, match="without an end"):
-        round_and_round(asked)
+    with connect(controller) as client, pytest.raises(NoRedfish, match="too many links"):
+        round_and_round(client)
 
 
 @pytest.mark.slow
-def test_a_resource_that_hangs_costs_its_own_time(start: Start) -> None:
+def test_a_hanging_resource_only_costs_its_timeout(start: Start) -> None:
     machine = Machine(tree({"1": [MAC]}), hanging=(f"{ROOT}/Managers",))
     found = read(start(machine), answer_s=1)
     assert found.systems[0].macs == (MAC,) and found.firmware == ""
     assert any("managers" in note and "in time" in note for note in found.notes)
 
 
-def test_a_controller_that_takes_sessions_alone(start: Start) -> None:
+def test_a_controller_without_basic_authentication(start: Start) -> None:
     machine = Machine(tree({"1": [MAC]}), basic=False)
     assert read(start(machine)).systems[0].macs == (MAC,)
-    assert machine.sessions == [], "a session is ended: a controller has few"
+    assert machine.sessions == [], "sessions are closed: a controller has few"
 
 
 def test_a_wrong_password_is_tried_once(start: Start) -> None:
@@ -228,7 +228,7 @@ def test_a_wrong_password_is_tried_once(start: Start) -> None:
     controller = start(machine)
     with pytest.raises(Denied):
         read(Controller(controller.url, USER, "wrong", controller.ca))
-    assert [path for _, path in machine.asked] == [f"{ROOT}/", f"{ROOT}/Systems"], "accounts are locked soon"
+    assert [path for _, path in machine.asked] == [f"{ROOT}/", f"{ROOT}/Systems"], "controllers lock accounts"
 
 
 ANY = st.recursive(
@@ -251,13 +251,13 @@ NAMES = (
 )
 
 
-class Anything(Conversation):
-    """Answers as it is told, without a network."""
+class Anything(RedfishClient):
+    """Returns prepared answers, without a network."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self.controller, self.tree = Controller("https://bmc", USER, PASSWORD), tree
 
-    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def request(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         found: dict[str, Any] = self.tree[path.rpartition("/")[2] or ROOT]
         return found
 
@@ -265,7 +265,7 @@ class Anything(Conversation):
 @given(
     st.fixed_dictionaries({key: st.dictionaries(st.sampled_from(NAMES), ANY) for key in (ROOT, "Systems", "a", "b")})
 )
-def test_whatever_it_says_is_text_or_nothing(tree: dict[str, Any]) -> None:
+def test_arbitrary_answers(tree: dict[str, Any]) -> None:
     link = {"@odata.id": f"{ROOT}/a"}
     tree[ROOT] |= {"RedfishVersion": "1", "Systems": {"@odata.id": f"{ROOT}/Systems"}}
     tree["Systems"]["Members"] = [link]
@@ -288,18 +288,18 @@ SWITCHES: list[tuple[str, str, tuple[str, ...], bool, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "power", "resets", "did", "end"), SWITCHES)
-def test_switching(wish: str, power: str, resets: tuple[str, ...], did: bool, end: str, start: Start) -> None:
+@pytest.mark.parametrize(("action", "power", "resets", "did", "end"), SWITCHES)
+def test_switching(action: str, power: str, resets: tuple[str, ...], did: bool, end: str, start: Start) -> None:
     machine = Machine(tree({"1": [MAC]}, power=power, resets=resets))
     controller = start(machine)
-    assert switch(controller, wish, timeout_s=10) is did
+    assert switch(controller, action, timeout_s=10) is did
     assert machine.power() == end == read_power(controller)
     posts = [path for method, path in machine.asked if method == "POST"]
-    assert len(posts) == (0 if not did else 2 if resets == ("On", "ForceOff") and wish == "reset" else 1)
+    assert len(posts) == (0 if not did else 2 if resets == ("On", "ForceOff") and action == "reset" else 1)
 
 
-def test_a_wish_that_the_controller_does_not_know(start: Start) -> None:
-    with pytest.raises(SmsError, match="knows no reset for soft-off"):
+def test_an_unsupported_action(start: Start) -> None:
+    with pytest.raises(SmsError, match="does not support soft-off"):
         switch(start(Machine(tree({"1": [MAC]}, resets=("On",)))), "soft-off", timeout_s=5)
 
 
@@ -324,7 +324,7 @@ def test_the_next_boot(etag: bool, start: Start) -> None:
         set_boot(controller, "http")
 
 
-def test_a_reset_that_leads_elsewhere(start: Start) -> None:
+def test_a_reset_target_on_another_host(start: Start) -> None:
     found = tree({"1": [MAC]})
     found[SYSTEM]["Actions"]["#ComputerSystem.Reset"]["target"] = f"https://{OTHER}/reset"
     with pytest.raises(NoRedfish, match="a link leads to"):
@@ -333,7 +333,7 @@ def test_a_reset_that_leads_elsewhere(start: Start) -> None:
 
 @pytest.mark.slow
 def test_what_we_set_is_what_another_client_reads(tmp_path: Path) -> None:
-    """sushy, OpenStack's client, on the same emulator: it finds what we find, and reads what we have set."""
+    """sushy, OpenStack's client, reads the same values from the emulator, including those that we have set."""
     sushy = pytest.importorskip("sushy")
     with emulator(tmp_path, systems=2, macs=(MAC, "02:00:0a:4d:00:98")) as bmc:
         ours = read(bmc.controller())
@@ -359,7 +359,7 @@ def test_what_we_set_is_what_another_client_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_conversation_has_a_time_of_its_own(start: Start) -> None:
-    """The bound of one controller, whatever its answers' bounds are."""
+def test_a_connection_has_a_total_timeout(start: Start) -> None:
+    """The total timeout of a controller applies whatever the timeout of an answer is."""
     with pytest.raises(Silent):
         read(start(drips), timeout_s=1, answer_s=3600)

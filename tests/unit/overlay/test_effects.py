@@ -1,4 +1,4 @@
-"""Effects with their outside answered from tables: what is asked, and what the answers mean."""
+"""Operations on a fake host: the commands that are run, and how their output is interpreted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.hosts.preflight import check_bridges, check_programs, refuse_taken
 from appliance.operations.image.list import prune_images
-from appliance.operations.migration.lease import look_at_lease
+from appliance.operations.migration.lease import query_lease
 from appliance.operations.overlay.overlay import prove_writable
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3
@@ -28,11 +28,11 @@ from tests.places import DEBIAN_SITE
         (1, "", None),  # errors were corrected
         (4, "UNEXPECTED INCONSISTENCY", "is damaged"),
         (8, "Bad magic number in super-block while trying to open x.img", "is damaged"),
-        (8, "Operation not permitted while trying to open x.img", "cannot be checked"),
-        (32, "cancelled", "cannot be checked"),
+        (8, "Operation not permitted while trying to open x.img", "cannot check"),
+        (32, "cancelled", "cannot check"),
     ],
 )
-def test_what_e2fsck_says_of_an_overlay(status: int, said: str, words: str | None) -> None:
+def test_exit_statuses_of_e2fsck(status: int, said: str, words: str | None) -> None:
     host = Fake({("e2fsck",): (status, said)})
     if words is None:
         ext3.check(host, "x.img")
@@ -42,7 +42,7 @@ def test_what_e2fsck_says_of_an_overlay(status: int, said: str, words: str | Non
     assert host.asked == [("e2fsck", "-p", "x.img")]
 
 
-def test_an_overlay_that_cannot_be_written_is_said() -> None:
+def test_an_overlay_that_cannot_be_written_is_an_error() -> None:
     """Apptainer only warns of a read-only overlay and goes on."""
     inside = ("apptainer", "exec", "instance://sms-x")
     prove_writable(Fake({inside: (0, "")}), inside)
@@ -61,27 +61,27 @@ def test_an_overlay_that_cannot_be_written_is_said() -> None:
         ),
     ],
 )
-def test_addresses_that_somebody_has(said: str, taken: dict[str, str]) -> None:
+def test_addresses_in_use(said: str, taken: dict[str, str]) -> None:
     assert bridge.taken(Fake({("sh",): (0, said)}), {"br-prov": "10.0.0.1"}) == taken
 
 
-def test_an_address_that_could_not_be_asked_for_is_not_free() -> None:
+def test_an_address_that_could_not_be_probed_is_not_free() -> None:
     host = Fake({("sh",): (0, "failed br-prov arping: Interface br-prov is down")})
     with pytest.raises(SmsError, match="is down"):
         bridge.taken(host, {"br-prov": "10.0.0.1"})
 
 
-def test_the_appliances_own_mac_says_that_it_runs_elsewhere() -> None:
+def test_the_containers_own_mac_means_that_it_runs_elsewhere() -> None:
     cluster = open_cluster(DEBIAN_SITE, None, Silent())
     network = cluster.site.networks.provisioning
     said = f"taken {network.address.ip} {network.mac.upper()}"
-    with pytest.raises(Refused, match="runs already, on another host"):
+    with pytest.raises(Refused, match="already runs on another host"):
         refuse_taken(cluster, Fake({("sh",): (0, said)}))
-    with pytest.raises(Refused, match="is taken, by"):
+    with pytest.raises(Refused, match="is already used by"):
         refuse_taken(cluster, Fake({("sh",): (0, f"taken {network.address.ip} 52:54:00:00:00:09")}))
 
 
-def test_all_missing_programs_are_named_at_once() -> None:
+def test_all_missing_programs_are_reported_at_once() -> None:
     with pytest.raises(Refused) as caught:
         check_programs(Fake({("sh",): (0, "apptainer\nflock\n")}))
     assert "apptainer is not installed; flock is not installed" in caught.value.message
@@ -91,11 +91,11 @@ def test_all_missing_programs_are_named_at_once() -> None:
     "flags, kind, words",
     [
         (["UP"], "bridge", "no port that is up"),
-        ([], "bridge", "no bridge .* that is up"),
-        (["UP"], "veth", "no bridge .* that is up"),
+        ([], "bridge", "bridge .* does not exist or is down"),
+        (["UP"], "veth", "bridge .* does not exist or is down"),
     ],
 )
-def test_bridges_that_lead_nowhere(flags: list[str], kind: str, words: str) -> None:
+def test_bridges_without_an_uplink(flags: list[str], kind: str, words: str) -> None:
     cluster = open_cluster(DEBIAN_SITE, None, Silent())
     shown = json.dumps([{"ifname": "br", "flags": flags, "linkinfo": {"info_kind": kind}}])
     host = Fake({("ip", "-json", "-details"): (0, shown), ("ip", "-json", "link"): (0, "[]")})
@@ -103,12 +103,12 @@ def test_bridges_that_lead_nowhere(flags: list[str], kind: str, words: str) -> N
         check_bridges(cluster, host)
 
 
-def test_a_lease_that_cannot_be_read_is_named_with_its_path() -> None:
+def test_an_unreadable_lease_is_reported_with_its_path() -> None:
     cluster = open_cluster(DEBIAN_SITE, None, Silent())
     host = Fake({})
     host.files[str(cluster.places.lease)] = b"{"
     with pytest.raises(SmsError, match=str(cluster.places.lease)):
-        look_at_lease(host, cluster)
+        query_lease(host, cluster)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_a_lease_that_cannot_be_read_is_named_with_its_path() -> None:
         ("something new", "something new"),
     ],
 )
-def test_why_an_image_is_not_to_be_trusted(said: str, meaning: str) -> None:
+def test_reasons_why_an_image_is_not_trusted(said: str, meaning: str) -> None:
     with pytest.raises(Refused, match=meaning):
         apptainer.verify_pem(Fake({("apptainer", "verify"): (255, said)}), "x.sif", ["k.pub"])
 
 
-def test_the_key_that_fits_is_given() -> None:
+def test_the_matching_key_is_returned() -> None:
     answers = {
         ("apptainer", "verify", "--all", "--key", "a"): (255, "x"),
         ("apptainer", "verify", "--all", "--key", "b"): (0, ""),
@@ -150,8 +150,8 @@ def test_pruning_keeps_the_current_image_of_every_cluster(tmp_path: Path) -> Non
     assert not (images / "c.json").exists()
 
 
-def test_a_classification_stands_before_the_services_of_the_site_file(tmp_path: Path) -> None:
-    """What `sms build --from FILE` builds from."""
+def test_a_classification_overrides_the_services_of_the_site_file(tmp_path: Path) -> None:
+    """The input of `sms build --from FILE`."""
     file = tmp_path / "classification.yaml"
     seen = [("munge", "time-critical"), ("slurmctld", "time-critical"), ("cron", "deferrable")]
     services = [{"name": name, "verdict": verdict} for name, verdict in seen]
@@ -174,10 +174,10 @@ TAKEN = "FATAL: mount /proc/self/fd/6: error: while mounting image /proc/self/fd
         ([(255, TAKEN), (1, "device or resource busy, says a service")], 2, False),
     ],
 )
-def test_a_container_is_tried_again_where_its_loop_device_was_taken(
+def test_a_container_is_retried_when_its_loop_device_was_taken(
     monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], tries: int, works: bool
 ) -> None:
-    monkeypatch.setattr(apptainer, "LOOP_AGAIN_S", 0)
+    monkeypatch.setattr(apptainer, "LOOP_RETRY_S", 0)
     left = iter(answers)
     host = Fake({("apptainer",): lambda *_: next(left)})
     if works:

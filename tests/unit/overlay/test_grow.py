@@ -1,4 +1,4 @@
-"""How large an overlay is to become, and what is asked of the host for it."""
+"""The new size of an overlay, and growing it on a host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from appliance.agent import grow as agent_grow
-from appliance.agent.words import Problem
+from appliance.agent.protocol import Problem
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.overlay import grow as flow_grow
 from appliance.operations.overlay.mirrored import TOOLS
-from appliance.plan.overlay.grow import MIB, Wanted, grown, new_size, read_size
+from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.plan.overlay.mirror import Member, Mirror, read_mirror
 from appliance.progress import Silent
 from appliance.tools import agent, apptainer, ext3
@@ -29,24 +29,24 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     "text, wanted",
     [
-        ("4096M", Wanted(4 * GIB)),
-        ("4G", Wanted(4 * GIB)),
-        ("4g", Wanted(4 * GIB)),
-        ("4GiB", Wanted(4 * GIB)),
-        ("1.5G", Wanted(1536 * MIB)),
-        ("+1G", Wanted(GIB, more=True)),
-        ("0.0015G", Wanted(MIB)),
-        ("16T", Wanted(1 << 44)),
+        ("4096M", SizeSpec(4 * GIB)),
+        ("4G", SizeSpec(4 * GIB)),
+        ("4g", SizeSpec(4 * GIB)),
+        ("4GiB", SizeSpec(4 * GIB)),
+        ("1.5G", SizeSpec(1536 * MIB)),
+        ("+1G", SizeSpec(GIB, relative=True)),
+        ("0.0015G", SizeSpec(MIB)),
+        ("16T", SizeSpec(1 << 44)),
     ],
 )
-def test_sizes(text: str, wanted: Wanted) -> None:
-    assert read_size(text) == wanted
+def test_sizes(text: str, wanted: SizeSpec) -> None:
+    assert parse_size(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "4", "4K", "-1G", "G", "1e9G", "0M", "+0G", "0.1M", "17T", "4 G", "4G\n", "٤G"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(ConfigError):
-        read_size(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -55,24 +55,24 @@ def test_sizes_that_are_none(text: str) -> None:
         ("4G", 2 * GIB, 2 * GIB, 4 * GIB),
         ("2G", 2 * GIB, 2 * GIB, 2 * GIB),  # it is so already
         ("+1G", 2 * GIB, 2 * GIB, 3 * GIB),
-        ("+1G", 3 * GIB, 2 * GIB, 3 * GIB),  # the same, cut off in the middle: finished, not done twice
+        ("+1G", 3 * GIB, 2 * GIB, 3 * GIB),  # the same, interrupted: finished, not done twice
         ("3G", 3 * GIB, 2 * GIB, 3 * GIB),
-        ("+1G", 4 * GIB, 2 * GIB, 4 * GIB),  # another, cut off, for more than this one wants
+        ("+1G", 4 * GIB, 2 * GIB, 4 * GIB),  # another, interrupted, to a larger size
         ("+1G", 2 * GIB, 2 * GIB - 4096, 3 * GIB),  # ext3 left a last, small group out
     ],
 )
-def test_what_it_becomes(text: str, file: int, system: int, size: int) -> None:
-    assert new_size(read_size(text), file=file, system=system) == size
+def test_new_sizes(text: str, file: int, system: int, size: int) -> None:
+    assert new_size(parse_size(text), file=file, system=system) == size
 
 
-def test_it_never_shrinks() -> None:
-    with pytest.raises(Refused, match="has 2048 MiB already, and never shrinks"):
-        new_size(read_size("1G"), file=2 * GIB, system=2 * GIB)
+def test_an_overlay_cannot_shrink() -> None:
+    with pytest.raises(Refused, match="has 2048 MiB already, and cannot shrink"):
+        new_size(parse_size("1G"), file=2 * GIB, system=2 * GIB)
     with pytest.raises(ConfigError, match="16T at most"):
-        new_size(read_size("+16T"), file=GIB, system=GIB)
+        new_size(parse_size("+16T"), file=GIB, system=GIB)
 
 
-def test_when_there_is_nothing_to_do() -> None:
+def test_overlays_that_have_the_size_already() -> None:
     assert grown(2 * GIB, 2 * GIB, 2 * GIB)
     assert grown(2 * GIB, 2 * GIB - 4096, 2 * GIB)
     assert not grown(2 * GIB, GIB, 2 * GIB)
@@ -82,7 +82,7 @@ def test_when_there_is_nothing_to_do() -> None:
 def test_the_sizes_of_an_image() -> None:
     said = "1073741824 2048 512\nOS type: Linux\nBlock count:              65536\nBlock size:               4096"
     assert ext3.sizes_of(Fake({("sh",): (0, said), ("sh", "-c", ext3.USERS): (0, "")}), "x") == (GIB, GIB // 4, MIB)
-    with pytest.raises(SmsError, match="holds no ext3"):
+    with pytest.raises(SmsError, match="is not an ext3"):
         ext3.sizes_of(Fake({("sh",): (1, ""), ("sh", "-c", ext3.USERS): (0, "")}), "x")
 
 
@@ -91,7 +91,7 @@ def test_the_agent_reads_a_superblock(tmp_path: Path) -> None:
     struct.pack_into("<I", image, 1024 + 4, 1000)
     struct.pack_into("<I", image, 1024 + 24, 2)
     (tmp_path / "x").write_bytes(image)
-    with pytest.raises(Problem, match="holds no ext3"):
+    with pytest.raises(Problem, match="is not an ext3"):
         agent_grow.system_size(str(tmp_path / "x"))
     struct.pack_into("<H", image, 1024 + 56, 0xEF53)
     (tmp_path / "x").write_bytes(image)
@@ -107,11 +107,17 @@ def test_a_file_only_becomes_longer(tmp_path: Path) -> None:
 
 
 class Held(Fake):
-    """A host on which another run does something just before we get the lock."""
+    """A host on which another run changes something just before the lock is taken."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
-        said = {("stat",): (0, "1"), ("truncate",): (0, ""), ("sh",): (0, ""), ("sync",): (0, ""), ("test",): (0, "")}
-        super().__init__(said, name="host-a")
+        answers = {
+            ("stat",): (0, "1"),
+            ("truncate",): (0, ""),
+            ("sh",): (0, ""),
+            ("sync",): (0, ""),
+            ("test",): (0, ""),
+        }
+        super().__init__(answers, name="host-a")
         self.meanwhile = meanwhile
         self.held: list[str] = []
 
@@ -124,8 +130,8 @@ class Held(Fake):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_mirror_grows_with_the_host_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    """A scrub has written its note meanwhile, or a stop, which closed the mirror: neither is undone."""
+def test_the_mirror_grows_with_the_host_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """A concurrent scrub or stop has changed the note meanwhile: its changes are kept."""
     cluster: Cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
     name, note = cluster.site.cluster, str(cluster.places.mirror_note)
     members = (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2"))
@@ -147,9 +153,9 @@ def test_the_mirror_grows_with_the_host_held(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ext3, "sizes_of", lambda *_: (GIB, GIB, MIB))
     monkeypatch.setattr(flow_grow, "is_linked", lambda *_: True)
     monkeypatch.setattr(flow_grow, "check_members_room", lambda *_: None)
-    monkeypatch.setattr(agent, "ask", lambda *_: {})
+    monkeypatch.setattr(agent, "call", lambda *_: {})
     with pytest.raises(Refused, match="stopped meanwhile") if stopped else nullcontext():
-        flow_grow._grow(cluster, host, Silent(), read_size("8G"), running=True, dry_run=False)
+        flow_grow._grow(cluster, host, Silent(), parse_size("8G"), running=True, dry_run=False)
     left = read_mirror(host.files[note], name)
     assert left and (left.scrubbed, left.mounted_on) == (7.0, None if stopped else "host-a")
     assert (left.size > before.size) is not stopped

@@ -1,4 +1,4 @@
-"""The mirror: what counts, what is wrong with it, and what is asked of btrfs and mdadm."""
+"""The mirror: active members, problems, and the commands of btrfs and mdadm."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from appliance.plan.overlay.mirror import (
     Member,
     Mirror,
     Seen,
-    choose,
+    check_separate,
     member_bytes,
+    member_problem,
     read_mirror,
-    refuse_same,
     scrub_is_due,
-    trouble,
+    select_members,
     warnings,
 )
 from appliance.progress import Silent
 from appliance.tools.btrfs import Btrfs, read_scrub
-from appliance.tools.mdadm import EVENTS, LOOK, SYNC, Md, device_of
+from appliance.tools.mdadm import EVENTS, INSPECT, SYNC, Md, device_of
 
 TWO = Mirror("c", "btrfs", 5 * GIB, (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2")), "whole")
 WHOLE = {1: Seen(True, "whole", "u1", 7), 2: Seen(True, "whole", "u2", 7)}
@@ -44,7 +44,7 @@ def test_a_note_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"members": []}', TWO.text()[:-9], b'{"members": [1], "pending": 0}']
 )
-def test_a_note_that_cannot_be_read(data: bytes) -> None:
+def test_unreadable_notes(data: bytes) -> None:
     with pytest.raises(SmsError, match="cannot be read"):
         read_mirror(data, "c")
 
@@ -54,41 +54,41 @@ def test_a_note_of_another_cluster() -> None:
         read_mirror(TWO.text(), "d")
 
 
-def test_all_is_well() -> None:
-    assert choose(TWO, WHOLE) == TWO
+def test_a_healthy_mirror() -> None:
+    assert select_members(TWO, WHOLE) == TWO
     assert warnings(TWO, {}) == []
 
 
 @pytest.mark.parametrize(
     "seen, why",
     [
-        (Seen(False), "its file is not there"),
-        (Seen(True), "its file holds something else now"),
-        (Seen(True, "other", "u2", 9), "its file holds something else now"),
-        (Seen(True, "whole", "u9", 9), "its file holds something else now"),
+        (Seen(False), "its file is missing"),
+        (Seen(True), "its file has other contents"),
+        (Seen(True, "other", "u2", 9), "its file has other contents"),
+        (Seen(True, "whole", "u9", 9), "its file has other contents"),
     ],
 )
 def test_a_member_that_is_lost(seen: Seen, why: str) -> None:
-    judged = choose(TWO, {**WHOLE, 2: seen})
+    judged = select_members(TWO, {**WHOLE, 2: seen})
     assert [member.lost for member in judged.members] == ["", why]
-    (said,) = warnings(judged, {})
-    assert "/b/c.member-2.img" in said and "one disk only" in said and "sms overlay mirror rebuild" in said
+    (warning,) = warnings(judged, {})
+    assert "/b/c.member-2.img" in warning and "one disk only" in warning and "sms overlay mirror rebuild" in warning
 
 
-def test_a_member_once_lost_never_counts_again() -> None:
-    """It is back, and whole, and newer by its own account: the other was written meanwhile."""
-    away = choose(TWO, {**WHOLE, 2: Seen(False)})
-    assert choose(away, {1: WHOLE[1], 2: Seen(True, "whole", "u2", 99)}) == away
-    with pytest.raises(Refused, match="no member of the mirror is whole"):
-        choose(away, {1: Seen(False), 2: WHOLE[2]})
+def test_a_lost_member_stays_lost() -> None:
+    """It is back, intact, and newer by its counter, but the other was written meanwhile."""
+    degraded = select_members(TWO, {**WHOLE, 2: Seen(False)})
+    assert select_members(degraded, {1: WHOLE[1], 2: Seen(True, "whole", "u2", 99)}) == degraded
+    with pytest.raises(Refused, match="no member of the mirror is intact"):
+        select_members(degraded, {1: Seen(False), 2: WHOLE[2]})
 
 
 @pytest.mark.parametrize("marks, due", [((7, 7), False), ((7, 6), False), ((9, 7), True), ((7, 9), True)])
 def test_a_member_that_is_behind(marks: tuple[int, int], due: bool) -> None:
     seen = {number: replace(WHOLE[number], mark=mark) for number, mark in zip((1, 2), marks, strict=True)}
-    judged = choose(TWO, seen)
+    judged = select_members(TWO, seen)
     assert bool(judged.due) is due and not any(member.lost for member in judged.members)
-    assert any("scrub" in said for said in warnings(judged, {})) is due
+    assert any("scrub" in warning for warning in warnings(judged, {})) is due
 
 
 @pytest.mark.parametrize(
@@ -96,35 +96,35 @@ def test_a_member_that_is_behind(marks: tuple[int, int], due: bool) -> None:
     [
         (["/a"], ["x"], False, "two members"),
         (["/a", "/a"], ["x", "x"], True, "one folder"),
-        (["/a", "/b"], ["x", "x"], False, "one file system"),
+        (["/a", "/b"], ["x", "x"], False, "on one file system"),
         (["/a", "/b"], ["x", "x"], True, ""),
         (["/a", "/b"], ["x", "y"], False, ""),
     ],
 )
-def test_folders_that_are_lost_together(folders: list[str], systems: list[str], same: bool, words: str) -> None:
+def test_folders_on_separate_file_systems(folders: list[str], systems: list[str], same: bool, words: str) -> None:
     if words:
         with pytest.raises(Refused, match=words):
-            refuse_same(folders, systems, same_fs=same)
+            check_separate(folders, systems, same_fs=same)
     else:
-        refuse_same(folders, systems, same_fs=same)
+        check_separate(folders, systems, same_fs=same)
 
 
-def test_what_is_wrong_with_a_member_in_use() -> None:
+def test_problems_of_a_member_in_use() -> None:
     errors = {"write_io_errs": 0, "corruption_errs": 12}
-    assert trouble(Device(1, "/dev/loop1", {"corruption_errs": 0}), behind=True) == ""
-    assert "12 corruption" in trouble(Device(1, "/dev/loop1", errors), behind=True)
-    assert "removed while in use" in trouble(Device(1, "/dev/loop1", errors), behind=False)
-    assert "missing" in trouble(Device(1, "", missing=True), behind=False)
-    assert "missing" in trouble(None, behind=False)
+    assert member_problem(Device(1, "/dev/loop1", {"corruption_errs": 0}), current=True) == ""
+    assert "12 corruption" in member_problem(Device(1, "/dev/loop1", errors), current=True)
+    assert "removed while in use" in member_problem(Device(1, "/dev/loop1", errors), current=False)
+    assert "missing" in member_problem(Device(1, "", missing=True), current=False)
+    assert "missing" in member_problem(None, current=False)
 
 
-def test_warnings_name_what_mends_it() -> None:
-    said = warnings(replace(TWO, pending=Member(3, "/c")), {1: "sick"}, size=GIB, free=GIB // 20)
-    assert len(said) == 3 and "/a/c.member-1.img: sick" in said[0]
-    assert "cut off" in said[1] and "grow" in said[2]
+def test_warnings_name_the_remedy() -> None:
+    found = warnings(replace(TWO, pending=Member(3, "/c")), {1: "sick"}, size=GIB, free=GIB // 20)
+    assert len(found) == 3 and "/a/c.member-1.img: sick" in found[0]
+    assert "interrupted" in found[1] and "grow" in found[2]
 
 
-def test_a_member_has_room_for_what_is_written_anew() -> None:
+def test_a_member_has_room_for_rewritten_blocks() -> None:
     assert member_bytes(2 * GIB) == 5 * GIB
 
 
@@ -141,11 +141,11 @@ Duration:         0:00:01
 """
 
 
-def test_what_a_scrub_says() -> None:
+def test_output_of_a_scrub() -> None:
     assert read_scrub(SCRUB.format(super=1, lost=0, mended=5)).mended == 6
     assert read_scrub(SCRUB.format(super=0, lost=2, mended=5)).lost == 2
     for said in ("", SCRUB.format(super=0, lost=0, mended=0).replace("finished", "aborted")):
-        with pytest.raises(SmsError, match="ended before"):
+        with pytest.raises(SmsError, match="did not complete"):
             read_scrub(said)
 
 
@@ -158,7 +158,7 @@ def test_a_scrub_is_repeated_until_nothing_is_found() -> None:
     host = Fake({("btrfs",): (0, ""), ("btrfs", "scrub", "start"): answer, ("fstrim",): (0, "")})
     assert Btrfs().scrub(host, "u", "/m", Silent()).mended == 7 and left == []
     host = Fake({("btrfs",): (0, ""), ("btrfs", "scrub", "start"): (0, SCRUB.format(super=0, lost=0, mended=1))})
-    with pytest.raises(SmsError, match="new errors whenever it is read"):
+    with pytest.raises(SmsError, match="each scrub of the mirror finds new errors"):
         Btrfs().scrub(host, "u", "/m", Silent())
 
 
@@ -199,7 +199,7 @@ DETAIL = """\
 
 def md_host(**more: str) -> Fake:
     answers = {
-        ("sh", "-c", LOOK): (0, MD),
+        ("sh", "-c", INSPECT): (0, MD),
         ("sh", "-c", EVENTS): (0, "17"),
         ("sh", "-c", SYNC): (0, more.get("differ", "0")),
         ("sh",): (0, ""),
@@ -215,7 +215,7 @@ def md_host(**more: str) -> Fake:
     return Fake(answers)  # type: ignore[arg-type]
 
 
-def test_md_is_made_and_taken_apart_again() -> None:
+def test_md_is_created_and_stopped() -> None:
     host = md_host()
     made = Md().make(host, ["/dev/loop0", "/dev/loop1"], "sms-c")
     assert made.uuid == UUID and made.devices == ((0, "aa:bb:cc:dd"), (1, "aa:bb:cc:dd"))
@@ -230,7 +230,7 @@ def test_md_is_made_and_taken_apart_again() -> None:
     ]
 
 
-def test_md_is_opened_with_one_half_only_when_told_to() -> None:
+def test_md_is_opened_degraded_only_on_request() -> None:
     host, device = md_host(), device_of(UUID)
     assert device == "/dev/md/sms-3f1a2b4c00000000"
     Md().mount(host, UUID, ["/dev/loop0", "/dev/loop1"], "/m", degraded=False)
@@ -246,14 +246,14 @@ def test_md_is_opened_with_one_half_only_when_told_to() -> None:
     ]
 
 
-def test_what_md_says_of_its_halves() -> None:
+def test_devices_of_md() -> None:
     devices = Md().devices(md_host(), UUID, "/m")
     assert devices[0] == Device(0, "/dev/loop0")
     assert {(one.devid, one.missing) for one in devices[1:]} == {(1, True), (-1, True)}
-    assert Md().look(md_host(), "/a/x.img") == Seen(True, UUID, "aa:bb:cc:dd", 17)
+    assert Md().inspect(md_host(), "/a/x.img") == Seen(True, UUID, "aa:bb:cc:dd", 17)
 
 
-def test_md_cannot_tell_which_half_is_right() -> None:
+def test_md_does_not_know_which_half_is_right() -> None:
     assert Md().scrub(md_host(), UUID, "/m", Silent()).lost == 0
     found = Md().scrub(md_host(differ="128"), UUID, "/m", Silent())
     assert (found.mended, found.lost) == (0, 128)
@@ -266,7 +266,7 @@ def test_a_half_of_md_is_replaced() -> None:
         ("mdadm", device, "--fail", "/dev/loop0", "--remove", "/dev/loop0"),
         ("mdadm", device, "--add", "/dev/loop7"),
     ]
-    with pytest.raises(SmsError, match="has not taken"):
+    with pytest.raises(SmsError, match="has not synchronized"):
         Md().settle(md_host(), UUID, "/m")
     Md().settle(md_host(detail=DETAIL.partition("       -  ")[0]), UUID, "/m")
 
@@ -282,7 +282,7 @@ def test_md_grows() -> None:
 @pytest.mark.parametrize(
     ("scrubbed", "lost", "due"),
     [(0.0, "", True), (990_000.0, "", False), (300_000.0, "", True), (2_000_000.0, "", True), (0.0, "gone", False)],
-    ids=["never", "not long ago", "a week ago", "the clock has jumped back", "nothing to mend from"],
+    ids=["never", "not long ago", "a week ago", "the clock has jumped back", "no copy to repair from"],
 )
 def test_a_scheduled_scrub(scrubbed: float, lost: str, due: bool) -> None:
     members = (TWO.members[0], replace(TWO.members[1], lost=lost))

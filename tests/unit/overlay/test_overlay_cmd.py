@@ -1,4 +1,4 @@
-"""`sms overlay create, snapshot, list, show, verify, restore`: what is asked of a host, and what a person reads."""
+"""`sms overlay create, snapshot, list, show, verify, restore`: commands run on a host, and the output."""
 
 from __future__ import annotations
 
@@ -27,12 +27,19 @@ from appliance.operations.snapshots.list import (
     state_paths,
     verify,
 )
-from appliance.operations.snapshots.restore import Kept, Restored, free_target, other_image, rehearse_restore, restore
-from appliance.operations.snapshots.snapshot import Wanted, rehearse_snapshot, snapshot
+from appliance.operations.snapshots.restore import (
+    KeptOverlay,
+    Restored,
+    other_image,
+    rehearse_restore,
+    resolve_target,
+    restore,
+)
+from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
 from appliance.plan.services.note import StartNote
 from appliance.progress import Silent
 from appliance.tools import python
-from appliance.tools.agent import place
+from appliance.tools.agent import installed_path
 from appliance.units import format_age, format_size
 from tests.places import DEBIAN_SITE
 
@@ -43,14 +50,14 @@ INSIDE = ("apptainer", "exec", "--cleanenv", "--pwd", "/", "instance://sms-sampl
 
 
 def cluster(**changes: Any) -> Cluster:
-    """The sample site, with nothing of this machine's; ``changes`` go to its snapshots section."""
+    """Return the sample site, independent of this machine; ``changes`` go to its snapshots section."""
     found = open_cluster(DEBIAN_SITE, Path("/nowhere/sms"), Silent())
     site = found.site.model_copy(update={"snapshots": found.site.snapshots.model_copy(update=changes)})
     return replace(found, site=site)
 
 
 def manifest(number: int = 42, **changes: Any) -> dict[str, Any]:
-    """A snapshot as the agent tells it."""
+    """Return a snapshot as the agent reports it."""
     return {
         "format": 1,
         "number": number,
@@ -94,16 +101,16 @@ def host(
     lease: dict[str, Any] | None = None,
     more: dict[tuple[str, ...], Answer] | None = None,
 ) -> Fake:
-    """An admin host; ``agent`` has the answers of its agent by command."""
+    """Return an admin host; ``agent`` has the replies of its agent by command."""
     instances = [{"instance": "sms-sample", "pid": 7, "img": IMAGE}] if running else []
     users = loops if loops is not None else ("/dev/loop0",) if running else ()
 
     def ask(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
         command, request = argv[3], json.loads(argv[4])
         answer = (agent or {})[command]
-        said = answer(request) if callable(answer) else answer
-        kind = "problem" if "message" in said else "result"
-        return said.get("status", 0), json.dumps({"kind": kind, **said})
+        reply = answer(request) if callable(answer) else answer
+        kind = "problem" if "message" in reply else "result"
+        return reply.get("status", 0), json.dumps({"kind": kind, **reply})
 
     answers: dict[tuple[str, ...], Answer] = {
         ("sh", "-c"): (0, ""),
@@ -111,49 +118,49 @@ def host(
         ("mkdir",): (0, ""),
         ("test",): (0 if overlay else 1, ""),
         ("apptainer", "instance", "list"): (0, json.dumps({"instances": instances})),
-        ("python3", "-I", place()): ask,
+        ("python3", "-I", installed_path()): ask,
         ("readlink",): (0, IMAGE),
         INSIDE: (0, ""),
         **(more or {}),
     }
 
     def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        said = {"users": "\n".join(users), "real": argv[4]}
-        return 0, said.get(argv[3], "")
+        output = {"users": "\n".join(users), "real": argv[4]}
+        return 0, output.get(argv[3], "")
 
     answers[("sh", "-c")] = shell
     fake = Fake({**answers, **(more or {})}, name="host-a")
     site = cluster()
     if lease is not None:
-        words = {"cluster": "sample", "generation": 7, "holder": None, "since": 1.0, **lease}
-        fake.files[str(site.places.lease)] = json.dumps(words).encode()
+        record = {"cluster": "sample", "generation": 7, "holder": None, "since": 1.0, **lease}
+        fake.files[str(site.places.lease)] = json.dumps(record).encode()
     note = asdict(StartNote(IMAGE, "k1", "ab" * 32, "s", 7, "host-a", 0.0))
     fake.files[f"{site.places.journal}/sample.json"] = json.dumps(note).encode()
     return fake
 
 
 def requests(fake: Fake, command: str) -> list[dict[str, Any]]:
-    """What the agent was asked."""
+    """Return the requests to the agent."""
     asked = [argv for argv in fake.asked if argv[:1] == ("python3",) and argv[3] == command]
     return [json.loads(argv[4]) for argv in asked]
 
 
 def locks(fake: Fake) -> list[str]:
-    """Locks that were taken, in their order."""
+    """Return the locks that were taken, in order."""
     return [argv[4] for argv in fake.asked if argv[0] == "sh" and "exec flock" in argv[2]]
 
 
 def echo(request: dict[str, Any]) -> dict[str, Any]:
-    """A `take` that takes what it is told to."""
+    """Reply to `take` with the requested reason and notes."""
     return {"snapshot": manifest(57, notes=request["notes"], reason=request["reason"])}
 
 
-# Taking one
+# Taking a snapshot
 
 
-def test_what_the_agent_is_asked_to_take() -> None:
+def test_request_to_take_a_snapshot() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"})
-    taken = snapshot(cluster(), fake, Silent(), Wanted(reason="upgrade", freeze_limit_s=2))
+    taken = snapshot(cluster(), fake, Silent(), SnapshotOptions(reason="upgrade", freeze_limit_s=2))
     assert (taken.snapshot["number"], taken.not_dumped) == (57, ())
     (request,) = requests(fake, "take")
     places = cluster().places
@@ -181,9 +188,9 @@ def test_what_the_agent_is_asked_to_take() -> None:
 
 
 def test_the_lock_is_held_while_a_stopped_overlay_is_taken() -> None:
-    """On a shared folder the lease is held still as well: nobody starts it elsewhere meanwhile."""
+    """On a shared folder the lease is locked as well, so that no other host starts it meanwhile."""
     fake = host({"take": echo}, lease={})
-    snapshot(cluster(), fake, Silent(), Wanted())
+    snapshot(cluster(), fake, Silent(), SnapshotOptions())
     places = cluster().places
     assert locks(fake) == [str(places.lock), f"{places.lease}.lock"]
     assert requests(fake, "take")[0]["lock"] == ""
@@ -192,19 +199,19 @@ def test_the_lock_is_held_while_a_stopped_overlay_is_taken() -> None:
 @pytest.mark.parametrize(("wanted", "site", "method"), [("", "full", "full"), ("delta", "full", "delta")])
 def test_the_method_is_the_sites_unless_one_is_named(wanted: str, site: str, method: str) -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"})
-    snapshot(cluster(method=site), fake, Silent(), Wanted(method=wanted))
+    snapshot(cluster(method=site), fake, Silent(), SnapshotOptions(method=wanted))
     assert requests(fake, "take")[0]["method"] == method
 
 
-def test_a_note_of_another_start_does_not_tell_the_image() -> None:
+def test_a_note_of_another_start_does_not_give_the_image() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"})
     fake.files[f"{cluster().places.journal}/sample.json"] = json.dumps({"image": "/old.sif", "key": "k0"}).encode()
-    snapshot(cluster(), fake, Silent(), Wanted())
+    snapshot(cluster(), fake, Silent(), SnapshotOptions())
     assert requests(fake, "take")[0]["facts"]["image"] == {"key": "", "sha256": ""}
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"lease": {"holder": "host-b"}}, "the appliance runs on host-b", "sms overlay snapshot --host host-b"),
+    ({"lease": {"holder": "host-b"}}, "the services container runs on host-b", "sms overlay snapshot --host host-b"),
     ({"overlay": False}, "there is no overlay", "sms overlay create"),
     ({"running": True, "loops": ()}, "no loop device has .*img open", "losetup -l"),
     ({"running": True, "loops": ("/dev/loop0", "/dev/loop1")}, "/dev/loop0, /dev/loop1 all have", "losetup -l"),
@@ -213,10 +220,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("state", "words", "hint"), REFUSED, ids=[case[1] for case in REFUSED])
-def test_when_no_snapshot_can_be_taken(state: dict[str, Any], words: str, hint: str) -> None:
+def test_snapshots_that_are_refused(state: dict[str, Any], words: str, hint: str) -> None:
     for act in (
-        lambda fake: snapshot(cluster(), fake, Silent(), Wanted()),
-        lambda fake: rehearse_snapshot(cluster(), fake, Wanted()),
+        lambda fake: snapshot(cluster(), fake, Silent(), SnapshotOptions()),
+        lambda fake: rehearse_snapshot(cluster(), fake, SnapshotOptions()),
     ):
         fake = host(**state)
         with pytest.raises(Refused, match=words) as caught:
@@ -227,7 +234,7 @@ def test_when_no_snapshot_can_be_taken(state: dict[str, Any], words: str, hint: 
 
 def test_a_database_is_dumped_before() -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: (0, "")})
-    snapshot(cluster(), fake, Silent(), Wanted())
+    snapshot(cluster(), fake, Silent(), SnapshotOptions())
     order = [argv for argv in fake.asked if argv[0] in ("apptainer", "python3") and argv[1] != "instance"]
     assert order[0][:10] == (*INSIDE, "timeout", "--kill-after=10", "300", "sh")
     assert "mariadb-dump" in order[0][11] and order[1][3] == "take"
@@ -236,10 +243,14 @@ def test_a_database_is_dumped_before() -> None:
 
 @pytest.mark.parametrize(
     ("site", "wanted", "running"),
-    [({"dump": False}, Wanted(), True), ({}, Wanted(dump=False), True), ({}, Wanted(), False)],
+    [
+        ({"dump": False}, SnapshotOptions(), True),
+        ({}, SnapshotOptions(dump=False), True),
+        ({}, SnapshotOptions(), False),
+    ],
     ids=["the site says no", "--no-dump", "stopped"],
 )
-def test_when_nothing_is_dumped(site: dict[str, Any], wanted: Wanted, running: bool) -> None:
+def test_cases_without_a_dump(site: dict[str, Any], wanted: SnapshotOptions, running: bool) -> None:
     lease = {"holder": "host-a"} if running else {}
     fake = host({"take": echo}, running=running, lease=lease)
     assert snapshot(cluster(**site), fake, Silent(), wanted).not_dumped == ()
@@ -256,32 +267,32 @@ def test_when_nothing_is_dumped(site: dict[str, Any], wanted: Wanted, running: b
 )
 def test_a_dump_that_fails_is_noted_and_the_snapshot_taken(answer: tuple[int, str], why: str) -> None:
     fake = host({"take": echo}, running=True, lease={"holder": "host-a"}, more={INSIDE: answer})
-    taken = snapshot(cluster(), fake, Silent(), Wanted())
+    taken = snapshot(cluster(), fake, Silent(), SnapshotOptions())
     assert taken.not_dumped == (f"mariadb was not dumped: {why}",)
     assert taken.snapshot["notes"] == list(taken.not_dumped)
 
 
-def test_a_rehearsal_says_what_and_asks_nothing_of_the_agent() -> None:
+def test_a_dry_run_lists_steps_without_the_agent() -> None:
     fake = host(running=True, lease={"holder": "host-a"})
-    said = rehearse_snapshot(cluster(), fake, Wanted(method="full"))
+    steps = rehearse_snapshot(cluster(), fake, SnapshotOptions(method="full"))
     places = cluster().places
-    assert said == [
+    assert steps == [
         "dump mariadb, inside the container",
         f"take {places.overlay} into {places.snapshots}: method full, writers wait 5 s at most",
-        "check it with e2fsck, and that state files can be read, before it counts",
+        "check it with e2fsck, and that state files can be read, then commit it",
     ]
 
 
 @pytest.mark.parametrize("status, kind", [(1, SmsError), (3, Refused)])
-def test_what_the_agent_says_is_said(status: int, kind: type[SmsError]) -> None:
-    words = {"message": "the file system of /s is full", "hint": "`sms overlay prune` makes room", "status": status}
-    fake = host({"take": words}, running=True, lease={"holder": "host-a"})
+def test_errors_of_the_agent_are_passed_on(status: int, kind: type[SmsError]) -> None:
+    problem = {"message": "the file system of /s is full", "hint": "`sms overlay prune` makes room", "status": status}
+    fake = host({"take": problem}, running=True, lease={"holder": "host-a"})
     with pytest.raises(kind, match="host-a: the file system of /s is full") as caught:
-        snapshot(cluster(), fake, Silent(), Wanted())
-    assert caught.value.hint == words["hint"]
+        snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    assert caught.value.hint == problem["hint"]
 
 
-def test_a_host_without_python_is_said() -> None:
+def test_a_host_without_python_is_refused() -> None:
     with pytest.raises(Refused, match=r"host-a has no Python 3\.9 or newer"):
         list_snapshots(cluster(), Fake({("sh", "-c", python.FIND): (0, "")}, name="host-a"))
 
@@ -302,8 +313,8 @@ FOUND: list[tuple[dict[str, Any], str, int | type[SmsError], str]] = [
     (LISTED, "040", 40, ""),
     (LISTED, "39", SmsError, "snapshot 39 is damaged: its manifest has changed"),
     (LISTED, "7", Refused, "there is no snapshot 7 on host-a"),
-    (LISTED, "newest", ConfigError, "newest is no snapshot"),
-    (LISTED, "-1", ConfigError, "-1 is no snapshot"),
+    (LISTED, "newest", ConfigError, "invalid snapshot 'newest'"),
+    (LISTED, "-1", ConfigError, "invalid snapshot '-1'"),
     (NONE, "latest", Refused, "there are no snapshots on host-a"),
     (NONE, "1", Refused, "there are no snapshots on host-a"),
     ({**NONE, "broken": {"1": "x"}}, "latest", Refused, "no snapshot on host-a is verified"),
@@ -311,7 +322,7 @@ FOUND: list[tuple[dict[str, Any], str, int | type[SmsError], str]] = [
 
 
 @pytest.mark.parametrize(("listed", "wanted", "found", "words"), FOUND, ids=[f"{case[1]}: {case[3]}" for case in FOUND])
-def test_which_snapshot_is_meant(listed: dict[str, Any], wanted: str, found: int | type[SmsError], words: str) -> None:
+def test_selectors_of_snapshots(listed: dict[str, Any], wanted: str, found: int | type[SmsError], words: str) -> None:
     listing = list_snapshots(cluster(), host({"list": listed}))
     if isinstance(found, int):
         assert find_snapshot(listing, wanted)["number"] == found
@@ -321,7 +332,7 @@ def test_which_snapshot_is_meant(listed: dict[str, Any], wanted: str, found: int
     assert type(caught.value) is found and caught.value.hint
 
 
-def test_the_hint_names_those_that_are_there() -> None:
+def test_the_hint_lists_existing_snapshots() -> None:
     with pytest.raises(Refused) as caught:
         find_snapshot(list_snapshots(cluster(), host({"list": LISTED})), "7")
     assert caught.value.hint == "the newest are: 40, 41, 42"
@@ -341,7 +352,7 @@ VERIFIED: list[tuple[tuple[str, ...], bool, list[int], dict[int, bool]]] = [
 
 
 @pytest.mark.parametrize(("wanted", "everything", "asked", "found"), VERIFIED)
-def test_which_are_verified(
+def test_selection_for_verify(
     wanted: tuple[str, ...], everything: bool, asked: list[int], found: dict[int, bool]
 ) -> None:
     fake = host({"list": LISTED, "verify": check})
@@ -350,7 +361,7 @@ def test_which_are_verified(
     assert [request["numbers"] for request in requests(fake, "verify")] == ([asked] if asked else [])
     fake = host({"list": LISTED})
     would = rehearse_verify(cluster(), fake, wanted, everything=everything)
-    assert [one["number"] for one in would] == sorted(asked), "a rehearsal asks for none of it"
+    assert [one["number"] for one in would] == sorted(asked), "a dry run sends no verify request"
 
 
 # Restoring
@@ -363,7 +374,7 @@ def restored(request: dict[str, Any]) -> dict[str, Any]:
 def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={})
     done = restore(cluster(), fake, "40", Silent())
-    assert done.kept == Kept(57) and done.snapshot == 40 and not done.other_image
+    assert done.kept == KeptOverlay(57) and done.snapshot == 40 and not done.other_image
     assert [argv[3] for argv in fake.asked if argv[0] == "python3"] == ["list", "take", "restore"]
     (taken,), (put,) = requests(fake, "take"), requests(fake, "restore")
     assert taken["reason"] == "before restore of 40" and taken["lock"] == ""
@@ -371,8 +382,8 @@ def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     assert put == {"store": str(places.snapshots), "snapshot": "40", "target": str(places.overlay), "replace": True}
 
 
-def test_nobody_starts_it_anywhere_while_it_is_restored() -> None:
-    """The lock of this host, and on a shared folder that of the lease: from before it is kept until it is replaced."""
+def test_a_restore_holds_the_locks_of_host_and_lease() -> None:
+    """No host can start it between the snapshot of the old overlay and its replacement."""
     held: list[str] = []
     seen: list[list[str]] = []
 
@@ -398,18 +409,18 @@ def test_nobody_starts_it_anywhere_while_it_is_restored() -> None:
     assert seen == [[str(places.lock), f"{places.lease}.lock"]] * 2 and not held
 
 
-def test_an_overlay_that_is_the_snapshot_already_is_left_alone() -> None:
+def test_an_identical_overlay_is_not_replaced() -> None:
     same = {"snapshot": manifest(57, digests=manifest(40)["digests"])}
     fake = host({"list": LISTED, "take": same}, lease={})
-    assert restore(cluster(), fake, "40", Silent()).kept == Kept(57, same=True)
+    assert restore(cluster(), fake, "40", Silent()).kept == KeptOverlay(57, same=True)
 
 
 def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
-    """Never a moment without an overlay of that name: a start would make an empty one."""
-    said: list[tuple[str, ...]] = []
+    """The overlay's name exists at every moment: otherwise a start would create an empty one."""
+    called: list[tuple[str, ...]] = []
 
     def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        said.append(argv)
+        called.append(argv)
         return 0, {"keep": argv[-1], "real": argv[-1]}.get(argv[3], "")
 
     bad = {"message": "its file system is damaged", "hint": "", "status": 1}
@@ -417,7 +428,7 @@ def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
     overlay = str(cluster().places.overlay)
     kept = restore(cluster(), fake, "40", Silent()).kept
     assert kept and kept.path == f"{overlay}.before-40" and "its file system is damaged" in kept.why
-    (keep,) = [argv for argv in said if argv[3] == "keep"]
+    (keep,) = [argv for argv in called if argv[3] == "keep"]
     assert "ln -T" in keep[2] and keep[4:] == (overlay, f"{overlay}.before-40")
 
 
@@ -439,7 +450,7 @@ def test_where_nothing_can_be_kept_nothing_is_restored() -> None:
 
 
 def test_a_link_stays_one() -> None:
-    """The overlay's name leads into the mirror: what is restored goes there, and not in the link's place."""
+    """The overlay's name is a link into the mirror: the restore writes there and does not replace the link."""
 
     def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
         return (0, "/mirror/sample.img") if argv[3] == "real" else (0, "")
@@ -454,7 +465,7 @@ def test_a_link_to_nothing_is_refused() -> None:
         return (44, "") if argv[3] == "real" else (0, "")
 
     fake = host({"list": LISTED}, lease={}, more={("sh", "-c"): shell})
-    with pytest.raises(Refused, match="leads to a file that is not there"):
+    with pytest.raises(Refused, match="is a link to a missing file"):
         restore(cluster(), fake, "40", Silent())
 
 
@@ -465,14 +476,14 @@ def test_without_an_overlay_there_is_nothing_to_keep() -> None:
 
 
 NOT_RESTORED: list[tuple[dict[str, Any], str, str]] = [
-    ({"running": True}, "the appliance runs on host-a", "sms stop --host host-a"),
+    ({"running": True}, "the services container runs on host-a", "sms stop --host host-a"),
     ({"lease": {"holder": "host-b"}}, "host-b holds the lease", "sms stop --host host-b"),
     ({"loops": ("/dev/loop3",)}, "is in use on host-a", "losetup -l"),
 ]
 
 
 @pytest.mark.parametrize(("state", "words", "hint"), NOT_RESTORED, ids=[case[1] for case in NOT_RESTORED])
-def test_when_nothing_is_restored(state: dict[str, Any], words: str, hint: str) -> None:
+def test_restores_that_are_refused(state: dict[str, Any], words: str, hint: str) -> None:
     for act in (
         lambda fake: restore(cluster(), fake, "40", Silent()),
         lambda fake: rehearse_restore(cluster(), fake, "40"),
@@ -502,27 +513,27 @@ NAMES = {"tuesday": f"{FOLDER}/tuesday.img", "tuesday.img": f"{FOLDER}/tuesday.i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_name_means(name: str) -> None:
-    assert free_target(cluster(), host(overlay=False), name) == NAMES[name]
-    with pytest.raises(Refused, match="is there already"):
-        free_target(cluster(), host(overlay=True), name)
+def test_targets_of_names(name: str) -> None:
+    assert resolve_target(cluster(), host(overlay=False), name) == NAMES[name]
+    with pytest.raises(Refused, match="already exists"):
+        resolve_target(cluster(), host(overlay=True), name)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "a b", "sample", f"{FOLDER}/sample.img"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(ConfigError):
-        free_target(cluster(), host(overlay=False), name)
+        resolve_target(cluster(), host(overlay=False), name)
 
 
 @pytest.mark.parametrize(
     ("key", "there", "other"), [("k1", IMAGE, False), ("k0", IMAGE, True), ("", IMAGE, False), ("k0", "", False)]
 )
-def test_another_image_is_said(key: str, there: str, other: bool) -> None:
+def test_another_image_is_reported(key: str, there: str, other: bool) -> None:
     fake = host(more={("readlink",): (0 if there else 1, there)})
     assert other_image(cluster(), fake, manifest(image={"key": key, "sha256": ""})) is other
 
 
-def test_a_lease_of_another_host_is_held_still_by_nobody() -> None:
+def test_a_lease_of_another_host_cannot_be_locked() -> None:
     fake = host(lease={"holder": "host-b"})
     with pytest.raises(Refused, match="host-b holds the lease"), hold_lease_still(fake, cluster()):
         pass
@@ -530,7 +541,7 @@ def test_a_lease_of_another_host_is_held_still_by_nobody() -> None:
         pass
 
 
-# What a person reads
+# Output
 
 
 def test_the_line_of_a_snapshot() -> None:
@@ -540,7 +551,7 @@ def test_the_line_of_a_snapshot() -> None:
     )
     stopped = manifest(running=False, found_by="stopped", checks={"e2fsck": "mended: its journal", "state_files": 1})
     assert view.taken_line("lab", stopped) == (
-        "snapshot 42 of lab: 48 MiB used, 1.3 MiB new, nothing ran (delta), "
+        "snapshot 42 of lab: 48 MiB used, 1.3 MiB new, not in use (delta), "
         "checked: e2fsck (mended: its journal), 1 state file"
     )
 
@@ -572,12 +583,12 @@ def test_all_of_a_manifest_is_shown() -> None:
     for words in (
         "snapshot       42 of sample",
         "12 min ago, on host-a",
-        "delta (changes by block trace), while it ran; writers waited 31 ms",
+        "delta (changes by block trace), while in use; writers waited 31 ms",
         "generation 7",
         "key k1",
         "2.0 GiB, 48 MiB used, 1.3 MiB of it new",
-        "begin as they must: /var/spool/slurmctld/job_state",
-        "damaged, looked at",
+        "valid headers: /var/spool/slurmctld/job_state",
+        "damaged, checked ",
         "note           mariadb was not dumped: x",
         "damage         chunk 3 is gone",
     ):
@@ -585,8 +596,8 @@ def test_all_of_a_manifest_is_shown() -> None:
     assert "not known" in "\n".join(view.show_lines(manifest(image={"key": "", "sha256": ""}), NOW))
 
 
-def test_nothing_of_a_snapshot_reaches_the_terminal_as_it_is() -> None:
-    """It may be another host's, or of a store that somebody else writes."""
+def test_control_characters_are_escaped() -> None:
+    """A snapshot may come from another host, or from a store that others can write to."""
     nasty = "a\x1b]0;x\x07\r\u202eb"
     one = manifest(reason=nasty, host=nasty, method="delta", notes=[nasty], slurm_cluster=nasty)
     one["health"] = {"ok": False, "damage": [nasty]}
@@ -597,33 +608,33 @@ def test_nothing_of_a_snapshot_reaches_the_terminal_as_it_is() -> None:
     assert r"\x1b]0;x\x07\r\u202eb" in "\n".join(lines)
 
 
-def test_what_a_check_says() -> None:
+def test_output_of_a_verification() -> None:
     lines = list(view.verified_lines([Verified(1, ()), Verified(2, ("chunk 3 [x]", "chunk 4"))], "lab"))
     assert lines == [
-        "snapshot 1 of lab: [green]whole[/]",
+        "snapshot 1 of lab: [green]intact[/]",
         r"snapshot 2 of lab: [red]damaged[/]: chunk 3 \[x]",
         "snapshot 2 of lab: [red]damaged[/]: chunk 4",
     ]
 
 
-RESTORED: list[tuple[Kept | None, bool, list[str]]] = [
-    (None, False, ["snapshot 42 of lab is /o/lab.img on host-a now: 48 MiB in 0.5 s"]),
-    (Kept(57), False, ["", "what it replaced is snapshot 57; the way back: sms overlay restore 57"]),
-    (Kept(path="/o/k"), False, ["", "what it replaced is kept; the way back: mv /o/k /o/lab.img"]),
+RESTORED: list[tuple[KeptOverlay | None, bool, list[str]]] = [
+    (None, False, ["snapshot 42 of lab is restored to /o/lab.img on host-a: 48 MiB in 0.5 s"]),
+    (KeptOverlay(57), False, ["", "the previous overlay is snapshot 57; to undo: sms overlay restore 57"]),
+    (KeptOverlay(path="/o/k"), False, ["", "the previous overlay is kept; to undo: mv /o/k /o/lab.img"]),
     (
-        Kept(57),
+        KeptOverlay(57),
         True,
-        ["", "it was taken under another image: the next start seeds it for the current one", "what it replaced"],
+        ["", "it was taken under another image: the next start seeds it for the current one", "the previous overlay"],
     ),
-    (Kept(57, same=True), False, ["the overlay on host-a is snapshot 42 of lab already, to the byte"]),
+    (KeptOverlay(57, same=True), False, ["the overlay on host-a is identical to snapshot 42 of lab"]),
 ]
 
 
 @pytest.mark.parametrize(("kept", "other", "lines"), RESTORED)
-def test_what_a_restore_says(kept: Kept | None, other: bool, lines: list[str]) -> None:
-    said = list(view.restored_lines("lab", Restored("host-a", 42, "/o/lab.img", 48 << 20, 0.5, kept, other)))
-    assert len(said) == len(lines)
-    assert all(words in line for words, line in zip(lines, said, strict=True))
+def test_output_of_a_restore(kept: KeptOverlay | None, other: bool, lines: list[str]) -> None:
+    printed = list(view.restored_lines("lab", Restored("host-a", 42, "/o/lab.img", 48 << 20, 0.5, kept, other)))
+    assert len(printed) == len(lines)
+    assert all(words in line for words, line in zip(lines, printed, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The seed of an overlay, and where secrets may and may not be."""
+"""The seed of an overlay, and the places of secrets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seeds(given: dict[str, bytes], site: Site = SITE) -> tuple[Seed, ...]:
     return seed_files(site, SERVICES, overlays=overlays, extra=extra, given=given)
 
 
-def test_secrets_are_their_owner_s_alone() -> None:
+def test_secrets_are_readable_by_their_owner_only() -> None:
     found = {seed.path: seed for seed in seeds(GIVEN)}
     for name in SECRETS:
         seed = found[SECRET_PLACES[name][0]]
@@ -47,11 +47,11 @@ def test_secrets_are_their_owner_s_alone() -> None:
         assert seed.owner == seed.group == ("munge" if name == "munge_key" else "root")
         assert seed.data == GIVEN[name]
     assert found["/etc/slurm/slurmdbd.conf"].mode == 0o600
-    assert not [seed for seed in found.values() if seed.mode & 0o022], "others may write"
+    assert not [seed for seed in found.values() if seed.mode & 0o022], "others can write"
 
 
 def everything_but_the_seed(site: Site) -> str:
-    """All that is rendered, written down, shown or put on a command line."""
+    """Return all text that is rendered, recorded, shown or passed on a command line."""
     base = read_bases(share("definitions", "bases"))[site.base.os]
     plan = plan_build(
         base,
@@ -86,7 +86,7 @@ def test_secrets_are_in_their_own_file_only(secrets: dict[str, bytes]) -> None:
         assert [seed.path for seed in made if data in seed.data] == [SECRET_PLACES[name][0]]
 
 
-def test_dummies_of_the_sample_are_in_their_own_file_only() -> None:
+def test_sample_secrets_are_in_their_own_file_only() -> None:
     shown = everything_but_the_seed(SITE)
     for name in SECRETS:
         assert GIVEN[name].decode().strip() not in shown
@@ -116,7 +116,7 @@ def test_archive_has_no_clock_and_no_ids() -> None:
         assert {(member.mtime, member.uid, member.gid) for member in tar} == {(0, 0, 0)}
 
 
-def test_digest_tells_one_seed_from_another() -> None:
+def test_digest_distinguishes_seeds() -> None:
     one = seed_digest(seed_archive(seeds(GIVEN)))
     assert one != seed_digest(seed_archive(seeds(GIVEN | {"munge_key": b"another"})))
     mine = Seed("/etc/x", b"data")
@@ -159,7 +159,7 @@ def test_services_json_is_what_the_programs_read() -> None:
         assert "{{" not in json.dumps(service)
 
 
-def test_a_file_s_template_may_be_short_or_lie_in_a_file() -> None:
+def test_contents_may_be_inline() -> None:
     files = (SeedFile(path="/etc/a", content="{{ site.cluster }}\n", mode="0640"),)
     found = {seed.path: seed for seed in seed_files(SITE, (), overlays=share("overlays"), extra=files, given={})}
     assert (found["/etc/a"].data, found["/etc/a"].mode) == (b"sample\n", 0o640)

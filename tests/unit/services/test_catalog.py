@@ -1,4 +1,4 @@
-"""The catalogue: starting order, mistakes in its files, and every file that is shipped."""
+"""The catalogue: starting order, errors in its files, and all shipped files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASES = read_bases(share("definitions", "bases"))
 
 
 def service(name: str, **changes: Any) -> dict[str, Any]:
-    """A service's file, as small as it can be."""
+    """Return a minimal service file."""
     probe = {"exec": [["true"]]}
     outage = {"seconds": 0, "why": "it says so"}
     return {
@@ -77,15 +77,15 @@ def test_starting_order(tmp_path: Path, services: list[dict[str, Any]], names: l
 
 
 WRONG: list[tuple[list[dict[str, Any]], str]] = [
-    ([service("a", needs=["a"])], "circle: a -> a"),
-    ([service("a", needs=["b"]), service("b", needs=["a"])], "circle: a -> b -> a"),
-    ([service("a", needs=["b"]), service("b", container=False, run=[])], "cannot carry b"),
+    ([service("a", needs=["a"])], "circular dependency of services: a -> a"),
+    ([service("a", needs=["b"]), service("b", needs=["a"])], "circular dependency of services: a -> b -> a"),
+    ([service("a", needs=["b"]), service("b", container=False, run=[])], "cannot run b"),
     ([service("b")], "unknown service: a"),
 ]
 
 
 @pytest.mark.parametrize(("services", "words"), WRONG)
-def test_what_cannot_be_started(tmp_path: Path, services: list[dict[str, Any]], words: str) -> None:
+def test_unresolvable_selections(tmp_path: Path, services: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         order(write(tmp_path / "services", *services), "a")
 
@@ -113,13 +113,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=[str(case[0]) for case in BAD])
-def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_errors_are_reported(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_catalog(write(tmp_path / "services", service("a", **changes)))
     assert words in str(caught.value)
 
 
-def test_all_mistakes_of_all_files(tmp_path: Path) -> None:
+def test_all_errors_of_all_files(tmp_path: Path) -> None:
     folder = write(tmp_path / "services", service("a", runs=[]), service("b", portz=[]), service("c"))
     (folder / "other.yaml").write_text(yaml.safe_dump(service("d")))
     with pytest.raises(ConfigError) as caught:
@@ -127,22 +127,22 @@ def test_all_mistakes_of_all_files(tmp_path: Path) -> None:
     assert [Path(problem.file).name for problem in caught.value.problems] == ["a.yaml", "b.yaml", "other.yaml"]
 
 
-def test_a_later_folder_replaces(tmp_path: Path) -> None:
+def test_later_folder_replaces(tmp_path: Path) -> None:
     write(tmp_path / "shipped", service("a"), service("b"))
     write(tmp_path / "own", service("a", summary="the site's own"))
     catalog = read_catalog(tmp_path / "shipped", tmp_path / "own")
     assert (catalog["a"].summary, catalog["b"].summary) == ("the site's own", "a service")
 
 
-def test_a_service_without_container_needs_no_run(tmp_path: Path) -> None:
+def test_service_outside_the_container_needs_no_run(tmp_path: Path) -> None:
     folder = write(tmp_path / "services", {**service("a", container=False), "run": [], "probe": None})
     assert not read_catalog(folder)["a"].container
 
 
-# What is shipped
+# Shipped files
 
 
-def test_the_services_of_the_appliance_are_there() -> None:
+def test_shipped_container_services() -> None:
     wanted = {"slurmctld", "munge", "nat", "rsyslog", "chrony", "postfix", "cron", "filesync"}
     assert {name for name, each in SHIPPED.items() if each.default} == wanted
     assert {"slurmdbd", "mariadb", "slurmrestd"} <= SHIPPED.keys()
@@ -156,14 +156,14 @@ def test_shipped_service_has_packages_for_every_base(each: Service) -> None:
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=lambda base: str(base.name))
-def test_no_package_set_is_misspelt(base: Any) -> None:
+def test_package_sets_exist(base: Any) -> None:
     known = {key for each in BASES.values() for key in each.package_sets}
     assert {key for each in SHIPPED.values() for key in each.packages} <= known
     assert set(base.package_sets) <= known
 
 
 @pytest.mark.parametrize("each", SHIPPED.values(), ids=lambda each: str(each.name))
-def test_shipped_service_says_what_an_outage_means(each: Service) -> None:
+def test_shipped_service_describes_its_outage(each: Service) -> None:
     assert len(each.outage.why) > 20
     assert each.summary[0].islower() or each.summary[0].isupper()
     assert not each.summary.endswith(".")
@@ -175,20 +175,20 @@ def shell_of(each: Service) -> list[str]:
 
 
 @pytest.mark.parametrize("each", SHIPPED.values(), ids=lambda each: str(each.name))
-def test_shipped_shell_is_shell(each: Service) -> None:
+def test_shipped_scripts_are_valid_shell(each: Service) -> None:
     for text in shell_of(each):
         assert subprocess.run(["sh", "-n"], input=text.encode(), check=False).returncode == 0
 
 
 @pytest.mark.parametrize("each", BASES.values(), ids=lambda each: str(each.name))
-def test_base_shell_can_be_indented(each: Any) -> None:
-    """The definition indents it, which would change a here-document."""
+def test_base_scripts_can_be_indented(each: Any) -> None:
+    """The image definition indents it, which would break a here-document."""
     for text in (each.header, each.setup, each.install, each.cleanup):
         assert "<<" not in text
 
 
-def test_setup_runs_as_often_as_wanted() -> None:
-    """What makes must not mind that it is there: mkdir and ln without their options do."""
+def test_setup_is_idempotent() -> None:
+    """Commands must not fail if their result exists, as mkdir and ln without options do."""
     for each in SHIPPED.values():
         for line in each.setup.splitlines():
             command = line.strip()
@@ -201,22 +201,22 @@ def test_templates_of_services_exist() -> None:
     assert all(share("overlays", file.template).is_file() for file in files if file.template)
 
 
-def test_no_mirror_is_written_into_the_repository() -> None:
-    """Where packages come from is the site's to say, or the build host's."""
+def test_repository_contains_no_mirror() -> None:
+    """The site or the build host configures the mirrors."""
     for path in share("definitions").rglob("*"):
         if path.is_file() and path.suffix in (".yaml", ".j2"):
             hosts = re.findall(r"https?://([a-z0-9.-]+)", path.read_text())
-            far = [host for host in hosts if "." in host]  # a name without a dot is nginx's own, of an upstream
+            far = [host for host in hosts if "." in host]  # a name without a dot is that of an upstream in nginx
             assert all(host.endswith(("example.org", "example.com")) or host[0].isdigit() for host in far), path
 
 
-# How services show on the wire
+# Traffic of services
 
 TRAFFIC: list[tuple[dict[str, Any], str]] = [
-    ({"ports": ["tcp/any"]}, "would be every service"),
+    ({"ports": ["tcp/any"]}, "would match every service"),
     ({"ports": ["tcp/70000"]}, "is not a port"),
     ({"ports": ["tcp/0"]}, "is not a port"),
-    ({"traffic": {"ports": ["udp/any"]}}, "would be every service"),
+    ({"traffic": {"ports": ["udp/any"]}}, "would match every service"),
     ({"traffic": {"port": []}}, "traffic.port"),
     ({"traffic": {"every_s": -1}}, "every_s"),
     ({"traffic": {"first": [{"port": "tcp/80"}]}}, "either starts or low"),
@@ -226,14 +226,14 @@ TRAFFIC: list[tuple[dict[str, Any], str]] = [
     ({"traffic": {"first": [{"port": "tcp/80", "starts": "x" * 33}]}}, "starts"),
     ({"traffic": {"first": [{"port": "tcp/80", "low": "0"}]}}, "low"),
     ({"traffic": {"first": [{"port": "tcp/80", "low": "00" * 33}]}}, "low"),
-    ({"traffic": {"first": [{"port": "tcp/80", "low": "0000", "high": "ff"}]}}, "equally long"),
-    ({"traffic": {"first": [{"port": "tcp/80", "low": "02ff", "high": "01ff"}]}}, "no byte of low above"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "0000", "high": "ff"}]}}, "the same length"),
+    ({"traffic": {"first": [{"port": "tcp/80", "low": "02ff", "high": "01ff"}]}}, "no byte of low may exceed"),
     ({"traffic": {"first": [{"port": "tcp/80", "low": "00", "at": 65}]}}, "at"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "words"), TRAFFIC, ids=range(len(TRAFFIC)))
-def test_mistakes_in_traffic_are_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_errors_in_traffic_are_reported(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_catalog(write(tmp_path / "services", service("a", **changes)))
     assert words in str(caught.value)
@@ -253,7 +253,7 @@ def test_first_bytes(tmp_path: Path, first: dict[str, Any], low: bytes, high: by
     assert found.bounds == (low, high)
 
 
-def test_no_two_services_are_told_by_the_same() -> None:
+def test_traffic_identifies_one_service() -> None:
     told: dict[object, str] = {}
     for each in SHIPPED.values():
         signs = [
@@ -266,15 +266,15 @@ def test_no_two_services_are_told_by_the_same() -> None:
 
 
 @pytest.mark.parametrize("each", SHIPPED.values(), ids=lambda each: str(each.name))
-def test_shipped_service_can_be_told(each: Service) -> None:
-    """By its traffic, or it is said that it has none; and then how often it is to be expected is said as well."""
+def test_shipped_service_can_be_identified(each: Service) -> None:
+    """A service has traffic with an interval, or is marked as silent."""
     traffic = each.traffic
-    told = bool(each.ports or traffic.ports or traffic.first or traffic.routed)
-    assert told != traffic.silent
+    identified = bool(each.ports or traffic.ports or traffic.first or traffic.routed)
+    assert identified != traffic.silent
     assert bool(traffic.every_s) != traffic.silent
 
 
-def test_what_the_container_cannot_carry_is_off_and_has_advice() -> None:
+def test_services_outside_the_container_are_off_and_have_advice() -> None:
     others = [each for each in SHIPPED.values() if not each.container]
     assert {"provisioning", "warewulf", "nfs", "ganglia", "ssh", "dns", "ldap", "http"} <= {
         each.name for each in others
@@ -282,8 +282,8 @@ def test_what_the_container_cannot_carry_is_off_and_has_advice() -> None:
     assert [each.name for each in others if each.default or each.run or each.packages or not each.advice] == []
 
 
-def test_table_1_of_the_paper() -> None:
-    """What the catalogue thinks where too little was seen is what the paper found."""
+def test_table_1_of_the_publication() -> None:
+    """The defaults of the catalogue agree with "Decoupled management nodes" (2018), table 1."""
     critical = {name for name, each in SHIPPED.items() if each.critical}
     assert {"rsyslog", "nfs", "nat", "ganglia", "slurmctld", "postfix", "chrony"} <= critical
     assert not {"provisioning", "warewulf"} & critical

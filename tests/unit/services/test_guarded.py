@@ -1,4 +1,4 @@
-"""Where a guard is started: with sms and a site file that leads to the same lease; not where there is one host."""
+"""Starting and stopping the guard: needs sms, a site file with the same lease, and more than one admin host."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.services.boot import SITE_FILE, lies_there
-from appliance.operations.services.guarded import BEGIN, END, RUNS, start_guard
+from appliance.operations.services.guarded import IS_LOCKED, START, STOP, start_guard
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
 
-HERE = ("sh", "-c", RUNS)
-STARTS = ("sh", "-c", BEGIN)
+HERE = ("sh", "-c", IS_LOCKED)
+STARTS = ("sh", "-c", START)
 
 
 def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
@@ -45,20 +45,20 @@ def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
         ("cluster: sample\noverlay: {directory: [x]}", "/srv/shared", False),
     ],
 )
-def test_a_site_file_that_leads_to_the_same_lease(text: str, overlays: str, same: bool) -> None:
+def test_site_file_must_use_the_same_lease(text: str, overlays: str, same: bool) -> None:
     host = Fake({})
     host.files[SITE_FILE] = text.encode()
     assert lies_there(cluster(overlays=overlays), host) is same
 
 
-class Told(Silent):
-    """Keeps what is said."""
+class Recorder(Silent):
+    """Records the reported lines."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def report(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def remote(*, sms: str = "/usr/bin/sms", guarded: bool = False, site: bytes = b"cluster: sample") -> Fake:
@@ -79,36 +79,36 @@ def started(host: Fake) -> list[tuple[str, ...]]:
     return [argv for argv in host.asked if argv[:3] == STARTS]
 
 
-def test_a_guard_is_started_with_the_site_file_that_lies_there() -> None:
-    host, told = remote(), Told()
-    assert start_guard(cluster(), host, told) and told.said == []
+def test_guard_is_started_with_the_site_file_of_its_host() -> None:
+    host, recorder = remote(), Recorder()
+    assert start_guard(cluster(), host, recorder) and recorder.lines == []
     (argv,) = started(host)
     assert argv[5:] == ("/usr/bin/sms", "--quiet", "--site", SITE_FILE, "--state", "/var/lib/sms", "guard")
 
 
-def test_one_is_enough() -> None:
+def test_running_guard_is_kept() -> None:
     host = remote(guarded=True)
-    assert start_guard(cluster(), host, Told()) and not started(host)
+    assert start_guard(cluster(), host, Recorder()) and not started(host)
 
 
 @pytest.mark.parametrize("host", [remote(sms=""), remote(site=b""), remote(site=b"cluster: other")])
-def test_it_is_said_where_there_can_be_none(host: Fake) -> None:
-    told = Told()
-    assert not start_guard(cluster(), host, told) and not started(host)
-    assert len(told.said) == 1 and "no guard on host-1" in told.said[0]
+def test_missing_guard_is_reported(host: Fake) -> None:
+    recorder = Recorder()
+    assert not start_guard(cluster(), host, recorder) and not started(host)
+    assert len(recorder.lines) == 1 and "no guard on host-1" in recorder.lines[0]
 
 
-def test_one_host_needs_none() -> None:
-    told = Told()
-    assert not start_guard(cluster(hosts=1), Fake({}), told) and told.said == []
+def test_single_host_needs_no_guard() -> None:
+    recorder = Recorder()
+    assert not start_guard(cluster(hosts=1), Fake({}), recorder) and recorder.lines == []
 
 
-def test_a_guard_is_ended_by_its_lock(tmp_path: Path) -> None:
+def test_guard_is_stopped_through_its_lock(tmp_path: Path) -> None:
     here, lock = Local("here"), str(tmp_path / "lock")
-    assert not here.works("sh", "-c", RUNS, "runs", lock)
-    here.run("sh", "-c", END, "end", lock)  # there is none
+    assert not here.works("sh", "-c", IS_LOCKED, "runs", lock)
+    here.run("sh", "-c", STOP, "end", lock)  # no guard runs
     holder = 'exec 9>"$1"; flock 9; echo $$ >"$1"; echo held; exec sleep 100'
     with here.hold("sh", "-c", holder, "holder", lock):
-        assert here.works("sh", "-c", RUNS, "runs", lock)
-        here.run("sh", "-c", END, "end", lock)
-        assert not here.works("sh", "-c", RUNS, "runs", lock)
+        assert here.works("sh", "-c", IS_LOCKED, "runs", lock)
+        here.run("sh", "-c", STOP, "end", lock)
+        assert not here.works("sh", "-c", IS_LOCKED, "runs", lock)

@@ -1,4 +1,4 @@
-"""Lines of the history: whole, in order, of two writers at once."""
+"""The history: complete lines, in order, also with concurrent writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cluster(tmp_path: Path) -> Cluster:
     return cast(Cluster, SimpleNamespace(places=SimpleNamespace(history=tmp_path / "journal" / "lab.history")))
 
 
-def test_what_is_noted_is_read_back(cluster: Cluster, tmp_path: Path) -> None:
+def test_round_trip(cluster: Cluster, tmp_path: Path) -> None:
     host = Local("host-a")
     assert read_history(cluster, host) == []
     facts: dict[str, Any] = {"generation": 3, "said": 'two\nlines, "quoted", ä', "none": None}
@@ -32,7 +32,7 @@ def test_what_is_noted_is_read_back(cluster: Cluster, tmp_path: Path) -> None:
     assert (tmp_path / "journal" / "lab.history").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_line_that_was_cut_short_hides_no_other(cluster: Cluster) -> None:
+def test_truncated_line_is_skipped(cluster: Cluster) -> None:
     host = Local("host-a")
     note(cluster, host, "start", "started")
     path = Path(cluster.places.history)
@@ -41,14 +41,14 @@ def test_a_line_that_was_cut_short_hides_no_other(cluster: Cluster) -> None:
     assert [line["event"] for line in read_history(cluster, host)] == ["started", "again"]
 
 
-def test_a_writer_that_was_killed_half_way_writes_nothing(cluster: Cluster) -> None:
+def test_killed_writer_writes_nothing(cluster: Cluster) -> None:
     for text in (b"", b'{"at": 1'):
         words = ("sh", "-c", APPEND, "note", str(cluster.places.history), "20")
         assert Local("host-a").run(*words, input=text, ok=None).status == 1
     assert not Path(cluster.places.history).exists()
 
 
-def test_two_writers_never_mix_their_lines(cluster: Cluster) -> None:
+def test_concurrent_writers_never_mix_lines(cluster: Cluster) -> None:
     def write(name: str) -> None:
         for number in range(10):
             note(cluster, Local(name), "test", f"event {number}", filler=name * 2000)

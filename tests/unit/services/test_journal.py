@@ -1,4 +1,4 @@
-"""``sms journal``: the lines that verbs left, for people."""
+"""``sms journal``: the text of history lines."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ AT = time.mktime((2026, 11, 21, 9, 8, 7, 0, 0, -1))
         ),
     ],
 )
-def test_a_line(line: dict[str, Any], text: str) -> None:
+def test_text_of_a_line(line: dict[str, Any], text: str) -> None:
     assert text_of(line) == text
 
 
-def test_a_long_fact_is_cut() -> None:
+def test_long_values_are_truncated() -> None:
     assert len(text_of({"at": AT, "host": "a", "verb": "v", "event": "e", "why": "x" * 5000})) < 300

@@ -1,4 +1,4 @@
-"""The two networks as CNI knows them, and the commands that use them."""
+"""The CNI configuration of the two networks, and the commands that use it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def lists() -> dict[str, Any]:
     return {name: json.loads(text) for name, text in conflists(SITE).items()}
 
 
-def test_one_list_a_network(lists: dict[str, Any]) -> None:
+def test_one_conflist_per_network(lists: dict[str, Any]) -> None:
     assert list(lists) == [f"{CNI_FOLDER}/50_{name}.conflist" for name in network_names(SITE)]
     assert [each["name"] for each in lists.values()] == list(network_names(SITE))
 
 
-def test_the_container_is_a_machine_of_its_own(lists: dict[str, Any]) -> None:
+def test_container_is_a_separate_machine(lists: dict[str, Any]) -> None:
     for each in lists.values():
         (plugin,) = each["plugins"]
         assert plugin["type"] == "bridge", "no firewall, no portmap"
         assert (plugin["isGateway"], plugin["ipMasq"]) == (False, False)
 
 
-def test_addresses_are_fixed_and_only_the_public_network_leads_out(lists: dict[str, Any]) -> None:
+def test_static_addresses_and_default_route(lists: dict[str, Any]) -> None:
     provisioning, public = (each["plugins"][0] for each in lists.values())
     assert provisioning["bridge"] == "br-prov"
     assert provisioning["ipam"] == {"type": "static", "addresses": [{"address": "10.20.0.1/16"}]}
@@ -45,7 +45,7 @@ def test_addresses_are_fixed_and_only_the_public_network_leads_out(lists: dict[s
     }
 
 
-def test_macs_go_with_their_networks() -> None:
+def test_mac_addresses_of_networks() -> None:
     assert network_options(SITE) == [
         *("--net", "--network", "sms-sample-prov,sms-sample-pub"),
         *("--network-args", "sms-sample-prov:MAC=02:00:0a:14:00:01"),
@@ -53,7 +53,7 @@ def test_macs_go_with_their_networks() -> None:
     ]
 
 
-def test_two_clusters_share_a_host() -> None:
+def test_two_clusters_on_one_host() -> None:
     other = SITE.model_copy(update={"cluster": "other"})
     assert not set(conflists(SITE)) & set(conflists(other))
     assert instance_name(SITE) != instance_name(other)
@@ -61,7 +61,7 @@ def test_two_clusters_share_a_host() -> None:
     assert not {mine.overlay, mine.lease, mine.current, mine.lock} & {theirs.overlay, theirs.lease, theirs.current}
 
 
-def test_start_takes_nothing_of_the_host_s() -> None:
+def test_start_isolates_from_the_host() -> None:
     argv = start_argv(SITE, "x.sif")
     assert {"--contain", "--cleanenv", "--no-home", "--net"} <= set(argv)
     assert argv[argv.index("--network") + 1] == "sms-sample-prov,sms-sample-pub", "eth0, eth1 in this order"
@@ -69,7 +69,7 @@ def test_start_takes_nothing_of_the_host_s() -> None:
     assert argv[-2:] == ("x.sif", "sms-sample")
 
 
-def test_without_name_servers_none_is_waited_for() -> None:
+def test_no_name_servers() -> None:
     networks = SITE.networks.model_copy(update={"dns": ()})
     argv = start_argv(SITE.model_copy(update={"networks": networks}), "x.sif")
     assert argv[argv.index("--dns") + 1] == "127.0.0.1"
@@ -79,14 +79,14 @@ def test_seed_needs_no_network() -> None:
     assert "--net" not in seed_argv(SITE, "x.sif", "o.img", "mark")
 
 
-def test_stop_lets_daemons_end() -> None:
+def test_stop_is_clean() -> None:
     argv = stop_argv(SITE, 150)
     assert argv[argv.index("--signal") + 1] == "SIGTERM"
     assert int(argv[argv.index("--timeout") + 1]) == 150
 
 
-def test_the_lease_lies_beside_the_overlay() -> None:
-    """Hosts that share the one share the other."""
+def test_lease_is_beside_the_overlay() -> None:
+    """Hosts that share the overlay share the lease."""
     shared = SITE.overlay.model_copy(update={"directory": Path("/shared/overlays")})
     found = places(SITE.model_copy(update={"overlay": shared}))
     assert found.lease.parent == found.overlay.parent

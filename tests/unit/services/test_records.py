@@ -32,7 +32,7 @@ class Whole:
 WHOLE = Whole(1, (Part("a", 0.5), Part("b")), ["x"], {"y": 2}, Part("c"), True, [1, {"z": None}])
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_round_trip() -> None:
     assert from_json(Whole, to_json(WHOLE)) == WHOLE
     assert from_json(Whole, b'{"number": 3, "unknown": [1]}') == Whole(3)
 
@@ -58,12 +58,12 @@ def test_what_is_written_is_read_again() -> None:
         ('{"number": 1, "maybe": []}', "maybe is not an object"),
     ],
 )
-def test_what_is_not_one(text: str, error: str) -> None:
+def test_invalid_records(text: str, error: str) -> None:
     with pytest.raises(RecordError, match=error):
         from_json(Whole, text.encode())
 
 
-def test_a_start_note_of_519381b() -> None:
+def test_start_note_of_version_519381b() -> None:
     """As that version wrote it."""
     written = {
         "image": "/i.sif",

@@ -1,4 +1,4 @@
-"""The programs inside the container, tried as they are, in a root of the test's own."""
+"""The programs inside the container, run unchanged in a temporary root."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ RUNTIME = ROOT / "definitions" / "runtime"
 PROGRAMS = [path for path in sorted(RUNTIME.iterdir()) if path.is_file() and b"python3" in path.read_bytes()[:40]]
 MODULES = sorted(RUNTIME.glob("*.py"))
 
+SUPERVISE = {"sms-supervise", "smsrt.py", "smsfiles.py"}
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of the container belong to root")
 
 OWN_PASSWD = "root:x:0:0:root:/root:/bin/sh\nmunge:x:105:105::/:/bin/false\nnobody:x:65534:65534::/:/bin/false\n"
@@ -48,7 +50,7 @@ OWN_GROUP = "root:x:0:\nmunge:x:105:\nnogroup:x:65534:\n"
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A program or module of the container, newly imported; leaves nothing in the checkout."""
+    """Import a program or module of the container again, without writing into the checkout."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path = RUNTIME / name
     loader = importlib.machinery.SourceFileLoader(name.replace("-", "_").removesuffix(".py"), str(path))
@@ -62,7 +64,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root with the accounts of an image in it."""
+    """A root with the accounts of an image."""
     monkeypatch.setenv("SMS_ROOT", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(RUNTIME), *sys.path])
     for name in ("smsfiles", "smskept", "smslink", "smsrt"):
@@ -88,11 +90,11 @@ def smsrt(smsfiles: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("path", [*PROGRAMS, *MODULES], ids=lambda path: path.name)
 def test_runs_on_the_oldest_python_of_a_base(path: Path) -> None:
-    """Leap and SLE 15 have it as python311; their supervisor, whose Python is 3.6, runs only one of them."""
-    ast.parse(path.read_text(), feature_version=(3, 6) if path.name == "sms-supervise" else OLDEST)
+    """Leap and SLE 15 have python311; their supervisor uses Python 3.6, and sms-supervise with what it imports."""
+    ast.parse(path.read_text(), feature_version=(3, 6) if path.name in SUPERVISE else OLDEST)
 
 
-def test_all_programs_are_looked_at() -> None:
+def test_all_programs_are_checked() -> None:
     assert {path.name for path in PROGRAMS} >= {"sms-seed", "sms-filesync", "sms-run", "sms-probe"}
     assert all(path.stat().st_mode & stat.S_IXUSR for path in PROGRAMS)
 
@@ -139,28 +141,28 @@ def test_merge_passwd(smsfiles: ModuleType, site: str, added: list[str], why: st
     assert merged == OWN_PASSWD + "".join(f"{line}\n" for line in added), why
 
 
-def test_merge_group_keeps_the_image_s(smsfiles: ModuleType) -> None:
+def test_merge_group_keeps_groups_of_the_image(smsfiles: ModuleType) -> None:
     site = "root:x:0:alice\nmunge:x:2000:\nstaff:x:50:alice\nalice:x:2001:\nteam:x:2002:alice,bob\nx:x:65534:\n"
     merged = smsfiles.merge_accounts("/etc/group", OWN_GROUP, site)
     assert merged == OWN_GROUP + "alice:x:2001:\nteam:x:2002:alice,bob\n"
 
 
-def test_merge_shadow_goes_by_name(smsfiles: ModuleType, root: Path) -> None:
+def test_merge_shadow_by_name(smsfiles: ModuleType, root: Path) -> None:
     current = (root / "etc" / "shadow").read_text()
     merged = smsfiles.merge_accounts("/etc/shadow", current, "root:$6$evil:1::::::\nalice:$6$hash:1::::::\n")
     assert merged == current + "alice:$6$hash:1::::::\n"
 
 
-def test_merge_forgets_what_the_site_no_longer_has(smsfiles: ModuleType) -> None:
+def test_merge_removes_accounts_dropped_by_the_site(smsfiles: ModuleType) -> None:
     assert smsfiles.merge_accounts("/etc/passwd", OWN_PASSWD + ALICE + "\n", "") == OWN_PASSWD
 
 
-def test_merge_brings_what_a_newer_image_has(smsfiles: ModuleType) -> None:
+def test_merge_adds_accounts_of_a_newer_image(smsfiles: ModuleType) -> None:
     old = OWN_PASSWD.splitlines(keepends=True)[0]
     assert smsfiles.merge_accounts("/etc/passwd", old, ALICE) == OWN_PASSWD + ALICE + "\n"
 
 
-def test_merge_without_the_image_s_accounts_writes_nothing(smsfiles: ModuleType, root: Path) -> None:
+def test_merge_without_accounts_of_the_image_writes_nothing(smsfiles: ModuleType, root: Path) -> None:
     (root / "opt/sms/accounts/passwd").unlink()
     with pytest.raises(FileNotFoundError):
         smsfiles.merge_accounts("/etc/passwd", OWN_PASSWD, ALICE)
@@ -181,7 +183,7 @@ def test_replace(smsfiles: ModuleType, root: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_replace_survives_what_a_killed_run_left(smsfiles: ModuleType, root: Path) -> None:
+def test_replace_after_a_killed_run(smsfiles: ModuleType, root: Path) -> None:
     (root / "etc/file.sms-new").symlink_to(root / "etc/shadow")
     shadow = (root / "etc/shadow").read_text()
     assert smsfiles.replace("/etc/file", b"data", 0o600, os.geteuid(), os.getegid())
@@ -200,7 +202,7 @@ def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
 
 @contextmanager
 def served(server: socket.socket, work: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Do ``work`` with a bound socket in a thread."""
+    """Run ``work`` with a bound socket in a thread."""
 
     def run() -> None:
         with server:
@@ -255,7 +257,7 @@ def test_probe_ntp(
     assert (ok, words in detail) == (fine, True), detail
 
 
-def test_probe_ntp_nobody_there(smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_ntp_without_server(smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smsrt, "NTP_PORT", free_port(socket.SOCK_DGRAM))
     ok, detail = ask(smsrt, "ntp", ntp="127.0.0.1")
     assert not ok
@@ -392,8 +394,8 @@ def test_probe_exec(smsrt: ModuleType, pipeline: list[list[str]], expect: str | 
     assert (ok, words in detail) == (fine, True), detail
 
 
-def test_probe_exec_ends_with_all_that_it_started(smsrt: ModuleType, tmp_path: Path) -> None:
-    """What a command leaves in the background holds its output open, and must not hold up the probe."""
+def test_probe_exec_kills_its_children(smsrt: ModuleType, tmp_path: Path) -> None:
+    """A background process of a command keeps its output open, but must not delay the probe."""
     began = time.monotonic()
     script = f"sleep 30 & echo $! >{tmp_path}/pid; wait; true"
     ok, detail = ask(smsrt, "exec", exec=[["sh", "-c", script]], timeout_s=0.3)
@@ -426,7 +428,7 @@ def probe_of(*argv: str) -> dict[str, Any]:
     return {"kind": "exec", "exec": [list(argv)], "timeout_s": 2}
 
 
-def test_sms_probe_waits_and_tells(root: Path) -> None:
+def test_sms_probe_waits_and_reports(root: Path) -> None:
     write_services(
         root,
         quick={"probe": probe_of("true")},
@@ -441,8 +443,8 @@ def test_sms_probe_waits_and_tells(root: Path) -> None:
     assert run_program("sms-probe", root, "quick").returncode == 0
 
 
-def test_sms_probe_knows_that_a_restart_is_due(root: Path) -> None:
-    """The site file names a service that this container was not started with."""
+def test_sms_probe_detects_a_pending_restart(root: Path) -> None:
+    """The site file selects a service that this container was not started with."""
     write_services(root, quick={"probe": probe_of("true")})
     done = run_program("sms-probe", root, "--wait", "10", "quick", "new")
     answers = {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
@@ -468,7 +470,7 @@ def test_back_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         slept.append(seconds)
 
     def run(lasts_s: float, *, waits_s: float = 0, prepares_s: float = 0) -> list[float]:
-        """One run of the service; gives what it was delayed by."""
+        """Run the service once; return the delay before it."""
         nonlocal clock
         slept.clear()
         failures = sms_run.count_failures("it")
@@ -491,7 +493,7 @@ def test_back_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(1) == [], "a note that is broken is none"
 
 
-def test_sms_run_waits_prepares_and_becomes(root: Path) -> None:
+def test_sms_run_waits_sets_up_and_executes(root: Path) -> None:
     ready = root / "ready"
     write_services(
         root,
@@ -509,7 +511,7 @@ def test_sms_run_waits_prepares_and_becomes(root: Path) -> None:
     assert (root / "log").read_text().split() == ["prepared", "ran"]
 
 
-def test_sms_run_does_not_start_what_it_could_not_prepare(root: Path) -> None:
+def test_sms_run_does_not_start_after_failed_setup(root: Path) -> None:
     write_services(root, it={"setup": "echo no room >&2\nfalse\ntrue", "run": ["touch", str(root / "ran")]})
     done = run_program("sms-run", root, "it")
     assert done.returncode == 1
@@ -518,7 +520,7 @@ def test_sms_run_does_not_start_what_it_could_not_prepare(root: Path) -> None:
     assert b"next try in 0.5 s" in run_program("sms-run", root, "it").stdout
 
 
-def test_sms_run_tells_the_setup_that_the_last_run_did_not_end_by_itself(root: Path) -> None:
+def test_sms_run_reports_an_unclean_stop_to_setup(root: Path) -> None:
     mark = root / "var/lib/it/.running"
     write_services(
         root,
@@ -538,7 +540,7 @@ def test_sms_run_tells_the_setup_that_the_last_run_did_not_end_by_itself(root: P
 
 
 @pytest.mark.parametrize(("status", "stays"), [(0, False), (256, True), (9, True)])
-def test_the_mark_goes_with_an_orderly_end(
+def test_mark_is_removed_by_a_clean_stop(
     root: Path, smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch, status: int, stays: bool
 ) -> None:
     for name in ("supervisor", "supervisor.poller", "supervisor.process", "supervisor.supervisord"):
@@ -571,7 +573,7 @@ def job_state(next_id: int, saved: float, head: bytes = b"PROTOCOL_VERSION\0") -
         (66000000, 1e9, 66000000, 66000000),
     ],
 )
-def test_job_ids_go_on_beyond_what_was_given_out(root: Path, next_id: int, age_s: float, low: int, high: int) -> None:
+def test_job_ids_continue_beyond_assigned_ones(root: Path, next_id: int, age_s: float, low: int, high: int) -> None:
     saved = int(time.time() - age_s)
     path = root / "job_state"
     path.write_bytes(job_state(next_id, saved))
@@ -582,7 +584,7 @@ def test_job_ids_go_on_beyond_what_was_given_out(root: Path, next_id: int, age_s
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x11PROTOCOL_VERSION\0", job_state(5, 0, b"JOB_VERSION_NEXT\0"), None])
-def test_a_state_of_another_form_is_left_alone(root: Path, data: bytes | None) -> None:
+def test_unknown_state_format_is_not_changed(root: Path, data: bytes | None) -> None:
     path = root / "job_state"
     if data is not None:
         path.write_bytes(data)
@@ -591,7 +593,7 @@ def test_a_state_of_another_form_is_left_alone(root: Path, data: bytes | None) -
 
 
 @needs_root
-def test_sms_run_drops_to_the_service_s_user(root: Path) -> None:
+def test_sms_run_drops_privileges(root: Path) -> None:
     root.chmod(0o755)
     write_services(root, it={"user": "nobody", "run": ["sh", "-c", "id -u; id -G; echo $HOME"]})
     lines = run_program("sms-run", root, "it").stdout.decode().splitlines()
@@ -630,7 +632,7 @@ def test_seed_twice_changes_nothing(root: Path) -> None:
 
 
 @needs_root
-def test_seed_keeps_what_somebody_changed(root: Path) -> None:
+def test_seed_keeps_local_changes(root: Path) -> None:
     path = root / "etc/sms/it.conf"
     seed(root, ("etc/sms/it.conf", b"one", "root", 0o644))
     path.write_bytes(b"changed by hand")
@@ -651,7 +653,7 @@ def test_seed_merges_accounts(root: Path) -> None:
 
 
 @needs_root
-def test_seed_names_an_owner_that_is_unknown(root: Path) -> None:
+def test_seed_reports_an_unknown_owner(root: Path) -> None:
     done = run_program("sms-seed", root, "mark", input=archive(("etc/x", b"", "no-such-user", 0o600)))
     assert done.returncode
     assert done.stderr.decode().strip() == "sms-seed: /etc/x is for no-such-user:root, whom the image does not know"
@@ -662,7 +664,7 @@ def test_seed_names_an_owner_that_is_unknown(root: Path) -> None:
 
 
 class Store(BaseHTTPRequestHandler):
-    """Serves the bytes of a table; what is not there is 404."""
+    """Serves the bytes of a table; 404 for other paths."""
 
     table: dict[str, bytes]
     asked: list[str]
@@ -680,7 +682,7 @@ class Store(BaseHTTPRequestHandler):
 
 
 class Provisioning:
-    """A provisioning node: an HTTPS server with a CA of its own, which knows its clients."""
+    """A provisioning node: an HTTPS server with its own CA that authenticates its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -724,14 +726,14 @@ class Provisioning:
         return certificate, key
 
     def serve(self, files: dict[str, bytes], *, digests: dict[str, str] | None = None) -> None:
-        """Offer files, with other digests than their own where ``digests`` says so."""
+        """Offer files, with the wrong digests in ``digests``."""
         named = {path: (digests or {}).get(path, hashlib.sha256(data).hexdigest()) for path, data in files.items()}
         entries = [{"path": path, "sha256": named[path], "size": len(data)} for path, data in files.items()]
         self.handler.table = {f"/files/{named[path]}": data for path, data in files.items()}
         self.handler.table["/manifest.json"] = json.dumps({"files": entries}).encode()
 
     def trust(self, root: Path, *, client: bool = True) -> None:
-        """Give the container its certificates."""
+        """Write the certificates of the container."""
         tls = root / "etc/sms/tls"
         (tls / "ca.pem").write_bytes((self.folder / "ca.pem").read_bytes())
         if client:
@@ -766,7 +768,7 @@ def pull(filesync: ModuleType, provisioning: Provisioning) -> list[str]:
 
 
 @needs_root
-def test_filesync_pulls_what_differs(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+def test_filesync_fetches_changed_files(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
     site = f"root:x:0:0:evil:/:/bin/sh\n{ALICE}\n".encode()
     provisioning.serve({"/etc/passwd": site, CONF: b"ClusterName=x\n", "/etc/shadow": b"alice:$6$x:1::::::\n"})
     assert pull(filesync, provisioning) == ["/etc/passwd", "/etc/shadow", CONF]
@@ -781,7 +783,7 @@ def test_filesync_pulls_what_differs(filesync: ModuleType, provisioning: Provisi
 
 
 @needs_root
-def test_filesync_merges_anew_after_an_image_changed(
+def test_filesync_merges_again_after_an_image_change(
     filesync: ModuleType, provisioning: Provisioning, root: Path
 ) -> None:
     provisioning.serve({"/etc/passwd": f"{ALICE}\n".encode()})
@@ -793,7 +795,7 @@ def test_filesync_merges_anew_after_an_image_changed(
 
 
 @needs_root
-def test_filesync_puts_back_what_a_start_seeded_over(
+def test_filesync_replaces_files_seeded_by_a_start(
     filesync: ModuleType, provisioning: Provisioning, root: Path
 ) -> None:
     provisioning.serve({CONF: b"ClusterName=x\n", "/etc/group": b"team:x:2002:alice\n"})
@@ -847,7 +849,7 @@ def test_filesync_refuses_a_wrong_digest(filesync: ModuleType, provisioning: Pro
 
 
 @needs_root
-def test_filesync_refuses_what_is_too_large(
+def test_filesync_refuses_large_files(
     filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesync, "LARGEST", 100)
@@ -860,10 +862,10 @@ def test_filesync_refuses_what_is_too_large(
 
 
 @needs_root
-def test_copies_of_paths_that_look_alike_are_kept_apart(
+def test_copies_of_similar_paths_are_distinct(
     filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there before each of them comes back, whatever they are called; also from copies of an older version."""
+    """The original of each is restored regardless of its name, also from copies of an older version."""
     alike = ["/etc/a%b", "/etc/a/b", "/etc/a/b%before", "/etc/a/b/before"]
     assert len({filesync.smskept.good_copy(path) for path in alike}) == len(alike)
     kept = filesync.smskept.Kept()
@@ -884,10 +886,10 @@ def test_copies_of_paths_that_look_alike_are_kept_apart(
 
 
 @needs_root
-def test_a_file_that_cannot_be_removed_holds_no_other_up(
+def test_failed_removal_does_not_block_other_files(
     filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that has become a folder is told of; the others go, and the report is sent."""
+    """A path that has become a folder is reported; the others are removed, and the report is sent."""
     kept = filesync.smskept.Kept()
     for path in ("/etc/one", "/etc/two"):
         kept.apply({"path": path, "sha256": hashlib.sha256(b"x").hexdigest()}, b"x")
@@ -903,7 +905,7 @@ def test_a_file_that_cannot_be_removed_holds_no_other_up(
     assert list(told[0]) == ["/etc/two"]
 
 
-def test_filesync_shows_its_certificate(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+def test_filesync_presents_its_certificate(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
     provisioning.serve({CONF: b"x"})
     (root / "etc/sms/tls/cert.pem").unlink()
     with pytest.raises(OSError):
@@ -911,7 +913,7 @@ def test_filesync_shows_its_certificate(filesync: ModuleType, provisioning: Prov
     assert not (root / "etc/slurm").exists()
 
 
-def test_filesync_trusts_the_site_s_ca_alone(
+def test_filesync_trusts_only_the_ca_of_the_site(
     filesync: ModuleType, provisioning: Provisioning, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = Provisioning(tmp_path_factory.mktemp("other"))
@@ -950,7 +952,7 @@ def wait_state(root: Path, wanted: str, since: float = 0) -> dict[str, Any]:
 
 
 @needs_root
-def test_filesync_waits_quietly_and_comes_back(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+def test_filesync_retries_quietly(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
     with running_filesync(root, f"https://127.0.0.1:{free_port()}") as process:
         first = wait_state(root, "waiting")
         wait_state(root, "waiting", since=first["at"] + 0.5)
@@ -968,7 +970,7 @@ def test_filesync_waits_quietly_and_comes_back(filesync: ModuleType, provisionin
 
 
 @needs_root
-def test_filesync_without_a_server_is_fine(filesync: ModuleType, root: Path) -> None:
+def test_filesync_without_a_server(filesync: ModuleType, root: Path) -> None:
     with running_filesync(root, ""):
         assert wait_state(root, "waiting")["detail"] == "no provisioning node is configured"
 
@@ -977,7 +979,7 @@ def test_filesync_without_a_server_is_fine(filesync: ModuleType, root: Path) -> 
 @pytest.mark.parametrize(
     "manifest", [b"[" * 100000, b"{}", b"[]", b'{"files": [{}]}', b'{"files": [{"path": []}]}', b"\xff"]
 )
-def test_filesync_lives_through_any_manifest(
+def test_filesync_survives_any_manifest(
     filesync: ModuleType, provisioning: Provisioning, root: Path, manifest: bytes
 ) -> None:
     provisioning.handler.table = {"/manifest.json": manifest}
@@ -988,7 +990,7 @@ def test_filesync_lives_through_any_manifest(
 
 
 @needs_root
-def test_filesync_looks_at_once_when_told(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+def test_filesync_runs_at_once_when_signalled(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
     provisioning.serve({"/etc/passwd": ALICE.encode()})
     with running_filesync(root, provisioning.url, interval_s=3600) as process:
         first = wait_state(root, "synced")
@@ -997,10 +999,10 @@ def test_filesync_looks_at_once_when_told(filesync: ModuleType, provisioning: Pr
 
 
 @needs_root
-def test_filesync_tells_slurmctld_until_it_listens(
+def test_filesync_notifies_slurmctld_until_it_succeeds(
     filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file of two came, and slurmctld is not up yet: it hears of that file later all the same."""
+    """One of two files was fetched while slurmctld was not up: slurmctld is notified of it later."""
     other = "/etc/slurm/topology.conf"
     write_services(root, slurmctld={"sync": [CONF, other]})
     scontrol = root / "bin/scontrol"
@@ -1052,7 +1054,7 @@ NODE_PATHS = [
 
 
 @pytest.mark.parametrize(("path", "allowed"), NODE_PATHS, ids=lambda value: ascii(value)[:30])
-def test_what_a_node_lets_be_written(filesync: ModuleType, root: Path, path: str, allowed: bool) -> None:
+def test_paths_that_a_node_allows(filesync: ModuleType, root: Path, path: str, allowed: bool) -> None:
     (root / "proc").mkdir()
     (root / "etc/link").symlink_to(root / "proc")
     assert (path in filesync.smskept.NodePaths()) is allowed
@@ -1061,7 +1063,7 @@ def test_what_a_node_lets_be_written(filesync: ModuleType, root: Path, path: str
 
 
 @needs_root
-def test_owner_and_mode_are_the_master_s(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
+def test_owner_and_mode_of_the_master(filesync: ModuleType, provisioning: Provisioning, root: Path) -> None:
     provisioning.serve({CONF: b"x", "/etc/passwd": ALICE.encode()})
     manifest = json.loads(provisioning.handler.table["/manifest.json"])
     manifest["files"][0].update(mode="0640", owner="nobody", group="root")
@@ -1078,7 +1080,7 @@ def test_owner_and_mode_are_the_master_s(filesync: ModuleType, provisioning: Pro
 
 
 @needs_root
-def test_a_disk_that_is_full_leaves_the_old_file(smsfiles: ModuleType, root: Path) -> None:
+def test_full_disk_keeps_the_old_file(smsfiles: ModuleType, root: Path) -> None:
     small = root / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "sms-test", str(small)], check=True)
@@ -1134,7 +1136,7 @@ ip netns exec p1 ping -qc 1 -W 1 10.78.0.1 >/dev/null && echo ping=yes || echo p
 
 @needs_root
 @pytest.mark.slow
-def test_the_public_network_reaches_no_daemon(need: Callable[[str], None]) -> None:
+def test_public_network_cannot_reach_daemons(need: Callable[[str], None]) -> None:
     for program in ("nft", "unshare", "ip", "ping"):
         need(program)
     (rules,) = (GOLDEN / "debian-12").rglob("nat.nft")

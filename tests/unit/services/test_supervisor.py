@@ -1,4 +1,4 @@
-"""How services are started and stopped: supervisord's own reading of the file, and the order."""
+"""Start and stop of services: the file as parsed by supervisord, and the order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def conf() -> configparser.RawConfigParser:
     return parser
 
 
-def test_one_program_a_service(conf: configparser.RawConfigParser) -> None:
+def test_one_program_per_service(conf: configparser.RawConfigParser) -> None:
     programs = [section for section in conf.sections() if section.startswith("program:")]
     assert programs == [f"program:{service.name}" for service in SERVICES]
     for service in SERVICES:
@@ -38,25 +38,25 @@ def test_one_program_a_service(conf: configparser.RawConfigParser) -> None:
         assert program["autorestart"] == "true"
 
 
-def test_what_is_needed_starts_first_and_stops_last(conf: configparser.RawConfigParser) -> None:
+def test_dependencies_start_first_and_stop_last(conf: configparser.RawConfigParser) -> None:
     priority = {service.name: int(conf[f"program:{service.name}"]["priority"]) for service in SERVICES}
     for service in SERVICES:
         for need in service.needs:
             assert priority[need] < priority[service.name]
 
 
-def test_supervisor_stays_and_is_reached_by_root_alone(conf: configparser.RawConfigParser) -> None:
+def test_supervisor_runs_in_foreground_with_root_only_socket(conf: configparser.RawConfigParser) -> None:
     assert conf["supervisord"]["nodaemon"] == "true"
     assert conf["unix_http_server"]["chmod"] == "0700"
     assert "inet_http_server" not in conf
 
 
-def test_stops_within_the_time_that_the_host_gives() -> None:
-    """The supervisor ends services one after the other: their times add up."""
+def test_stop_wait_fits_the_timeout_of_the_host() -> None:
+    """The supervisor stops services one after the other: their times add up."""
     assert stop_timeout(SERVICES) > sum(service.stop_wait_s for service in SERVICES)
 
 
-def test_only_what_the_site_has_is_waited_for() -> None:
+def test_needs_are_limited_to_selected_services() -> None:
     few = select(CATALOG, ["slurmctld"])
     made = services_json(few, Templates(share("overlays"), site=SITE))["services"]
     assert made["slurmctld"]["needs"] == ["munge"], "no slurmdbd, no postfix"
@@ -73,7 +73,7 @@ def test_every_probe_renders(name: str) -> None:
     assert all(isinstance(word, str) and "{{" not in word for word in made["run"])
 
 
-def test_the_nat_probe_asks_the_gateway_or_what_the_site_says() -> None:
+def test_nat_probe_pings_the_gateway_or_the_configured_address() -> None:
     def asked(probe: str | None) -> str:
         public = SITE.networks.public.model_copy(update={"probe": probe})
         site = SITE.model_copy(update={"networks": SITE.networks.model_copy(update={"public": public})})
@@ -86,6 +86,6 @@ def test_the_nat_probe_asks_the_gateway_or_what_the_site_says() -> None:
 
 
 @pytest.mark.parametrize("text", ["{{ nothing }}", "{{ site.nothing }}", "{{ 1 +", "{{ site.__class__.__mro__ }}"])
-def test_templates_are_strict_and_locked_up(text: str) -> None:
+def test_templates_are_strict_and_sandboxed(text: str) -> None:
     with pytest.raises(ConfigError, match="template"):
         Templates(share("overlays"), site=SITE).text(text)

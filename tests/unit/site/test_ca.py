@@ -1,4 +1,4 @@
-"""The site's certificate authority, held against openssl's own judgement."""
+"""The site's certificate authority, verified with openssl."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ NAMES = {"ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services
 
 
 def verified(root: Path, certificate: bytes, purpose: str, tmp_path: Path, *options: str) -> bool:
-    """What `openssl verify` thinks of a certificate."""
+    """Return whether `openssl verify` accepts a certificate."""
     path = tmp_path / "asked.pem"
     path.write_bytes(certificate)
     argv = ["openssl", "verify", "-CAfile", str(root), "-purpose", purpose, *options, str(path)]
     return subprocess.run(argv, capture_output=True, timeout=30, check=False).returncode == 0
 
 
-def test_an_authority_and_what_it_vouches_for(tmp_path: Path, need: Callable[[str], str]) -> None:
+def test_ca_and_the_certificates_that_it_signs(tmp_path: Path, need: Callable[[str], str]) -> None:
     need("openssl")
     folder = tmp_path / "tls"
     assert make_ca(folder)[0] == folder / "ca.pem"
@@ -74,7 +74,7 @@ def test_an_authority_and_what_it_vouches_for(tmp_path: Path, need: Callable[[st
 
 
 def test_nodes_stay_trusted_when_the_vm_gets_another_issuer(tmp_path: Path, need: Callable[[str], str]) -> None:
-    """Each start makes one; a node shows the one that has vouched for it along with its own certificate."""
+    """Each start of the VM creates an intermediate CA; a node sends it along with its own certificate."""
     need("openssl")
     folder, vm = tmp_path / "ca", tmp_path / "vm"
     make_ca(folder)
@@ -94,7 +94,7 @@ def test_nodes_stay_trusted_when_the_vm_gets_another_issuer(tmp_path: Path, need
     assert chains[0].partition("-----END")[2] != chains[1].partition("-----END")[2]
 
 
-def test_an_authority_is_never_replaced(tmp_path: Path) -> None:
+def test_ca_is_never_replaced(tmp_path: Path) -> None:
     make_ca(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(Refused):
@@ -111,11 +111,11 @@ def test_an_authority_is_never_replaced(tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "ca.key").unlink(), "cannot read"),
         (lambda folder: (folder / "ca.key").chmod(0o644), "can be read by others"),
-        (lambda folder: (folder / "ca.pem").write_text("x"), "no certificate authority"),
+        (lambda folder: (folder / "ca.pem").write_text("x"), "does not contain a certificate authority"),
         (lambda folder: (folder / "ca.key").write_bytes((folder / "admin.key").read_bytes()), "is not the key of"),
     ],
 )
-def test_an_authority_that_is_none(tmp_path: Path, harm: Callable[[Path], None], words: str) -> None:
+def test_invalid_ca(tmp_path: Path, harm: Callable[[Path], None], words: str) -> None:
     make_ca(tmp_path)
     harm(tmp_path)
     with pytest.raises(ConfigError, match=words) as caught:
@@ -123,7 +123,7 @@ def test_an_authority_that_is_none(tmp_path: Path, harm: Callable[[Path], None],
     assert caught.value.hint
 
 
-def test_init_makes_one_and_key_ca_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_creates_a_ca_and_key_ca_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "sms.yaml"
     assert main(["init", "--profile", "lab", "-o", str(site)]) == 0
     assert str(tmp_path / "tls") in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_init_makes_one_and_key_ca_shows_it(tmp_path: Path, capsys: pytest.Captu
     assert [path.name for path, _ in zip((each.file for each in show_ca(tmp_path / "tls")), shown, strict=True)]
     root = (tmp_path / "tls/ca.pem").read_bytes()
     assert main(["init", "--profile", "lab", "-o", str(site), "--force"]) == 0
-    assert "stays as it is" in capsys.readouterr().out
+    assert "kept the certificate authority" in capsys.readouterr().out
     assert (tmp_path / "tls/ca.pem").read_bytes() == root
     assert main(["--site", str(site), "key", "ca", "create"]) == 3
     assert main(["--site", str(site), "key", "ca", "renew"]) == 0

@@ -1,4 +1,4 @@
-"""Rules of the site file across values: one change to a good file, the exact problems it makes."""
+"""Rules of the site file that involve several values: one change to a valid file, the exact problems it causes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CASES: dict[str, Case] = {
         "10.77.0.1/24",
         "10.77.0.1/32",
         [
-            "9: networks.provisioning.address: 10.77.0.1/32 has no room for others",
+            "9: networks.provisioning.address: 10.77.0.1/32 has no room for other hosts",
             "19: slurm.nodes[0].address: 10.77.0.101 is not in the provisioning network 10.77.0.1/32",
         ],
     ),
@@ -60,7 +60,7 @@ CASES: dict[str, Case] = {
         "10.78.0.2/24",
         "224.0.0.5/24",
         [
-            "13: networks.public.address: 224.0.0.5 is not an address that a machine can have",
+            "13: networks.public.address: 224.0.0.5 is not a unicast host address",
             "15: networks.public.gateway: 10.78.0.254 is not in the public network 224.0.0.0/24",
         ],
     ),
@@ -72,7 +72,7 @@ CASES: dict[str, Case] = {
     "one bridge": (
         "br-pub",
         "br-prov",
-        ["12: networks.public.bridge: br-prov is the bridge of the provisioning network already"],
+        ["12: networks.public.bridge: br-prov is already the bridge of the provisioning network"],
     ),
     "same MAC in other letters": (
         "02:00:0a:4e:00:02",
@@ -108,8 +108,8 @@ CASES: dict[str, Case] = {
         "{name: host-b, address: 10.78.0.12}",
         "{name: host-a, address: 10.78.0.11}",
         [
-            "5: admin_hosts[1].name: host-a is there twice",
-            "5: admin_hosts[1].address: 10.78.0.11 is there twice",
+            "5: admin_hosts[1].name: host-a is listed twice",
+            "5: admin_hosts[1].address: 10.78.0.11 is listed twice",
         ],
     ),
     "two ports of one address": (
@@ -127,27 +127,27 @@ CASES: dict[str, Case] = {
     "host named like the container": (
         "host-b",
         "sms-services",
-        ["5: admin_hosts[1].name: sms-services is the container's host name too"],
+        ["5: admin_hosts[1].name: sms-services is also the container's host name"],
     ),
     "services": (
         "[slurmctld, munge]",
         "[slurmctld, mange, munge, munge]",
         [
-            "16: services[1]: mange is not a service that the container can carry",
-            "16: services[3]: munge is there twice",
+            "16: services[1]: mange is not a service that the container can run",
+            "16: services[3]: munge is listed twice",
         ],
     ),
-    "no service": ("[slurmctld, munge]", "[]", ["16: services: names no service"]),
+    "no service": ("[slurmctld, munge]", "[]", ["16: services: the list of services is empty"]),
     "also": (
         "[slurmctld, munge]",
         "{from: c.yaml, also: [ntp]}",
-        ["16: services.also[0]: ntp is not a service that the container can carry"],
+        ["16: services.also[0]: ntp is not a service that the container can run"],
     ),
     "base": ("cluster: lab", "cluster: lab\nbase: {os: debian-13}", ["2: base.os: debian-13 is not a base"]),
     "fewer addresses": (
         "10.77.0.[101-104]",
         "10.77.0.[101-103]",
-        ["19: slurm.nodes[0].address: stands for 3 addresses, but node[1-4] for 4 names"],
+        ["19: slurm.nodes[0].address: expands to 3 addresses, but node[1-4] to 4 names"],
     ),
     "addresses outside": (
         "10.77.0.[101-104]",
@@ -169,14 +169,14 @@ CASES: dict[str, Case] = {
         '{name: "node[1-4]", address: "10.77.0.[101-104]"}',
         '{name: "node[1-4"}',
         [
-            "18: slurm.nodes: slurmctld is wanted, but no compute node is named",
-            "19: slurm.nodes[0].name: node[1-4 has brackets that do not match",
+            "18: slurm.nodes: slurmctld is enabled, but there are no compute nodes",
+            "19: slurm.nodes[0].name: node[1-4 has unbalanced brackets",
         ],
     ),
     "node twice": (
         'address: "10.77.0.[101-104]"}',
         'address: "10.77.0.[101-104]"}\n    - {name: "node[3-5]"}',
-        ["20: slurm.nodes[1].name: node3 is there twice"],
+        ["20: slurm.nodes[1].name: node3 is listed twice"],
     ),
     "partition of unknown nodes": (
         "{name: batch, default: true}",
@@ -187,8 +187,8 @@ CASES: dict[str, Case] = {
         "{name: batch, default: true}",
         "{name: batch, default: true}\n    - {name: batch, default: true}",
         [
-            "22: slurm.partitions[1].name: batch is there twice",
-            "22: slurm.partitions[1].default: batch is the default already",
+            "22: slurm.partitions[1].name: batch is listed twice",
+            "22: slurm.partitions[1].default: batch is already the default",
         ],
     ),
     "no default": ("default: true", "default: false", []),
@@ -196,8 +196,8 @@ CASES: dict[str, Case] = {
         GOOD[GOOD.index("slurm:") :],
         "",
         [
-            "1: slurm.nodes: slurmctld is wanted, but no compute node is named",
-            "1: slurm.partitions: slurmctld is wanted, but there is no partition",
+            "1: slurm.nodes: slurmctld is enabled, but there are no compute nodes",
+            "1: slurm.partitions: slurmctld is enabled, but there is no partition",
         ],
     ),
     "too few places": (
@@ -210,8 +210,8 @@ CASES: dict[str, Case] = {
         "slurm:\n"
         "  extra:\n    - ReturnToService=1 clustername = mine\n    - AuthType=auth/none\n    - 'A=b # AuthType=x'\n",
         [
-            "19: slurm.extra[0]: ClusterName is not the site's to set",
-            "20: slurm.extra[1]: AuthType is not the site's to set",
+            "19: slurm.extra[0]: ClusterName cannot be set by the site",
+            "20: slurm.extra[1]: AuthType cannot be set by the site",
         ],
     ),
     "nodes of extra lines": (
@@ -222,9 +222,9 @@ CASES: dict[str, Case] = {
 }
 
 
-def _problems(text: str, wanted: tuple[str, ...] = ()) -> list[str]:
+def _problems(text: str, selected: tuple[str, ...] = ()) -> list[str]:
     site, document = read_site_text(text, "sms.yaml")
-    problems = check_site(site, document, services=SERVICES, bases=BASES, wanted=wanted, controllers=("slurmctld",))
+    problems = check_site(site, document, services=SERVICES, bases=BASES, selected=selected, controllers=("slurmctld",))
     assert all(problem.hint for problem in problems)
     assert all(problem.file == "sms.yaml" for problem in problems)
     return [f"{problem.line}: {problem.path}: {problem.message}" for problem in problems]
@@ -245,22 +245,22 @@ def test_probe_of_the_container_itself() -> None:
 def test_one_port_for_two_bridges() -> None:
     text = GOOD.replace("    bridge: br-prov", "    bridge: br-prov\n    port: eth0")
     text = text.replace("    bridge: br-pub", "    bridge: br-pub\n    port: eth0")
-    assert _problems(text) == ["14: networks.public.port: eth0 is the port of the provisioning network already"]
+    assert _problems(text) == ["14: networks.public.port: eth0 is already the port of the provisioning network"]
 
 
 def test_services_of_a_classification_count_for_slurm() -> None:
     text = GOOD[: GOOD.index("slurm:")].replace("[slurmctld, munge]", "{from: c.yaml}")
     assert _problems(text) == []
-    assert len(_problems(text, wanted=("slurmctld",))) == 2
+    assert len(_problems(text, selected=("slurmctld",))) == 2
 
 
 def test_snapshots() -> None:
     text = GOOD + "snapshots: {every_minutes: 7, standby: [host-b, host-c]}\n"
     line = text.count("\n")
     assert _problems(text) == [
-        f"{line}: snapshots.every_minutes: nothing can be run evenly every 7 minutes: they must divide an hour, or be "
-        "hours that divide a day",
-        f"{line}: snapshots.standby[1]: host-c is no admin host of the site",
+        f"{line}: snapshots.every_minutes: an interval of 7 minutes must divide an hour, or be whole hours that divide "
+        "a day",
+        f"{line}: snapshots.standby[1]: host-c is not an admin host of the site",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Rules of the site file's ``provisioning`` part: one change to a good file, the exact problems it makes."""
+"""Rules of the section ``provisioning``: one change to a valid file, the exact problems it causes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "last: 10.77.1.220",
         ["provisioning.pool.last: 10.77.1.220 is not an address of the provisioning network 10.77.0.0/24"],
     ),
-    "pool turned round": (
+    "pool in reverse order": (
         "first: 10.77.0.200",
         "first: 10.77.0.230",
         ["provisioning.pool.last: 10.77.0.220 comes before 10.77.0.230"],
@@ -75,27 +75,27 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "pool over nodes": (
         "first: 10.77.0.200",
         "first: 10.77.0.104",
-        ["provisioning.pool: 10.77.0.104 in it is a node's address"],
+        ["provisioning.pool: it contains 10.77.0.104, a node's address"],
     ),
     "pool over the container": (
         "first: 10.77.0.200",
         "first: 10.77.0.1",
-        ["provisioning.pool: 10.77.0.1 in it is the container's address"],
+        ["provisioning.pool: it contains 10.77.0.1, the container's address"],
     ),
-    "no pool to look with": (
+    "discovery without a pool": (
         "  pool: {first: 10.77.0.200, last: 10.77.0.220}\n",
         "",
-        ["provisioning.unknown: machines that are to be looked at need addresses"],
+        ["provisioning.unknown: discovery of unknown machines needs a pool of addresses"],
     ),
     "two profiles for a group": (
         "compute: {}",
         "compute: {groups: [gpu]}",
-        ["provisioning.profiles.gpu.groups: group gpu boots compute already"],
+        ["provisioning.profiles.gpu.groups: group gpu already boots compute"],
     ),
     "two profiles for the rest": (
         "gpu: {groups: [gpu], ",
         "gpu: {",
-        ["provisioning.profiles.gpu.groups: compute is for all other nodes already"],
+        ["provisioning.profiles.gpu.groups: compute is already for all other nodes"],
     ),
     "passwd among the files": (
         "path: /etc/motd, source: motd, ",
@@ -105,12 +105,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "a file twice": (
         "path: /etc/issue",
         "path: /etc/motd",
-        ["provisioning.files[1].path: /etc/motd is there twice"],
+        ["provisioning.files[1].path: /etc/motd is listed twice"],
     ),
     "the container's name": (
         "  unknown:",
         "  hostname: sms-services\n  unknown:",
-        ["provisioning.hostname: sms-services is another machine's name already"],
+        ["provisioning.hostname: sms-services is already another machine's name"],
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The JSON Schema takes the starter files, refuses what the reader refuses, and is checked in."""
+"""The JSON Schema accepts the starter files, rejects what the reader rejects, and is checked in."""
 
 from __future__ import annotations
 

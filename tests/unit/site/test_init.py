@@ -44,7 +44,7 @@ def _sms(*argv: str) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, and no site file named elsewhere."""
+    """Provide an empty working folder with no site file set elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SMS_SITE", raising=False)
     return tmp_path
@@ -60,7 +60,7 @@ def test_profiles_are_complete_and_without_mistakes(name: str, base: str) -> Non
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_settings_that_are_commented_out_are_right_too(name: str) -> None:
-    """Taking the comment sign from each of them gives a file that can still be read."""
+    """The file stays valid when each commented-out setting is enabled."""
     text = _COMMENTED_OUT.sub(r"\1\2", read_profile(name))
     site, _ = read_site_text(text, name)
     if name != "lab":
@@ -75,7 +75,7 @@ def test_profiles_are_listed_with_what_they_are_for(capsys: pytest.CaptureFixtur
     assert "HPE Cray EX" in capsys.readouterr().out
 
 
-def test_init_writes_the_profile_and_says_what_is_next(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_writes_the_profile_and_prints_the_next_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _sms("init", "--profile", "lab") == 0
     assert (folder / "sms.yaml").read_text() == read_profile("lab")
     assert sorted(path.name for path in folder.iterdir()) == ["sms.yaml", "tls"]
@@ -84,7 +84,7 @@ def test_init_writes_the_profile_and_says_what_is_next(folder: Path, capsys: pyt
     assert "sms key create" in said
     assert "sms build" in said
     assert _sms("config", "check") == 0
-    assert "fine" in capsys.readouterr().out
+    assert "valid" in capsys.readouterr().out
 
 
 def test_init_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,9 +115,9 @@ def test_init_does_not_follow_a_dangling_link(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--profile", "la"], "there is no profile la"),
-        (["--profile", "../lab"], "there is no profile ../lab"),
-        ([], "which profile?"),
+        (["--profile", "la"], "unknown profile la"),
+        (["--profile", "../lab"], "unknown profile ../lab"),
+        ([], "no --profile"),
         (["--profile", "lab", "-o", "."], ". is a folder"),
     ],
 )
@@ -188,8 +188,8 @@ accounts:
             f"{folder}/munge.key can be read by others (mode 0640)",
             f"chmod 600 {folder}/munge.key",
         ),
-        ("secrets.tls_key", f"{folder}/none.key is not there", "check the path, or remove the setting"),
-        ("accounts.passwd", f"{folder}/folder is not a file", "name the file itself"),
+        ("secrets.tls_key", f"{folder}/none.key does not exist", "check the path, or remove the setting"),
+        ("accounts.passwd", f"{folder}/folder is not a regular file", "give the path of a file"),
     ]
 
 
@@ -225,24 +225,24 @@ def test_services_of_a_classification(folder: Path) -> None:
     assert without == "services.without: nsf is not in the classification; did you mean nfs?"
 
 
-def test_notices_are_said(folder: Path) -> None:
-    said: list[str] = []
+def test_notices_are_reported(folder: Path) -> None:
+    reported: list[str] = []
 
     class _Listener:
-        say = staticmethod(said.append)
+        report = staticmethod(reported.append)
 
     (folder / "c.yaml").write_text(CLASSIFICATION)
     load_site(_site(folder, "", services="services: {from: c.yaml}"), progress=_Listener())  # type: ignore[arg-type]
-    assert [notice.split()[0] for notice in said] == ["nfs", "gmond", "odd"]
+    assert [notice.split()[0] for notice in reported] == ["nfs", "gmond", "odd"]
 
 
-def test_a_service_of_nobodys_is_named_and_can_be_left_out(folder: Path) -> None:
-    """What `sms classify` found and the catalogue does not know, with the site's own advice, which may be hostile."""
+def test_an_unknown_service_is_named_and_can_be_left_out(folder: Path) -> None:
+    """A service that the catalogue does not know, with advice of the site's own, which may be hostile."""
     advice = '"ask\\e[31m Maria"'
     text = "services:\n  - {name: slurmctld, verdict: time-critical}\n"
     (folder / "c.yaml").write_text(f"{text}  - {{name: tcp/4444, verdict: time-critical, advice: {advice}}}\n")
     (notice,) = open_site(_site(folder, "", services="services: {from: c.yaml}")).notices
-    assert "tcp/4444 is time-critical, but the container cannot carry it: ask\\x1b[31m Maria; then name" in notice
+    assert "tcp/4444 is time-critical, but the container cannot run it: ask\\x1b[31m Maria; then list" in notice
     loaded = open_site(_site(folder, "", services="services: {from: c.yaml, without: [tcp/4444]}"))
     assert loaded.notices == ()
 
@@ -254,9 +254,9 @@ BAD_CLASSIFICATIONS = {
     "services: [{name: 5}]": "services[0].name is not the name of a service",
     'services: [{name: "a\\e[1m", verdict: deferrable}]': "services[0].name is not the name of a service",
     "services: [{name: a, verdict: maybe}]": "services[0].verdict is neither time-critical nor deferrable",
-    "services: [{name: a, verdict: deferrable}, {name: a, verdict: deferrable}]": "services: a is there twice",
-    "capture: {}\nservices: []": "it was cut off: sms, nodes, routed, unseen, elsewhere, unclassified, bin_s should "
-    "come after the services",
+    "services: [{name: a, verdict: deferrable}, {name: a, verdict: deferrable}]": "services: a is listed twice",
+    "capture: {}\nservices: []": "it is truncated: sms, nodes, routed, unseen, elsewhere, unclassified, bin_s should "
+    "follow the services",
     "{": "it is not JSON, line 1: Expecting property name enclosed in double quotes",
     "a: b: c": "it is not YAML, line 1: mapping values are not allowed here",
     "a: !!python/none x": "it is not YAML, line 1: could not determine a constructor for the tag "
@@ -278,7 +278,7 @@ def test_classification_in_json() -> None:
     assert (service.name, service.group, service.time_critical) == ("ssh", "SMS-mgmt", False)
 
 
-def test_no_classification_is_a_problem_of_the_site_file(folder: Path) -> None:
+def test_missing_classification_is_a_problem_of_the_site_file(folder: Path) -> None:
     path = _site(folder, "", services="services: {from: none.yaml}")
     with pytest.raises(ConfigError) as caught:
         load_site(path)
@@ -313,10 +313,10 @@ bin_s: 1.0
 """
 DOUBTS: dict[str, tuple[str, str, list[str]]] = {
     "none": ("", "", []),
-    "a verdict hardly sure": ("0.9}\nr", "0.49}\nr", ["hardly sure: rsyslog (deferrable, 49 %)"]),
+    "a verdict of low confidence": ("0.9}\nr", "0.49}\nr", ["low confidence: rsyslog (deferrable, 49 %)"]),
     "the site's own verdict": ("0.9}\nr", "0.49, overridden: true}\nr", []),
-    "cut off": ("truncated: false", "truncated: true", ["the capture was cut off"]),
-    "damaged": ("skipped: {}", "skipped: {odd: 3}", ["the capture was cut off"]),
+    "truncated": ("truncated: false", "truncated: true", ["the capture is truncated"]),
+    "damaged": ("skipped: {}", "skipped: {odd: 3}", ["the capture is truncated"]),
     "remarks": (
         "problems: []",
         "problems: [a], remarks: [a hole, a twin]",
@@ -325,17 +325,17 @@ DOUBTS: dict[str, tuple[str, str, list[str]]] = {
     "too short for chrony": (
         "unseen: []",
         "unseen: [{name: chrony, needed_capture_s: 3601}, {name: postfix, needed_capture_s: 3599}]",
-        ["left out, but the capture is too short to tell whether nodes use it: chrony"],
+        ["left out, but the capture is too short to decide whether nodes use it: chrony"],
     ),
-    "covered less": ("3600,", "3600, covered_s: 10,", ["left out, but the capture is too short to tell"]),
+    "covered less": ("3600,", "3600, covered_s: 10,", ["left out, but the capture is too short to decide"]),
     "not usual": ("unseen: []", "unseen: [{name: slurmrestd, needed_capture_s: 9e9}]", []),
     "odd": ("unseen: []", "unseen: [5, {name: [], needed_capture_s: a}, {name: chrony, needed_capture_s: .nan}]", []),
 }
 
 
 @pytest.mark.parametrize("name", DOUBTS)
-def test_doubts_are_told(name: str, folder: Path) -> None:
-    """What stands in a classification against building on it."""
+def test_doubts_are_reported(name: str, folder: Path) -> None:
+    """Reasons of a classification not to rely on it."""
     before, after, expected = DOUBTS[name]
     text = WHOLE if name != "covered less" else WHOLE.replace("[]\nels", "[{name: nat, needed_capture_s: 60}]\nels")
     assert not before or before in text
@@ -344,8 +344,8 @@ def test_doubts_are_told(name: str, folder: Path) -> None:
     assert [notice.startswith(words) for notice, words in zip(notices, expected, strict=True)] == [True] * len(expected)
 
 
-def test_a_classification_cut_anywhere_is_refused() -> None:
-    """YAML without its last lines is YAML still: services may be among what is lost."""
+def test_a_truncated_classification_is_refused() -> None:
+    """YAML without its last lines is still YAML: services may be missing."""
     lines = WHOLE.splitlines(keepends=True)
     assert len(read_classification(WHOLE).services) == 2
     for count in range(len(lines)):
@@ -353,9 +353,9 @@ def test_a_classification_cut_anywhere_is_refused() -> None:
             read_classification("".join(lines[:count]))
 
 
-def test_a_classification_of_nothing_we_carry(folder: Path) -> None:
+def test_a_classification_of_nothing_the_container_can_run(folder: Path) -> None:
     (folder / "c.yaml").write_text("services: [{name: nfs, verdict: time-critical}]")
-    with pytest.raises(ClassificationError, match="no time-critical service that the container can carry"):
+    with pytest.raises(ClassificationError, match="no time-critical service that the container can run"):
         resolve(ServicesFrom.model_validate({"from": folder / "c.yaml"}), {"munge"})
 
 
@@ -364,7 +364,7 @@ MODES = [(0o022, None, 0o644), (0o077, None, 0o600), (0o022, 0o600, 0o600), (0o0
 
 @pytest.mark.parametrize(("umask", "before", "after"), MODES)
 def test_a_file_has_the_permissions_that_it_should(umask: int, before: int | None, after: int, tmp_path: Path) -> None:
-    """The umask's for a new one; those of the file that it replaces."""
+    """A new file gets the umask's; a replaced file keeps its own."""
     path = tmp_path / "a.yaml"
     if before is not None:
         path.write_text("before")

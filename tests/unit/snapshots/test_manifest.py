@@ -1,4 +1,4 @@
-"""Manifests that come from another host: what is taken for one, and what of it is kept."""
+"""Manifests received from another host: which are valid, and what of them is kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from appliance.agent import transfer
 from appliance.agent.manifest import LAST_GENERATION, LAST_NUMBER, check_manifest
+from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, Store
-from appliance.agent.words import Problem
 from appliance.config.model import Overlay, Retention
 from appliance.errors import SmsError
 from appliance.operations.snapshots import transfer as flow_transfer
@@ -24,17 +24,17 @@ FULL_CHECKS = {"e2fsck": "clean", "state_files": 3, "state_bytes": 9, "state_unr
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> dict[str, Any]:
-    """One as a store tells it."""
+    """A manifest as a store returns it."""
     store = Store(str(tmp_path / "a"))
     return stores.add_snapshot(store, [b"x" * CHUNK], checks=FULL_CHECKS).manifest
 
 
-def test_what_a_store_has_is_one(manifest: dict[str, Any]) -> None:
+def test_valid_manifests(manifest: dict[str, Any]) -> None:
     assert check_manifest(manifest) == manifest
     assert check_manifest(manifest, "lab") == manifest
     assert check_manifest(json.loads(json.dumps(manifest))) == manifest
-    came = {**manifest, "came": {"from": "the repository, of host-a", "number": 3, "at": 1.5}}
-    assert check_manifest(came) == came
+    received = {**manifest, "came": {"from": "the repository, of host-a", "number": 3, "at": 1.5}}
+    assert check_manifest(received) == received
 
 
 @pytest.mark.parametrize(
@@ -96,71 +96,71 @@ def test_what_a_store_has_is_one(manifest: dict[str, Any]) -> None:
         ("came", {"from": "host-a", "number": 10**12, "at": 1.0}),
     ],
 )
-def test_what_is_none(manifest: dict[str, Any], name: str, value: object) -> None:
-    with pytest.raises(Problem, match=f"no good {name}"):
+def test_invalid_values(manifest: dict[str, Any], name: str, value: object) -> None:
+    with pytest.raises(Problem, match=f"invalid {name}"):
         check_manifest({**manifest, name: value})
 
 
-def test_every_key_is_wanted(manifest: dict[str, Any]) -> None:
+def test_every_key_is_required(manifest: dict[str, Any]) -> None:
     for name in manifest:
-        with pytest.raises(Problem, match=f"no good {name}"):
+        with pytest.raises(Problem, match=f"invalid {name}"):
             check_manifest({key: value for key, value in manifest.items() if key != name})
     for other in (None, [], "x", 7):
-        with pytest.raises(Problem, match="no snapshot that is known"):
+        with pytest.raises(Problem, match="not a snapshot of a known format"):
             check_manifest(other)
 
 
-def test_another_clusters_is_refused(manifest: dict[str, Any]) -> None:
+def test_a_manifest_of_another_cluster_is_refused(manifest: dict[str, Any]) -> None:
     with pytest.raises(Problem, match="of cluster lab, not of sample"):
         check_manifest(manifest, "sample")
 
 
-def test_texts_of_people_become_one_line_without_control(manifest: dict[str, Any]) -> None:
+def test_texts_become_one_line_without_control_characters(manifest: dict[str, Any]) -> None:
     kept = check_manifest(
         {**manifest, "reason": "up\x1b[31mgrade\nof Grün", "notes": ["a\r\nb\u202e"], "health": {}, "x": "y" * 999}
     )
     assert (kept["reason"], kept["notes"]) == (r"up\x1b[31mgrade of Grün", [r"a b\u202e"])
-    assert "health" not in kept and "x" not in kept, "what nobody here knows is not kept"
+    assert "health" not in kept and "x" not in kept, "unknown keys are not kept"
 
 
-def test_what_is_let_in_can_be_thinned_out(manifest: dict[str, Any]) -> None:
+def test_accepted_times_work_in_retention(manifest: dict[str, Any]) -> None:
     for taken in (0, 0.0, 252999999999.9):
         one = check_manifest({**manifest, "taken": taken})
         assert decide([Candidate(1, one["taken"], True, one["reason"])], Retention(), now=1e9)
 
 
-def test_the_largest_is_the_sites() -> None:
+def test_the_largest_size_is_that_of_the_site_file() -> None:
     from appliance.agent import manifest as ours
 
     (most,) = [one.le for one in Overlay.model_fields["size_mb"].metadata if hasattr(one, "le")]
-    assert ours.LARGEST == most << 20 == flow_transfer.MOST_CHUNKS * CHUNK
-    assert flow_transfer.MOST["a manifest"] == transfer.LONGEST_MANIFEST
+    assert ours.LARGEST == most << 20 == flow_transfer.MAX_CHUNKS * CHUNK
+    assert flow_transfer.MAX_BYTES["a manifest"] == transfer.LONGEST_MANIFEST
 
 
-def test_a_number_far_ahead_gives_way(tmp_path: Path) -> None:
-    """Taken over, it would leave no numbers of six digits to those that follow."""
+def test_a_number_far_ahead_is_not_kept(tmp_path: Path) -> None:
+    """It would use up the numbers of six digits."""
     store = Store(str(tmp_path / "s"))
     stores.add_snapshot(store, [b"x"])
     with store.writing():
-        assert transfer.begin_as(store, LAST_NUMBER)[0] == 2
-        assert transfer.begin_as(store, 40_000)[0] == 40_000, "a year's, into a store that was made anew"
+        assert transfer.begin_numbered(store, LAST_NUMBER)[0] == 2
+        assert transfer.begin_numbered(store, 40_000)[0] == 40_000, "a year of snapshots, into a new store"
 
 
-class Saying:
-    """A conversation in which the far side says this, and goes on for ever."""
+class FakeSession:
+    """A session whose far side sends ``data`` and then zeros without end."""
 
-    def __init__(self, said: bytes = b"") -> None:
-        self.said = said
-        self.heard = 0
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+        self.received = 0
         self.largest = 0
 
     def read_exactly(self, size: int) -> bytes:
         self.largest = max(self.largest, size)
-        data, self.said = self.said[:size], self.said[size:]
+        data, self.data = self.data[:size], self.data[size:]
         return data + bytes(size - len(data))
 
     def write(self, data: bytes) -> None:
-        self.heard += len(data)
+        self.received += len(data)
 
     def read(self) -> bytes:
         return b""
@@ -173,35 +173,35 @@ class Saying:
 
 
 @pytest.mark.parametrize(("manifest_bytes", "digest_bytes"), [((1 << 32) - 1, 0), (9, 1 << 62), (9, (1 << 33) + 32)])
-def test_an_offer_without_end_is_refused(manifest_bytes: int, digest_bytes: int) -> None:
-    giving = Saying(flow_transfer.HEAD.pack(b"SMS1", manifest_bytes, digest_bytes))
-    with pytest.raises(SmsError, match="no snapshot has one of more than"):
-        flow_transfer.connect(giving, Saying())  # type: ignore[arg-type]
-    assert giving.largest <= flow_transfer.HEAD.size
+def test_an_oversized_offer_is_refused(manifest_bytes: int, digest_bytes: int) -> None:
+    exporter = FakeSession(flow_transfer.HEADER.pack(b"SMS1", manifest_bytes, digest_bytes))
+    with pytest.raises(SmsError, match="more than the limit of"):
+        flow_transfer.relay_snapshot(exporter, FakeSession())  # type: ignore[arg-type]
+    assert exporter.largest <= flow_transfer.HEADER.size
 
 
-def test_an_answer_without_end_is_refused() -> None:
-    giving, taking = Saying(flow_transfer.HEAD.pack(b"SMS1", 9, 32)), Saying(b"\xff\xff\xff\xff")
-    with pytest.raises(SmsError, match="what is wanted of 4294967295 bytes"):
-        flow_transfer.connect(giving, taking)  # type: ignore[arg-type]
-    assert taking.largest == 4
+def test_an_oversized_reply_is_refused() -> None:
+    exporter, importer = FakeSession(flow_transfer.HEADER.pack(b"SMS1", 9, 32)), FakeSession(b"\xff\xff\xff\xff")
+    with pytest.raises(SmsError, match="a list of chunks of 4294967295 bytes"):
+        flow_transfer.relay_snapshot(exporter, importer)  # type: ignore[arg-type]
+    assert importer.largest == 4
 
 
-def test_what_is_long_goes_on_in_blocks() -> None:
+def test_long_parts_are_relayed_in_blocks() -> None:
     size = 20 * flow_transfer.BLOCK + 32
-    giving, taking = Saying(flow_transfer.HEAD.pack(b"SMS1", 9, size)), Saying(b"\x00\x40\x00\x00")
-    flow_transfer.connect(giving, taking)  # type: ignore[arg-type]
-    assert taking.heard == flow_transfer.HEAD.size + 9 + size
-    assert giving.heard == 4 + 0x400000
-    assert max(giving.largest, taking.largest) == flow_transfer.BLOCK
+    exporter, importer = FakeSession(flow_transfer.HEADER.pack(b"SMS1", 9, size)), FakeSession(b"\x00\x40\x00\x00")
+    flow_transfer.relay_snapshot(exporter, importer)  # type: ignore[arg-type]
+    assert importer.received == flow_transfer.HEADER.size + 9 + size
+    assert exporter.received == 4 + 0x400000
+    assert max(exporter.largest, importer.largest) == flow_transfer.BLOCK
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("taken", "nan"), ("taken", float("nan")), ("generation", True), ("reason", 3), ("host", None)]
 )
-def test_an_archive_that_tells_nonsense_is_none_of_ours(manifest: dict[str, Any], name: str, value: object) -> None:
+def test_archives_with_invalid_manifests_are_ignored(manifest: dict[str, Any], name: str, value: object) -> None:
     manifest = {**manifest, "uuid": "0" * 8 + "-0000" * 3 + "-" + "0" * 12}
     assert read_comment(json.dumps(manifest), archive_name(manifest))
-    told = {**manifest, name: value}
-    assert read_comment(json.dumps(told), archive_name(told)) is None
+    invalid = {**manifest, name: value}
+    assert read_comment(json.dumps(invalid), archive_name(invalid)) is None
     assert read_comment("[" * 100_000, "x") is None

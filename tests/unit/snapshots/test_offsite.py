@@ -1,4 +1,4 @@
-"""What archives are called, which snapshots another place is to have, what borg is told, and how it fails."""
+"""Archive names, which snapshots a target should have, borg's options, and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from appliance.errors import Busy, ConfigError, Refused, SmsError
 from appliance.host.base import Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
-from appliance.operations.snapshots.pull import list_elsewhere
+from appliance.operations.snapshots.pull import list_remote
 from appliance.operations.snapshots.push import (
     FAILED,
     PRESENT,
@@ -62,7 +62,7 @@ def one(number: int, *, generation: int = 1, taken: float = 0.0, ok: bool = True
         ("mine", False),
     ],
 )
-def test_the_pattern_takes_our_archives_and_no_others(name: str, ours: bool) -> None:
+def test_the_glob_matches_our_archives_only(name: str, ours: bool) -> None:
     assert fnmatch.fnmatchcase(name, offsite.archive_glob("lab")) is ours
 
 
@@ -76,20 +76,20 @@ def test_a_manifest_goes_into_a_comment_and_comes_back() -> None:
         assert offsite.read_comment(bad, name) is None
 
 
-def test_archives_are_in_the_order_of_the_leases_whatever_the_clock_said() -> None:
+def test_archives_are_ordered_by_lease_not_by_clock() -> None:
     earlier, later = one(5, taken=9000.0), one(2, generation=2, taken=100.0)
     assert offsite.archive_time(earlier, []) == "1970-01-01T02:30:00"
     assert offsite.archive_time(later, [(earlier, 9000.0)]) == "1970-01-01T02:30:01"
     assert offsite.archive_time(earlier, [(later, 9001.0)]) == "1970-01-01T02:30:00"
 
 
-def test_what_is_missing_there() -> None:
+def test_missing_snapshots() -> None:
     here = [one(1), one(2, ok=False), one(3), one(4)]
     assert [found["number"] for found in offsite.missing(here, [], ALL, now=1e9)] == [1, 3, 4]
     assert [found["number"] for found in offsite.missing(here, [one(3)], ALL, now=1e9)] == [1, 4]
     assert [found["number"] for found in offsite.missing(here, [], NONE, now=1e9)] == [4]
     newer = one(1, generation=2)
-    assert offsite.missing(here, [newer], NONE, now=1e9) == [], "it would be removed again"
+    assert offsite.missing(here, [newer], NONE, now=1e9) == [], "it would be pruned again"
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_what_is_missing_there() -> None:
         ("nonsense", []),
     ],
 )
-def test_what_is_meant(wanted: str, found: list[int]) -> None:
+def test_selectors(wanted: str, found: list[int]) -> None:
     there = [one(3, generation=2), one(1), one(2)]
     assert [manifest["number"] for manifest in offsite.find(wanted, there)] == found
 
 
-def test_what_is_not_kept_there_is_not_sent_there() -> None:
-    """A fixed point: nothing that was sent goes again, and nothing that went is sent again."""
+def test_snapshots_that_would_be_pruned_are_not_sent() -> None:
+    """A fixed point: nothing that was sent is pruned, and nothing that was pruned is sent again."""
     day = 86400.0
     kept = one(2, taken=95 * day, reason="before restore of 1")
     old = one(1, taken=60 * day, reason="before restore of 9")
@@ -151,7 +151,7 @@ TRACE = (
     ],
 )
 def test_damage_is_told_by_the_line_that_says_what(lines: list[str], said: str) -> None:
-    error = borg.why(Fake({}, name="host-a"), FAR, 2, lines)
+    error = borg.error_of(Fake({}, name="host-a"), FAR, 2, lines)
     assert error.message == said
     command, _, then = error.hint.partition("; then: ")
     assert then == "sms overlay push --all-missing --to borg"
@@ -175,15 +175,15 @@ CLOSED = words("ConnectionClosedWithHint", "Connection closed by remote host. Is
 WHY: dict[str, tuple[list[str], type[SmsError], str]] = {
     "passphrase": ([words("PassphraseWrong")], Refused, "does not open"),
     "locked": ([words("LockTimeout")], Busy, "is locked"),
-    "full": ([words("", "OSError: [Errno 28] No space left on device: '/srv/r/data/0/1'")], SmsError, "no room left"),
-    "quota": ([words("Repository.StorageQuotaExceeded")], SmsError, "no room left"),
-    "replay": ([words("Cache.RepositoryReplay", "Cache is newer")], Refused, "not one that this site made"),
+    "full": ([words("", "OSError: [Errno 28] No space left on device: '/srv/r/data/0/1'")], SmsError, "no space left"),
+    "quota": ([words("Repository.StorageQuotaExceeded")], SmsError, "no space left"),
+    "replay": ([words("Cache.RepositoryReplay", "Cache is newer")], Refused, "was not created by this site"),
     "damaged": ([words("IntegrityError", "Data integrity error: x")], SmsError, "is damaged"),
-    "host key": ([REMOTE % "Host key verification failed.", CLOSED], Refused, "has no known host key"),
+    "host key": ([REMOTE % "Host key verification failed.", CLOSED], Refused, "host key is not in known_hosts"),
     "no borg": ([REMOTE % "bash: line 1: borg: command not found", CLOSED], Refused, "borg is not installed on far"),
-    "login": ([REMOTE % "borg@far: Permission denied (publickey).", CLOSED], Refused, "refuses the login"),
+    "login": ([REMOTE % "borg@far: Permission denied (publickey).", CLOSED], Refused, "authentication failed"),
     "name": ([REMOTE % "ssh: Could not resolve hostname far", CLOSED], Unreachable, "Could not resolve"),
-    "restricted": ([words("PathNotAllowed")], Refused, "does not let us use"),
+    "restricted": ([words("PathNotAllowed")], Refused, "does not permit access"),
     "killed": ([], SmsError, "ended with status 137"),
     "unknown": (["Traceback (most recent call last):", "ValueError: x"], SmsError, "ValueError: x"),
 }
@@ -192,7 +192,7 @@ WHY: dict[str, tuple[list[str], type[SmsError], str]] = {
 @pytest.mark.parametrize("name", WHY)
 def test_why_borg_failed(name: str) -> None:
     lines, kind, said = WHY[name]
-    error = borg.why(Fake({}, name="host-a"), FAR, 137, lines)
+    error = borg.error_of(Fake({}, name="host-a"), FAR, 137, lines)
     assert type(error) is kind or name in ("killed", "unknown")
     assert isinstance(error, kind)
     assert said in error.message
@@ -202,7 +202,7 @@ def test_why_borg_failed(name: str) -> None:
 @pytest.mark.parametrize("read", [[], [REMOTE % "No ED25519 host key is known for far"], [REMOTE % "a banner"]])
 def test_a_reason_that_borg_did_not_read_to_its_end_is_asked_of_ssh(read: list[str]) -> None:
     asked = Fake({("ssh",): (255, "Host key verification failed.")}, name="host-a")
-    assert "has no known host key" in borg.why(asked, FAR, 2, [*read, CLOSED]).message
+    assert "host key is not in known_hosts" in borg.error_of(asked, FAR, 2, [*read, CLOSED]).message
     assert asked.asked[0][-6:] == ("2222", "-l", "borg", "far", "borg", "--version")
 
 
@@ -231,22 +231,22 @@ def test_a_passphrase_that_is_none(stat: str) -> None:
         (Pushed("host-b", 28, PUSHED, "28", 5 << 20, 1.25), "snapshot 28 is at host-b now, 5.0 MiB new there, 1.2 s"),
         (
             Pushed("host-b", 43, PUSHED, "44", 5 << 20, 1.25),
-            "snapshot 43 is at host-b now as number 44 there (43 is another one), 5.0 MiB new there, 1.2 s",
+            "snapshot 43 is at host-b now as number 44 there (43 is taken), 5.0 MiB new there, 1.2 s",
         ),
         (Pushed("host-b", 28, PRESENT, "28"), "snapshot 28 is at host-b already"),
         (Pushed("borg", 28, PRESENT, "sms-a-000028-u"), "snapshot 28 is at borg already: sms-a-000028-u"),
-        (Pushed("host-b", 3, REMOVED, "3"), "number 3 at host-b is removed there, for no rule keeps it"),
+        (Pushed("host-b", 3, REMOVED, "3"), "snapshot 3 at host-b is removed: no rule keeps it"),
         (
             Pushed("borg", 3, WOULD_REMOVE, "sms-a-000003-u"),
-            "number 3 at borg would be removed there, for no rule keeps it (sms-a-000003-u)",
+            "snapshot 3 at borg would be removed: no rule keeps it (sms-a-000003-u)",
         ),
     ],
 )
-def test_what_became_of_it_is_one_plain_line(done: Pushed, line: str) -> None:
+def test_a_result_is_one_line(done: Pushed, line: str) -> None:
     assert list(lines([done])) == [line]
 
 
-def test_exit_statuses_are_those_of_a_pull() -> None:
+def test_exit_statuses() -> None:
     refused, broken = (Pushed("borg", 0, FAILED, status=status) for status in (3, 1))
     present, pushed = Pushed("host-b", 1, PRESENT, "1"), Pushed("host-b", 1, PUSHED, "1")
     assert exit_status([]) == exit_status([present, pushed]) == 0
@@ -255,7 +255,7 @@ def test_exit_statuses_are_those_of_a_pull() -> None:
     assert exit_status([pushed, refused]) == 1, "something was changed"
 
 
-def test_who_pulls_from_here_is_told_of_the_option_that_was_meant() -> None:
+def test_hints_name_the_option_that_was_used() -> None:
     cluster = open_cluster(DEBIAN_SITE, None, Silent())
     name = cluster.site.admin_hosts[0].name
     for option in ("--to", "--from"):
@@ -266,11 +266,11 @@ def test_who_pulls_from_here_is_told_of_the_option_that_was_meant() -> None:
             choose_targets(cluster, name, ["nowhere"], option=option)
         assert wrong.value.hint.endswith(f"or {option} borg")
     with pytest.raises(Refused, match=f"on {name} already") as pulled:
-        list_elsewhere(cluster, Fake({}, name=name), name)
+        list_remote(cluster, Fake({}, name=name), name)
     assert "--from" in pulled.value.hint
 
 
-def test_progress_of_less_than_a_mebibyte_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_of_less_than_a_mebibyte_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with Shown().step("small") as step:
         for done in (0, 500_000):
             step.moved(done, 500_000)

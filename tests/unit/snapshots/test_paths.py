@@ -1,4 +1,4 @@
-"""Paths in the container: checked, told, walked; differences as a person reads them."""
+"""Paths in the container: parse, display, walk; differences as text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.agent import names, tree
-from appliance.agent.copier import PAGE, runs
-from appliance.agent.sides import Contents
+from appliance.agent import diff, names
+from appliance.agent.copier import PAGE, data_ranges
+from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK
-from appliance.agent.words import Problem
+from appliance.agent.trees import Contents
 from appliance.cli import main
-from appliance.cli.snapshots.paths_view import brought_lines, diff_line, diff_summary
-from appliance.operations.snapshots.paths import Brought, Diff, Rows
+from appliance.cli.snapshots.paths_view import diff_line, diff_summary, restored_paths_lines
+from appliance.operations.snapshots.paths import Diff, RestoredPaths, Rows
 from appliance.text import printable
 
 NAME = st.binary(min_size=1, max_size=40).filter(
@@ -39,13 +39,13 @@ NAME = st.binary(min_size=1, max_size=40).filter(
         ("~/x", "does not begin with /"),
         ("/var/../etc", "has .. in it"),
         ("/..", "has .. in it"),
-        ("/a\0b", "is no path"),
+        ("/a\0b", "is not a path"),
         ("/" + "x" * 256, "has a name that is too long"),
-        ("/x" * 2100, "is no path"),
-        ("/\ud800", "is no text"),
+        ("/x" * 2100, "is not a path"),
+        ("/\ud800", "is not text"),
     ],
 )
-def test_what_is_no_path(text: str, wrong: str) -> None:
+def test_invalid_paths(text: str, wrong: str) -> None:
     with pytest.raises(Problem, match=wrong) as caught:
         names.split_path(text)
     assert caught.value.status == 2 and caught.value.hint
@@ -67,30 +67,30 @@ def test_what_is_no_path(text: str, wrong: str) -> None:
         ("/grün", ("grün".encode(),)),
     ],
 )
-def test_what_is_one(text: str, parts: names.Names) -> None:
+def test_valid_paths(text: str, parts: names.Names) -> None:
     assert names.split_path(text) == parts
 
 
 @given(st.lists(NAME, max_size=8).map(tuple))
-def test_any_name_comes_through_the_command_line_and_json(parts: names.Names) -> None:
-    """As it is given on the command line, in the request, back again in what is told."""
+def test_any_name_survives_the_command_line_and_json(parts: names.Names) -> None:
+    """From the command line to the request, and back in the report."""
     word = os.fsdecode(names.join(parts))
     request = json.loads(json.dumps({"paths": [word]}))
     assert names.split_path(request["paths"][0]) == parts
-    told = json.loads(json.dumps(names.tell(parts)))
-    raw = base64.b64decode(told["base64"]) if "base64" in told else told["path"].encode()
+    fields = json.loads(json.dumps(names.path_fields(parts)))
+    raw = base64.b64decode(fields["base64"]) if "base64" in fields else fields["path"].encode()
     assert raw == names.join(parts)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=30))
-def test_what_is_shown_is_harmless(parts: list[bytes]) -> None:
+def test_displayed_paths_are_printable(parts: list[bytes]) -> None:
     assert names.show(parts).isprintable()
-    assert printable(names.tell(parts)["path"]).isprintable()
+    assert printable(names.path_fields(parts)["path"]).isprintable()
     assert len(names.join(parts)) <= names.LONGEST
 
 
 @given(st.text(max_size=50))
-def test_any_text_is_a_path_or_refused(text: str) -> None:
+def test_any_text_is_a_valid_path_or_refused(text: str) -> None:
     try:
         parts = names.split_path(text)
     except Problem:
@@ -107,60 +107,60 @@ def test_a_path_below_another_is_left_out(paths: list[names.Names]) -> None:
         assert sum(path[: len(one)] == one for one in kept) == 1
 
 
-def test_a_deep_tree_takes_few_descriptors(tmp_path: Path) -> None:
+def test_a_deep_tree_needs_few_descriptors(tmp_path: Path) -> None:
     root = os.open(tmp_path, os.O_RDONLY)
-    with names.Ladder(root) as ladder:
+    with names.DirCursor(root) as cursor:
         for _ in range(1500):
-            os.mkdir(b"d", dir_fd=ladder.here)
-            ladder.down(b"d")
-        assert sum(one >= 0 for one in ladder.open) <= names.KEPT + 2
-        inode = os.fstat(ladder.here).st_ino
+            os.mkdir(b"d", dir_fd=cursor.here)
+            cursor.down(b"d")
+        assert sum(one >= 0 for one in cursor.open) <= names.MAX_OPEN + 2
+        inode = os.fstat(cursor.here).st_ino
         for _ in range(1500):
-            ladder.up()
-        assert ladder.depth == 0 and os.fstat(ladder.here).st_ino == tmp_path.stat().st_ino != inode
-        entries, _ = tree.measure(ladder, b"d")
+            cursor.up()
+        assert cursor.depth == 0 and os.fstat(cursor.here).st_ino == tmp_path.stat().st_ino != inode
+        entries, _ = diff.measure(cursor, b"d")
         assert entries == 1499
     os.close(root)
     subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # too deep for pytest to remove
 
 
-def test_a_link_is_never_gone_into(tmp_path: Path) -> None:
+def test_links_are_never_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "link").symlink_to("../elsewhere")
     root = os.open(tmp_path / "root", os.O_RDONLY)
-    with names.Ladder(root) as ladder:
+    with names.DirCursor(root) as cursor:
         with pytest.raises(OSError):
-            ladder.down(b"link")
-        assert not tree.into(ladder, b"link")
+            cursor.down(b"link")
+        assert not diff.enter(cursor, b"link")
         with pytest.raises(Problem, match=r"/link was a symbolic link before, to \.\./elsewhere"):
-            tree.descend(ladder, [b"link"], "before")
+            diff.descend(cursor, [b"link"], "before")
     os.close(root)
 
 
-def test_a_folder_that_moves_away_is_noticed(tmp_path: Path) -> None:
-    deep = tmp_path / "root" / "/".join("d" * (names.KEPT + 5))
+def test_a_moved_folder_is_detected(tmp_path: Path) -> None:
+    deep = tmp_path / "root" / "/".join("d" * (names.MAX_OPEN + 5))
     deep.mkdir(parents=True)
     (tmp_path / "trap").mkdir()
     root = os.open(tmp_path / "root", os.O_RDONLY)
-    with names.Ladder(root) as ladder:
-        for _ in range(names.KEPT + 5):
-            ladder.down(b"d")
+    with names.DirCursor(root) as cursor:
+        for _ in range(names.MAX_OPEN + 5):
+            cursor.down(b"d")
         (tmp_path / "root" / "d" / "d").rename(tmp_path / "trap" / "d")
         with pytest.raises(names.Moved):
-            while ladder.depth:
-                ladder.up()
+            while cursor.depth:
+                cursor.up()
     os.close(root)
 
 
 @given(st.sets(st.binary(max_size=3)), st.sets(st.binary(max_size=3)))
-def test_names_of_both_sides_come_in_order(a: set[bytes], b: set[bytes]) -> None:
-    merged = list(tree.merge(sorted(a), sorted(b)))
+def test_names_of_both_trees_are_merged_in_order(a: set[bytes], b: set[bytes]) -> None:
+    merged = list(diff.merge(sorted(a), sorted(b)))
     assert merged == [(name, name in a, name in b) for name in sorted(a | b)]
 
 
 class Bytes(Contents):
-    """A file in memory; windows of zeros alone are holes if so wanted."""
+    """A file in memory; with ``holes``, windows of zeros are holes."""
 
     def __init__(self, data: bytes, holes: bool) -> None:
         self.data = data
@@ -180,15 +180,15 @@ PIECES = st.lists(st.sampled_from([bytes(CHUNK), b"x" * CHUNK, bytes(100) + b"y"
 
 
 @given(PIECES, PIECES, st.booleans(), st.booleans())
-def test_holes_are_zeros(a: bytes, b: bytes, holes_a: bool, holes_b: bool) -> None:
-    assert tree.same_contents(Bytes(a, holes_a), Bytes(a, holes_b))
-    assert tree.same_contents(Bytes(a, holes_a), Bytes(b, holes_b)) == (a == b)
+def test_holes_equal_zeros(a: bytes, b: bytes, holes_a: bool, holes_b: bool) -> None:
+    assert diff.same_contents(Bytes(a, holes_a), Bytes(a, holes_b))
+    assert diff.same_contents(Bytes(a, holes_a), Bytes(b, holes_b)) == (a == b)
 
 
 @given(st.lists(st.sampled_from([bytes(PAGE), b"x" * PAGE, b"tail"]), max_size=6).map(b"".join))
 def test_pages_of_zeros_are_not_written(data: bytes) -> None:
     out = bytearray(len(data))
-    for begin, end in runs(memoryview(data)):
+    for begin, end in data_ranges(memoryview(data)):
         assert any(data[begin:end])
         out[begin:end] = data[begin:end]
     assert out == data
@@ -205,7 +205,10 @@ LINES: list[tuple[dict[str, Any], str]] = [
         {"path": "/etc/motd", "change": "gone", "kind": "image", "image": "removed"},
         "- /etc/motd  removed from the image",
     ),
-    ({"path": "/m", "change": "added", "kind": "image", "image": "shows"}, "+ /m  the image's shows again"),
+    (
+        {"path": "/m", "change": "added", "kind": "image", "image": "shows"},
+        "+ /m  the image's version is visible again",
+    ),
     (
         {"path": "/f", "change": "gone", "kind": "file", "was_size": 1, "image": "removed"},
         "- /f  file, 1 B, removed from the image too, if it has one",
@@ -232,7 +235,7 @@ def test_a_difference_is_one_line(row: dict[str, Any], line: str) -> None:
     assert diff_line(row) == line
 
 
-def test_what_a_comparison_ends_with() -> None:
+def test_summary_of_a_comparison() -> None:
     counts = {"added": 2000, "changed": 1, "gone": 0}
     assert diff_summary(Diff("h", 3, None, counts, 1200, 1000, Rows())) == (
         "snapshot 3 -> now on h: 2000 added, 1 changed, 0 gone; 1000 of 1200 lines are shown, --all shows all"
@@ -246,41 +249,41 @@ def test_rows_of_any_name_are_kept() -> None:
     assert [row["path"] for row in rows] == ["/\ud800\n", "/b"] == [row["path"] for row in rows]
 
 
-def test_what_came_back_is_told() -> None:
+def test_output_of_a_restore_of_paths() -> None:
     paths = (
         {"path": "/a", "kind": "folder", "entries": 3, "bytes": 10, "removed": 2},
         {"path": "/b", "kind": "image", "entries": 0, "bytes": 0, "removed": 1},
         {"path": "/c", "kind": "removed", "entries": 1, "bytes": 0, "removed": 0},
     )
-    assert list(brought_lines("lab", Brought("h", 7, paths, ("x\n",), 1.0, kept=8))) == [
+    assert list(restored_paths_lines("lab", RestoredPaths("h", 7, paths, ("x\n",), 1.0, kept=8))) == [
         "note: x\\n",
-        "/a: 3 entries, 10 B; 2 gave way",
+        "/a: 3 entries, 10 B; 2 replaced",
         "/b: the image's, as in the snapshot",
         "/c: removed from the image, as in the snapshot",
-        "the overlay on h has this from snapshot 7 of lab now (1.0 s)",
-        "what it replaced is snapshot 8; the way back: sms overlay restore 8",
+        "restored into the overlay on h from snapshot 7 of lab (1.0 s)",
+        "the previous overlay is snapshot 8; to undo: sms overlay restore 8",
     ]
-    assert list(brought_lines("lab", Brought("h", 7, paths[:1], (), 0.0, changed=False))) == [
+    assert list(restored_paths_lines("lab", RestoredPaths("h", 7, paths[:1], (), 0.0, changed=False))) == [
         "/a: as in snapshot 7 of lab already, nothing was changed"
     ]
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["--to", "/x"], "--to needs --path"),
-        (["--path", "/x", "--as", "y"], "--as restores all of a snapshot"),
+        (["--path", "/x", "--as", "y"], "--as restores the whole snapshot"),
         (["--path", ""], "argument --path: is empty"),
     ],
 )
-def test_options_that_do_not_go_together(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_exclude_each_other(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(main(["overlay", "restore", "3", *words]))
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_whiteout_is_no_device() -> None:
+def test_a_whiteout_is_not_a_device() -> None:
     def state(mode: int, device: int) -> os.stat_result:
         return os.stat_result((mode, 1, 1, 1, 0, 0, 0, 0, 0, 0), {"st_rdev": device})
 

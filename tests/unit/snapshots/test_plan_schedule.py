@@ -1,4 +1,4 @@
-"""What cron and systemd are given: held against files, and against systemd's own reading."""
+"""The schedule files, compared with golden files, and verified by systemd's own programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site() -> Site:
     return open_site(GOLDEN / "sites" / "debian-12.yaml").site
 
 
-def test_what_is_rendered(site: Site, golden: Callable[[Path, dict[str, str]], None]) -> None:
+def test_rendered_files(site: Site, golden: Callable[[Path, dict[str, str]], None]) -> None:
     texts = {}
     for kind, every, argv, folder in (
         ("cron", 15, ARGV, "usual"),
@@ -71,7 +71,7 @@ def test_minutes(every: int, cron: str, systemd: str) -> None:
 
 
 def due(fields: str, at: datetime) -> bool:
-    """Whether crontab(5) has something run then: numbers, * and steps only."""
+    """Whether a crontab(5) entry runs then: numbers, * and steps only."""
 
     def fits(field: str, value: int) -> bool:
         return value % int(field[2:]) == 0 if field.startswith("*/") else field == "*" or int(field) == value
@@ -81,7 +81,7 @@ def due(fields: str, at: datetime) -> bool:
 
 
 @pytest.mark.parametrize("every", EVEN_MINUTES)
-def test_cron_runs_it_so_many_times_a_day_and_evenly(every: int) -> None:
+def test_cron_runs_it_at_even_intervals(every: int) -> None:
     day = [datetime(2026, 11, 21) + timedelta(minutes=minute) for minute in range(2881)]
     times = [at for at in day if due(cron_fields(every), at)]
     assert {later - earlier for earlier, later in pairwise(times)} == {timedelta(minutes=every)}
@@ -102,7 +102,7 @@ def test_systemd_runs_it_at_the_same_times(every: int, need: Callable[[str], str
     ("every", "near"),
     [(7, "take 6 or 10"), (45, "take 30 or 60"), (90, "take 60 or 120"), (0, "take 1"), (2000, "take 1440")],
 )
-def test_what_would_be_uneven_is_refused_with_the_nearest(every: int, near: str) -> None:
+def test_uneven_intervals_are_refused_with_the_nearest(every: int, near: str) -> None:
     with pytest.raises(ConfigError, match=f"evenly every {every} minutes") as caught:
         check_every(every)
     assert caught.value.hint.startswith(f"{near}: sms overlay schedule install --every ")
@@ -115,8 +115,8 @@ def test_commands_survive_their_files() -> None:
     )
 
 
-def test_what_systemd_says_of_the_units(site: Site, tmp_path: Path, need: Callable[[str], str]) -> None:
-    """Its own judge of units. The program must be there, so it is one that is."""
+def test_systemd_verifies_the_units(site: Site, tmp_path: Path, need: Callable[[str], str]) -> None:
+    """systemd-analyze requires that the program exists, so an existing one is used."""
     argv = ("/bin/true", *ODD[1:])
     planned = plan_schedule(site, "systemd", 15, argv=argv, folders=("/tmp", "/var/lib/a b"))
     for path, text in planned.files.items():
@@ -129,7 +129,7 @@ def test_what_systemd_says_of_the_units(site: Site, tmp_path: Path, need: Callab
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_is_installed_where_no_file_says_so() -> None:
+def test_nothing_is_installed_without_its_files() -> None:
     assert installed({}, "lab") is None
     assert installed({"/etc/cron.d/sms-lab": "# something else\n"}, "lab") is None
     assert installed({"/etc/cron.d/sms-other": "# Every 5 minutes: x\n"}, "lab") is None

@@ -1,4 +1,4 @@
-"""`sms overlay prune` on this machine, with the real agent: by the rule, by number, and twice."""
+"""`sms overlay prune` on this machine, with the real agent: by retention, by number, and repeated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = Local("admin-1")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Keeps the last two and one a day."""
+    """A cluster whose retention keeps the last two and one a day."""
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
     opened = open_cluster(DEBIAN_SITE, tmp_path / "state", Silent())
     rule = Retention(last=2, hourly=0, daily=1, weekly=0, monthly=0)
@@ -42,7 +42,7 @@ def run(cluster: Cluster, *numbers: int, dry_run: bool = False) -> Pruned:
 
 
 def test_by_the_rule(cluster: Cluster) -> None:
-    # A day apart, the newest now: 5 and 4 are the last, 3 is the newest of a day of its own.
+    # A day apart, the newest now: 5 and 4 are the last, 3 is the newest of another day.
     store = stores.fill(root(cluster), 5, every_s=86400)
     said = run(cluster, dry_run=True)
     assert [(one.number, one.keep) for one in said.decisions] == [
@@ -86,13 +86,13 @@ def test_by_number(cluster: Cluster) -> None:
 def test_the_newest_verified_one_is_never_removed(cluster: Cluster, dry_run: bool) -> None:
     store = stores.fill(root(cluster), 3)
     stores.damage(store, 3)
-    with pytest.raises(Refused, match="snapshot 2 is the newest verified one on admin-1, and stays") as caught:
+    with pytest.raises(Refused, match="snapshot 2 is the newest verified one on admin-1 and is not removed") as caught:
         run(cluster, 1, 2, dry_run=dry_run)
     assert "sms overlay snapshot --host admin-1" in caught.value.hint
     assert run(cluster, 3).removed == (3,), "a damaged one that is newer may go"
 
 
-def test_broken_ones_go_by_number_only_and_keep_chunks_from_going(cluster: Cluster) -> None:
+def test_broken_ones_are_removed_by_number_only_and_prevent_the_sweep(cluster: Cluster) -> None:
     store = stores.fill(root(cluster), 5, every_s=86400)
     stores.tear_manifest(store, 3)
     before = stores.stored_chunks(root(cluster))
@@ -105,26 +105,26 @@ def test_broken_ones_go_by_number_only_and_keep_chunks_from_going(cluster: Clust
     stores.assert_whole(store)
 
 
-def test_what_a_killed_run_left_goes_although_nothing_else_does(cluster: Cluster) -> None:
+def test_remains_of_a_killed_run_are_swept(cluster: Cluster) -> None:
     store = stores.fill(root(cluster), 2)
     with store.writing():
         store.put(b"of a snapshot that never was" * 9)
     assert run(cluster).chunks == 1
 
 
-def test_without_a_store_nothing_is_made(cluster: Cluster) -> None:
+def test_without_a_store_nothing_is_created(cluster: Cluster) -> None:
     assert run(cluster).decisions == ()
     assert not root(cluster).exists()
 
 
-def test_who_reads_is_not_disturbed(cluster: Cluster) -> None:
+def test_readers_block_a_prune(cluster: Cluster) -> None:
     store = stores.fill(root(cluster), 3)
     with store.reading(), pytest.raises(Busy, match="are being read"):
         run(cluster, 1)
     assert stores.numbers(store) == [1, 2, 3]
 
 
-def test_as_a_person_and_a_program_see_it(
+def test_text_and_json_output(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "admin-1")
@@ -143,8 +143,8 @@ def test_as_a_person_and_a_program_see_it(
     shown = sms("2", "-n").splitlines()
     assert shown[0].split()[0] == "2" and shown[0].endswith("would remove  named")
     assert shown[-2].endswith("its manifest has changed: `sms overlay prune 1` removes it")
-    assert shown[-1] == "3 would stay on admin-1, 1 would go"
-    told: dict[str, Any] = json.loads(sms("2", "1", "--json"))
-    assert (told["removed"], told["swept"], told["broken"]) == ([1, 2], True, {})
-    assert {one["number"]: one["keep"] for one in told["decisions"]} == {1: False, 2: False, 3: True, 4: True, 5: True}
-    assert sms().splitlines()[-1].startswith("3 stay on admin-1, 0 removed; 0 B freed, ")
+    assert shown[-1] == "3 would be kept on admin-1, 1 removed"
+    done: dict[str, Any] = json.loads(sms("2", "1", "--json"))
+    assert (done["removed"], done["swept"], done["broken"]) == ([1, 2], True, {})
+    assert {one["number"]: one["keep"] for one in done["decisions"]} == {1: False, 2: False, 3: True, 4: True, 5: True}
+    assert sms().splitlines()[-1].startswith("3 kept on admin-1, 0 removed; 0 B freed, ")

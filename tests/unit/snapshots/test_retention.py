@@ -1,4 +1,4 @@
-"""Which snapshots stay: a table of cases, and what must hold for any series of them."""
+"""Retention: a table of cases, and properties that hold for any series of snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def keep(last: int = 1, hourly: int = 0, daily: int = 0, weekly: int = 0, monthl
 
 
 def series(*times: str, zone: ZoneInfo = BERLIN) -> list[Candidate]:
-    """Snapshots 1, 2, 3 ... in order; `!` before a time: damaged; `+` after it: the second such hour of the night."""
+    """Return snapshots 1, 2, 3 ... in order; `!` before a time: damaged; `+` after it: the repeated hour."""
     made = []
     for number, text in enumerate(times, 1):
         at = datetime.fromisoformat(text.strip("!+")).replace(tzinfo=zone, fold=int(text.endswith("+")))
@@ -133,15 +133,15 @@ CASES: dict[str, tuple[list[str], Retention, list[int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_which_stay(name: str) -> None:
+def test_which_are_kept(name: str) -> None:
     times, rule, expected = CASES[name]
     assert kept(series(*times), rule) == expected
 
 
-def test_each_is_told_why() -> None:
+def test_each_decision_has_a_reason() -> None:
     snapshots = series("2026-11-19", "2026-11-20T01:00", "!2026-11-20T01:30", "2026-11-20T02:00", "2026-11-21")
-    told = {one.number: one.why for one in decide(snapshots, keep(1, daily=1), now=NOW.timestamp(), zone=BERLIN)}
-    assert told == {
+    reasons = {one.number: one.why for one in decide(snapshots, keep(1, daily=1), now=NOW.timestamp(), zone=BERLIN)}
+    assert reasons == {
         1: ("no rule keeps it",),
         2: ("no rule keeps it",),
         3: ("not verified",),
@@ -156,23 +156,23 @@ def test_each_is_told_why() -> None:
         ("before restore of 12", 0, True),
         ("before restore of 12", 29.9, True),
         ("before restore of 12", 30.1, False),
-        ("before restore of 12", -400, True),  # by a clock that jumped since
+        ("before restore of 12", -400, True),  # the clock has jumped since
         ("before upgrade to 3f2a9c, stopped", 29.9, True),
         ("before upgrade to 3f2a9c, stopped", 30.1, False),
         ("before the upgrade", 1, False),
         ("scheduled", 0, False),
     ],
 )
-def test_what_a_restore_kept_stays_for_thirty_days(reason: str, days: float, stays: bool) -> None:
+def test_snapshots_of_a_restore_are_kept_for_thirty_days(reason: str, days: float, stays: bool) -> None:
     at = (NOW - timedelta(days=days)).timestamp()
     snapshots = [Candidate(1, at, True, reason), Candidate(2, at + 1, True), Candidate(3, at + 2, True)]
     assert (1 in kept(snapshots, keep(1))) is stays
     damaged = [Candidate(1, at, False, reason), *snapshots[1:]]
-    assert (1 in kept(damaged, keep(1))) is stays, "it may be all that is left of what was"
+    assert (1 in kept(damaged, keep(1))) is stays, "it may be the only copy"
 
 
-def test_the_zone_of_this_machine_is_taken_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its summer time: an offset of today's would not do."""
+def test_the_default_is_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With summer time: today's offset would be wrong."""
     import time
 
     snapshots = series("2026-06-01T12:00", "2026-06-02T23:30", "2026-06-03T00:30", "2026-06-03T12:00")
@@ -187,13 +187,13 @@ def test_the_zone_of_this_machine_is_taken_when_none_is_given(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("taken", [-1e9, 0.0, 1e18, float("inf")])
-def test_a_time_that_is_none_is_no_crash(taken: float) -> None:
+def test_times_out_of_range_are_accepted(taken: float) -> None:
     assert kept([Candidate(1, taken, True), Candidate(2, 1e9, True)], keep(1, 1, 1, 1, 1)) == [1, 2]
 
 
 COUNTS = st.integers(0, 4)
 RULES = st.builds(keep, st.integers(1, 4), COUNTS, COUNTS, COUNTS, COUNTS)
-# Within two years around now, most of them in step, some by a clock that jumped.
+# Within two years around now, mostly increasing, some from a clock that jumped.
 TIMES = st.lists(
     st.tuples(st.integers(-3000, 9000), st.booleans(), st.sampled_from(["", "", "", "before restore of 1"])),
     max_size=60,
@@ -202,7 +202,7 @@ TIMES = st.lists(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Candidate]:
-    """Snapshots in their order, with times that mostly grow."""
+    """Draw snapshots in order, with mostly increasing times."""
     at = NOW.timestamp() - 300 * 86400
     made = []
     for number, (minutes, verified, reason) in enumerate(draw(TIMES), 1):
@@ -212,26 +212,26 @@ def histories(draw: st.DrawFn) -> list[Candidate]:
 
 
 @given(histories(), RULES, st.sampled_from([BERLIN, ZoneInfo("UTC"), ZoneInfo("Australia/Lord_Howe")]))
-def test_what_must_hold_always(snapshots: list[Candidate], rule: Retention, zone: ZoneInfo) -> None:
+def test_invariants(snapshots: list[Candidate], rule: Retention, zone: ZoneInfo) -> None:
     stay = kept(snapshots, rule, zone=zone)
     left = [one for one in snapshots if one.number in stay]
     verified = [one.number for one in snapshots if one.verified]
     assert verified[-1:] == [number for number in verified[-1:] if number in stay], "the newest verified"
     assert set(verified[-rule.last :]) <= set(stay)
     assert {one.number for one in snapshots[-rule.last :]} <= set(stay), "the last, damaged or not"
-    assert kept(left, rule, zone=zone) == stay, "the second time nothing goes"
+    assert kept(left, rule, zone=zone) == stay, "a second run removes nothing"
 
 
 @given(histories(), RULES)
-def test_damaged_ones_change_nothing_for_the_others(snapshots: list[Candidate], rule: Retention) -> None:
+def test_damaged_ones_do_not_affect_the_others(snapshots: list[Candidate], rule: Retention) -> None:
     alone = [one for one in snapshots if one.verified]
     among = {one.number for one in alone} & set(kept(snapshots, rule))
     assert sorted(among) == kept(alone, rule)
 
 
 @pytest.mark.slow
-def test_a_year_every_quarter_hour_settles() -> None:
-    """Pruned after each: never more than the rule's sum and one; a month later there is one of each month."""
+def test_a_year_of_snapshots_stays_within_the_limits() -> None:
+    """Pruned after each: never more than the sum of the counts; in the end there is one of each month."""
     rule, left = Retention(), [Candidate(0, NOW.timestamp() - 366 * 86400, True)]
     for number in range(1, 366 * 24):  # an hour at a time, to be quick
         left.append(Candidate(number, left[-1].taken + 3600, True))

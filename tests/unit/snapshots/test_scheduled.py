@@ -1,4 +1,4 @@
-"""Schedules on a host of files, scheduled runs whose snapshot goes well or not, and what status says of them."""
+"""Schedules on a fake host, scheduled runs that succeed or fail, and their status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from appliance.operations.snapshots import scheduled
 from appliance.operations.snapshots.prune import Pruned
 from appliance.operations.snapshots.schedule import install_schedule, remove_schedule, run_record, show_schedule
 from appliance.operations.snapshots.scheduled import run_scheduled
-from appliance.operations.snapshots.snapshot import Taken, Wanted
+from appliance.operations.snapshots.snapshot import SnapshotOptions, Taken
 from appliance.operations.snapshots.status import snapshot_status
 from appliance.plan.migration.lease import Lease
 from appliance.plan.snapshots.runs import Run, read_run
@@ -42,7 +42,7 @@ NAME = "admin-1"
 
 
 class Files(Fake):
-    """A host whose files are in a table; what was changed is in ``changed``."""
+    """A host with files in a table; changes are listed in ``changed``."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(
@@ -94,7 +94,7 @@ def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str
     assert install(dry_run=True) and not host.changed and not changing(host)
     assert install() and sorted(host.changed) == paths
     assert bool(changing(host)) is (kind == "systemd")
-    assert not install() and not host.changed and not changing(host), "the second time changes nothing"
+    assert not install() and not host.changed and not changing(host), "a second run changes nothing"
     shown = show_schedule(cluster, host)
     assert (shown.kind, shown.every, shown.runs) == (kind, 15, True)
     assert "/usr/bin/sms -q --site /etc/sms/sms.yaml --state " in shown.files[paths[0]], (
@@ -109,7 +109,7 @@ def test_installed_once_and_removed(cluster: Cluster, kind: str, paths: list[str
     assert show_schedule(cluster, host).kind == ""
 
 
-def test_what_another_kind_left_goes(cluster: Cluster) -> None:
+def test_files_of_the_other_kind_are_removed(cluster: Cluster) -> None:
     host = Files("cron")
     install_schedule(cluster, host, Silent(), site_file=DEBIAN_SITE)
     host.kind = "systemd"
@@ -120,7 +120,7 @@ def test_what_another_kind_left_goes(cluster: Cluster) -> None:
     assert {CRON, TIMER, SERVICE} & set(host.files) == {CRON}
 
 
-def test_what_cannot_be_scheduled_is_refused(cluster: Cluster) -> None:
+def test_invalid_schedules_are_refused(cluster: Cluster) -> None:
     host = Files("cron")
 
     def install(**more: Any) -> None:
@@ -139,7 +139,7 @@ def test_what_cannot_be_scheduled_is_refused(cluster: Cluster) -> None:
 
 
 class Here(Local):
-    """This machine; what would go to people is kept, and ``postfix`` of the appliance takes mail or not."""
+    """This machine; log lines and mails are collected, and the container's postfix accepts mail or not."""
 
     def __init__(self, mail_status: int = 0) -> None:
         super().__init__(NAME)
@@ -173,7 +173,7 @@ Take = Callable[[], Taken]
 
 @pytest.fixture
 def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | BaseException | None], None]:
-    """``take(error)``: from now on snapshots fail so; ``take(None)``: a small one is made by the store itself."""
+    """``take(error)``: snapshots raise it from now on; ``take(None)``: the store itself adds a small one."""
     hold_lease(cluster, NAME)
     store = stores.Store(str(cluster.places.snapshots))
 
@@ -181,7 +181,7 @@ def take(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[Excepti
         def snapshot(*_: object) -> Taken:
             if error:
                 raise error
-            return Taken(stores.add_snapshot(store, [os.urandom(100)]).told())
+            return Taken(stores.add_snapshot(store, [os.urandom(100)]).to_dict())
 
         monkeypatch.setattr(scheduled, "snapshot", snapshot)
 
@@ -196,7 +196,7 @@ def hold_lease(cluster: Cluster, holder: str | None, *, since: float | None = No
 
 
 def run(cluster: Cluster, host: Host) -> Run | None:
-    return run_scheduled(cluster, host, Silent(), Wanted(reason="scheduled"))
+    return run_scheduled(cluster, host, Silent(), SnapshotOptions(reason="scheduled"))
 
 
 def record(cluster: Cluster) -> Run | None:
@@ -205,7 +205,7 @@ def record(cluster: Cluster) -> Run | None:
 
 
 @pytest.mark.slow
-def test_a_run_is_written_down_and_prunes(cluster: Cluster, take: Any) -> None:
+def test_a_run_is_recorded_and_prunes(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(None)
     count = 6  # in less than a second: three by `last`, and the oldest
@@ -220,7 +220,7 @@ def test_a_run_is_written_down_and_prunes(cluster: Cluster, take: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_once_a_day_and_its_end_as_well(cluster: Cluster, take: Any) -> None:
+def test_a_failure_is_mailed_once_a_day_and_the_recovery_too(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(SmsError("the file system is full", hint="sms overlay prune"))
     for _ in range(3):
@@ -238,20 +238,21 @@ def test_a_failure_is_told_once_a_day_and_its_end_as_well(cluster: Cluster, take
     take(None)
     run(cluster, host)
     run(cluster, host)
-    assert len(host.mails) == 3 and "are well again" in host.mails[2]
-    assert host.log[4:] == ["cron.notice overlay snapshots of sample: well again, with snapshot 1"]
+    assert len(host.mails) == 3 and "have recovered" in host.mails[2]
+    assert host.log[4:] == ["cron.notice overlay snapshots of sample: recovered, with snapshot 1"]
 
 
-def test_without_mail_syslog_says_so(cluster: Cluster, take: Any) -> None:
+def test_failed_mail_is_logged(cluster: Cluster, take: Any) -> None:
     host = Here(mail_status=255)
     take(SmsError("no"))
     run(cluster, host)
     assert host.log == [
-        "cron.err overlay snapshots of sample: no; no mail could be sent: neither the appliance nor the host takes it"
+        "cron.err overlay snapshots of sample: no; "
+        "no mail could be sent: neither the services container nor the host accepts it"
     ]
 
 
-def test_a_mistake_of_ours_is_a_failure_as_any_other(cluster: Cluster, take: Any) -> None:
+def test_an_unexpected_exception_is_a_failure(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(KeyError("number"))
     done = run(cluster, host)
@@ -259,7 +260,7 @@ def test_a_mistake_of_ours_is_a_failure_as_any_other(cluster: Cluster, take: Any
     assert len(host.mails) == 1
 
 
-def test_a_host_that_does_not_carry_it_does_nothing(cluster: Cluster, take: Any) -> None:
+def test_a_host_without_the_lease_does_nothing(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(SmsError("must not be asked"))
     for holder in ("admin-2", None):
@@ -269,14 +270,14 @@ def test_a_host_that_does_not_carry_it_does_nothing(cluster: Cluster, take: Any)
     assert not Path(cluster.places.snapshots).exists()
 
 
-def test_a_lease_that_cannot_be_read_is_a_failure(cluster: Cluster, take: Any) -> None:
+def test_an_unreadable_lease_is_a_failure(cluster: Cluster, take: Any) -> None:
     host = Here()
     Path(cluster.places.lease).write_text("{")
     done = run(cluster, host)
     assert done and "lease file cannot be read" in done.error
 
 
-def test_a_run_that_meets_another_is_noted_only(cluster: Cluster, take: Any) -> None:
+def test_an_overlapping_run_is_only_recorded(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(None)
     first = run(cluster, host)
@@ -288,7 +289,7 @@ def test_a_run_that_meets_another_is_noted_only(cluster: Cluster, take: Any) -> 
     assert host.log == host.mails == []
 
 
-def test_a_prune_that_meets_a_reader_is_noted_only(cluster: Cluster, take: Any) -> None:
+def test_a_prune_blocked_by_a_reader_is_only_recorded(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(None)
     run(cluster, host)
@@ -305,10 +306,8 @@ def test_a_prune_that_meets_a_reader_is_noted_only(cluster: Cluster, take: Any) 
 
 
 @pytest.mark.slow
-def test_prunes_that_meet_readers_again_and_again_are_told(
-    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A push that takes hours reads all the while: nothing is removed, and in the end the disk is full."""
+def test_prunes_blocked_repeatedly_are_reported(cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push of several hours reads the store: nothing is removed, and the disk fills."""
     host = Here()
     take(None)
     run(cluster, host)
@@ -321,11 +320,11 @@ def test_prunes_that_meet_readers_again_and_again_are_told(
     assert len(host.mails) == 1 and "hint: `sms overlay prune`" in host.mails[0]
     last = run(cluster, host)
     assert last and last.ok and last.put_off == 0
-    assert "well again" in host.mails[1]
+    assert "recovered" in host.mails[1]
 
 
 @pytest.mark.slow
-def test_the_first_run_after_a_gap_tells_of_it(cluster: Cluster, take: Any, with_schedule: Any) -> None:
+def test_the_first_run_after_a_gap_reports_it(cluster: Cluster, take: Any, with_schedule: Any) -> None:
     host = Here()
     with_schedule(cluster.site)
     take(None)
@@ -345,7 +344,7 @@ def test_the_first_run_after_a_gap_tells_of_it(cluster: Cluster, take: Any, with
     assert snapshot_status(cluster, host, HELD).judgement.healthy
 
 
-def test_an_interrupted_run_is_written_down_without_mail(cluster: Cluster, take: Any) -> None:
+def test_an_interrupted_run_is_recorded_without_mail(cluster: Cluster, take: Any) -> None:
     host = Here()
     take(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -355,10 +354,10 @@ def test_an_interrupted_run_is_written_down_without_mail(cluster: Cluster, take:
     assert len(host.log) == 1
     take(SmsError("no room"))
     run(cluster, host)
-    assert len(host.mails) == 1 and "failed" in host.mails[0], "the first real one is told"
+    assert len(host.mails) == 1 and "failed" in host.mails[0], "the first real failure is mailed"
 
 
-def test_a_dump_that_failed_is_told_although_the_snapshot_counts(
+def test_a_failed_dump_is_reported_although_the_snapshot_is_committed(
     cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Here()
@@ -367,16 +366,14 @@ def test_a_dump_that_failed_is_told_although_the_snapshot_counts(
     assert done and (done.ok, done.number, done.error) == (False, 7, "mariadb was not dumped: no")
 
 
-def test_pushes_follow_and_each_is_told_of_by_itself(
-    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     standby = ("admin-2", NAME, "admin-3")
     borg = BorgRepository(repository="/srv/borg", passphrase=Path("/etc/sms/borg"))
     settings = cluster.site.snapshots.model_copy(update={"standby": standby, "borg": borg})
     cluster = Cluster(cluster.site.model_copy(update={"snapshots": settings}), cluster.services, cluster.base)
     asked, pruned = [], []
 
-    def push(_: Cluster, host: Host, wanted: push_flow.Wanted, targets: list[str], *__: object) -> list[Any]:
+    def push(_: Cluster, host: Host, wanted: push_flow.PushOptions, targets: list[str], *__: object) -> list[Any]:
         asked.append((host.name, wanted.all_missing, wanted.prune, *targets))
         state = push_flow.FAILED if targets == ["admin-2"] else push_flow.PUSHED
         return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
@@ -397,7 +394,7 @@ HELD = Lease("sample", 3, NAME, 0.0)
 
 @pytest.fixture
 def with_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Site], None]:
-    """A schedule of 15 minutes, installed a day ago, in a folder of its own."""
+    """A schedule of 15 minutes, installed a day ago, in a temporary folder."""
     path = tmp_path / "cron.d"
     monkeypatch.setattr("appliance.plan.snapshots.schedule.cron_path", lambda _: str(path))
     monkeypatch.setattr("appliance.operations.snapshots.schedule.cron_path", lambda _: str(path))
@@ -416,7 +413,7 @@ def test_status_of_a_site_without_a_schedule(cluster: Cluster) -> None:
     assert not Path(cluster.places.snapshots).exists()
     stores.fill(Path(cluster.places.snapshots), 2, start=time.time() - 7 * 86400)
     found = snapshot_status(cluster, Local(NAME), HELD)
-    assert found.judgement.healthy and not found.judgement.warnings, "who never wanted one is not blamed for its age"
+    assert found.judgement.healthy and not found.judgement.warnings, "without a schedule their age is no problem"
     assert found.newest and found.newest["number"] == 2 and 604000 < found.newest["age_s"] < 605000
 
 
@@ -430,14 +427,14 @@ def test_status_with_a_schedule(cluster: Cluster, with_schedule: Any, take: Any)
     found = snapshot_status(cluster, host, HELD)
     assert (found.count, found.schedule, found.every_minutes, found.limit_minutes) == (1, "cron", 15, 35)
     assert found.judgement.healthy and found.last_run and found.bytes == found.last_run.stored_bytes
-    told = json.loads(json.dumps(found.as_dict()))
-    assert told["newest"]["method"] == "delta" and told["last_run"]["ok"] is True and "judgement" not in told
+    shown = json.loads(json.dumps(found.as_dict()))
+    assert shown["newest"]["method"] == "delta" and shown["last_run"]["ok"] is True and "judgement" not in shown
     take(SmsError("no room"))
     run(cluster, host)
     failed = snapshot_status(cluster, host, HELD).judgement
     assert (failed.healthy, failed.warnings) == (False, ("the last scheduled snapshot failed: no room",))
     elsewhere = snapshot_status(cluster, host, Lease("sample", 4, "admin-2", 0.0)).judgement
-    assert elsewhere.healthy, "a host that stands by is not to blame"
+    assert elsewhere.healthy, "a standby host needs no new snapshots"
 
 
 def test_status_sees_an_old_one_and_a_damaged_one(cluster: Cluster, with_schedule: Any) -> None:
@@ -456,7 +453,7 @@ def test_status_sees_an_old_one_and_a_damaged_one(cluster: Cluster, with_schedul
     assert snapshot_status(Cluster(site, cluster.services, cluster.base), Local(NAME), HELD).judgement.healthy
 
 
-def test_a_host_that_cannot_be_asked_is_no_reason_for_no_status(cluster: Cluster) -> None:
+def test_status_of_a_host_that_cannot_be_queried(cluster: Cluster) -> None:
     host = Fake({("sh", "-c"): (0, "")}, name=NAME)
     found = snapshot_status(cluster, host, HELD)
     assert found.problem == "admin-1 has no Python 3.9 or newer" and found.judgement.healthy

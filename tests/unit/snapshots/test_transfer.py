@@ -1,4 +1,4 @@
-"""Snapshots between stores: what travels, what counts at the other side, what is left when either is killed."""
+"""Transfer of snapshots between stores: what is sent, what is committed, what is left when either side is killed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from appliance.agent import transfer
+from appliance.agent.protocol import Problem
 from appliance.agent.source import Source
 from appliance.agent.store import CHUNK, Reader, Snapshot, Store, chunk_path
-from appliance.agent.words import Problem
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import OnLine
 from appliance.host.local import Local
 from appliance.host.stream import Stream
-from appliance.operations.snapshots.transfer import connect
+from appliance.operations.snapshots.transfer import relay_snapshot
 from appliance.tools import agent
 from tests import stores
 from tests.conftest import find_tool
@@ -57,7 +57,7 @@ sys.exit(main(sys.argv[3:]))
 
 
 class Altered(Local):
-    """This machine; its agent ends at a moment, or does something else that it should not."""
+    """This machine; its agent is killed at a moment, or behaves wrongly."""
 
     def __init__(self, moment: int = 1 << 30, extra: str = "") -> None:
         super().__init__("altered")
@@ -71,7 +71,7 @@ class Altered(Local):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent lies in a folder of the test's."""
+    """Install the agent in a folder of the test."""
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
 
 
@@ -91,15 +91,15 @@ def make_image(path: Path, *, seed: int = 1, size_mb: int = 8, files: int = 4) -
 
 
 def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "delta", **facts: Any) -> Snapshot:
-    """A snapshot of an image file that counts."""
+    """Commit a snapshot of an image file."""
     with store.writing():
         number, folder = store.begin()
         source = Source(str(path))
         if method == "delta":
-            source.take(source.data_chunks(), lambda _, data: store.put(data))
+            source.read_chunks(source.data_chunks(), lambda _, data: store.put(data))
         else:
             shutil.copy(path, Path(folder, "image"))
-            source.take(source.data_chunks(), store.count_only)
+            source.read_chunks(source.data_chunks(), store.count_only)
         manifest = {
             "uuid": str(uuid.uuid4()),
             "cluster": "lab",
@@ -137,14 +137,14 @@ def two(tmp_path: Path) -> tuple[Store, Store]:
 def send(
     source: Store, number: int, target: Store, *, giver: Local | None = None, taker: Local | None = None, **more: Any
 ) -> dict[str, Any]:
-    """As flow.transfer does."""
+    """Send a snapshot as operations/snapshots/transfer.py does."""
     request = {"store": source.root, "snapshot": number, "compress": more.pop("compress", False)}
     into = {"store": target.root, "origin": "host-a", **more}
     with (
-        agent.converse(giver or Local(), "export", request) as giving,
-        agent.converse(taker or Local(), "import", into) as taking,
+        agent.open_session(giver or Local(), "export", request) as exporter,
+        agent.open_session(taker or Local(), "import", into) as importer,
     ):
-        return connect(giving, taking)
+        return relay_snapshot(exporter, importer)
 
 
 def read_all(store: Store, number: int) -> bytes:
@@ -171,7 +171,7 @@ def test_a_snapshot_arrives_as_it_is(tmp_path: Path, method: str, compress: bool
     assert {path.stat().st_mode & 0o777 for path in Path(target.root).rglob("*") if path.is_file()} == {0o600}
 
 
-def test_the_same_is_not_sent_twice_and_what_is_there_does_not_travel(two: tuple[Store, Store], tmp_path: Path) -> None:
+def test_only_missing_chunks_are_sent(two: tuple[Store, Store], tmp_path: Path) -> None:
     source, target = two
     first = send(source, 1, target)
     assert send(source, 1, target)["present"] is True
@@ -189,7 +189,7 @@ def test_the_same_is_not_sent_twice_and_what_is_there_does_not_travel(two: tuple
     assert read_all(target, 2) == image.read_bytes()
 
 
-def test_a_number_that_is_taken_gives_way(two: tuple[Store, Store]) -> None:
+def test_a_used_number_is_replaced_by_the_next(two: tuple[Store, Store]) -> None:
     source, target = two
     stores.add_snapshot(target, [b"x" * CHUNK])
     said = send(source, 1, target)["snapshot"]
@@ -199,7 +199,7 @@ def test_a_number_that_is_taken_gives_way(two: tuple[Store, Store]) -> None:
     assert send(source, 1, target)["present"] is True
 
 
-def test_an_old_number_does_not_turn_the_counter_back(two: tuple[Store, Store]) -> None:
+def test_an_old_number_does_not_lower_the_counter(two: tuple[Store, Store]) -> None:
     source, target = two
     for _ in range(3):
         stores.add_snapshot(target, [b"x" * CHUNK])
@@ -213,28 +213,28 @@ def test_an_old_number_does_not_turn_the_counter_back(two: tuple[Store, Store]) 
 
 def test_an_estimate_changes_nothing(two: tuple[Store, Store]) -> None:
     source, target = two
-    from appliance.operations.snapshots.transfer import NOTHING, _pass_offer
+    from appliance.operations.snapshots.transfer import EMPTY_REQUEST, _relay_offer
 
-    def ask() -> dict[str, Any]:
+    def estimate() -> dict[str, Any]:
         with (
-            agent.converse(Local(), "export", {"store": source.root, "snapshot": 1}) as giving,
-            agent.converse(Local(), "estimate", {"store": target.root}) as asking,
+            agent.open_session(Local(), "export", {"store": source.root, "snapshot": 1}) as exporter,
+            agent.open_session(Local(), "estimate", {"store": target.root}) as estimating,
         ):
-            _pass_offer(giving, asking)
-            giving.write(NOTHING)
-            giving.end()
-            giving.outcome()
-            asking.end()
-            return asking.outcome()
+            _relay_offer(exporter, estimating)
+            exporter.write(EMPTY_REQUEST)
+            exporter.end()
+            exporter.outcome()
+            estimating.end()
+            return estimating.outcome()
 
-    before = ask()
+    before = estimate()
     assert not Path(target.root).exists()
     assert send(source, 1, target)["bytes"] == before["bytes"]
-    assert (before["present"], ask()["present"], ask()["bytes"]) == (0, 1, 0)
+    assert (before["present"], estimate()["present"], estimate()["bytes"]) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
-def test_killed_at_the_target_at_every_change_the_next_run_goes_on(every: int, tmp_path: Path) -> None:
+def test_killed_at_the_target_at_every_change_the_next_run_resumes(every: int, tmp_path: Path) -> None:
     source = Store(str(tmp_path / "a"))
     image = make_image(tmp_path / "ov.img", files=1, size_mb=4)
     keep_image(source, image)
@@ -250,7 +250,7 @@ def test_killed_at_the_target_at_every_change_the_next_run_goes_on(every: int, t
         assert counted in ([], [1])
         stores.assert_whole(target)
         again = send(source, 1, target)
-        assert again["present"] is bool(counted), "what counts is whole, what does not comes again"
+        assert again["present"] is bool(counted), "a committed snapshot is complete, any other is sent again"
         least = min(least, again["bytes"])
         assert stores.numbers(target) == [1]
         assert read_all(target, 1) == image.read_bytes()
@@ -259,13 +259,13 @@ def test_killed_at_the_target_at_every_change_the_next_run_goes_on(every: int, t
         if said:
             break
     else:
-        raise AssertionError("it never came to its end")
+        raise AssertionError("it never ended")
     assert moment > 15
-    assert least == 0, "what had come was kept"
+    assert least == 0, "received chunks were kept"
 
 
 @pytest.mark.parametrize("moment", [0, 1, 4, 9])
-def test_killed_at_the_source_nothing_counts_and_what_came_is_kept(two: tuple[Store, Store], moment: int) -> None:
+def test_killed_at_the_source_nothing_is_committed_and_chunks_are_kept(two: tuple[Store, Store], moment: int) -> None:
     source, target = two
     whole = send(source, 1, Store(target.root + "-whole"))["bytes"]
     with pytest.raises(SmsError):
@@ -277,7 +277,7 @@ def test_killed_at_the_source_nothing_counts_and_what_came_is_kept(two: tuple[St
     stores.assert_whole(target)
 
 
-def test_chunks_that_nobody_needs_are_swept(two: tuple[Store, Store]) -> None:
+def test_unused_chunks_are_swept(two: tuple[Store, Store]) -> None:
     source, target = two
     with pytest.raises(SmsError):
         send(source, 1, target, giver=Altered(9))
@@ -286,8 +286,8 @@ def test_chunks_that_nobody_needs_are_swept(two: tuple[Store, Store]) -> None:
         assert target.sweep()[0] == 8
 
 
-def test_what_a_power_cut_left_is_not_trusted(two: tuple[Store, Store]) -> None:
-    """Chunks of the right name and size, with other bytes in them: their run never came to its sync."""
+def test_chunks_left_by_a_power_failure_are_verified(two: tuple[Store, Store]) -> None:
+    """Chunks of the right name and size with other bytes: their run never flushed them."""
     source, target = two
     with pytest.raises(SmsError):
         send(source, 1, target, giver=Altered(9))
@@ -306,7 +306,7 @@ def test_damage_at_the_source_is_never_sent(two: tuple[Store, Store]) -> None:
     with pytest.raises(SmsError, match=r"snapshot 1 is damaged: chunk .* has changed"):
         send(source, 1, target)
     assert stores.numbers(target) == []
-    assert source.find("1").health["ok"] is False, "it is written down: `latest` is another one from now on"
+    assert source.find("1").health["ok"] is False, "recorded: `latest` is another snapshot from now on"
     with pytest.raises(SmsError, match="it is not sent"):
         send(source, 1, target)
 
@@ -316,7 +316,7 @@ def _digests(one: Snapshot) -> Iterator[bytes]:
     return (data[at : at + 32] for at in range(0, len(data), 32))
 
 
-ON_THE_WAY = {
+IN_TRANSIT = {
     "a chunk": "pack = struct.pack\ntransfer._send = lambda data: send(data[:-1] + bytes([data[-1] ^ 1]))",
     "the digests": """
 def other(data, seen=[]):
@@ -341,18 +341,18 @@ transfer._send = other""",
 }
 
 
-@pytest.mark.parametrize("what", ON_THE_WAY)
-def test_damage_on_the_way_is_found(two: tuple[Store, Store], what: str) -> None:
+@pytest.mark.parametrize("what", IN_TRANSIT)
+def test_damage_in_transit_is_detected(two: tuple[Store, Store], what: str) -> None:
     source, target = two
     with pytest.raises(SmsError) as caught:
-        send(source, 1, target, giver=Altered(extra="import struct\n" + ON_THE_WAY[what]))
-    assert "damaged on the way" in caught.value.message or "no snapshot that is known" in caught.value.message
+        send(source, 1, target, giver=Altered(extra="import struct\n" + IN_TRANSIT[what]))
+    assert "damaged in transit" in caught.value.message or "not a snapshot of a known format" in caught.value.message
     assert stores.numbers(target) == []
     send(source, 1, target)
     stores.assert_whole(target)
 
 
-def test_a_second_run_is_told_so(two: tuple[Store, Store]) -> None:
+def test_a_second_run_is_refused(two: tuple[Store, Store]) -> None:
     source, target = two
     with target.writing(), pytest.raises(Busy, match="another run is at work"):
         send(source, 1, target)
@@ -361,7 +361,7 @@ def test_a_second_run_is_told_so(two: tuple[Store, Store]) -> None:
     assert stores.numbers(target) == []
 
 
-def test_too_little_room_is_said_before_anything_travels(two: tuple[Store, Store]) -> None:
+def test_too_little_space_is_reported_before_anything_is_sent(two: tuple[Store, Store]) -> None:
     source, target = two
     little = "from appliance.agent.store import Store\nStore.free_bytes = lambda self: 1 << 20"
     with pytest.raises(Refused, match="1 MiB free") as caught:
@@ -370,8 +370,8 @@ def test_too_little_room_is_said_before_anything_travels(two: tuple[Store, Store
     assert stores.stored_chunks(Path(target.root)) == set()
 
 
-def test_a_file_system_that_is_damaged_does_not_count(tmp_path: Path) -> None:
-    """Whole by its digests, and no good all the same: a taken one would have been refused as well."""
+def test_a_damaged_file_system_is_not_committed(tmp_path: Path) -> None:
+    """Its digests are right, but its file system is not."""
     source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
     stores.add_snapshot(source, [os.urandom(CHUNK) for _ in range(4)], uuid=str(uuid.uuid4()))
     with pytest.raises(SmsError, match="snapshot 1 of host-a cannot be kept: its file system cannot be read"):
@@ -379,25 +379,25 @@ def test_a_file_system_that_is_damaged_does_not_count(tmp_path: Path) -> None:
     assert stores.numbers(target) == []
 
 
-def test_nothing_comes_any_more(two: tuple[Store, Store]) -> None:
-    """Over a network that is cut nobody tells the end; the lock must not be held for ever."""
+def test_a_silent_sender(two: tuple[Store, Store]) -> None:
+    """A broken network does not close the connection; the lock must not be held forever."""
     source, target = two
     soon = Altered(extra="transfer.PATIENCE_S = 0.5")
     with (
-        agent.converse(Local(), "export", {"store": source.root, "snapshot": 1}) as giving,
-        agent.converse(soon, "import", {"store": target.root, "origin": "x"}) as taking,
+        agent.open_session(Local(), "export", {"store": source.root, "snapshot": 1}) as exporter,
+        agent.open_session(soon, "import", {"store": target.root, "origin": "x"}) as importer,
     ):
-        taking.write(giving.read_exactly(100))
-        assert taking.read() == b""
-        with pytest.raises(SmsError, match="nothing came for"):
-            taking.outcome()
+        importer.write(exporter.read_exactly(100))
+        assert importer.read() == b""
+        with pytest.raises(SmsError, match="nothing was received for"):
+            importer.outcome()
     with target.writing():
         pass
 
 
-def test_packing_pays_or_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    press, text = transfer.Press(), (b"the same again and again\n" * 2700)[:CHUNK]
-    assert [press.pack(text)[0] for _ in range(40)] == [transfer.PACKED] * 40
+def test_compression_stops_when_it_saves_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    compressor, text = transfer.Compressor(), (b"the same again and again\n" * 2700)[:CHUNK]
+    assert [compressor.encode(text)[0] for _ in range(40)] == [transfer.COMPRESSED] * 40
     tried: list[int] = []
     real = transfer.zlib.compress
 
@@ -406,15 +406,15 @@ def test_packing_pays_or_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(data, level)
 
     monkeypatch.setattr(transfer.zlib, "compress", counted)
-    press = transfer.Press()
+    compressor = transfer.Compressor()
     for _ in range(1000):
-        kind, data = press.pack(os.urandom(5000))
+        kind, data = compressor.encode(os.urandom(5000))
         assert (kind, len(data)) == (transfer.PLAIN, 5000)
     assert len(tried) == 4 * transfer.SAMPLE, "16 of each 272 are tried"
-    assert transfer.unpack(*transfer.Press().pack(text)) == text
+    assert transfer.decompress(*transfer.Compressor().encode(text)) == text
     for bad in (b"", b"x", real(text, 1)[:-3], real(bytes(CHUNK + 1), 1), real(text, 1) + b"x"):
-        with pytest.raises(Problem, match="on the way"):
-            transfer.unpack(transfer.PACKED, bad)
+        with pytest.raises(Problem, match="in transit"):
+            transfer.decompress(transfer.COMPRESSED, bad)
 
 
 @pytest.fixture
@@ -428,12 +428,12 @@ def image_argv(two: tuple[Store, Store]) -> Callable[..., list[str]]:
 
 def receive(target: Store, manifest: dict[str, Any], argv: list[str], **more: Any) -> dict[str, Any]:
     request = {"store": target.root, "manifest": manifest, "argv": argv, "program": "x", "origin": "there", **more}
-    with agent.converse(Local(), "import_image", request) as talk:
+    with agent.open_session(Local(), "import_image", request) as talk:
         talk.end()
         return talk.outcome()
 
 
-def test_an_image_goes_out_and_comes_back(
+def test_an_exported_image_can_be_imported(
     two: tuple[Store, Store], tmp_path: Path, image_argv: Callable[..., list[str]]
 ) -> None:
     source, target = two
@@ -451,14 +451,12 @@ def test_an_image_goes_out_and_comes_back(
     ("script", "words"),
     [
         ("cat {img}; exit 2", "x ended with status 2"),
-        ("head -c 100000 {img}", "damaged on the way"),
-        ("cat {img}; echo more", "damaged on the way"),
-        ("tr a b <{img}", "damaged on the way"),
+        ("head -c 100000 {img}", "damaged in transit"),
+        ("cat {img}; echo more", "damaged in transit"),
+        ("tr a b <{img}", "damaged in transit"),
     ],
 )
-def test_what_does_not_come_back_as_it_was_does_not_count(
-    two: tuple[Store, Store], tmp_path: Path, script: str, words: str
-) -> None:
+def test_a_changed_image_is_not_committed(two: tuple[Store, Store], tmp_path: Path, script: str, words: str) -> None:
     source, target = two
     argv = ["sh", "-c", script.format(img=tmp_path / "ov.img")]
     with pytest.raises(SmsError, match=words):
@@ -467,22 +465,22 @@ def test_what_does_not_come_back_as_it_was_does_not_count(
     assert not list(Path(target.root).glob("*.partial"))
 
 
-def test_nobody_reads_the_image(image_argv: Callable[..., list[str]]) -> None:
+def test_a_reader_that_closes_the_image(image_argv: Callable[..., list[str]]) -> None:
     done = subprocess.run(["sh", "-c", '"$@" | head -c 10 >/dev/null', "x", *image_argv()], capture_output=True)
     assert b"Traceback" not in done.stderr
-    assert b"nobody reads on" in done.stderr
+    assert b"the receiver closed the connection" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"taken": float("nan")}, "no good taken"),
-        ({"generation": 10**9}, "no good generation"),
-        ({"host": "a\x1b[2J"}, "no good host"),
+        ({"taken": float("nan")}, "invalid taken"),
+        ({"generation": 10**9}, "invalid generation"),
+        ({"host": "a\x1b[2J"}, "invalid host"),
         ({"cluster": "other"}, "of cluster other, not of lab"),
     ],
 )
-def test_a_peer_does_not_poison_the_store(tmp_path: Path, facts: dict[str, Any], words: str) -> None:
+def test_invalid_manifests_of_a_peer_are_refused(tmp_path: Path, facts: dict[str, Any], words: str) -> None:
     source, target = Store(str(tmp_path / "a")), Store(str(tmp_path / "b"))
     one = keep_image(source, make_image(tmp_path / "ov.img", size_mb=4, files=1), **facts)
     with pytest.raises(SmsError, match=words):

@@ -1,4 +1,4 @@
-"""An upgrade's note, what becomes of jobs, and the outage that is told beforehand."""
+"""The record of an upgrade, the check for lost jobs, and the predicted outage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD, NEW = Side("/i/old.sif", "old", "aa"), Side("/i/new.sif", "new", "bb")
 BEGUN = Upgrade("alpha", STOPPING, OLD, NEW, 100.0, snapshot=3, jobs={"7": "RUNNING"})
 
 
-def test_a_note_survives_its_file() -> None:
+def test_a_record_survives_its_file() -> None:
     assert read_upgrade(None, "alpha") is None
     assert read_upgrade(BEGUN.text(), "alpha") == BEGUN
     later = BEGUN.at(STARTING, kept=4, stopped_at=5.0)
@@ -39,13 +39,13 @@ def test_a_note_survives_its_file() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"before": 1, "after": 2}', b"\xff"])
-def test_a_note_that_is_none_is_told(data: bytes) -> None:
-    with pytest.raises(SmsError, match="cannot be read"):
+def test_an_invalid_record_is_reported(data: bytes) -> None:
+    with pytest.raises(SmsError, match="is invalid"):
         read_upgrade(data, "alpha")
 
 
-def test_a_note_of_another_cluster_is_told() -> None:
-    with pytest.raises(SmsError, match="of cluster alpha"):
+def test_a_record_of_another_cluster_is_reported() -> None:
+    with pytest.raises(SmsError, match="belongs to cluster alpha"):
         read_upgrade(BEGUN.text(), "beta")
 
 
@@ -69,22 +69,22 @@ def test_jobs_that_the_log_says_have_ended() -> None:
     [
         ("RUNNING", "RUNNING", ""),
         ("RUNNING", "COMPLETED", ""),
-        ("RUNNING", "FAILED", ""),  # by itself: what it runs is its own business
+        ("RUNNING", "FAILED", ""),  # it ended by itself
         ("RUNNING", "TIMEOUT", ""),
-        ("RUNNING", None, "is not known any more"),
-        ("RUNNING", "PENDING", "was RUNNING and is PENDING"),
-        ("RUNNING", "NODE_FAIL", "is NODE_FAIL"),
-        ("RUNNING", "BOOT_FAIL", "is BOOT_FAIL"),
+        ("RUNNING", None, "is now unknown"),
+        ("RUNNING", "PENDING", "was RUNNING and is now PENDING"),
+        ("RUNNING", "NODE_FAIL", "is now NODE_FAIL"),
+        ("RUNNING", "BOOT_FAIL", "is now BOOT_FAIL"),
         ("PENDING", "PENDING", ""),
         ("PENDING", "RUNNING", ""),
         ("PENDING", "COMPLETED", ""),
-        ("PENDING", None, "was PENDING and is not known"),
+        ("PENDING", None, "was PENDING and is now unknown"),
         ("COMPLETING", None, ""),
         ("COMPLETED", None, ""),
         ("CANCELLED", None, ""),
     ],
 )
-def test_what_becomes_of_a_job(before: str, after: str | None, lost: str) -> None:
+def test_lost_jobs(before: str, after: str | None, lost: str) -> None:
     found = lost_jobs({"7": before}, {"7": after} if after else {})
     assert bool(found) is bool(lost) and all(lost in line for line in found)
 
@@ -98,25 +98,30 @@ UPGRADED: dict[str, Any] = {
 }
 
 
-def test_the_way_to_the_host_is_part_of_it_where_no_upgrade_went_that_way() -> None:
+def test_round_trips_count_unless_an_upgrade_was_measured() -> None:
     assert predict_outage([], {"probes": 2.0}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + 2.0 + 5.0)
     assert predict_outage([], {}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + START_S + 5.0)
-    assert predict_outage([UPGRADED], {}, 0.1)[0] == pytest.approx(9.0), "it went that way"
+    assert predict_outage([UPGRADED], {}, 0.1)[0] == pytest.approx(9.0), "measured with round trips"
 
 
 @pytest.mark.parametrize(
-    ("history", "parts", "seconds", "known"),
+    ("history", "parts", "seconds", "basis"),
     [
-        ([], {}, STOP_S + KEEP_S + START_S, "nothing was measured yet"),
-        ([STOPPED], {}, 2.5 + KEEP_S + START_S, "as the last stop and what is usual"),
-        ([UPGRADED], {}, 9.0, "as the last upgrade"),
-        ([UPGRADED, STOPPED], {}, 8.5, "as the last upgrade"),
-        ([UPGRADED], {"verify": 2.0, "probes": 8.0}, 14.0, "as the rehearsal and the last stop"),
-        ([{"verb": "upgrade", "event": "returned"}, {"verb": "start"}], {}, STOP_S + KEEP_S + START_S, "nothing"),
+        ([], {}, STOP_S + KEEP_S + START_S, "by default values"),
+        ([STOPPED], {}, 2.5 + KEEP_S + START_S, "by the last stop and default values"),
+        ([UPGRADED], {}, 9.0, "by the last upgrade"),
+        ([UPGRADED, STOPPED], {}, 8.5, "by the last upgrade"),
+        ([UPGRADED], {"verify": 2.0, "probes": 8.0}, 14.0, "by the rehearsal and the last stop"),
+        (
+            [{"verb": "upgrade", "event": "returned"}, {"verb": "start"}],
+            {},
+            STOP_S + KEEP_S + START_S,
+            "by default values",
+        ),
     ],
 )
 def test_an_outage_is_predicted(
-    history: list[dict[str, Any]], parts: dict[str, float], seconds: float, known: str
+    history: list[dict[str, Any]], parts: dict[str, float], seconds: float, basis: str
 ) -> None:
-    predicted, words = predict_outage(history, parts)
-    assert predicted == pytest.approx(seconds) and words.startswith(known)
+    predicted, text = predict_outage(history, parts)
+    assert predicted == pytest.approx(seconds) and text == basis

@@ -1,4 +1,4 @@
-"""A rehearsal's plan: production's addresses and names, in networks that lead nowhere."""
+"""The plan of a rehearsal: production's addresses and names, in isolated networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
 from appliance.operations.context import Cluster
 from appliance.operations.upgrade.rehearse_checks import count_cables, is_idle, read_jobs
-from appliance.operations.upgrade.rehearse_left import Record, clear_left, read_record, write_record
+from appliance.operations.upgrade.rehearse_folders import Record, read_record, remove_leftovers, write_record
 from appliance.operations.upgrade.rehearse_plan import (
     CARRIER,
     OUTSIDE,
@@ -76,7 +76,7 @@ def test_the_first_nodes_whose_addresses_are_known() -> None:
     assert skipped == ["gpu1: its name does not resolve", "gpu2: its name does not resolve"]
 
 
-def test_names_lead_where_the_containers_hosts_file_says_then_where_others_do() -> None:
+def test_names_are_resolved_by_the_containers_hosts_file_first() -> None:
     nodes, skipped = choose_nodes(site(), 3, {"gpu1": "10.1.2.1"}, {"gpu2": "10.1.2.2"}.get)  # type: ignore[arg-type]
     assert nodes == [("gpu1", "10.1.2.1"), ("gpu2", "10.1.2.2"), ("n001", "10.1.1.1")]
     assert not skipped
@@ -86,14 +86,14 @@ def test_names_lead_where_the_containers_hosts_file_says_then_where_others_do() 
     ("node", "why"),
     [
         ({"name": "far1", "address": "172.16.0.1"}, "172.16.0.1 is not in the provisioning network 10.1.0.0/16"),
-        ({"name": "n1", "address": "10.1.0.1"}, "10.1.0.1 is somebody else's already"),
-        ({"name": "n1", "address": "10.1.0.53"}, "10.1.0.53 is somebody else's already"),
-        ({"name": "switch", "address": "10.1.0.2"}, "its name is taken in a rehearsal"),
-        ({"name": "services", "address": "10.1.0.2"}, "its name is taken in a rehearsal"),
+        ({"name": "n1", "address": "10.1.0.1"}, "10.1.0.1 is already used"),
+        ({"name": "n1", "address": "10.1.0.53"}, "10.1.0.53 is already used"),
+        ({"name": "switch", "address": "10.1.0.2"}, "its name is reserved in a rehearsal"),
+        ({"name": "services", "address": "10.1.0.2"}, "its name is reserved in a rehearsal"),
         ({"name": "n1"}, "its name does not resolve"),
     ],
 )
-def test_a_node_that_cannot_be_there(node: dict[str, str], why: str) -> None:
+def test_unusable_nodes(node: dict[str, str], why: str) -> None:
     with pytest.raises(Refused, match="no compute node can be rehearsed") as caught:
         choose_nodes(site(slurm={"nodes": [node]}), 1, {}, nowhere)
     assert why in caught.value.message and "--nodes 0" in caught.value.hint
@@ -101,7 +101,7 @@ def test_a_node_that_cannot_be_there(node: dict[str, str], why: str) -> None:
 
 def test_a_number_of_nodes() -> None:
     assert choose_nodes(site(slurm={}), 0, {}, nowhere) == ([], [])
-    with pytest.raises(Refused, match="the site file names none"):
+    with pytest.raises(Refused, match="the site file has none"):
         choose_nodes(site(slurm={}), 1, {}, nowhere)
     for count in (-1, 17):
         with pytest.raises(ConfigError):
@@ -121,7 +121,7 @@ def test_the_plan_has_productions_addresses_and_bridges() -> None:
     assert made.container == "services" and made.disk == "/s/rh-1" and made.held
 
 
-def test_the_outside_is_everybody_beyond_the_container() -> None:
+def test_the_outside_host_has_all_peers_of_the_container() -> None:
     names = [peer.name for peer in find_peers(site())]
     assert names == [
         *("192.0.2.3", "pool.example.org", "203.0.113.4", "mail.example.org", "10.1.0.53", "198.51.100.7"),
@@ -135,7 +135,7 @@ def test_the_outside_is_everybody_beyond_the_container() -> None:
     assert without.answers is None, "where there is no name server there is none"
 
 
-def test_what_hosts_are_told() -> None:
+def test_files_of_the_hosts() -> None:
     layout = Layout("rh-1", 2, plan())
     hosts = {host.name: host for host in layout.hosts}
     assert layout.nodes == ("n001", "n002") and layout.disk == Path("/s/rh-1")
@@ -201,7 +201,7 @@ def test_a_hosts_file_is_read() -> None:
     assert read_hosts(text) == {"localhost": "127.0.0.1", "n1": "10.1.1.1", "n1.example": "10.1.1.1"}
 
 
-def test_jobs_that_the_state_has_for_sure() -> None:
+def test_jobs_that_the_state_must_have() -> None:
     told = "job.7 100.5\njob.12 50\njob.13 195\njob.x 10\n"
     assert read_jobs(told, 200.0) == [7, 12], "13 came 5 s before the state was copied"
 
@@ -222,13 +222,13 @@ def test_cables_are_counted() -> None:
 @pytest.mark.parametrize(
     ("link", "words"),
     [
-        (cable(3, 77, "veth9"), "nobody here has the other end of veth9 of node"),
-        ({"ifname": "ens3", "ifindex": 3, "link_type": "ether", "flags": ["UP"]}, "ens3 of node is no cable"),
-        (cable(3, 0, "vx0", "vxlan"), "vx0 of node is no cable of the rehearsal's: vxlan"),
+        (cable(3, 77, "veth9"), "the peer of veth9 of node is outside the rehearsal"),
+        ({"ifname": "ens3", "ifindex": 3, "link_type": "ether", "flags": ["UP"]}, "ens3 of node is not a cable"),
+        (cable(3, 0, "vx0", "vxlan"), "vx0 of node is not a cable of the rehearsal: vxlan"),
         (cable(3, 0, "mv0", "macvlan"), "mv0 of node"),
     ],
 )
-def test_a_way_out_is_seen(link: dict[str, Any], words: str) -> None:
+def test_a_way_out_is_detected(link: dict[str, Any], words: str) -> None:
     with pytest.raises(SmsError, match=words):
         count_cables({"switch": [LO, cable(5, 9)], "node": [LO, cable(9, 5), link]})
 
@@ -250,7 +250,7 @@ def test_an_idle_node(state: str, idle: bool) -> None:
     assert is_idle(state) is idle
 
 
-def test_a_record_survives_its_file_and_a_missing_one_is_no_trouble(tmp_path: Path) -> None:
+def test_a_record_survives_its_file_and_may_be_missing(tmp_path: Path) -> None:
     record = Record("rh-1", "/x.sif", 4, 10.0, kept=True)
     write_record(tmp_path, record)
     assert read_record(tmp_path) == record
@@ -258,15 +258,15 @@ def test_a_record_survives_its_file_and_a_missing_one_is_no_trouble(tmp_path: Pa
     assert not read_record(tmp_path).kept
 
 
-def test_there_is_nothing_to_clear_where_there_was_none(tmp_path: Path) -> None:
-    assert clear_left(cluster_of(site(state=str(tmp_path))), Silent()) == []
+def test_no_leftovers_without_a_rehearsal(tmp_path: Path) -> None:
+    assert remove_leftovers(cluster_of(site(state=str(tmp_path))), Silent()) == []
 
 
 def without_vm(**changes: Any) -> Site:
     return site(provisioning={"address": "10.1.0.99/16", "mac": "02:00:00:00:00:63"}, **changes)
 
 
-def test_without_the_vm_its_address_is_there_and_the_container_goes_on_asking_it(tmp_path: Path) -> None:
+def test_without_the_vm_its_address_exists_and_the_container_still_polls_it(tmp_path: Path) -> None:
     plan = make_plan(without_vm(), [], folder=tmp_path, user=("", ""), without_vm=True)
     assert plan.hosts[0].addresses[PROVISIONING] == "10.1.0.53" and plan.hosts[0].more[-1] == (
         PROVISIONING,
@@ -281,10 +281,10 @@ def cluster_of(of: Site, *names: str) -> Cluster:
     return Cluster(of, services, read_bases(share("definitions", "bases"))["debian-12"])
 
 
-def test_no_vm_is_none_to_switch_off() -> None:
+def test_a_site_without_a_vm_is_refused() -> None:
     with pytest.raises(Refused, match="has no provisioning VM"):
         need_polls(cluster_of(site()))
-    with pytest.raises(Refused, match="takes no files"):
+    with pytest.raises(Refused, match="pulls no files"):
         need_polls(cluster_of(without_vm(), "munge"))
     need_polls(cluster_of(without_vm(), "filesync"))
 
@@ -293,17 +293,17 @@ POLL = ("10.1.0.1", 6, 443)
 
 
 @pytest.mark.parametrize(
-    ("found", "said", "wrong"),
+    ("found", "expected", "wrong"),
     [
-        ({POLL: 7}, "but the container's file synchronisation, 7 packets to port 443", ""),
-        ({}, "", "nothing is shown"),
-        ({POLL: 7, ("10.1.1.1", 17, 69): 1}, "", r"these ask for it: 10\.1\.1\.1 \(17/69\)$"),
+        ({POLL: 7}, "only the container's file synchronisation has tried to reach", ""),
+        ({}, "", "inconclusive"),
+        ({POLL: 7, ("10.1.1.1", 17, 69): 1}, "", r"try to reach the VM: 10\.1\.1\.1 \(17/69\)$"),
         ({POLL: 7, ("10.1.0.1", 6, 8080): 2}, "", r"10\.1\.0\.1 \(tcp/8080\)$"),
     ],
 )
-def test_who_may_ask_a_vm_that_is_off(found: dict[Any, int], said: str, wrong: str) -> None:
+def test_allowed_clients_of_a_vm_that_is_off(found: dict[Any, int], expected: str, wrong: str) -> None:
     if wrong:
         with pytest.raises(SmsError, match=wrong):
             judge_polls(Counter(found), "10.1.0.99", POLL)
     else:
-        assert said in judge_polls(Counter(found), "10.1.0.99", POLL)
+        assert expected in judge_polls(Counter(found), "10.1.0.99", POLL)

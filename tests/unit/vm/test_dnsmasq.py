@@ -1,4 +1,4 @@
-"""DHCP's configuration and lines: what sms-provd writes is read by dnsmasq itself."""
+"""DHCP's configuration and host lines, checked with dnsmasq itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from appliance.errors import ConfigError
 from appliance.plan.vm.vm import unique_local as planned_address
 from appliance.provision import dnsmasq
 from appliance.provision.config import Config, parse_config
-from appliance.provision.dnsmasq import Keeper, check_range, render_configuration, render_hosts
+from appliance.provision.dnsmasq import ConfigWriter, check_range, render_configuration, render_hosts
 from appliance.provision.model import Component, Interface, Inventory
 from appliance.provision.world import make_world
 
@@ -36,7 +36,7 @@ def configured(**what: Any) -> Config:
 
 
 def inventory(*nodes: tuple[str, str, str]) -> Inventory:
-    """Nodes as name, address, MAC address."""
+    """Return an inventory of nodes, given as name, address, MAC address."""
     return Inventory(
         {name: Component(name, name=name, address=address) for name, address, _ in nodes},
         {mac: Interface(mac, component=name) for name, _, mac in nodes},
@@ -44,7 +44,7 @@ def inventory(*nodes: tuple[str, str, str]) -> Inventory:
 
 
 def check(need: Need, folder: Path, text: str) -> None:
-    """dnsmasq takes it."""
+    """Check that dnsmasq accepts the configuration."""
     (folder / "dnsmasq.conf").write_text(text)
     done = subprocess.run(
         [need("dnsmasq"), "--test", f"--conf-file={folder / 'dnsmasq.conf'}"], capture_output=True, text=True
@@ -79,21 +79,21 @@ def test_configuration(what: dict[str, Any], has: list[str], has_not: list[str],
         ({"pool": ["10.78.0.200", "10.78.0.220"]}, r"10\.78\.0\.200 is not an address of the provisioning network"),
         ({"pool": ["10.77.0.200", "10.77.0.255"]}, r"10\.77\.0\.255 is not an address"),
         ({"pool": ["10.77.0.220", "10.77.0.200"]}, "comes before"),
-        ({"pool": ["10.77.0.1", "10.77.0.20"]}, "is taken"),
+        ({"pool": ["10.77.0.1", "10.77.0.20"]}, "which is in use"),
     ],
 )
-def test_a_range_that_does_not_fit(what: dict[str, Any], words: str) -> None:
+def test_invalid_pools(what: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_range(configured(**what))
 
 
 @pytest.mark.parametrize("port", ["eth0\ndhcp-script=/bin/sh", "", "a" * 16])
-def test_no_name_adds_a_line_to_the_configuration(port: str) -> None:
-    with pytest.raises(ConfigError, match="cannot stand"):
+def test_no_interface_name_injects_configuration(port: str) -> None:
+    with pytest.raises(ConfigError, match="is not allowed"):
         render_configuration(configured(), port, FOLDER)
 
 
-def test_a_line_a_node(need: Need, tmp_path: Path) -> None:
+def test_one_line_per_node(need: Need, tmp_path: Path) -> None:
     known = inventory(
         ("node2", "10.77.0.102", "02:00:0a:4d:00:66"),
         ("node1", "10.77.0.101", "02:00:0a:4d:00:65"),
@@ -123,11 +123,11 @@ def test_a_line_a_node(need: Need, tmp_path: Path) -> None:
         ("1h", "10.77.0.101", "02:00:0a:4d:00:65"),
     ],
 )
-def test_no_node_adds_a_line(node: tuple[str, str, str], caplog: pytest.LogCaptureFixture) -> None:
-    """The inventory holds such names back; should it ever not, DHCP does."""
+def test_no_node_injects_a_line(node: tuple[str, str, str], caplog: pytest.LogCaptureFixture) -> None:
+    """The inventory rejects such names; if it ever accepted one, it would not get to dnsmasq."""
     with caplog.at_level(logging.WARNING):
         assert render_hosts(inventory(node), configured()) == ""
-    assert "cannot be written down" in caplog.text
+    assert "invalid name or address" in caplog.text
 
 
 @pytest.mark.parametrize(("address", "prefix"), [("10.77.0.2", 24), ("10.20.0.2", 16), ("192.0.2.130", 25)])
@@ -146,7 +146,7 @@ def test_files_follow_the_inventory(tmp_path: Path) -> None:
     }
     world = make_world(parse_config(document))
     (tmp_path / dnsmasq.PID).write_text(str(2**22 + 1))
-    keeper = Keeper(world, tmp_path)
+    keeper = ConfigWriter(world, tmp_path)
     keeper.start()
     try:
         assert "interface=lo\n" in (tmp_path / dnsmasq.CONFIGURATION).read_text()

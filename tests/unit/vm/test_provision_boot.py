@@ -1,4 +1,4 @@
-"""Boot parameters, boot scripts, cloud-init; who gets a token, and who learns nothing."""
+"""Boot parameters, boot scripts, cloud-init; access to tokens and secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from starlette.requests import Request
 
 from appliance.provision import access
-from appliance.provision.tokens import MADE, Tokens
+from appliance.provision.tokens import ISSUES, Tokens
 from tests.provd import ADMIN, SERVICES, Provd, as_node, make_config, running, write_neighbours
 
 PARAMETERS = "/boot/v1/bootparameters"
@@ -75,7 +75,7 @@ def test_parameters_as_bss_documents_them(provd: Provd) -> None:
     }
     assert provd.ask("PUT", PARAMETERS, default).status == 200
     assert provd.ask("POST", PARAMETERS, several).status == 201
-    # Their example asks so: a GET with a body.
+    # As in their example: a GET with a body.
     assert provd.good("GET", PARAMETERS, {"hosts": ["x0c0s4b0n0"]}) == [{**several, "hosts": ["x0c0s4b0n0"]}]
     assert provd.good("GET", f"{PARAMETERS}?name=x0c0s4b0n0") == [{**several, "hosts": ["x0c0s4b0n0"]}]
     assert provd.ask("PATCH", PARAMETERS, {"hosts": ["x0c0s0b0n0"], "params": "bootname=compute-00"}).status == 200
@@ -85,7 +85,7 @@ def test_parameters_as_bss_documents_them(provd: Provd) -> None:
     assert len(provd.good("GET", PARAMETERS)) == 9
     assert provd.ask("DELETE", PARAMETERS, {"hosts": ["x0c0s0b0n0"]}).status == 200
     assert provd.ask("DELETE", PARAMETERS, {"hosts": ["x0c0s0b0n0"]}).status == 404
-    # A kernel goes wherever it is named.
+    # A kernel is removed wherever it is used.
     assert provd.ask("DELETE", PARAMETERS, {"kernel": several["kernel"]}).status == 200
     assert "kernel" not in provd.good("GET", f"{PARAMETERS}?name=x0c0s4b0n0")[0]
     assert provd.ask("GET", f"{PARAMETERS}?mac=02:00:00:00:00:09").status == 404
@@ -109,7 +109,7 @@ def test_a_script_as_bss_documents_it(provd: Provd) -> None:
         assert "http://s/vmlinuz" in script(provd, query)
 
 
-def test_own_parameters_come_before_those_of_groups_roles_and_all(provd: Provd) -> None:
+def test_precedence_of_parameters(provd: Provd) -> None:
     steps = [
         ({"hosts": ["Default"]}, "default"),
         ({"hosts": ["Compute"]}, "role"),
@@ -124,7 +124,7 @@ def test_own_parameters_come_before_those_of_groups_roles_and_all(provd: Provd) 
     for whom, _ in reversed(steps[1:]):
         provd.good("DELETE", PARAMETERS, whom)
     assert "http://s/default is=default " in script(provd)
-    # Parameters of a kernel itself stand before.
+    # Parameters of the kernel itself come first.
     provd.good("PUT", PARAMETERS, {"kernel": "http://s/default", "params": "of=kernel"})
     assert "http://s/default of=kernel is=default " in script(provd)
 
@@ -132,7 +132,7 @@ def test_own_parameters_come_before_those_of_groups_roles_and_all(provd: Provd) 
 @pytest.mark.parametrize(
     "params", ["a\nboot", "a\rb", "a || shell", "a && shell", "x\x00y", "\x1b[2J", "a\n"], ids=lambda words: repr(words)
 )
-def test_no_parameter_becomes_a_line_of_a_script(params: str, provd: Provd) -> None:
+def test_no_parameter_injects_a_line(params: str, provd: Provd) -> None:
     assert provd.ask("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "params": params}).status == 400
     assert provd.ask("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": f"http://s/k {params}"}).status == 400
 
@@ -170,8 +170,8 @@ def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
     assert found
     token = found[1]
     again = re.search(r" sms\.token=([0-9a-f]{32}) ", script(provd, address=ADDRESS))
-    assert again and again[1] == token, "who asks again voids nothing"
-    # Anybody else, one with the address of another, and one who took the address of a node.
+    assert again and again[1] == token, "a second request keeps the token"
+    # Others: an unknown address, the address of another node, a spoofed address.
     assert "sms.token" not in script(provd)
     assert "sms.token" not in script(provd, address="10.77.0.152")
     assert "sms.token" not in provd.ask("GET", SCRIPT).text
@@ -183,7 +183,7 @@ def test_only_the_node_itself_gets_a_token(provd: Provd) -> None:
     assert not any(token.encode() in path.read_bytes() for path in provd.folder.glob("inventory.db*"))
 
 
-def test_a_node_that_asks_in_a_loop_writes_nothing_and_voids_nothing(provd: Provd) -> None:
+def test_repeated_requests_write_nothing_and_keep_the_token(provd: Provd) -> None:
     provd.world.images = Images()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute", "name": "n5"})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
@@ -197,11 +197,11 @@ def test_a_node_that_asks_in_a_loop_writes_nothing_and_voids_nothing(provd: Prov
     tokens = provd.world.tokens
     assert isinstance(tokens, Tokens)
     given = first[0]
-    for _ in range(MADE):
+    for _ in range(ISSUES):
         assert tokens.use(given, ADDRESS) == "n5"
         text = script(provd, address=ADDRESS)
         given = (re.findall(r"sms\.token=(\w+)", text) or [""])[0]
-    assert not given and "n5 asks for tokens too often" in text and "|| goto retry" in text
+    assert not given and "n5 requests tokens too often" in text and "|| goto retry" in text
 
 
 QUERIES = [
@@ -214,34 +214,34 @@ QUERIES = [
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_no_way_of_asking_gives_a_node_another_s_script(query: str, provd: Provd) -> None:
+def test_no_query_returns_the_script_of_another_node(query: str, provd: Provd) -> None:
     provd.world.images = Images()
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute"})
     other = {"macs": ["02:00:0a:4d:00:98"], "address": "10.77.0.152", "nid": 8, "profile": "compute"}
     provd.good("PUT", "/sms/v1/nodes/n2", other)
     assert provd.ask("GET", f"/boot/v1/bootscript?{query}", headers=NOBODY).status == 400
-    for asked, name in ((f"mac={MAC}", "n1"), ("mac=02:00:0a:4d:00:98", "n2"), ("name=n1", "n1"), ("nid=7", "n1")):
-        for written in (asked, asked.replace("m", "%6d", 1), asked + "&x=1&x=2"):
+    for query, name in ((f"mac={MAC}", "n1"), ("mac=02:00:0a:4d:00:98", "n2"), ("name=n1", "n1"), ("nid=7", "n1")):
+        for written in (query, query.replace("m", "%6d", 1), query + "&x=1&x=2"):
             assert f" sms.node={name} " in script(provd, written)
             assert f" sms.node={name} " in script(provd, written)
 
 
-def test_scripts_in_memory_are_as_many_as_nodes(provd: Provd) -> None:
+def test_the_script_cache_is_limited_to_known_nodes(provd: Provd) -> None:
     from appliance.provision.bootscript import Scripts
 
     provd.world.images = Images()
     views = Scripts(provd.world)
-    assert views._kept is None
+    assert views._cache is None
     for number in range(200):
         for query in (f"mac={MAC}&ts={number}", f"mac=02:00:00:00:01:{number:02x}", f"name={'nN'[number % 2]}1"):
             app = SimpleNamespace(state=SimpleNamespace(trust=False))
             scope: dict[str, Any] = {"type": "http", "query_string": query.encode(), "headers": [], "client": None}
             views._render(Request({**scope, "app": app}))
-    assert views._kept is not None and set(views._kept.scripts) == {("n1", MAC), ("n1", "")}
+    assert views._cache is not None and set(views._cache.scripts) == {("n1", MAC), ("n1", "")}
 
 
-def test_no_header_makes_a_stranger_a_node_on_an_open_port(tmp_path: Path) -> None:
-    """Without ``--trust-headers`` what a request says of itself counts for nothing."""
+def test_headers_are_not_trusted_on_an_open_port(tmp_path: Path) -> None:
+    """Without ``--trust-headers`` identity headers of a request are ignored."""
     config = make_config(tmp_path)
     write_neighbours(tmp_path / "arp", {ADDRESS: MAC})
     with running(config) as provd:
@@ -276,10 +276,10 @@ def test_the_first_script_asks_for_the_card_that_booted(provd: Provd) -> None:
     assert "http://10.77.0.2/boot/v1/bootscript?mac=${netX/mac}&arch=${buildarch} || goto wait\n" in answer.text
 
 
-def test_a_database_that_is_busy_lets_nodes_ask_again(provd: Provd) -> None:
-    """A script without its token would start a node that never gets its files."""
+def test_a_busy_database_makes_nodes_retry(provd: Provd) -> None:
+    """A node that boots without a token would never get its files."""
     provd.world.images = Images()
-    # One that has no token yet.
+    # A node without a token.
     provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "compute", "name": "n3"})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
     other = sqlite3.connect(provd.folder / "inventory.db", isolation_level=None)
@@ -293,7 +293,7 @@ def test_a_database_that_is_busy_lets_nodes_ask_again(provd: Provd) -> None:
 
 
 def test_a_script_is_never_older_than_the_last_change(provd: Provd) -> None:
-    """Readers in four threads, and after each change the next script has it."""
+    """With readers in four threads, the first script after a change includes it."""
     stop = threading.Event()
     seen: list[int] = []
 
@@ -313,7 +313,7 @@ def test_a_script_is_never_older_than_the_last_change(provd: Provd) -> None:
     assert set(seen) == {200}
 
 
-def test_cloud_init_is_of_the_node_that_asks(provd: Provd) -> None:
+def test_cloud_init_is_served_to_its_node_only(provd: Provd) -> None:
     for whom, data in (
         ({"hosts": ["Default"]}, {"user-data": {"a": "default", "b": "default", "c": "default"}}),
         ({"groups": ["gpu"]}, {"user-data": {"a": "group", "b": "group"}, "meta-data": {"rack": 3}}),
@@ -328,14 +328,14 @@ def test_cloud_init_is_of_the_node_that_asks(provd: Provd) -> None:
     own = "cluster-name: test\ninstance-id: n1\nlocal-hostname: n1\n"
     assert provd.ask("GET", "/meta-data", headers=as_node("n1")).text == own + "rack: 3\n"
     assert provd.ask("GET", "/vendor-data", headers=as_node("n1")).text == "#!/bin/sh\nexit\n"
-    # Any user of the node can ask so: what nobody marked public is not for him, over TLS as little.
+    # Any user of the node can send this request: only public data is served, also over TLS.
     for headers in (NOBODY, {"X-SMS-Scheme": "https", "X-SMS-Verify": "NONE"}):
         for top in ("/cloud-init", ""):
-            asked = [
+            answers = [
                 provd.ask("GET", f"{top}/{each}-data?name=n1", headers=headers, address=ADDRESS)
                 for each in ("meta", "user", "vendor")
             ]
-            assert [each.text for each in asked] == [own, "#cloud-config\n", "#cloud-config\n"]
+            assert [each.text for each in answers] == [own, "#cloud-config\n", "#cloud-config\n"]
     provd.good("PATCH", PARAMETERS, {"groups": ["gpu"], "cloud-init": {"public": True}})
     public = provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS)
     assert public.text == "#cloud-config\na: group\nb: group\n"
@@ -365,20 +365,20 @@ OPEN = {
     "/vendor-data",
     "/sms/v1/enrol",
 }
-"""What anybody may ask; each shows no more than who asks is to know."""
+"""Paths without authentication; none of them returns secrets."""
 
 
-def test_a_stranger_learns_no_secret(provd: Provd) -> None:
-    """Every path of the contract, with every method, asked by nobody, from the node's address too."""
+def test_no_secret_without_authentication(provd: Provd) -> None:
+    """Request every path and method of the contract without a certificate, also from the node's address."""
     secret = "geheimnis"
     cloud = {"user-data": {"p": secret}, "meta-data": {"p": secret}, "vendor-data": {"p": secret}}
     provd.good("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "cloud-init": cloud})
     provd.good("PUT", PARAMETERS, {"hosts": ["Default"], "cloud-init": cloud})
     provd.good("PATCH", "/sms/v1/nodes/n1", {"details": {"p": secret}})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
-    asked = 0
+    count = 0
     for method, path in provd.world.contract.operations:
-        # `wait` would wait.
+        # Do not wait in a long poll.
         filled = re.sub(r"\{\w+\}", "n1", path) + ("?seconds=0" if path.endswith("/wait") else "")
         for address in ("", ADDRESS, "10.77.0.99"):
             for query in ("", f"?mac={MAC}", "?name=n1"):
@@ -387,8 +387,8 @@ def test_a_stranger_learns_no_secret(provd: Provd) -> None:
                 answer = provd.ask(method, filled + query, headers=NOBODY, address=address)
                 assert secret.encode() not in answer.data and b"sms.token" not in answer.data
                 assert answer.status == 401 or path in OPEN, f"{method} {path}: {answer.status}"
-                asked += 1
-    assert asked > 500
+                count += 1
+    assert count > 500
 
 
 @pytest.mark.parametrize(

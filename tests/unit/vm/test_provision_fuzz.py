@@ -1,4 +1,4 @@
-"""schemathesis over the contract: whatever is asked, right or wrong, no answer is a 500."""
+"""schemathesis over the contract: no request, valid or invalid, is answered with 500."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.provd import ADMIN, Provd, make_config, running
 pytestmark = pytest.mark.slow
 
 EXAMPLES = [pytest.param(20, marks=pytest.mark.full)]
-"""Of each kind, right and wrong, an operation."""
+"""Examples of each kind, valid and invalid, per operation."""
 SCHEMA = schemathesis.openapi.from_dict(yaml.safe_load(find_contract().read_text()))
 OPERATIONS = {f"{found.ok().method.upper()} {found.ok().path}": found.ok() for found in SCHEMA.get_all_operations()}
 ROLE = {"admin": "OU=admin", "services": "OU=services", "node": "OU=node", "nobody": "OU=admin"}
@@ -30,7 +30,7 @@ ROLE = {"admin": "OU=admin", "services": "OU=services", "node": "OU=node", "nobo
 @pytest.fixture(scope="module")
 def provd() -> Iterator[Provd]:
     with tempfile.TemporaryDirectory() as folder, running(make_config(Path(folder))) as found:
-        # Everything that a question can be about is there: what nothing is asked of does not fail.
+        # Create an object of each kind, so that requests find something.
         node = {"macs": ["02:00:0a:4d:00:97"], "address": "10.77.0.151", "xname": "x0c0s0b0n0", "groups": ["compute"]}
         found.good("PUT", "/sms/v1/nodes/n1", {**node, "nid": 7})
         yield found
@@ -38,7 +38,7 @@ def provd() -> Iterator[Provd]:
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_nothing_asked_makes_it_fail(name: str, examples: int, provd: Provd) -> None:
+def test_no_request_causes_a_500(name: str, examples: int, provd: Provd) -> None:
     operation = OPERATIONS[name]
     role = operation.definition.raw.get("x-roles", ["admin"])[0]
     headers = {**ADMIN, "X-SMS-Subject": f"CN=n1,{ROLE[role]}"}
@@ -46,7 +46,7 @@ def test_nothing_asked_makes_it_fail(name: str, examples: int, provd: Provd) -> 
     statuses: list[int] = []
 
     def ask(case: Any) -> None:
-        # A long poll would wait as long as it is told.
+        # Do not wait in a long poll.
         if name.endswith("/wait"):
             case.query = {**(case.query or {}), "seconds": 0}
         try:
@@ -55,7 +55,7 @@ def test_nothing_asked_makes_it_fail(name: str, examples: int, provd: Provd) -> 
             return
         statuses.append(response.status_code)
         assert response.status_code != 500, f"{case.formatted_path} {case.query} {case.body}: {response.text}"
-        # A line of more than 64 KiB is refused before it comes to us.
+        # The server rejects lines of more than 64 KiB before our code runs.
         if response.status_code >= 400 and response.text not in ("", "Invalid HTTP request received."):
             assert response.headers["content-type"] == ["application/problem+json"], response.text
 
@@ -75,16 +75,16 @@ def test_nothing_asked_makes_it_fail(name: str, examples: int, provd: Provd) -> 
             continue
         except schemathesis.errors.InvalidSchema:
             continue
-    assert statuses, "nothing could be asked"
+    assert statuses, "no request was sent"
 
 
 FIRST = {"integer": "1", "boolean": "true"}
-"""A value of a query parameter that is right, by its type."""
+"""A valid value of a query parameter, by its type."""
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_parameter_that_is_there_twice_makes_it_fail_as_little(name: str, provd: Provd) -> None:
-    """The contract looks at one, a route may read the other."""
+def test_repeated_parameters_are_rejected(name: str, provd: Provd) -> None:
+    """The contract could check one value, and a route read the other."""
     method, _, path = name.partition(" ")
     operation = provd.world.contract.operations[method, path]
     role = operation.roles[0]

@@ -1,4 +1,4 @@
-"""SMD's interface: requests as OpenCHAMI's and CSM's documents and clients write them, to the real service."""
+"""SMD's interface: requests of OpenCHAMI's and CSM's documentation and clients, to the real service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def provd(service: Provd) -> Provd:
 
 
 def discovered(provd: Provd) -> None:
-    """What ``ochami discover static`` sends of the example in its manual: one BMC, one node, three interfaces."""
+    """Send what ``ochami discover static`` sends for its manual's example: one BMC, one node, three interfaces."""
     component = {"ID": "x1000c1s0b0n0", "Type": "Node", "State": "On", "Enabled": True, "NID": 1}
     assert provd.ask("POST", STATE, {"Components": [component]}).status == 204
     manager = {
@@ -93,7 +93,7 @@ def test_what_ochami_discovers_becomes_a_node(provd: Provd) -> None:
     assert b"calvin" not in provd.ask("GET", "/sms/v1/export").data
 
 
-def test_what_ochami_asks_with_overwrite_changes_in_place(provd: Provd) -> None:
+def test_ochami_overwrite_changes_in_place(provd: Provd) -> None:
     discovered(provd)
     system = {"uuid": "a9", "ethernet_interfaces": [{"mac": "de:ad:be:ee:ee:f1", "ip": "10.77.0.12"}]}
     body = {"ID": "x1000c1s0b0", "FQDN": "x1000c1s0b0.other.cluster", "SchemaVersion": 1, "Systems": [system]}
@@ -133,7 +133,7 @@ def test_a_component_as_the_manual_has_it(provd: Provd) -> None:
     assert provd.good("GET", f"{STATE}?stateonly=true") == {
         "Components": [{"ID": "x0c0s0b0n0", "Type": "Node", "State": "Ready", "Flag": "OK"}]
     }
-    # What is there stays as it is, but for its state, and that with Force alone.
+    # Existing components are unchanged; Force changes their state only.
     again = {**COMPONENT, "State": "Off", "Role": "Service"}
     assert provd.ask("POST", STATE, {"Components": [again]}).status == 204
     assert provd.good("GET", f"{STATE}/x0c0s0b0n0")["State"] == "Ready"
@@ -158,15 +158,15 @@ PATCHES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", PATCHES)
 def test_patches_of_one_and_of_several(case: str, provd: Provd) -> None:
-    what, body, wanted = PATCHES[case]
+    what, body, expected = PATCHES[case]
     provd.good("POST", STATE, {"Components": [COMPONENT, {**COMPONENT, "ID": "x0c0s0b0n1", "NID": 2}]})
     assert provd.ask("PATCH", f"{STATE}/x0c0s0b0n0/{what}", body).status == 204
-    assert wanted.items() <= provd.good("GET", f"{STATE}/x0c0s0b0n0").items()
+    assert expected.items() <= provd.good("GET", f"{STATE}/x0c0s0b0n0").items()
     bulk = {"ComponentIDs": ["x0c0s0b0n1"], **body}
     if what == "NID":
         bulk = {"Components": [{"ID": "x0c0s0b0n0", "NID": 7}, {"ID": "x0c0s0b0n1", "NID": 42}]}
     assert provd.ask("PATCH", f"{STATE}/Bulk{what}", bulk).status == 204
-    assert wanted.items() <= provd.good("GET", f"{STATE}/x0c0s0b0n1").items()
+    assert expected.items() <= provd.good("GET", f"{STATE}/x0c0s0b0n1").items()
     assert provd.ask("PATCH", f"{STATE}/x9c0s0b0n0/{what}", body).status == 404
     if what in ("StateData", "FlagOnly"):
         wrong = dict.fromkeys(body, "Confused")
@@ -198,8 +198,8 @@ def test_filters(provd: Provd) -> None:
     ]
     provd.good("POST", STATE, {"Components": nodes})
     provd.good("POST", "/hsm/v2/groups", {"label": "blue", "members": {"ids": ["x0c0s0b0n0"]}})
-    for query, wanted in FILTERS.items():
-        assert [each["ID"] for each in provd.good("GET", f"{STATE}?{query}")["Components"]] == wanted, query
+    for query, expected in FILTERS.items():
+        assert [each["ID"] for each in provd.good("GET", f"{STATE}?{query}")["Components"]] == expected, query
     assert provd.ask("GET", f"{STATE}?nid_start=x").status == 400
 
 
@@ -229,7 +229,7 @@ def test_endpoints_as_smds_examples_add_them(case: str, provd: Provd) -> None:
 @pytest.mark.parametrize(
     "body", [{"ID": "x0c0s14b0n0"}, {"FQDN": "bmc.example.org"}, {"ID": "x0c0s0b0", "MACAddr": "z"}]
 )
-def test_endpoints_that_are_none(body: dict[str, str], provd: Provd) -> None:
+def test_invalid_endpoints(body: dict[str, str], provd: Provd) -> None:
     assert provd.ask("POST", ENDPOINTS, body).status == 400
 
 
@@ -268,7 +268,7 @@ def test_addresses_of_an_interface(provd: Provd) -> None:
     one = f"{INTERFACES}/a4bf002b7310"
     answer = provd.ask("POST", f"{one}/IPAddresses", {"IPAddress": "10.77.0.21", "Network": "NMN"})
     assert (answer.status, answer.json["URI"]) == (201, f"{one}/IPAddresses/10.77.0.21")
-    # The first in the provisioning network is what the node boots with.
+    # The node boots with the first address in the provisioning network.
     assert provd.good("GET", "/sms/v1/nodes/x0c0s1b0n0")["address"] == "10.77.0.21"
     provd.good("POST", f"{one}/IPAddresses", {"IPAddress": "10.1.0.21", "Network": "HSN"})
     assert provd.ask("POST", f"{one}/IPAddresses", {"IPAddress": "10.1.0.21"}).status == 409
@@ -278,9 +278,9 @@ def test_addresses_of_an_interface(provd: Provd) -> None:
         {"IPAddress": "10.1.0.21", "Network": "CAN"},
     ]
     assert provd.ask("POST", f"{one}/IPAddresses", {"IPAddress": "10.77.0.2"}).status == 409
-    # One of the pool is noted, and never what a node boots with.
+    # An address of the pool is stored, but never used for booting.
     provd.good("POST", f"{one}/IPAddresses", {"IPAddress": "10.77.0.222"})
-    # An interface that is moved takes its addresses along.
+    # A moved interface keeps its addresses.
     provd.good("PATCH", one, {"ComponentID": "x0c0s1b0n1"})
     assert provd.good("GET", "/sms/v1/nodes/x0c0s1b0n0")["address"] is None
     assert provd.good("GET", "/sms/v1/nodes/x0c0s1b0n1")["address"] == "10.77.0.21"

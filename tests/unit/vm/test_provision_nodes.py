@@ -28,7 +28,7 @@ def provd(service: Provd) -> Provd:
 
 
 def many(count: int = 450) -> dict[str, Any]:
-    """An inventory of so many nodes."""
+    """Return an inventory of ``count`` nodes."""
     return {
         "nodes": [
             {
@@ -76,24 +76,24 @@ REFUSED = {
     "MAC of another": ({"macs": ["02:00:0a:4d:00:01"]}, 409, "n0 has it"),
     "address of another": ({"address": "10.77.0.101"}, 409, "n0 has it"),
     "address of another's second interface": ({"address": "10.77.0.102"}, 409, "n0 has it"),
-    "xname of another": ({"xname": "x0c0s0b0n0"}, 409, "there already"),
+    "xname of another": ({"xname": "x0c0s0b0n0"}, 409, "exists already"),
     "NID of another": ({"nid": 7}, 409, "n0 has it"),
     "the VM's address": ({"address": "10.77.0.2"}, 409, "sms-provision has it"),
     "the container's address": ({"address": "10.77.0.3"}, 409, "sms-services has it"),
     "the gateway's address": ({"address": "10.77.0.1"}, 409, "gateway has it"),
     "outside of the network": ({"address": "10.78.0.9"}, 400, "not in the provisioning network 10.77.0.0/24"),
     "in the pool": ({"address": "10.77.0.220"}, 400, "pool"),
-    "the network's own": ({"address": "10.77.0.0"}, 400, "first or the last"),
-    "broadcast": ({"address": "10.77.0.255"}, 400, "first or the last"),
-    "no address": ({"address": "10.77.0.256"}, 400, "is no address"),
+    "the network's own": ({"address": "10.77.0.0"}, 400, "network or broadcast"),
+    "broadcast": ({"address": "10.77.0.255"}, 400, "network or broadcast"),
+    "no address": ({"address": "10.77.0.256"}, 400, "is not an address"),
     "wrong MAC": ({"macs": ["02:00:0a:4d:00"]}, 400, "not a MAC address"),
     "MAC of a group": ({"macs": ["01:00:5e:00:00:01"]}, 400, "not a MAC address"),
-    "MAC twice": ({"macs": ["02:00:0a:4d:00:09", "020000000009", "02000a4d0009"]}, 400, "there twice"),
+    "MAC twice": ({"macs": ["02:00:0a:4d:00:09", "020000000009", "02000a4d0009"]}, 400, "listed twice"),
     "wrong xname": ({"xname": "x0c0s0b0"}, 400, "not the xname of a node"),
-    "wrong profile": ({"profile": "../etc"}, 400, "no profile"),
+    "wrong profile": ({"profile": "../etc"}, 400, "not a valid profile"),
     "wrong controller": ({"bmc": "https://x y"}, 400, "controller"),
-    "wrong state": ({"state": "Confused"}, 400, "no state"),
-    "wrong group": ({"groups": ["a b"]}, 400, "no label"),
+    "wrong state": ({"state": "Confused"}, 400, "not a valid state"),
+    "wrong group": ({"groups": ["a b"]}, 400, "not a valid group label"),
     "no such key": ({"colour": "red"}, 400, "colour"),
     "no text": ({"profile": 5}, 400, "profile: 5 is not of type"),
     "large NID": ({"nid": 2**40}, 400, "nid"),
@@ -101,7 +101,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_and_why(case: str, provd: Provd) -> None:
+def test_rejected_nodes(case: str, provd: Provd) -> None:
     body, status, words = REFUSED[case]
     addresses = [{"address": "10.77.0.102"}]
     interface = {"mac": "02:00:0a:4d:00:01", "addresses": addresses}
@@ -118,13 +118,13 @@ def test_what_is_refused_and_why(case: str, provd: Provd) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "-a", "a" * 64, "ü", "a_b", "a.b", "%00", "a\nb"])
-def test_names_that_are_none(name: str, provd: Provd) -> None:
+def test_invalid_names(name: str, provd: Provd) -> None:
     quoted = name.replace("\n", "%0A")
     assert provd.ask("PUT", f"/sms/v1/nodes/{quoted}", {}).status == 400
 
 
 @pytest.mark.parametrize("name", ["ignore", "Infinite", "45", "1h", "2W", "10s"])
-def test_names_that_dhcp_takes_for_something_else(name: str, provd: Provd) -> None:
+def test_names_that_dhcp_misinterprets(name: str, provd: Provd) -> None:
     answer = provd.ask("PUT", f"/sms/v1/nodes/{name}", {})
     assert answer.status == 400 and "DHCP takes it for" in answer.detail
     provd.good("PUT", "/sms/v1/nodes/n1", {})
@@ -133,28 +133,28 @@ def test_names_that_dhcp_takes_for_something_else(name: str, provd: Provd) -> No
         provd.good("PUT", f"/sms/v1/nodes/{good}", {})
 
 
-def test_names_differ_by_more_than_their_case(provd: Provd) -> None:
+def test_names_are_case_insensitive(provd: Provd) -> None:
     provd.good("PUT", "/sms/v1/nodes/Node1", {})
     assert provd.ask("PUT", "/sms/v1/nodes/node1", {}).status == 200
     assert [each["name"] for each in provd.good("GET", "/sms/v1/nodes")["nodes"]] == ["Node1"]
 
 
 @pytest.mark.slow
-def test_hundreds_come_in_at_once_and_go_out_as_they_came(tmp_path: Path) -> None:
+def test_hundreds_of_nodes_are_imported_and_exported_unchanged(tmp_path: Path) -> None:
     with running(make_config(tmp_path, address="10.80.255.2", prefix=16, gateway="", services={}, pool=None)) as provd:
         assert provd.good("POST", "/sms/v1/import", many()) == {"nodes": 450}
         document = provd.good("GET", "/sms/v1/export")
         assert len(document["nodes"]) == 450 and document["groups"][0]["label"] == "compute"
         text = provd.ask("GET", "/sms/v1/export?format=yaml").text
         assert yaml.safe_load(text) == document == read_document(text)
-        # What comes back as it went out changes nothing.
+        # Importing an export changes nothing.
         assert provd.good("POST", "/sms/v1/import?mode=replace", document) == {"nodes": 450}
         assert provd.good("GET", "/sms/v1/export") == document
         assert len(provd.good("GET", "/sms/v1/nodes?group=row1")["nodes"]) == 113
         assert provd.good("GET", "/sms/v1/health")["nodes"] == 450
 
 
-def test_one_wrong_node_of_hundreds_and_none_is_taken_with_every_problem_named(tmp_path: Path) -> None:
+def test_an_import_with_invalid_nodes_reports_all_problems_and_changes_nothing(tmp_path: Path) -> None:
     document = many()
     document["nodes"][17]["address"] = "10.81.0.1"
     document["nodes"][80]["macs"] = document["nodes"][81]["macs"]
@@ -164,18 +164,18 @@ def test_one_wrong_node_of_hundreds_and_none_is_taken_with_every_problem_named(t
         provd.good("PUT", "/sms/v1/nodes/there", {})
         answer = provd.ask("POST", "/sms/v1/import", document)
         assert answer.status == 400
-        said = "\n".join(answer.json["problems"])
+        problems = "\n".join(answer.json["problems"])
         for words in (
             "nid000017: 10.81.0.1",
             "MAC 02:00:00:00:00:51 of nid000081: nid000080",
             "nonsense",
             "nid000000 is",
         ):
-            assert words in said, said
+            assert words in problems, problems
         assert [each["name"] for each in provd.good("GET", "/sms/v1/nodes")["nodes"]] == ["there"]
 
 
-def test_nodes_of_one_document_may_change_places(provd: Provd) -> None:
+def test_nodes_of_one_document_may_swap_addresses(provd: Provd) -> None:
     one = {"name": "n1", "macs": ["02:00:0a:4d:00:01"], "address": "10.77.0.11", "nid": 1}
     two = {"name": "n2", "macs": ["02:00:0a:4d:00:02"], "address": "10.77.0.12", "nid": 2}
     provd.good("POST", "/sms/v1/import", {"nodes": [one, two]})
@@ -184,7 +184,7 @@ def test_nodes_of_one_document_may_change_places(provd: Provd) -> None:
     assert provd.good("GET", "/sms/v1/nodes/n1")["address"] == "10.77.0.12"
 
 
-def test_an_import_keeps_what_it_does_not_name(provd: Provd) -> None:
+def test_an_import_keeps_keys_that_are_not_given(provd: Provd) -> None:
     mac = "02:00:0a:4d:00:01"
     given = {"xname": "x0c0s0b0n0", "nid": 1, "macs": [mac], "address": "10.77.0.11", "groups": ["byhand"]}
     more = {"profile": "gpu", "bmc": "https://10.77.0.90", "role": "Service", "enabled": False}
@@ -208,7 +208,7 @@ def test_an_import_keeps_what_it_does_not_name(provd: Provd) -> None:
     provd.good("POST", "/sms/v1/import", {"nodes": [{"name": "n1", "profile": "", "groups": []}]})
     node = provd.good("GET", "/sms/v1/nodes/n1")
     assert (node["profile"], node["groups"], node["bmc"]) == ("", [], "https://10.77.0.90")
-    # Whose MAC address it is not said to lose, keeps it.
+    # A MAC address of another node cannot be taken over.
     taken = {"nodes": [{"name": "n1", "enabled": True}, {"name": "n2", "macs": [mac]}]}
     assert provd.ask("POST", "/sms/v1/import", taken).status == 409
     provd.good("POST", "/sms/v1/import?mode=replace", {"nodes": [{"name": "n1"}]})
@@ -216,7 +216,7 @@ def test_an_import_keeps_what_it_does_not_name(provd: Provd) -> None:
     assert left["nodes"][0]["macs"] == [] and left["nodes"][0]["bmc"] == "" and left["boot"] == left["groups"] == []
 
 
-def test_an_import_that_replaces_forgets_what_it_does_not_name(provd: Provd) -> None:
+def test_a_replacing_import_removes_everything_else(provd: Provd) -> None:
     provd.good("PUT", "/sms/v1/nodes/old", {"groups": ["a"], "macs": ["02:00:0a:4d:00:01"]})
     provd.good("PUT", "/boot/v1/bootparameters", {"hosts": ["old"], "params": "x"})
     provd.good("POST", "/sms/v1/import?mode=replace", {"nodes": [{"name": "new", "macs": ["02:00:0a:4d:00:01"]}]})
@@ -225,8 +225,8 @@ def test_an_import_that_replaces_forgets_what_it_does_not_name(provd: Provd) -> 
     assert document["boot"] == document["groups"] == []
 
 
-def test_a_network_that_became_another_stops_no_change_of_others(tmp_path: Path) -> None:
-    """Nodes of before keep their addresses until somebody changes them; the rest can be worked with."""
+def test_a_changed_network_does_not_block_other_changes(tmp_path: Path) -> None:
+    """Existing nodes keep addresses of the old network until they are changed; others can be changed."""
     with running(make_config(tmp_path)) as provd:
         provd.good("PUT", "/sms/v1/nodes/n1", {"address": "10.77.0.151"})
     with running(make_config(tmp_path, address="10.99.0.2", gateway="", services={}, pool=None)) as provd:
@@ -235,7 +235,7 @@ def test_a_network_that_became_another_stops_no_change_of_others(tmp_path: Path)
         provd.good("PATCH", "/sms/v1/nodes/n1", {"profile": "x", "address": None})
 
 
-def test_what_a_service_knows_outlives_it(tmp_path: Path) -> None:
+def test_the_inventory_survives_a_restart(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     with running(config) as provd:
         provd.good("PUT", "/sms/v1/nodes/n1", {"address": "10.77.0.151", "details": {"firmware": "1.2"}})
@@ -258,12 +258,12 @@ def test_what_a_service_knows_outlives_it(tmp_path: Path) -> None:
         (b'"text"', "is not of type 'object'"),
     ],
 )
-def test_bodies_that_are_none(data: bytes, words: str, provd: Provd) -> None:
+def test_invalid_bodies(data: bytes, words: str, provd: Provd) -> None:
     answer = provd.ask("PUT", "/sms/v1/nodes/n1", data)
     assert answer.status == 400 and words in answer.detail, answer.data
 
 
-def test_a_body_has_an_end(provd: Provd) -> None:
+def test_the_size_of_a_body_is_limited(provd: Provd) -> None:
     answer = provd.ask("PUT", "/sms/v1/nodes/n1", json.dumps({"bmc": "x" * (1 << 20)}).encode())
     assert answer.status == 413
 
@@ -306,6 +306,6 @@ def test_xnames(text: str, kind: str) -> None:
     assert names.type_of(text) == kind
 
 
-def test_an_xname_is_written_in_one_way() -> None:
+def test_xnames_are_normalized() -> None:
     assert names.clean_xname("X0C0S014B00N0") == "x0c0s14b0n0"
     assert names.bmc_of("x0c0s14b0n0") == "x0c0s14b0"

@@ -1,4 +1,4 @@
-"""sms-provd as a process: its socket, what it says when it cannot start, and Debian 12's own packages under it."""
+"""sms-provd as a process: its socket, errors at its start, and Debian 12's own packages under it."""
 
 from __future__ import annotations
 
@@ -117,21 +117,21 @@ def test_why_it_does_not_start(
         monkeypatch.setattr(sys, "argv", ["sms-provd", "--config", str(config)])
         return main(), capsys.readouterr().err
 
-    def said(folder: Path, **more: Any) -> tuple[int, str]:
+    def start_with(folder: Path, **more: Any) -> tuple[int, str]:
         return start(write_config(folder, **more))
 
-    status, words = said(tmp_path, socket=str(tmp_path / "no" / "folder"))
-    assert status == 1 and "cannot be made" in words and "Traceback" not in words
-    status, words = said(tmp_path, address="nowhere", unknown="perhaps", pool=["10.0.0.1"])
+    status, words = start_with(tmp_path, socket=str(tmp_path / "no" / "folder"))
+    assert status == 1 and "cannot create" in words and "Traceback" not in words
+    status, words = start_with(tmp_path, address="nowhere", unknown="perhaps", pool=["10.0.0.1"])
     assert status == 2 and all(key in words for key in ("address", "unknown", "pool"))
     store = Store(f"sqlite:///{tmp_path}/newer.db")
     with store.write() as connection:
         connection.execute(sa.text("UPDATE sms_schema SET version = 99"))
     store.close()
-    status, words = said(tmp_path, database=f"sqlite:///{tmp_path}/newer.db")
+    status, words = start_with(tmp_path, database=f"sqlite:///{tmp_path}/newer.db")
     assert status == 3 and "version 99" in words and "Traceback" not in words
     status, words = start(tmp_path / "nothing")
-    assert status == 2 and "cannot be read" in words
+    assert status == 2 and "cannot read" in words
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,6 @@ def test_why_it_does_not_start(
         ({"database": 5}, "database"),
     ],
 )
-def test_configurations_that_are_wrong(more: dict[str, Any], word: str) -> None:
+def test_invalid_configurations(more: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         parse_config({"address": "10.77.0.2", "prefix": 24, **more})

@@ -1,4 +1,4 @@
-"""A live move between two real machines without a guest: a move that is completed is never taken back."""
+"""A live migration between two real machines without a guest: a completed migration is never rolled back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.site.keys import create_pair
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
-from appliance.operations.vm.live import Handover, end_move, move_memory
+from appliance.operations.vm.live import Handover, move_memory, resolve_interrupted
 from appliance.plan.vm.holder import Holder, read_holder
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Silent
@@ -36,23 +36,23 @@ HOLDER = Holder("target", 2)
 
 @dataclass
 class Pair:
-    """Two hosts, each with a machine; ``where`` is another folder on each, but for the record."""
+    """Two hosts, each with a machine; the paths lead to different folders on each, except for the record."""
 
     source: Host
     target: Host
     where: VmPlaces
 
     def status(self, host: Host) -> str:
-        """What a machine does."""
+        """Return the state of a machine."""
         with open_qmp(host, str(self.where.qmp)) as qmp:
-            return str(qmp.ask("query-status")["status"])
+            return str(qmp.execute("query-status")["status"])
 
     def holder(self) -> Holder | None:
-        """Who has the disks."""
+        """Return the record of the disks' holder."""
         return read_holder(self.source.read(str(self.where.holder)))
 
     def undo(self) -> ExitStack:
-        """Ends the target's machine, as the undoing of its start does."""
+        """Return a stack that kills the target's machine, as the rollback of its start does."""
         stack = ExitStack()
         stack.callback(end_it, self.target, self.where)
         return stack
@@ -65,7 +65,7 @@ def end_it(host: Host, where: VmPlaces) -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path, need: Callable[[str], str]) -> Iterator[Pair]:
-    """A machine that runs its firmware, and one that waits for it."""
+    """Start a machine that runs its firmware, and one that waits for a migration."""
     need("qemu-system-x86_64")
     for name in ("run", "other", "disks"):
         (tmp_path / name).mkdir()
@@ -90,7 +90,7 @@ def pair(tmp_path: Path, need: Callable[[str], str]) -> Iterator[Pair]:
 
 
 class Steps:
-    """Hears of the progress; ``stop`` is called each time."""
+    """Receives the progress; calls ``stop`` each time."""
 
     def __init__(self, stop: Callable[[], None] = lambda: None) -> None:
         self.stop = stop
@@ -99,24 +99,24 @@ class Steps:
         self.stop()
 
     def detail(self, *_: Any) -> None:
-        """Nothing."""
+        """Ignore it."""
 
 
-def hold_it(pair: Pair) -> None:
-    """So small a machine is over there at once: hold it before its last step."""
+def pause_before_switchover(pair: Pair) -> None:
+    """Pause the migration before its last step: so small a machine would be transferred at once."""
     with open_qmp(pair.source, str(pair.where.qmp)) as qmp:
-        hold = {"capability": "pause-before-switchover", "state": True}
-        qmp.ask("migrate-set-capabilities", capabilities=[hold])
+        capability = {"capability": "pause-before-switchover", "state": True}
+        qmp.execute("migrate-set-capabilities", capabilities=[capability])
 
 
-def broken_off(pair: Pair, steps: Steps, handover: Handover, undo: ExitStack) -> BaseException:
-    """What is raised of a move that does not go well."""
+def interrupt(pair: Pair, steps: Steps, handover: Handover, undo: ExitStack) -> BaseException:
+    """Return the error of a failed migration."""
     with pytest.raises(BaseException) as found:
         move_memory(pair.source, pair.target, pair.where, steps, handover)
-    return end_move(pair.source, pair.target, pair.where, handover, undo, found.value)
+    return resolve_interrupted(pair.source, pair.target, pair.where, handover, undo, found.value)
 
 
-def test_a_move_hands_the_record_over_once_it_is_completed(pair: Pair) -> None:
+def test_a_completed_migration_updates_the_record(pair: Pair) -> None:
     """The target runs, the source does not."""
     handover = Handover(pair.source, pair.target, pair.where, HOLDER)
     move_memory(pair.source, pair.target, pair.where, Steps(), handover)
@@ -124,8 +124,8 @@ def test_a_move_hands_the_record_over_once_it_is_completed(pair: Pair) -> None:
     assert (pair.status(pair.source), pair.status(pair.target)) == ("postmigrate", "running")
 
 
-def test_a_move_that_breaks_before_goes_on_at_the_source(pair: Pair) -> None:
-    """The target is ended first; and where that fails, the source goes on all the same."""
+def test_a_failed_migration_resumes_the_source(pair: Pair) -> None:
+    """The target is killed first; if that fails, the source is resumed anyway."""
 
     def stop() -> None:
         raise SmsError("broken")
@@ -136,17 +136,17 @@ def test_a_move_that_breaks_before_goes_on_at_the_source(pair: Pair) -> None:
         raise SmsError("no way there")
 
     undo.callback(fail)
-    hold_it(pair)
+    pause_before_switchover(pair)
     handover = Handover(pair.source, pair.target, pair.where, HOLDER)
-    error = broken_off(pair, Steps(stop), handover, undo)
-    assert isinstance(error, SmsError) and "goes on on" in error.message and "no way there" in error.message
+    error = interrupt(pair, Steps(stop), handover, undo)
+    assert isinstance(error, SmsError) and "keeps running on" in error.message and "no way there" in error.message
     assert not handover.done and pair.holder() is None
     assert pair.status(pair.source) == "running"
     assert find_machine(pair.target, str(pair.where.pid), "t-live") is None
 
 
 class Interrupted(Handover):
-    """Somebody presses Ctrl-C just after the record went over."""
+    """Simulates Ctrl-C right after the record was updated."""
 
     def commit(self) -> None:
         was = self.done
@@ -157,18 +157,18 @@ class Interrupted(Handover):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_move_that_breaks_after_it_was_completed_is_not_taken_back(pair: Pair, seen: bool) -> None:
-    """Also where nobody had seen yet that it was: QEMU is asked."""
+def test_a_completed_migration_is_not_rolled_back(pair: Pair, seen: bool) -> None:
+    """Also if the completion was not yet noticed: QEMU is queried."""
 
     def stop() -> None:
         if not seen:
-            time.sleep(4)  # what there is to move has moved by then
+            time.sleep(4)  # the transfer has completed by then
             raise SmsError("broken")
 
     undo = pair.undo()
     handover = (Interrupted if seen else Handover)(pair.source, pair.target, pair.where, HOLDER)
-    error = broken_off(pair, Steps(stop), handover, undo)
-    assert isinstance(error, KeyboardInterrupt) if seen else "had gone to" in str(error)
+    error = interrupt(pair, Steps(stop), handover, undo)
+    assert isinstance(error, KeyboardInterrupt) if seen else "had already moved to" in str(error)
     assert not isinstance(error, RolledBack)
     undo.close()
     assert handover.done and pair.holder() == HOLDER
@@ -177,22 +177,22 @@ def test_a_move_that_breaks_after_it_was_completed_is_not_taken_back(pair: Pair,
     assert seen or pair.status(pair.target) == "running"
 
 
-def test_nobody_is_ended_where_the_source_cannot_be_asked(pair: Pair) -> None:
-    """Its QEMU is gone: the target may have all of it, or nothing."""
+def test_no_machine_is_stopped_if_the_source_is_unreachable(pair: Pair) -> None:
+    """The source's QEMU is gone: the target may have everything or nothing."""
 
     def stop() -> None:
         end_it(pair.source, pair.where)
 
     undo = pair.undo()
-    hold_it(pair)
-    error = broken_off(pair, Steps(stop), Handover(pair.source, pair.target, pair.where, HOLDER), undo)
-    assert "nobody can tell" in str(error)
+    pause_before_switchover(pair)
+    error = interrupt(pair, Steps(stop), Handover(pair.source, pair.target, pair.where, HOLDER), undo)
+    assert "it is unknown" in str(error)
     undo.close()
     assert pair.holder() is None
 
 
-def test_a_move_takes_the_image_that_the_source_has(tmp_path: Path) -> None:
-    """This machine has none: that of the source comes over, whole; without its seal it does not, and nothing stays."""
+def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:
+    """This machine has no image: that of the source is fetched, but not without a valid seal."""
     site, (there, key) = make_site(tmp_path, directory=str(tmp_path / "vm")), (tmp_path / "there", "abc")
     create_pair(tmp_path / "sign.pem", tmp_path / "sign.pub")
     signing = site.signing.model_copy(update={"public_keys": (tmp_path / "sign.pub",)})

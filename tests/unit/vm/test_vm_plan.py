@@ -1,4 +1,4 @@
-"""The provisioning VM as text and argv: disks, seed, cables, who may start it, what its health means."""
+"""Plans of the provisioning VM: disks, seed, network cards, who may start it, its health."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.vm.image import VmImage
 from appliance.operations.vm.inside import read_console
 from appliance.operations.vm.snapshots import check_name
-from appliance.operations.vm.start import StartedVm, keep_console, ready_disks
+from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
 from appliance.operations.vm.status import BUSY
 from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, read_health
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
@@ -54,7 +54,7 @@ SITE: dict[str, Any] = {
 
 
 def make_site(tmp_path: Path, **changes: Any) -> Site:
-    """A site whose VM has these settings besides."""
+    """Return a site whose VM has these additional settings."""
     document = {**SITE, "provisioning": {**SITE["provisioning"], **changes}}
     (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document))
     site, _ = read_site(tmp_path / "sms.yaml")
@@ -65,13 +65,13 @@ LAUNCH = Launch("/images/disk.qcow2", "tcg", "/disks/console.log", "/disks/root.
 
 
 def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The block devices of a command, by node name."""
+    """Return the block devices of a command, by node name."""
     nodes = [json.loads(argv[i + 1]) for i, word in enumerate(argv) if word == "-blockdev"]
     return {node["node-name"]: node for node in nodes}
 
 
 def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
-    """What an overlay says of its backing file is not asked: the chain is ours."""
+    """The backing chain is explicit: backing files named in an overlay are ignored."""
     nodes = blockdevs(qemu_argv(make_site(tmp_path), LAUNCH))
     assert nodes["image"]["read-only"] and nodes["image-file"]["read-only"] and nodes["seed"]["read-only"]
     assert nodes["image-file"]["filename"] == "/images/disk.qcow2"
@@ -80,19 +80,19 @@ def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("accel", "wanted"),
+    ("accel", "expected"),
     [("kvm", ("kvm", "host")), ("tcg", ("tcg,thread=multi,tb-size=256", "qemu64,+rdrand,+ssse3"))],
 )
-def test_the_accelerator_is_named(tmp_path: Path, accel: str, wanted: tuple[str, str]) -> None:
-    """One alone: QEMU falls back only where KVM cannot be opened, not where it cannot run a kernel."""
+def test_exactly_one_accelerator_is_configured(tmp_path: Path, accel: str, expected: tuple[str, str]) -> None:
+    """QEMU would fall back only if KVM cannot be opened, not if it cannot run a kernel."""
     argv = qemu_argv(make_site(tmp_path), Launch("i", accel, "l", "r", "s"))
     assert argv.count("-accel") == 1
-    assert argv[argv.index("-accel") + 1] == wanted[0]
-    assert argv[argv.index("-cpu") + 1].startswith(wanted[1])
+    assert argv[argv.index("-accel") + 1] == expected[0]
+    assert argv[argv.index("-cpu") + 1].startswith(expected[1])
 
 
-def test_a_live_move_waits_on_a_socket_of_the_host(tmp_path: Path) -> None:
-    """Nobody listens on a network for the memory of a machine."""
+def test_a_live_migration_listens_on_a_unix_socket(tmp_path: Path) -> None:
+    """No network port is opened for a machine's memory."""
     argv = qemu_argv(make_site(tmp_path), Launch("i", "kvm", "l", "r", "s", incoming=True))
     assert argv[argv.index("-incoming") + 1] == "unix:/run/sms/vm/one/incoming.sock"
 
@@ -109,15 +109,15 @@ def test_a_live_move_waits_on_a_socket_of_the_host(tmp_path: Path) -> None:
         ([], True, "tcg", "neither"),
     ],
 )
-def test_kvm_is_used_where_it_really_works(modules: list[str], device: bool, accel: str, why: str) -> None:
-    """A device that opens is not enough."""
+def test_kvm_is_used_if_it_works(modules: list[str], device: bool, accel: str, why: str) -> None:
+    """It is not enough that the device can be opened."""
     found = choose_accel(modules, device)
     assert found[0] == accel
     assert why in found[1]
 
 
 def test_cards_and_their_networks(tmp_path: Path) -> None:
-    """One foot: out through the container. Two: by its own gateway, and the first has none."""
+    """One card: the gateway is the container. Two: the public card has the gateway."""
     (only,) = cards(make_site(tmp_path))
     assert (only.bridge, only.mac, only.address, only.prefix) == ("br-p", "02:00:0a:00:00:02", "10.0.0.2", 16)
     assert only.gateway == "10.0.0.1"
@@ -130,8 +130,8 @@ def test_cards_and_their_networks(tmp_path: Path) -> None:
     assert "MACAddress=02:00:c0:00:02:0a" in units[1] and "Gateway=192.0.2.254" in units[1]
 
 
-def test_the_seed_holds_what_the_vm_needs_and_keeps_secrets_from_others(tmp_path: Path) -> None:
-    """Names, network and certificates; keys for those alone who use them. It fills whole sectors."""
+def test_the_seed_is_complete_and_its_keys_are_private(tmp_path: Path) -> None:
+    """Names, network and certificates; keys are readable by their users only. The size is a multiple of a sector."""
     names = ("ca.pem", "server.pem", "server.key", "issuer.pem", "issuer.key")
     data = seed_archive(make_site(tmp_path), {name: name.encode() for name in names}, database="postgresql://u:p@h/d")
     assert len(data) % 512 == 0
@@ -146,8 +146,8 @@ def test_the_seed_holds_what_the_vm_needs_and_keeps_secrets_from_others(tmp_path
     assert not any(entry.name.startswith("/") or ".." in entry.name for entry in entries.values())
 
 
-def test_what_the_service_is_told(tmp_path: Path) -> None:
-    """The document of the fixed design; provd itself takes it."""
+def test_the_configuration_document(tmp_path: Path) -> None:
+    """provd accepts the document."""
     from appliance.provision.config import parse_config
 
     pool = {"first": "10.0.9.1", "last": "10.0.9.99"}
@@ -159,8 +159,8 @@ def test_what_the_service_is_told(tmp_path: Path) -> None:
     assert "database" in document and "@" not in document["database"]
 
 
-def test_a_site_without_a_vm_says_so(tmp_path: Path) -> None:
-    """And how to get one."""
+def test_a_site_without_a_vm_is_an_error(tmp_path: Path) -> None:
+    """The error explains how to add one."""
     (tmp_path / "sms.yaml").write_text(yaml.safe_dump({key: SITE[key] for key in SITE if key != "provisioning"}))
     site, _ = read_site(tmp_path / "sms.yaml")
     with pytest.raises(ConfigError, match="no provisioning VM"):
@@ -179,13 +179,13 @@ SILENT = HostView("b", reachable=False)
         ([HostView("a", holder=Holder("a", 1)), SILENT], {}, Holder("a", 1)),
         ([HostView("a", holder=Holder("a", 4)), SILENT], {}, "it may have newer ones"),
         ([HostView("a", holder=Holder("a", 4)), SILENT], {"force": True}, Holder("a", 5)),
-        ([HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))], {}, "a and b both hold"),
+        ([HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))], {}, "a and b both claim"),
         (
             [HostView("a", holder=Holder("a", 4)), HostView("b", holder=Holder("b", 4))],
             {"force": True},
             Holder("a", 5),
         ),
-        ([A, SILENT], {}, "cannot be asked"),
+        ([A, SILENT], {}, "is unreachable"),
         ([A, SILENT], {"force": True}, Holder("a", 2)),
         ([A, HostView("b", running=True)], {}, "runs on b already"),
         ([A, HostView("b", running=True)], {"force": True}, "runs on b already"),
@@ -195,14 +195,14 @@ SILENT = HostView("b", reachable=False)
             {"shared": True},
             Holder("a", 6),
         ),
-        ([HostView("a", holder=Holder("b", 5)), SILENT], {}, "which cannot be asked"),
-        ([HostView("a", holder=Holder("b", 5)), SILENT], {"shared": True}, "which cannot be asked"),
+        ([HostView("a", holder=Holder("b", 5)), SILENT], {}, "which is unreachable"),
+        ([HostView("a", holder=Holder("b", 5)), SILENT], {"shared": True}, "which is unreachable"),
         ([HostView("a", holder=Holder("b", 5)), SILENT], {"force": True}, Holder("a", 6)),
-        ([HostView("a", holder=Holder("c", 5)), B], {}, "which cannot be asked"),
+        ([HostView("a", holder=Holder("c", 5)), B], {}, "which is unreachable"),
     ],
 )
 def test_who_may_start_it(views: list[HostView], options: dict[str, bool], outcome: Holder | str) -> None:
-    """Never two on one state, never an empty state beside the one that counts."""
+    """Never two machines on one state, never an empty state next to an existing one."""
     if isinstance(outcome, Holder):
         assert may_start("a", views, **options) == outcome
     else:
@@ -216,7 +216,7 @@ def test_who_may_start_it(views: list[HostView], options: dict[str, bool], outco
         ([A, B], False, ""),
         ([HostView("a", holder=Holder("a", 1)), SILENT], True, ""),
         ([HostView("a", running=True, holder=Holder("a", 1)), B], False, ""),
-        # One folder that both see: the record is the same, the machine is not here.
+        # A shared folder: the record is the same, the machine is on the other host.
         (
             [HostView("a", holder=Holder("b", 2)), HostView("b", running=True, holder=Holder("b", 2))],
             False,
@@ -226,8 +226,8 @@ def test_who_may_start_it(views: list[HostView], options: dict[str, bool], outco
         ([HostView("a", holder=Holder("b", 2)), SILENT], False, "disks are on b"),
     ],
 )
-def test_who_may_touch_the_disks(views: list[HostView], has: bool, refused: str) -> None:
-    """Half files are removed, snapshots taken and put back by the one who has the disks alone."""
+def test_who_may_change_the_disks(views: list[HostView], has: bool, refused: str) -> None:
+    """Only the host that has the disks may clean up, take snapshots or restore."""
     assert has_disks("a", views) is has
     if refused:
         with pytest.raises(Refused, match=refused):
@@ -236,8 +236,8 @@ def test_who_may_touch_the_disks(views: list[HostView], has: bool, refused: str)
         check_disks_here("a", views)
 
 
-def test_a_restore_that_was_cut_off_loses_no_disk(tmp_path: Path) -> None:
-    """At every step: the old disks are whole in the snapshot before they are in their place no more."""
+def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:
+    """At every step: the old disks are completely in the snapshot before they are replaced."""
     script = FINISH_RESTORE.replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
     for cut in range(1, 8):
         disks = tmp_path / str(cut)
@@ -248,7 +248,7 @@ def test_a_restore_that_was_cut_off_loses_no_disk(tmp_path: Path) -> None:
         (disks / "root.image").write_text("old image")
         (disks / "root.image.restored").write_text("new image")
         (disks / "restore.json").write_text("kept")
-        # The n-th step kills it: nothing is cleaned up.
+        # The n-th step kills the script, without cleanup.
         count = f'n=0; step() {{ n=$((n + 1)); [ "$n" -ne {cut} ] || kill -9 $$; }};'
         Local().run("sh", "-c", count + script, "finish", str(disks), ok=None)
         for disk in DISKS:
@@ -264,7 +264,7 @@ def test_a_restore_that_was_cut_off_loses_no_disk(tmp_path: Path) -> None:
 
 
 def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
-    """Nothing is exchanged, and the next run tries again."""
+    """Nothing is replaced, and the next run retries."""
     for name in ("root.qcow2", "root.restored"):
         (tmp_path / name).write_text(name)
     (tmp_path / "restore.json").write_text("kept")
@@ -275,8 +275,8 @@ def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
     assert (tmp_path / "root.restored").exists() and (tmp_path / "restore.json").exists()
 
 
-def test_records_are_read_or_none() -> None:
-    """A record that a crash has spoilt is none."""
+def test_unreadable_records_are_ignored() -> None:
+    """A damaged record counts as missing."""
     assert read_holder(Holder("a", 3).text()) == Holder("a", 3)
     assert [read_holder(data) for data in (None, b"", b"{}", b"[]", b'{"holder": 1', b'{"holder": "a"}')] == [None] * 6
 
@@ -303,24 +303,24 @@ api 200 {"version": "1"}
         (("unit nginx active", "unit nginx"), "nginx: unknown"),
     ],
 )
-def test_health_is_told_from_what_the_vm_says(change: tuple[str, str], wrong: str) -> None:
-    """Each service with its own trouble."""
+def test_health_is_parsed(change: tuple[str, str], wrong: str) -> None:
+    """Each service has its own state."""
     health = read_health(GOOD.replace(*change) if change[0] else GOOD)
-    assert health.wrong == wrong
+    assert health.failures == wrong
     assert health.ok == (not wrong)
     assert read_health(GOOD).api == {"version": "1"}
     assert not read_health("").ok
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "x.part", "a b", "x" * 65, "\n"])
-def test_names_of_snapshots_are_held_to_a_pattern(name: str) -> None:
-    """They become names of folders."""
+def test_invalid_snapshot_names(name: str) -> None:
+    """They are used as folder names."""
     with pytest.raises(ConfigError):
         check_name(name)
 
 
-def test_a_root_goes_with_the_bytes_of_its_image(tmp_path: Path, need: Callable[[str], str]) -> None:
-    """A build that puts others under the same path makes a new root; the same ones, or a restart, do not."""
+def test_another_image_needs_a_new_root(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """A different build under the same path needs a new root; the same build does not."""
     need("qemu-img")
     need("mke2fs")
     site = make_site(tmp_path, directory=str(tmp_path / "vm"), disk_mb=512)
@@ -332,14 +332,14 @@ def test_a_root_goes_with_the_bytes_of_its_image(tmp_path: Path, need: Callable[
     fresh = []
     for digest in ("one", "one", "two"):
         started = StartedVm("a", "", "", "", "", "", 1)
-        ready_disks(cluster, Local(), VmImage(str(image), "key", digest, "", ""), started, ExitStack())
+        prepare_disks(cluster, Local(), VmImage(str(image), "key", digest, "", ""), started, ExitStack())
         fresh.append(started.fresh_root)
     assert fresh == [True, False, True]
     assert Path(where.root_image).read_text() == "two"
 
 
-def test_the_console_of_a_start_that_failed_is_kept(tmp_path: Path) -> None:
-    """It is shown until a later run has said something."""
+def test_the_console_log_of_a_failed_start_is_kept(tmp_path: Path) -> None:
+    """It is shown until a later run has output."""
     site = make_site(tmp_path, directory=str(tmp_path / "vm"))
     site = site.model_copy(update={"cluster": "t-console"})
     cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
@@ -355,8 +355,8 @@ def test_the_console_of_a_start_that_failed_is_kept(tmp_path: Path) -> None:
     assert read_console(cluster, Local()) == "later"
 
 
-def test_a_start_that_is_under_way_is_told(tmp_path: Path) -> None:
-    """The lock is looked at, neither waited for nor made."""
+def test_a_start_in_progress_is_detected(tmp_path: Path) -> None:
+    """The lock is neither waited for nor created."""
     lock = tmp_path / "vm.lock"
     assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0 and not lock.exists()
     with Local().lock(str(lock)):
@@ -364,6 +364,6 @@ def test_a_start_that_is_under_way_is_told(tmp_path: Path) -> None:
     assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0
 
 
-def test_what_other_hosts_have_is_told() -> None:
+def test_snapshots_of_other_hosts_are_counted() -> None:
     assert elsewhere({}) == ""
     assert elsewhere({"host-a": 5}) == "5 on host-a: sms vm snapshot --list --host host-a"

@@ -1,4 +1,4 @@
-"""The playbook that configures the VM: Debian's is run by builds; Enterprise Linux's is rendered here."""
+"""The playbook that configures the VM: builds run it for Debian; for Enterprise Linux it is rendered here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jinja2
 import pytest
 import yaml
 
-from appliance.operations.vm.build import ROLES, code_files, wanted_packages
+from appliance.operations.vm.build import ROLES, code_files, needed_packages
 from appliance.share import share
 
 PLAYBOOK = share("playbooks", "provisioning-vm.yml")
@@ -20,7 +20,7 @@ FAMILIES = ("Debian", "RedHat")
 
 
 def variables(family: str) -> dict[str, Any]:
-    """What the roles know of a distribution."""
+    """Return the roles' variables for a distribution."""
     found: dict[str, Any] = yaml.safe_load(
         share("playbooks", "roles", "vm_packages", "vars", f"{family}.yml").read_text()
     )
@@ -28,7 +28,7 @@ def variables(family: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_ansible_takes_the_syntax(tmp_path: Path) -> None:
+def test_ansible_accepts_the_syntax(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ansible", "playbook", "--syntax-check", "-i", "host,", str(PLAYBOOK)]
     environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
@@ -36,22 +36,22 @@ def test_ansible_takes_the_syntax(tmp_path: Path) -> None:
 
 
 def test_the_build_knows_every_role() -> None:
-    """A change of a role is another image."""
+    """Every role is part of the image's key."""
     (play,) = yaml.safe_load(PLAYBOOK.read_text())
     assert tuple(play["roles"]) == ROLES
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_distribution_has_the_same_words(family: str) -> None:
-    """Roles use no name that one of them lacks."""
+def test_every_distribution_has_the_same_variables(family: str) -> None:
+    """Every variable that roles use is defined for each distribution."""
     words = {"vm_web_user", "vm_python", "vm_dnsmasq", "vm_ipxe", "vm_packages_wanted"}
     assert words <= set(variables(family))
-    wanted = variables(family)["vm_packages_wanted"]
-    assert len(wanted) == len(set(wanted)) > 15
+    packages = variables(family)["vm_packages_wanted"]
+    assert len(packages) == len(set(packages)) > 15
 
 
 def test_enterprise_linux_gets_openhpc_and_warewulf() -> None:
-    """From repositories whose packages are held against a key."""
+    """From repositories whose packages are verified with a key."""
     found = variables("RedHat")
     assert {"ohpc-base", "warewulf-ohpc", "nginx", "dnsmasq"} <= set(found["vm_packages_wanted"])
     assert all(one["gpgkey"] for one in found["vm_repositories"])
@@ -60,7 +60,7 @@ def test_enterprise_linux_gets_openhpc_and_warewulf() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", sorted(path.name for path in share("definitions", "vm").glob("*.j2")))
 def test_templates_are_rendered_for_every_distribution(name: str, family: str) -> None:
-    """Nothing undefined, nothing left."""
+    """No undefined variable, no unrendered expression."""
     loader = jinja2.FileSystemLoader(str(share("definitions", "vm")))
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
     text = environment.get_template(name).render(**variables(family))
@@ -71,28 +71,30 @@ def test_templates_are_rendered_for_every_distribution(name: str, family: str) -
         assert f"user {'nginx' if family == 'RedHat' else 'www-data'};" in text
 
 
-def test_every_unit_that_is_there_is_installed() -> None:
-    """A unit file that no role copies does nothing."""
+def test_every_unit_is_installed() -> None:
+    """Every unit file is copied by a role."""
     tasks = share("playbooks", "roles", "vm_services", "tasks", "main.yml").read_text()
     units = [path.name.removesuffix(".j2") for path in share("definitions", "vm").glob("sms-*.j2")]
     assert [unit for unit in units if unit not in tasks] == []
 
 
-def test_what_runs_inside_is_whole_and_nothing_else() -> None:
-    """The service, its errors, its contract; no cache, nothing of the admin host's side."""
+def test_the_code_in_the_vm_is_complete_and_minimal() -> None:
+    """The service, its errors, its contract; no cache, no code of the admin host."""
     names = [name for name, _ in code_files()]
     assert "appliance/errors.py" in names and "appliance/provision/__main__.py" in names
     assert "definitions/provision/openapi.yaml" in names
     assert not [
         name for name in names if "__pycache__" in name or name.startswith(("appliance/operations", "appliance/cli"))
     ]
-    assert "linux-image-cloud-amd64" in wanted_packages()
+    assert "linux-image-cloud-amd64" in needed_packages()
 
 
-def test_the_web_server_overwrites_each_header_that_is_trusted() -> None:
-    """What a client says of itself reaches the service in no location."""
+def test_the_web_server_overwrites_all_trusted_headers() -> None:
+    """Identity headers of a client never reach the service, in any location."""
     text = share("definitions", "vm", "nginx.conf.j2").read_text()
     outside_of_locations = text.split("server {")[0]
     for header in ("X-SMS-Scheme", "X-SMS-Verify", "X-SMS-Subject", "X-Real-IP"):
         assert f"proxy_set_header {header} $" in outside_of_locations
-    assert text.count("proxy_set_header") == outside_of_locations.count("proxy_set_header"), "one below ends them all"
+    assert text.count("proxy_set_header") == outside_of_locations.count("proxy_set_header"), (
+        "one in a location would override all of them"
+    )

@@ -1,4 +1,4 @@
-"""QMP against a real QEMU without a disk; the guest agent's protocol against a peer on a real socket."""
+"""QMP with a real QEMU without a disk; the guest agent's protocol with a peer on a real socket."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from appliance.tools.qemu import (
     make_state,
     probe_accel,
 )
-from appliance.tools.qmp import NotThere, open_line, open_qmp, parse_line
+from appliance.tools.qmp import NotResponding, open_channel, open_qmp, parse_line
 
 Need = Callable[..., None]
 
 
 @pytest.fixture
 def machine(tmp_path: Path, need: Need) -> Iterator[Path]:
-    """A machine that does nothing; the folder of its sockets."""
+    """Start a machine that does nothing; yields the folder of its sockets."""
     need("qemu-system-x86_64")
     argv = ["qemu-system-x86_64", "-name", "t-nothing,debug-threads=on", "-M", "none", "-nodefaults"]
     argv += ["-display", "none", "-qmp", f"unix:{tmp_path}/qmp,server=on,wait=off", "-pidfile", f"{tmp_path}/pid"]
@@ -46,31 +46,31 @@ def machine(tmp_path: Path, need: Need) -> Iterator[Path]:
         end_machine(Local(), process)
 
 
-def test_qemu_is_asked_and_refuses_in_its_own_words(machine: Path) -> None:
-    """Answers, errors, and again after an error."""
+def test_qmp_commands_and_errors(machine: Path) -> None:
+    """Commands work, errors are raised, and commands work after an error."""
     with open_qmp(Local(), f"{machine}/qmp") as qmp:
-        assert qmp.ask("query-name")["name"] == "t-nothing"
+        assert qmp.execute("query-name")["name"] == "t-nothing"
         with pytest.raises(SmsError, match="has not been found"):
-            qmp.ask("no-such-command")
-        assert qmp.ask("query-status")["status"]
+            qmp.execute("no-such-command")
+        assert qmp.execute("query-status")["status"]
 
 
 def test_jobs_are_waited_for(machine: Path) -> None:
-    """A job that ends well, and one that fails."""
+    """A job that succeeds, and one that fails."""
     with open_qmp(Local(), f"{machine}/qmp") as qmp:
         good = {"driver": "file", "filename": f"{machine}/disk", "size": 1 << 20}
-        qmp.ask("blockdev-create", **{"job-id": "good", "options": good})
+        qmp.execute("blockdev-create", **{"job-id": "good", "options": good})
         qmp.wait_for_jobs(["good"], timeout_s=30)
         assert (machine / "disk").stat().st_size == 1 << 20
         bad = {"driver": "file", "filename": f"{machine}/no/such/folder", "size": 1 << 20}
-        qmp.ask("blockdev-create", **{"job-id": "bad", "options": bad})
+        qmp.execute("blockdev-create", **{"job-id": "bad", "options": bad})
         with pytest.raises(SmsError, match="No such file"):
             qmp.wait_for_jobs(["bad"], timeout_s=30)
-        assert qmp.ask("query-jobs") == []
+        assert qmp.execute("query-jobs") == []
 
 
-def test_a_machine_is_found_by_its_name_and_ended(machine: Path) -> None:
-    """A pid that is somebody else's by now is not it."""
+def test_a_machine_is_found_by_name_and_killed(machine: Path) -> None:
+    """A pid that was reused by another process does not match."""
     assert find_machine(Local(), f"{machine}/pid", "t-other") is None
     found = find_machine(Local(), f"{machine}/pid", "t-nothing")
     assert found
@@ -78,7 +78,7 @@ def test_a_machine_is_found_by_its_name_and_ended(machine: Path) -> None:
     assert find_machine(Local(), f"{machine}/other", "t-nothing") is None
     end_machine(Local(), found)
     assert find_machine(Local(), f"{machine}/pid", "t-nothing") is None
-    with pytest.raises(NotThere), open_qmp(Local(), f"{machine}/qmp", silence_s=5):
+    with pytest.raises(NotResponding), open_qmp(Local(), f"{machine}/qmp", silence_s=5):
         pass
 
 
@@ -86,13 +86,13 @@ def test_a_process_has_ended_when_its_files_are_closed() -> None:
     with subprocess.Popen(["sleep", "60"]) as runs:
         assert not has_ended(Local(), Process(runs.pid, 0.0))
         runs.kill()
-        os.waitid(os.P_PID, runs.pid, os.WEXITED | os.WNOWAIT)  # a zombie, until it is waited for
+        os.waitid(os.P_PID, runs.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is reaped
         assert has_ended(Local(), Process(runs.pid, 0.0))
     assert has_ended(Local(), Process(runs.pid, 0.0))
 
 
-def test_a_qemu_that_ends_at_once_is_told_in_its_words(tmp_path: Path, need: Need) -> None:
-    """Not by the absence of a socket."""
+def test_the_error_of_a_failed_launch_is_reported(tmp_path: Path, need: Need) -> None:
+    """The error is QEMU's message, not a missing socket."""
     need("qemu-system-x86_64")
     with pytest.raises(SmsError, match="unsupported machine type"):
         argv = ["qemu-system-x86_64", "-M", "no-such-machine"]
@@ -100,7 +100,7 @@ def test_a_qemu_that_ends_at_once_is_told_in_its_words(tmp_path: Path, need: Nee
 
 
 def test_the_states_disk_is_an_empty_file_system(tmp_path: Path, need: Need) -> None:
-    """As qcow2, whole or not there."""
+    """The result is a complete qcow2 file or none."""
     need("qemu-img")
     need("mke2fs")
     disk = tmp_path / "state.qcow2"
@@ -111,8 +111,8 @@ def test_the_states_disk_is_an_empty_file_system(tmp_path: Path, need: Need) -> 
     assert image_info(Local(), str(tmp_path / "none")) is None
 
 
-def test_the_probe_says_why() -> None:
-    """On whatever machine this runs."""
+def test_the_probe_gives_a_reason() -> None:
+    """On any machine."""
     accel, why = probe_accel(Local())
     assert (accel, bool(why)) in (("kvm", False), ("tcg", True))
 
@@ -126,52 +126,52 @@ def test_the_probe_says_why() -> None:
         (b"  ", {}),
     ],
 )
-def test_lines_are_read(line: bytes, found: dict[str, Any]) -> None:
-    """What stands before 0xFF is another one's."""
+def test_lines_are_parsed(line: bytes, found: dict[str, Any]) -> None:
+    """Everything before 0xFF belongs to an earlier client."""
     assert parse_line(line, "x") == found
 
 
 @pytest.mark.parametrize("line", [b"no json", b"[1]", b"7"])
-def test_what_is_no_object_is_refused(line: bytes) -> None:
-    """In words, not by a traceback."""
+def test_lines_that_are_not_objects_are_rejected(line: bytes) -> None:
+    """The error is a message, not a traceback."""
     with pytest.raises(SmsError, match="not a JSON object"):
         parse_line(line, "x")
 
 
 class Agent:
-    """Speaks as a guest agent does, for one who asks; ``script`` answers all but the first greeting."""
+    """A guest agent for one client; ``script`` answers everything but the synchronisation."""
 
     def __init__(self, path: Path, script: Callable[[dict[str, Any]], Any]) -> None:
         self.script = script
-        self.asked: list[dict[str, Any]] = []
-        self.door = socket.socket(socket.AF_UNIX)
-        self.door.bind(str(path))
-        self.door.listen(1)
+        self.requests: list[dict[str, Any]] = []
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(path))
+        self.server.listen(1)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        there = self.door.accept()[0]
+        there = self.server.accept()[0]
         with there, there.makefile("rb") as lines:
             for line in lines:
-                said = parse_line(line, "peer")
-                self.asked.append(said)
-                if said["execute"] == "guest-sync-delimited":
-                    # The answers to somebody who has gone come first.
+                request = parse_line(line, "peer")
+                self.requests.append(request)
+                if request["execute"] == "guest-sync-delimited":
+                    # Answers to an earlier client come first.
                     there.sendall(
-                        b'{"return": 1}\n{"ret\xff' + json.dumps({"return": said["arguments"]["id"]}).encode()
+                        b'{"return": 1}\n{"ret\xff' + json.dumps({"return": request["arguments"]["id"]}).encode()
                     )
                     there.sendall(b"\n")
-                elif (answer := self.script(said)) is not None:
+                elif (answer := self.script(request)) is not None:
                     there.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def test_a_command_inside_gives_its_output_and_status(tmp_path: Path) -> None:
-    """After whatever others have left on the line."""
+def test_a_guest_command_returns_output_and_status(tmp_path: Path) -> None:
+    """Earlier answers on the channel are skipped."""
     seen = 0
 
-    def script(said: dict[str, Any]) -> Any:
+    def script(request: dict[str, Any]) -> Any:
         nonlocal seen
-        if said["execute"] == "guest-exec":
+        if request["execute"] == "guest-exec":
             return {"return": {"pid": 5}}
         seen += 1
         if seen < 3:
@@ -183,43 +183,46 @@ def test_a_command_inside_gives_its_output_and_status(tmp_path: Path) -> None:
     with open_guest(Local(), str(tmp_path / "guest")) as guest:
         ran = guest.run(["/bin/x", "a"], input=b"secret")
     assert (ran.status, ran.stdout, ran.stderr) == (3, b"hello", b"")
-    asked = next(said["arguments"] for said in agent.asked if said["execute"] == "guest-exec")
-    assert asked["arg"] == ["a"] and base64.b64decode(asked["input-data"]) == b"secret"
+    request = next(request["arguments"] for request in agent.requests if request["execute"] == "guest-exec")
+    assert request["arg"] == ["a"] and base64.b64decode(request["input-data"]) == b"secret"
 
 
-def test_an_agent_that_says_nothing_is_not_there(tmp_path: Path) -> None:
-    """As one whose machine still starts."""
-    Agent(tmp_path / "guest", lambda said: None)
-    with open_guest(Local(), str(tmp_path / "guest"), silence_s=0.3) as guest, pytest.raises(NotThere, match="within"):
-        guest.ask("guest-ping")
-    with pytest.raises(NotThere), open_guest(Local(), str(tmp_path / "none"), silence_s=1):
+def test_a_silent_agent_is_not_responding(tmp_path: Path) -> None:
+    """As in a machine that is still starting."""
+    Agent(tmp_path / "guest", lambda request: None)
+    with (
+        open_guest(Local(), str(tmp_path / "guest"), silence_s=0.3) as guest,
+        pytest.raises(NotResponding, match="within"),
+    ):
+        guest.execute("guest-ping")
+    with pytest.raises(NotResponding), open_guest(Local(), str(tmp_path / "none"), silence_s=1):
         pass
 
 
-def test_a_command_that_does_not_end_is_told_of(tmp_path: Path) -> None:
-    """It runs on inside."""
+def test_a_guest_command_that_times_out_is_reported(tmp_path: Path) -> None:
+    """It keeps running in the VM."""
 
-    def script(said: dict[str, Any]) -> Any:
-        return {"return": {"pid": 5} if said["execute"] == "guest-exec" else {"exited": False}}
+    def script(request: dict[str, Any]) -> Any:
+        return {"return": {"pid": 5} if request["execute"] == "guest-exec" else {"exited": False}}
 
     Agent(tmp_path / "guest", script)
-    with open_guest(Local(), str(tmp_path / "guest")) as guest, pytest.raises(SmsError, match="runs on there"):
+    with open_guest(Local(), str(tmp_path / "guest")) as guest, pytest.raises(SmsError, match="still running"):
         guest.run(["/bin/x"], timeout_s=0.1)
 
 
-def test_file_systems_that_somebody_left_held_are_let_go(tmp_path: Path) -> None:
-    """A snapshot that was killed in its moment leaves an agent that runs nothing."""
-    held = True
+def test_file_systems_left_frozen_are_thawed(tmp_path: Path) -> None:
+    """A snapshot that was killed during the freeze leaves an agent that runs no commands."""
+    frozen = True
 
-    def script(said: dict[str, Any]) -> Any:
-        nonlocal held
-        if said["execute"] == "guest-fsfreeze-thaw":
-            held = False
+    def script(request: dict[str, Any]) -> Any:
+        nonlocal frozen
+        if request["execute"] == "guest-fsfreeze-thaw":
+            frozen = False
             return {"return": 2}
-        if said["execute"] == "guest-exec" and held:
+        if request["execute"] == "guest-exec" and frozen:
             why = "Command guest-exec has been disabled: the agent is in frozen state"
             return {"error": {"class": "CommandNotFound", "desc": why}}
-        return {"return": {"pid": 5} if said["execute"] == "guest-exec" else {"exited": True, "exitcode": 0}}
+        return {"return": {"pid": 5} if request["execute"] == "guest-exec" else {"exited": True, "exitcode": 0}}
 
     Agent(tmp_path / "guest", script)
     with open_guest(Local(), str(tmp_path / "guest")) as guest:
@@ -240,41 +243,44 @@ def test_file_systems_that_somebody_left_held_are_let_go(tmp_path: Path) -> None
         {"guest-exec": {"return": {"pid": 5}}, "guest-exec-status": {"return": {"exited": True, "out-data": "a"}}},
     ],
 )
-def test_an_agent_that_was_taken_over_is_told_of_in_words(tmp_path: Path, answers: dict[str, Any]) -> None:
-    """Whatever it answers, it is an error of ours."""
-    Agent(tmp_path / "guest", lambda said: answers[said["execute"]])
+def test_invalid_answers_of_the_agent_are_errors(tmp_path: Path, answers: dict[str, Any]) -> None:
+    """Any invalid answer raises our error."""
+    Agent(tmp_path / "guest", lambda request: answers[request["execute"]])
     with open_guest(Local(), str(tmp_path / "guest")) as guest, pytest.raises(SmsError, match="guest agent"):
         guest.run(["/bin/x"])
 
 
-def test_an_agent_that_chatters_does_not_answer(tmp_path: Path) -> None:
-    """One that says other things without an end is as good as one that says nothing."""
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(str(tmp_path / "guest"))
-    door.listen(1)
+def test_an_agent_that_sends_other_messages_times_out(tmp_path: Path) -> None:
+    """Unrelated messages do not extend the timeout."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "guest"))
+    server.listen(1)
 
     def chatter() -> None:
-        there = door.accept()[0]
+        there = server.accept()[0]
         with suppress(OSError):
             while True:
                 there.sendall(b'{"event": "more"}\n' * 10)
 
     threading.Thread(target=chatter, daemon=True).start()
-    with pytest.raises(NotThere, match="no answer within"), open_guest(Local(), str(tmp_path / "guest"), silence_s=0.5):
+    with (
+        pytest.raises(NotResponding, match="no answer within"),
+        open_guest(Local(), str(tmp_path / "guest"), silence_s=0.5),
+    ):
         pass
 
 
-def test_an_agent_that_does_not_listen_does_not_answer(tmp_path: Path) -> None:
-    """What it is told stays in the pipe; whoever tells it is not held for ever."""
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(str(tmp_path / "guest"))
-    door.listen(1)
-    with open_line(Local(), str(tmp_path / "guest"), "peer", silence_s=0.5) as line, pytest.raises(NotThere):
-        for _ in line.ask("x", {"data": "x" * (4 << 20)}):
+def test_an_agent_that_does_not_read_times_out(tmp_path: Path) -> None:
+    """Data that is not read stays in the pipe; the sender does not block for ever."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "guest"))
+    server.listen(1)
+    with open_channel(Local(), str(tmp_path / "guest"), "peer", silence_s=0.5) as line, pytest.raises(NotResponding):
+        for _ in line.execute("x", {"data": "x" * (4 << 20)}):
             pass
 
 
-def test_words_that_nest_without_an_end_are_no_object() -> None:
-    """They are not to end us."""
+def test_deep_nesting_is_an_error() -> None:
+    """It must not crash the parser."""
     with pytest.raises(SmsError, match="not a JSON object"):
         parse_line(b"[" * 200_000, "x")

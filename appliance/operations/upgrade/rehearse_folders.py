@@ -1,4 +1,4 @@
-"""The folders of rehearsals: one each, told apart by name, and what killed runs left of them is cleared away."""
+"""Folders of rehearsals: create and lock one for each, and remove those of killed runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRIES = 10
 
 @dataclass(frozen=True)
 class Record:
-    """What a rehearsal is, as it lies in its folder. ``kept``: somebody wants to look at it; ``made`` is Unix time."""
+    """Record of a rehearsal in its folder. ``kept``: kept for inspection; ``made`` is Unix time."""
 
     name: str
     image: str
@@ -36,39 +36,39 @@ class Record:
 
 
 def root(cluster: Cluster) -> Path:
-    """The folder of this cluster's rehearsals."""
+    """Return the folder of this cluster's rehearsals."""
     return Path(cluster.site.state) / "rehearsals" / cluster.site.cluster
 
 
 @contextmanager
-def own_folder(cluster: Cluster, image: str, snapshot: int) -> Iterator[tuple[str, Path]]:
-    """A name and a folder that no other rehearsal has, for as long as the context lasts; nothing is removed."""
+def new_folder(cluster: Cluster, image: str, snapshot: int) -> Iterator[tuple[str, Path]]:
+    """Create a folder with a unique name, locked as long as the context lasts; it is not removed."""
     with ExitStack() as stack:
         name = f"rh-{secrets.token_hex(4)}"
         stack.enter_context(Local().lock(_lock(name)))
         folder = root(cluster) / name
-        # Before anything else of it: what is found here is all that there is to clear away.
+        # Created before anything else, so that all leftovers can be found by their folders.
         Local().run("mkdir", "-p", "-m", "0700", str(root(cluster)), str(folder))
         write_record(folder, Record(name, image, snapshot, time.time()))
         yield name, folder
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write down what a rehearsal is."""
+    """Write the record of a rehearsal."""
     Local().write(str(folder / RECORD), json.dumps(asdict(record), indent=1).encode(), mode=0o600)
 
 
 def read_record(folder: Path) -> Record:
-    """What a rehearsal is; as much as is known where its record was never written."""
+    """Read the record of a rehearsal; without a valid one return only its name."""
     try:
-        said: dict[str, Any] = json.loads((folder / RECORD).read_text())
-        return Record(**said)
+        fields: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        return Record(**fields)
     except (OSError, ValueError, TypeError):
         return Record(folder.name, "", 0, 0.0)
 
 
-def clear_left(cluster: Cluster, progress: Progress, *, kept: bool = False) -> list[str]:
-    """Remove rehearsals that nobody is at work on, with ``kept`` those too that were left up; give their names."""
+def remove_leftovers(cluster: Cluster, progress: Progress, *, kept: bool = False) -> list[str]:
+    """Remove rehearsals that are not running, with ``kept`` also the kept ones; return their names."""
     removed = []
     for folder in sorted(root(cluster).glob("rh-*")):
         with ExitStack() as stack:
@@ -82,16 +82,16 @@ def clear_left(cluster: Cluster, progress: Progress, *, kept: bool = False) -> l
     return removed
 
 
-def need_none_at_work(cluster: Cluster) -> None:
-    """Whether nobody is at work on any rehearsal.
+def refuse_if_running(cluster: Cluster) -> None:
+    """Check that no rehearsal is running.
 
     Raises:
-        Refused: somebody is.
+        Refused: one is.
     """
     for folder in sorted(root(cluster).glob("rh-*")):
         with ExitStack() as stack:
             if not _try_lock(folder.name, stack):
-                raise Refused(f"rehearsal {folder.name} is under way", hint="it is removed at its end, or with Ctrl-C")
+                raise Refused(f"rehearsal {folder.name} is running", hint="it is removed when it ends, or with Ctrl-C")
 
 
 def remove(folder: Path) -> None:
@@ -108,7 +108,7 @@ def _lock(name: str) -> str:
 
 
 def _try_lock(name: str, stack: ExitStack) -> bool:
-    # The lock of a run that was killed just now is let go a moment later.
+    # The lock of a run that was just killed is released a moment later.
     for _ in range(TRIES):
         try:
             stack.enter_context(Local().lock(_lock(name)))

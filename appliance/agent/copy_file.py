@@ -1,25 +1,25 @@
-"""Carries a file that nobody writes to another file system: what it holds, not its holes, and reads it again there."""
+"""Copy a file that is not being written to another file system, without its holes, and verify the copy."""
 
 import hashlib
 import os
 from typing import Any, Dict, Iterator, List, Tuple
 
-from appliance.agent import words
-from appliance.agent.words import Problem, field
+from appliance.agent import protocol
+from appliance.agent.protocol import Problem, field
 from appliance.shared.files import sync_folder
 
 BLOCK = 1 << 20
-"""Bytes read at a time, and held against each other."""
+"""Bytes that are read and compared at a time."""
 CLUSTER = 1 << 16
-"""So many zeros in a row become a hole."""
+"""Bytes; aligned runs of so many zeros become holes."""
 ZEROS = bytes(CLUSTER)
 
 
-def carry(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Copy ``source`` to ``target``, which is made anew, and hold the two against each other.
+def copy_file(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Copy ``source`` to ``target``, which is replaced; read the copy back and compare.
 
     Raises:
-        Problem: what came to lie there is not what was read; ``target`` is removed.
+        Problem: the copy differs; ``target`` is removed.
     """
     source = field(request, "source", str)
     target = field(request, "target", str)
@@ -29,10 +29,10 @@ def carry(request: Dict[str, Any]) -> Dict[str, Any]:
     try:
         writer = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            words.step("copy", "copy the overlay")
+            protocol.step("copy", "copy the overlay")
             size = os.fstat(reader).st_size
             digests = _copy(reader, writer, size)
-            words.step("compare", "read the copy and compare")
+            protocol.step("compare", "read the copy back and compare")
             _compare(writer, size, digests)
         except BaseException:
             os.unlink(target)
@@ -45,15 +45,15 @@ def carry(request: Dict[str, Any]) -> Dict[str, Any]:
     return {"bytes": len(digests) * BLOCK, "size": size}
 
 
-def held(descriptor: int, size: int) -> Iterator[int]:
-    """Where blocks begin that are not all hole; all of them where the file system does not tell."""
+def data_blocks(descriptor: int, size: int) -> Iterator[int]:
+    """Yield the offsets of blocks that are not holes; of all blocks where the file system does not report holes."""
     at = 0
     while at < size:
         try:
             begin = os.lseek(descriptor, at, os.SEEK_DATA)
             end = os.lseek(descriptor, begin, os.SEEK_HOLE)
         except OSError:
-            return  # ENXIO: no data behind
+            return  # ENXIO: no data after this offset
         for block in range(max(begin // BLOCK * BLOCK, at), end, BLOCK):
             yield block
             at = block + BLOCK
@@ -61,7 +61,7 @@ def held(descriptor: int, size: int) -> Iterator[int]:
 
 def _copy(reader: int, writer: int, size: int) -> Dict[int, bytes]:
     os.ftruncate(writer, size)
-    blocks = list(held(reader, size))
+    blocks = list(data_blocks(reader, size))
     digests = {}
     for done, at in enumerate(blocks, 1):
         data = _read(reader, at, size)
@@ -71,9 +71,9 @@ def _copy(reader: int, writer: int, size: int) -> Dict[int, bytes]:
                 written = os.pwrite(writer, piece, at + place)
                 place, piece = place + written, piece[written:]
         if done % 16 == 0:
-            words.moved(done * BLOCK, len(blocks) * BLOCK)
+            protocol.progress(done * BLOCK, len(blocks) * BLOCK)
     os.fsync(writer)
-    # What is compared is to come from the disk.
+    # The comparison must read from the disk, not from the cache.
     os.posix_fadvise(writer, 0, 0, os.POSIX_FADV_DONTNEED)
     return digests
 
@@ -83,10 +83,12 @@ def _compare(descriptor: int, size: int, digests: Dict[int, bytes]) -> None:
         if hashlib.sha256(_read(descriptor, at, size)).digest() != digests[at]:
             raise Problem("the copy differs at byte %d" % at, "is the disk failing? run it again")
         if done % 16 == 0:
-            words.moved(done * BLOCK, len(digests) * BLOCK)
-    for at in held(descriptor, size):
+            protocol.progress(done * BLOCK, len(digests) * BLOCK)
+    for at in data_blocks(descriptor, size):
         if at not in digests and any(_read(descriptor, at, size)):
-            raise Problem("the copy has at byte %d what the overlay has not" % at, "is the disk failing? run it again")
+            raise Problem(
+                "the copy has data at byte %d, where the overlay has none" % at, "is the disk failing? run it again"
+            )
 
 
 def _pieces(data: bytes) -> List[Tuple[int, bytes]]:
@@ -98,5 +100,5 @@ def _read(descriptor: int, at: int, size: int) -> bytes:
     wanted = min(BLOCK, size - at)
     data = os.pread(descriptor, wanted, at)
     if len(data) != wanted:
-        raise Problem("the file ends at byte %d, sooner than it should" % (at + len(data)))
+        raise Problem("the file ends at byte %d, before its size" % (at + len(data)))
     return data

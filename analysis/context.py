@@ -1,4 +1,4 @@
-"""What judging a service needs to know of the capture as a whole."""
+"""Properties of the whole capture that the verdict on a service depends on."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from analysis.observed import Boot, Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.signatures import UDP
 
-DOUBT = 0.05
-"""What 95 % leave."""
-EXPECTED = -math.log(DOUBT)
-"""So many events have to be expected for one at least to be seen with 95 % probability, where they come by chance (a
-Poisson process: P(none) = exp(-expected)). The "rule of three": J. A. Hanley, A. Lippman-Hand, "If nothing goes wrong,
-is everything all right?", JAMA 249 (1983), 1743-1745."""
+MISS_PROBABILITY = 0.05
+"""1 - 95 %."""
+EXPECTED = -math.log(MISS_PROBABILITY)
+"""Expected number of random events for which at least one is seen with 95 % probability (Poisson process:
+P(none) = exp(-expected)). The "rule of three": J. A. Hanley, A. Lippman-Hand, "If nothing goes wrong, is everything all
+right?", JAMA 249 (1983), 1743-1745."""
 UNKNOWN_EVERY_S = 3600.0
-"""How often a node is taken to use a service of which nobody knows."""
+"""Assumed seconds between two uses of an unknown service by a node."""
 
 
 @dataclass(frozen=True)
-class Scene:
-    """How long and at how many nodes was looked.
+class CaptureContext:
+    """Duration of the capture, number of nodes and their boots.
 
     Attributes:
         duration_s: seconds that the files cover.
-        steady_s: seconds of all nodes together in which they were up and settled; longest_s: the most of one node.
+        steady_s: total node-seconds in steady state (up and settled); longest_s: the maximum of one node.
         boots: boots that were seen; ``settled`` of them to their end.
-        hidden: nodes booted, and yet no boot was seen, as their packets are cut or not understood.
-        addresses: the nodes'.
+        hidden: nodes booted, but no boot was seen, because their packets are cut or not understood.
+        addresses: of the nodes.
     """
 
     duration_s: float
@@ -44,14 +44,14 @@ class Scene:
     addresses: tuple[str, ...] = ()
 
 
-def watch(observation: Observation, roles: bytes) -> Scene:
-    """The scene of an observation."""
-    found, apart = find_nodes(observation.hosts, roles, observation.links, observation.samples)
+def make_context(observation: Observation, roles: bytes) -> CaptureContext:
+    """Return the context of an observation."""
+    found, excluded = find_nodes(observation.hosts, roles, observation.links, observation.samples)
     by_mac: dict[str, list[Boot]] = defaultdict(list)
     for boot in observation.boots:
-        if boot.mac not in apart:
+        if boot.mac not in excluded:
             by_mac[boot.mac].append(boot)
-    # Who has only just begun to boot has no address yet.
+    # A node that has just started to boot has no address yet.
     nodes, duration_s = max(len(found), len(by_mac)), observation.covered_s
     steady_s = (nodes - len(by_mac)) * duration_s
     longest_s = duration_s if steady_s else 0.0
@@ -61,7 +61,7 @@ def watch(observation: Observation, roles: bytes) -> Scene:
         spans = (end - boot.settled_ns for boot, end in zip(boots, ends, strict=True) if boot.settled_ns)
         of_node = min(sum(max(each, 0) for each in spans) / 1e9, duration_s)
         steady_s, longest_s = steady_s + of_node, max(longest_s, of_node)
-    return Scene(
+    return CaptureContext(
         duration_s,
         nodes,
         steady_s,
@@ -75,5 +75,5 @@ def watch(observation: Observation, roles: bytes) -> Scene:
 
 
 def _of_boots(row: Row) -> bool:
-    """Whether it asks for an address without having one."""
+    """Return whether these are DHCP requests of clients without an address."""
     return (row.protocol, row.port, row.client) == (UDP, DHCP_PORTS[0], Role.NODE) and row.contacts_boot > 0

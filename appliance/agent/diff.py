@@ -1,4 +1,4 @@
-"""What differs between two trees of an overlay: walked side by side, in order, without holding either in memory."""
+"""Compare two trees of an overlay: walk both in the same order, without holding either in memory."""
 
 import errno
 import os
@@ -6,65 +6,65 @@ import stat
 from contextlib import ExitStack
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from appliance.agent import ext, words
+from appliance.agent import ext, protocol
 from appliance.agent.freeze import private_mounts
-from appliance.agent.names import Ladder, Names, kind_of, outermost, show, show_raw, split_path, tell
-from appliance.agent.sides import Contents, Side, open_now, open_past
+from appliance.agent.names import DirCursor, Names, kind_of, outermost, path_fields, show, show_raw, split_path
+from appliance.agent.protocol import Problem, field
 from appliance.agent.store import Store
-from appliance.agent.words import Problem, field
+from appliance.agent.trees import Contents, Tree, open_current_tree, open_snapshot_tree
 
 OVERLAY = "trusted.overlay."
 OPAQUE, ORIGIN = OVERLAY + "opaque", OVERLAY + "origin"
 INTERNAL = {OVERLAY + name for name in ("opaque", "origin", "impure", "nlink", "uuid")}
-"""Attributes by which overlayfs keeps its books; no part of what the container sees."""
+"""Attributes internal to overlayfs, which the container does not see."""
 COARSE_S = 2
-"""A ctime of whole seconds may hide a write that came so many seconds later."""
+"""A ctime of whole seconds may hide a write up to so many seconds later."""
 BATCH = 200
-"""Differences told at once."""
+"""Differences per message."""
 
 State = Optional[os.stat_result]
 Row = Dict[str, Any]
 
 
 def diff(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Tell what differs between two snapshots, or between one and now.
+    """Report the differences between two snapshots, or between a snapshot and the current overlay.
 
-    The request's ``a`` and ``b`` are numbers of snapshots, ``latest``, or None for now; ``paths`` limits it;
-    ``limit`` is how many differences are told (None: all, new and removed folders file by file); ``lock`` the host's
-    lock, where one of them is now and the caller does not hold it.
+    The request's ``a`` and ``b`` are numbers of snapshots, ``latest``, or None for the current overlay. ``paths``
+    limits the comparison; ``limit`` is the number of reported differences (None: all, with new and removed folders
+    file by file); ``lock`` is the host's lock, if the current overlay is compared and the caller does not hold it.
 
     Raises:
-        Problem: one of them is not there, or damaged.
+        Problem: one of them does not exist, or is damaged.
     """
     store = Store(field(request, "store", str))
     paths = outermost(split_path(one) for one in field(request, "paths", list, []) or ["/"])
     private_mounts()
     with ExitStack() as stack:
         stack.enter_context(store.reading())
-        words.step("lay out", "lay out what is compared")
-        sides, named = [], []
+        protocol.step("open", "open the trees")
+        trees, numbers = [], []
         for key in ("a", "b"):
             wanted = request.get(key)
             if wanted is None:
                 overlay, lock = field(request, "overlay", str), field(request, "lock", str, "")
-                sides.append(stack.enter_context(open_now(store, overlay, lock)))
+                trees.append(stack.enter_context(open_current_tree(store, overlay, lock)))
             else:
                 snapshot = store.find(str(wanted))
-                sides.append(stack.enter_context(open_past(store, snapshot)))
-            named.append(None if wanted is None else snapshot.number)
-        words.step("compare", "compare")
+                trees.append(stack.enter_context(open_snapshot_tree(store, snapshot)))
+            numbers.append(None if wanted is None else snapshot.number)
+        protocol.step("compare", "compare")
         report = Report(field(request, "limit", (int, type(None)), None))  # type: ignore[arg-type]
         try:
             for path in paths:
-                Walk(sides[0], sides[1], report).run(path)
+                TreeDiff(trees[0], trees[1], report).run(path)
         except ext.Unknown as error:
-            raise Problem("its file system is damaged: %s" % error, "`sms overlay verify` tells which are whole")
+            raise Problem("its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged")
         report.flush()
-    return dict(report.summary(), a=named[0], b=named[1])
+    return dict(report.summary(), a=numbers[0], b=numbers[1])
 
 
 class Report:
-    """Tells differences as they are found, and counts them."""
+    """Sends differences as they are found, and counts them."""
 
     def __init__(self, limit: Optional[int]) -> None:
         self.limit = limit
@@ -74,35 +74,35 @@ class Report:
 
     @property
     def everything(self) -> bool:
-        """Whether new and removed folders are told file by file."""
+        """Whether new and removed folders are reported file by file."""
         return self.limit is None
 
     def add(self, names: Sequence[bytes], change: str, **fields: Any) -> None:
-        """One difference; fields without a value are left out."""
+        """Add a difference; fields without a value are left out."""
         self.counts[change] += 1 + fields.get("entries", 0)
         self.lines += 1
         if self.limit is not None and self.lines > self.limit:
             return
-        row = dict(tell(names), change=change)
+        row = dict(path_fields(names), change=change)
         row.update((name, value) for name, value in fields.items() if value not in (None, []))
         self.rows.append(row)
         if len(self.rows) >= BATCH:
             self.flush()
 
     def flush(self) -> None:
-        """Say what was found and not said yet."""
+        """Send the differences that were not sent yet."""
         if self.rows:
-            words.say("rows", rows=self.rows)
+            protocol.send("rows", rows=self.rows)
         self.rows = []
 
     def summary(self) -> Dict[str, Any]:
-        """How many there are, and how many of them were told."""
-        told = self.lines if self.limit is None else min(self.lines, self.limit)
-        return {"counts": self.counts, "lines": self.lines, "told": told}
+        """Return the number of differences, and how many of them were sent."""
+        sent = self.lines if self.limit is None else min(self.lines, self.limit)
+        return {"counts": self.counts, "lines": self.lines, "told": sent}
 
 
 class Frame:
-    """A folder under way: names left in it, and on which sides it is one."""
+    """A folder being walked: its remaining names, and in which trees it is a folder."""
 
     def __init__(self, names: Iterator[Tuple[bytes, bool, bool]], a: bool, b: bool) -> None:
         self.names = names
@@ -110,26 +110,26 @@ class Frame:
         self.b = b
 
 
-class Walk:
-    """Two trees, walked in the same steps."""
+class TreeDiff:
+    """Compares two trees."""
 
-    def __init__(self, a: Side, b: Side, report: Report) -> None:
+    def __init__(self, a: Tree, b: Tree, report: Report) -> None:
         self.a = a
         self.b = b
         self.report = report
         self.path: List[bytes] = []
-        times = [side.taken for side in (a, b) if side.taken is not None]
-        self.sure_before = min(times) - COARSE_S if times else 0.0
+        times = [tree.taken for tree in (a, b) if tree.taken is not None]
+        self.exact_before = min(times) - COARSE_S if times else 0.0
 
     def run(self, path: Names) -> None:
-        """Tell what differs at ``path`` and below.
+        """Report the differences at ``path`` and below.
 
         Raises:
-            Problem: it leads through a symbolic link.
+            Problem: the path contains a symbolic link.
         """
-        with self.a.ladder() as self.at_a, self.b.ladder() as self.at_b:
+        with self.a.cursor() as self.at_a, self.b.cursor() as self.at_b:
             if not path:
-                self._pair_root()
+                self._compare_roots()
                 self._walk(self._frame(True, True))
                 return
             here_a, here_b = True, True
@@ -138,12 +138,12 @@ class Walk:
                 here_b = here_b and descend(self.at_b, path[:depth], "after")
                 self.path.append(name)
             one = Frame(iter([(path[-1], here_a, here_b)]), here_a, here_b)
-            found = (here_a and look(self.at_a, path[-1])) or (here_b and look(self.at_b, path[-1]))
+            found = (here_a and lstat(self.at_a, path[-1])) or (here_b and lstat(self.at_b, path[-1]))
             if not found:
-                words.note("note: nothing of %s is in either: what is there is the image's" % show(path))
+                protocol.note("note: %s is in neither overlay: it is as in the image" % show(path))
             self._walk(one)
 
-    def _pair_root(self) -> None:
+    def _compare_roots(self) -> None:
         a, b = os.fstat(self.a.root), os.fstat(self.b.root)
         what = self._attributes(a, b)
         if what:
@@ -168,18 +168,18 @@ class Walk:
                         self.at_b.up()
                 continue
             self.path.append(name)
-            state_a = look(self.at_a, name) if in_a else None
-            state_b = look(self.at_b, name) if in_b else None
+            state_a = lstat(self.at_a, name) if in_a else None
+            state_b = lstat(self.at_b, name) if in_b else None
             go_a, go_b = self._entry(name, state_a, state_b)
-            go_a = go_a and into(self.at_a, name)
-            go_b = go_b and into(self.at_b, name)
+            go_a = go_a and enter(self.at_a, name)
+            go_b = go_b and enter(self.at_b, name)
             if go_a or go_b:
                 stack.append(self._frame(go_a, go_b))
             else:
                 self.path.pop()
 
     def _entry(self, name: bytes, a: State, b: State) -> Tuple[bool, bool]:
-        """Tell what differs in one name; say into which side's folder to go."""
+        """Report the difference in one name; return for each tree whether to enter the folder of that name."""
         there_a, there_b = is_there(a), is_there(b)
         if a and b and there_a and there_b:
             return self._both(name, a, b)
@@ -203,7 +203,7 @@ class Walk:
         what = self._what(name, a, b)
         image = None
         if folder_a and not self._same_inode(a, b):
-            before, after = has(self.at_a, name, OPAQUE), has(self.at_b, name, OPAQUE)
+            before, after = has_xattr(self.at_a, name, OPAQUE), has_xattr(self.at_b, name, OPAQUE)
             image = None if before == after else "hides" if after else "shows"
         if what or image:
             values = attribute_values(a, b, what)
@@ -211,11 +211,11 @@ class Walk:
         return folder_a, folder_b
 
     def _below(self, name: bytes, a: State, b: State) -> Dict[str, int]:
-        """What lies below a folder that is one on one side only."""
+        """Count what is below a folder that exists in one tree only."""
         entries = count = 0
-        for ladder, state in ((self.at_a, a), (self.at_b, b)):
+        for cursor, state in ((self.at_a, a), (self.at_b, b)):
             if state and stat.S_ISDIR(state.st_mode):
-                more, size = measure(ladder, name)
+                more, size = measure(cursor, name)
                 entries, count = entries + more, count + size
         return {"entries": entries, "bytes": count}
 
@@ -226,7 +226,7 @@ class Walk:
             fields.update(self._below(name, a, None))
         if b:
             fields["image"] = "removed"
-        elif has(self.at_a, name, ORIGIN):
+        elif has_xattr(self.at_a, name, ORIGIN):
             fields["image"] = "shows"
         if fields.get("image") == "shows":
             self.report.add(self.path, "changed", what=["the image's again"], **fields)
@@ -237,11 +237,11 @@ class Walk:
     def _added(self, name: bytes, a: State, b: os.stat_result) -> bool:
         kind, everything = kind_of(b), self.report.everything
         fields: Dict[str, Any] = {"kind": kind, "size": b.st_size if kind == "file" else None}
-        from_image = not a and has(self.at_b, name, ORIGIN)
+        from_image = not a and has_xattr(self.at_b, name, ORIGIN)
         if kind == "folder":
-            opaque = has(self.at_b, name, OPAQUE)
+            opaque = has_xattr(self.at_b, name, OPAQUE)
             if from_image and not opaque:
-                return True  # the image's folder, with something of its own in it now
+                return True  # the image's folder, in which something changed
             if opaque:
                 fields["image"] = "hides"
             if not everything:
@@ -253,7 +253,7 @@ class Walk:
         return kind == "folder" and everything
 
     def _same_inode(self, a: os.stat_result, b: os.stat_result) -> bool:
-        """Whether nothing of an inode was touched: no write goes without a new ctime."""
+        """Whether an inode is unchanged: every change sets its ctime."""
         same = (
             a.st_ino == b.st_ino
             and a.st_ctime_ns == b.st_ctime_ns
@@ -261,10 +261,10 @@ class Walk:
             and a.st_size == b.st_size
             and a.st_mode == b.st_mode
         )
-        return same and bool(a.st_ctime_ns % 10**9 or a.st_ctime < self.sure_before)
+        return same and bool(a.st_ctime_ns % 10**9 or a.st_ctime < self.exact_before)
 
     def _what(self, name: bytes, a: os.stat_result, b: os.stat_result) -> List[str]:
-        """What differs in two entries of one kind."""
+        """Return what differs in two entries of one kind."""
         if self._same_inode(a, b):
             return []
         what = self._attributes(a, b)
@@ -278,7 +278,7 @@ class Walk:
                 what = self._content(name, a, b) + what
             if attributes(self.at_a.here, name) != attributes(self.at_b.here, name):
                 what.append("xattr")
-        except FileNotFoundError:  # gone this moment
+        except FileNotFoundError:  # removed meanwhile
             what.append("content")
         if not what and kind != "folder" and a.st_mtime_ns != b.st_mtime_ns:
             what.append("times")
@@ -307,7 +307,7 @@ class Walk:
 
 
 def merge(a: List[bytes], b: List[bytes]) -> Iterator[Tuple[bytes, bool, bool]]:
-    """Names of two sorted lists in order, each with which of them have it."""
+    """Merge two sorted lists of names; yield each name, and whether it is in each list."""
     at_a = at_b = 0
     while at_a < len(a) or at_b < len(b):
         if at_b >= len(b) or (at_a < len(a) and a[at_a] < b[at_b]):
@@ -322,7 +322,7 @@ def merge(a: List[bytes], b: List[bytes]) -> Iterator[Tuple[bytes, bool, bool]]:
 
 
 def same_contents(a: Contents, b: Contents) -> bool:
-    """Whether two files hold the same bytes."""
+    """Whether two files have the same contents."""
     if a.size != b.size:
         return False
     for number, _, _ in merge_numbers(a.windows(), b.windows()):
@@ -335,7 +335,7 @@ def same_contents(a: Contents, b: Contents) -> bool:
 
 
 def merge_numbers(a: Iterator[int], b: Iterator[int]) -> Iterator[Tuple[int, bool, bool]]:
-    """Numbers of two sorted iterators in order, each with which of them have it."""
+    """Merge two sorted iterators of numbers; yield each number, and whether it is in each iterator."""
     one, two = next(a, None), next(b, None)
     while one is not None or two is not None:
         if two is None or (one is not None and one < two):
@@ -350,50 +350,50 @@ def merge_numbers(a: Iterator[int], b: Iterator[int]) -> Iterator[Tuple[int, boo
             one, two = next(a, None), next(b, None)
 
 
-def look(ladder: Ladder, name: bytes) -> State:
-    """lstat(2) in the folder that it stands in; None where nothing is."""
+def lstat(cursor: DirCursor, name: bytes) -> State:
+    """lstat(2) of a name in the cursor's folder; None if there is none."""
     try:
-        return os.stat(name, dir_fd=ladder.here, follow_symlinks=False)
+        return os.stat(name, dir_fd=cursor.here, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
 def is_there(state: State) -> bool:
-    """Whether the container sees something: a whiteout hides what the image has."""
+    """Whether the container sees an entry: a whiteout hides the image's."""
     return state is not None and kind_of(state) != "removed"
 
 
-def into(ladder: Ladder, name: bytes) -> bool:
-    """Go into a folder; False where it is none any more."""
+def enter(cursor: DirCursor, name: bytes) -> bool:
+    """Enter a folder; return False if it is not a folder any more."""
     try:
-        ladder.down(name)
+        cursor.down(name)
     except OSError:
         return False
     return True
 
 
-def descend(ladder: Ladder, path: Sequence[bytes], when: str) -> bool:
-    """Go into the last folder of a path, standing in the one before it; False where there is none.
+def descend(cursor: DirCursor, path: Sequence[bytes], when: str) -> bool:
+    """Enter the last folder of a path from its parent; return False if there is no such folder.
 
     Raises:
         Problem: it is a symbolic link.
     """
-    state = look(ladder, path[-1])
+    state = lstat(cursor, path[-1])
     if state and stat.S_ISLNK(state.st_mode):
-        target = show_raw(read_link(ladder, path[-1]))
+        target = show_raw(read_link(cursor, path[-1]))
         raise Problem(
-            "%s was a symbolic link %s, to %s" % (show(path), when, target), "name the path that it leads to", 3
+            "%s was a symbolic link %s, to %s" % (show(path), when, target), "give the path that it points to", 3
         )
-    return bool(state and stat.S_ISDIR(state.st_mode) and into(ladder, path[-1]))
+    return bool(state and stat.S_ISDIR(state.st_mode) and enter(cursor, path[-1]))
 
 
-def read_link(ladder: Ladder, name: bytes) -> bytes:
-    """Where a symbolic link leads."""
-    return os.readlink(name, dir_fd=ladder.here)
+def read_link(cursor: DirCursor, name: bytes) -> bytes:
+    """Return the target of a symbolic link."""
+    return os.readlink(name, dir_fd=cursor.here)
 
 
 def attributes(folder: int, name: bytes, *, internal: bool = False) -> Dict[str, bytes]:
-    """Extended attributes of an entry in an open folder, ACLs among them; those of overlayfs's books if wanted."""
+    """Return the extended attributes of an entry in an open folder, with ACLs; with ``internal``, also overlayfs's."""
     path = b"/proc/self/fd/%d/%s" % (folder, name)
     found = {}
     for one in os.listxattr(path, follow_symlinks=False):
@@ -401,22 +401,22 @@ def attributes(folder: int, name: bytes, *, internal: bool = False) -> Dict[str,
             try:
                 found[one] = os.getxattr(path, one, follow_symlinks=False)
             except OSError as error:
-                if error.errno != errno.ENODATA:  # taken away this moment
+                if error.errno != errno.ENODATA:  # removed meanwhile
                     raise
     return found
 
 
-def has(ladder: Ladder, name: bytes, attribute: str) -> bool:
-    """Whether an entry has an attribute; overlayfs's opaque counts when it says y."""
+def has_xattr(cursor: DirCursor, name: bytes, attribute: str) -> bool:
+    """Whether an entry has an extended attribute; overlayfs's ``opaque`` must have the value y."""
     try:
-        value = os.getxattr(b"/proc/self/fd/%d/%s" % (ladder.here, name), attribute, follow_symlinks=False)
+        value = os.getxattr(b"/proc/self/fd/%d/%s" % (cursor.here, name), attribute, follow_symlinks=False)
     except OSError:
         return False
     return attribute != OPAQUE or value == b"y"
 
 
 def attribute_values(a: os.stat_result, b: os.stat_result, what: List[str]) -> Row:
-    """The values behind what differs."""
+    """Return the old and new values of what differs."""
     row: Row = {}
     if "size" in what:
         row.update(was_size=a.st_size, size=b.st_size)
@@ -427,24 +427,24 @@ def attribute_values(a: os.stat_result, b: os.stat_result, what: List[str]) -> R
     return row
 
 
-def measure(ladder: Ladder, name: bytes) -> Tuple[int, int]:
-    """How many entries lie below a folder, and the bytes of the files among them."""
+def measure(cursor: DirCursor, name: bytes) -> Tuple[int, int]:
+    """Return the number of entries below a folder, and the bytes of the files among them."""
     entries = size = 0
-    if not into(ladder, name):
+    if not enter(cursor, name):
         return 0, 0
-    stack = [iter(ladder.names())]
+    stack = [iter(cursor.names())]
     while stack:
         one = next(stack[-1], None)
         if one is None:
             stack.pop()
-            ladder.up()
+            cursor.up()
             continue
-        state = look(ladder, one)
+        state = lstat(cursor, one)
         if state is None:
             continue
         entries += 1
         if stat.S_ISREG(state.st_mode):
             size += state.st_size
-        elif stat.S_ISDIR(state.st_mode) and into(ladder, one):
-            stack.append(iter(ladder.names()))
+        elif stat.S_ISDIR(state.st_mode) and enter(cursor, one):
+            stack.append(iter(cursor.names()))
     return entries, size

@@ -1,7 +1,7 @@
-"""What the container sees of an overlay, of a snapshot's or of the one in use: a tree of files and their contents.
+"""Open the file tree of an overlay, as the container sees it: of a snapshot, or of the current overlay.
 
-Of a snapshot the metadata alone is laid out and mounted, without a name and read-only; contents are read from the
-store, each chunk held against its digest.
+Of a snapshot only the metadata is written to an unnamed file and mounted read-only; contents are read from the store,
+each chunk verified.
 """
 
 import os
@@ -10,20 +10,20 @@ import tempfile
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, Dict, Iterator, List, Optional, Tuple
 
-from appliance.agent import ext, words
+from appliance.agent import ext, protocol
 from appliance.agent.check import metadata_chunks, open_image, write_all
 from appliance.agent.clone import copy_into
-from appliance.agent.freeze import find_loops, joined
+from appliance.agent.freeze import find_loops, mounted_again
 from appliance.agent.loops import image_mounted
-from appliance.agent.names import Ladder
+from appliance.agent.names import DirCursor
+from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
-from appliance.agent.take import locked
-from appliance.agent.words import Problem
+from appliance.agent.take import host_locked
 
 FLAGS = 32
 """Offset of i_flags in a raw inode."""
 Token = Tuple[Tuple[int, int, bytes], ...]
-"""What tells a window of a file without its bytes: the blocks in it, and the digests of the chunks these lie in."""
+"""Identifies the content of a window of a file: its blocks, and the digests of the chunks that contain them."""
 
 
 class Contents:
@@ -32,26 +32,26 @@ class Contents:
     size = 0
 
     def windows(self) -> Iterator[int]:
-        """Numbers of the windows that may hold more than zeros, in order."""
+        """Yield the numbers of the windows that may contain data, in order."""
         raise NotImplementedError
 
     def window(self, number: int) -> bytes:
-        """The bytes of a window, up to the end of the file."""
+        """Return the bytes of a window, up to the end of the file."""
         raise NotImplementedError
 
     def token(self, number: int) -> Optional[Token]:
-        """What stands for the bytes of a window; the same token, the same bytes."""
+        """Return a token of a window's content, or None; windows with equal tokens have equal bytes."""
         return None
 
     def close(self) -> None:
-        """Done with it."""
+        """Close the file."""
 
 
-class Opened(Contents):
-    """A file that is read as files are."""
+class OpenFile(Contents):
+    """A file of a mounted tree."""
 
     def __init__(self, folder: int, name: bytes) -> None:
-        # What is a pipe by now must not make us wait.
+        # O_NONBLOCK: the file may have been replaced by a pipe.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self.descriptor = os.open(name, flags, dir_fd=folder)
         state = os.fstat(self.descriptor)
@@ -81,7 +81,7 @@ class Opened(Contents):
         os.close(self.descriptor)
 
 
-class Stored(Contents):
+class StoredFile(Contents):
     """A file of a snapshot."""
 
     def __init__(self, image: ext.Image, reader: Reader, number: int) -> None:
@@ -110,36 +110,36 @@ class Stored(Contents):
         return tuple((at, block, self.reader.digest(block * size // CHUNK)) for at, block in found)
 
 
-class Side:
-    """A tree as the container sees it, at ``root``; ``taken`` says when, in Unix seconds, None for now."""
+class Tree:
+    """A tree as the container sees it, at ``root``; ``taken`` is its time in Unix seconds, None for the current one."""
 
     def __init__(self, root: int, taken: Optional[float] = None) -> None:
         self.root = root
         self.taken = taken
 
     def contents(self, folder: int, name: bytes, state: os.stat_result) -> Contents:
-        """The bytes of the regular file ``name`` in an open folder of this tree."""
-        return Opened(folder, name)
+        """Open the regular file ``name`` in an open folder of this tree."""
+        return OpenFile(folder, name)
 
     def flags(self, state: os.stat_result) -> int:
-        """What chattr(1) sets."""
+        """Return the flags of chattr(1) of an entry."""
         return 0
 
-    def ladder(self) -> Ladder:
-        """One that stands at the root."""
-        return Ladder(self.root)
+    def cursor(self) -> DirCursor:
+        """Return a cursor at the root."""
+        return DirCursor(self.root)
 
 
-class Past(Side):
-    """A snapshot's."""
+class SnapshotTree(Tree):
+    """The tree of a snapshot."""
 
     def __init__(self, root: int, reader: Reader, image: ext.Image) -> None:
-        Side.__init__(self, root, float(reader.snapshot.manifest["taken"]))
+        Tree.__init__(self, root, float(reader.snapshot.manifest["taken"]))
         self.reader = reader
         self.image = image
 
     def contents(self, folder: int, name: bytes, state: os.stat_result) -> Contents:
-        return Stored(self.image, self.reader, state.st_ino)
+        return StoredFile(self.image, self.reader, state.st_ino)
 
     def flags(self, state: os.stat_result) -> int:
         raw = self.image.inode(state.st_ino)
@@ -148,7 +148,7 @@ class Past(Side):
 
 @contextmanager
 def open_root(folder: str) -> Iterator[int]:
-    """The container's root below the root of an overlay's file system.
+    """Open the container's root below the root of an overlay's file system.
 
     Raises:
         Problem: there is none.
@@ -156,7 +156,7 @@ def open_root(folder: str) -> Iterator[int]:
     try:
         root = os.open(os.path.join(folder, "upper"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        raise Problem("it is no overlay of a container: it has no folder /upper")
+        raise Problem("it is not an overlay of a container: it has no folder /upper")
     try:
         yield root
     finally:
@@ -164,49 +164,49 @@ def open_root(folder: str) -> Iterator[int]:
 
 
 @contextmanager
-def open_past(store: Store, snapshot: Snapshot) -> Iterator[Past]:
-    """A snapshot's tree. Needs ``private_mounts``, and the store's lock for readers."""
+def open_snapshot_tree(store: Store, snapshot: Snapshot) -> Iterator[SnapshotTree]:
+    """Open the tree of a snapshot. Needs ``private_mounts`` and the store's lock for reading."""
     os.makedirs(store.temporary, 0o700, exist_ok=True)
     with ExitStack() as stack:
         reader = stack.enter_context(Reader(snapshot))
         image = open_image(reader)
         if image.layout.recover:
             raise snapshot.damaged("its journal was not replayed")
-        file = stack.enter_context(temporary(store))
+        file = stack.enter_context(temporary_file(store))
         os.ftruncate(file.fileno(), reader.size)
         for number in sorted(metadata_chunks(image)):
             if reader.digest(number) != ZERO:
                 write_all(file.fileno(), image.read(number * CHUNK, reader.length(number)), number * CHUNK)
         folder = stack.enter_context(image_mounted(file.fileno(), read_only=True))
-        yield Past(stack.enter_context(open_root(folder)), reader, image)
+        yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image)
 
 
 @contextmanager
-def open_now(store: Store, overlay: str, lock: str) -> Iterator[Side]:
-    """The tree of the overlay in use, or of the one of a stopped appliance. Needs ``private_mounts``.
+def open_current_tree(store: Store, overlay: str, lock: str) -> Iterator[Tree]:
+    """Open the tree of the current overlay, in use or not. Needs ``private_mounts``.
 
     Args:
-        lock: the lock of the host, so that nobody starts or stops it meanwhile; empty: the caller holds it.
+        lock: the host's lock, which prevents starts and stops meanwhile; empty: the caller holds it.
 
     Raises:
-        Problem: there is no overlay, or it is in use in a way that cannot be joined.
+        Problem: there is no overlay, or it is in use but not mounted once.
     """
     if not os.path.isfile(overlay):
         raise Problem("there is no overlay %s" % overlay, "`sms overlay list` shows snapshots to compare", 3)
     with ExitStack() as stack:
-        stack.enter_context(locked(lock))
+        stack.enter_context(host_locked(lock))
         loops = find_loops(overlay)
         if len(loops) > 1 or (loops and not _is_mounted(loops[0])):
-            raise Problem("%s is in use by %s" % (overlay, " and ".join(loops)), "`losetup -l` tells who has it", 3)
+            raise Problem("%s is in use by %s" % (overlay, " and ".join(loops)), "`losetup -l` shows the users", 3)
         if loops:
-            folder = stack.enter_context(joined(loops[0]))
+            folder = stack.enter_context(mounted_again(loops[0]))
         else:
             folder = stack.enter_context(_open_stopped(store, overlay))
-        yield Side(stack.enter_context(open_root(folder)))
+        yield Tree(stack.enter_context(open_root(folder)))
 
 
 def _is_mounted(loop: str) -> bool:
-    """Whether an ext3 is mounted from it; else joining would be the first mount, and write."""
+    """Whether an ext3 is mounted from it; else our mount would be the first one, and write to it."""
     return os.path.isdir("/sys/fs/ext4/" + os.path.basename(loop))
 
 
@@ -217,11 +217,11 @@ def _open_stopped(store: Store, overlay: str) -> Iterator[str]:
         try:
             recover = ext.read_layout(lambda offset, size: os.pread(file.fileno(), size, offset)).recover
         except ext.Unknown as error:
-            raise Problem("%s cannot be read: %s" % (overlay, error), "`e2fsck -n` on it tells more")
+            raise Problem("%s cannot be read: %s" % (overlay, error), "`e2fsck -n` on it shows details")
         if recover:
-            # It was not closed: what its journal holds is seen once it is replayed, and that is not for us to do in it.
-            words.step("replay", "replay the journal, in a copy")
-            copy = stack.enter_context(temporary(store))
+            # It was not unmounted cleanly: replay its journal in a copy, since the overlay itself must not be changed.
+            protocol.step("replay", "replay the journal in a copy")
+            copy = stack.enter_context(temporary_file(store))
             copy_into(file.fileno(), copy.fileno(), store.root)
             yield stack.enter_context(image_mounted(copy.fileno(), read_only=False))
         else:
@@ -229,8 +229,8 @@ def _open_stopped(store: Store, overlay: str) -> Iterator[str]:
 
 
 @contextmanager
-def temporary(store: Store) -> Iterator[BinaryIO]:
-    """A file without a name, beside the snapshots: it ends with the process."""
+def temporary_file(store: Store) -> Iterator[BinaryIO]:
+    """Open an unnamed temporary file in the store; it is removed when the process ends."""
     os.makedirs(store.temporary, 0o700, exist_ok=True)
     with tempfile.TemporaryFile(dir=store.temporary, buffering=0) as file:
         yield file

@@ -1,4 +1,4 @@
-"""What is done with snapshots that are there: told, read again and checked, put back."""
+"""List, verify and restore the snapshots of a store."""
 
 import os
 import subprocess
@@ -6,28 +6,28 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Set, Tuple
 
-from appliance.agent import words
+from appliance.agent import protocol
 from appliance.agent.check import check, run_e2fsck, write_all
-from appliance.agent.clone import share
+from appliance.agent.clone import reflink
 from appliance.agent.freeze import find_loops
+from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS
-from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, full
-from appliance.agent.words import Problem, field
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, disk_error
 from appliance.shared.files import sync_folder
 
-TOLD = 20
-"""Damages of one snapshot that are named."""
+MAX_DAMAGE = 20
+"""Kinds of damage of one snapshot that are listed."""
 BESIDE = ".restoring"
 
 
-def tell(request: Dict[str, Any]) -> Dict[str, Any]:
-    """All snapshots, the oldest first, and what their store takes."""
+def list_snapshots(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Return all snapshots, the oldest first, and the store's size and free bytes."""
     store = Store(field(request, "store", str))
     if not os.path.isdir(store.root):
         return {"snapshots": [], "broken": {}, "stored_bytes": 0, "free_bytes": 0}
     found, broken = store.list()
     return {
-        "snapshots": [one.told() for one in found],
+        "snapshots": [one.to_dict() for one in found],
         "broken": {str(number): why for number, why in sorted(broken.items())},
         "stored_bytes": store.stored_bytes(),
         "free_bytes": store.free_bytes(),
@@ -35,7 +35,7 @@ def tell(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def verify(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Read snapshots again, every byte, and check them; what was found is kept with each."""
+    """Read snapshots completely and check them; store the result with each."""
     store = Store(field(request, "store", str))
     numbers = field(request, "numbers", list)
     with store.reading():
@@ -44,18 +44,18 @@ def verify(request: Dict[str, Any]) -> Dict[str, Any]:
         good: Set[bytes] = set()
         results = []
         for one in snapshots:
-            words.step("verify", "verify snapshot %d" % one.number)
+            protocol.step("verify", "verify snapshot %d" % one.number)
             damage = find_damage(store, one, good, request)
             store.set_health(one, damage)
-            words.detail("damaged" if damage else "whole")
+            protocol.detail("damaged" if damage else "undamaged")
             results.append({"number": one.number, "ok": not damage, "damage": damage})
     return {"snapshots": results}
 
 
 def reread(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Hold every byte of the newest verified snapshot against its digest, unless that was done ``every_s`` seconds ago.
+    """Verify every chunk of the newest verified snapshot, unless that was done less than ``every_s`` seconds ago.
 
-    Later ones are built on its chunks. One that has changed is set aside, so that the next snapshot stores it anew.
+    Later snapshots share its chunks. A damaged chunk is moved away, so that the next snapshot stores it again.
     """
     store = Store(field(request, "store", str))
     good = [one for one in store.list()[0] if one.verified]
@@ -66,7 +66,7 @@ def reread(request: Dict[str, Any]) -> Dict[str, Any]:
     newest = good[-1]
     with store.reading():
         os.makedirs(store.temporary, 0o700, exist_ok=True)
-        words.step("reread", "read snapshot %d again" % newest.number)
+        protocol.step("reread", "read snapshot %d again" % newest.number)
         try:
             with Reader(newest) as reader:
                 damage = _read_all(store, reader, set())
@@ -79,7 +79,7 @@ def reread(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dict[str, Any]) -> List[str]:
-    """What is wrong with a snapshot; digests in ``good`` have been read before, and it grows."""
+    """Return the damage of a snapshot. Digests in ``good`` have been verified before; new ones are added."""
     try:
         reader = Reader(snapshot)
     except Damage as error:
@@ -94,7 +94,7 @@ def find_damage(store: Store, snapshot: Snapshot, good: Set[bytes], request: Dic
             found = check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
         except Damage as error:
             return [error.what]
-        return ["e2fsck had to mend it"] if found.fixed else []
+        return ["e2fsck had to repair it"] if found.fixed else []
 
 
 def _read_all(store: Store, reader: Reader, good: Set[bytes]) -> List[str]:
@@ -115,25 +115,25 @@ def _read_all(store: Store, reader: Reader, good: Set[bytes]) -> List[str]:
             if wrong:
                 if reader.image is None:
                     store.set_aside(reader.digest(number))
-                if len(damage) < TOLD and wrong not in damage:
+                if len(damage) < MAX_DAMAGE and wrong not in damage:
                     damage.append(wrong)
             else:
                 good.add(reader.digest(number))
             if done % 1024 == 0:
-                words.moved(done * CHUNK, len(todo) * CHUNK)
+                protocol.progress(done * CHUNK, len(todo) * CHUNK)
     return damage
 
 
 def restore(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Lay a snapshot out as an overlay file: beside its name, checked, then renamed.
+    """Write a snapshot to a new overlay file, check it, then rename it to ``target``.
 
-    With ``replace`` a file of that name gives way, else it must not be there. Whoever asks holds the host's lock.
+    With ``replace`` an existing file is replaced, else there must be none. The caller holds the host's lock.
     """
     store = Store(field(request, "store", str))
     target = field(request, "target", str)
     began = time.monotonic()
     if not field(request, "replace", bool, False) and os.path.lexists(target):
-        raise Problem("%s is there already" % target, "give another name, or remove it", 3)
+        raise Problem("%s already exists" % target, "give another name, or remove it", 3)
     with store.reading():
         snapshot = store.find(str(request["snapshot"]))
         beside = target + BESIDE
@@ -141,20 +141,20 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
             os.makedirs(store.temporary, 0o700, exist_ok=True)
             try:
                 with Reader(snapshot) as reader:
-                    lay_out(reader, beside)
-                words.step("check", "check the file system")
-                status, said = run_e2fsck(beside, "-n", store.temporary)
+                    write_image(reader, beside)
+                protocol.step("check", "check the file system")
+                status, output = run_e2fsck(beside, "-n", store.temporary)
                 if status:
-                    raise snapshot.damaged(said)
+                    raise snapshot.damaged(output)
             except Damage as error:
                 store.set_health(snapshot, [error.what])
                 raise
             if os.path.exists(target):
                 _widen(beside, os.stat(target).st_size)
-            words.step("rename", "")
+            protocol.step("rename", "")
             if os.path.exists(target) and find_loops(target):
-                # Who asked has been killed, its lock is gone, and somebody has started the appliance.
-                raise Problem("%s has come into use meanwhile" % target, "sms stop, then run it again", 3)
+                # The caller was killed, its lock is gone, and the services container was started.
+                raise Problem("%s came into use meanwhile" % target, "sms stop, then run it again", 3)
             os.rename(beside, target)
             sync_folder(os.path.dirname(target))
         except BaseException:
@@ -165,36 +165,36 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _widen(path: str, size: int) -> None:
-    """An overlay that has been grown since stays as large as it is."""
+    """Enlarge the image to ``size`` bytes: an overlay that was grown since the snapshot keeps its size."""
     if os.stat(path).st_size >= size:
         return
     os.truncate(path, size)
-    # -f: it asks for a check made after the last mount, by the second; e2fsck has read this very image just now, and
-    # wrote nothing down.
+    # -f: resize2fs requires a check newer than the last mount. e2fsck -n has just checked this image, but does not
+    # record that.
     done = subprocess.Popen(
         ["resize2fs", "-f", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    said = done.communicate()[0].decode(errors="replace").strip()
+    output = done.communicate()[0].decode(errors="replace").strip()
     if done.returncode:
-        raise Problem("it cannot be made as large as the overlay is now: %s" % " / ".join(said.splitlines()[-2:]))
-    words.note("note: it is as large as the overlay was, %d MiB" % (size >> 20))
+        raise Problem("it cannot be enlarged to the overlay's size: %s" % " / ".join(output.splitlines()[-2:]))
+    protocol.note("note: it was enlarged to the overlay's size, %d MiB" % (size >> 20))
 
 
-def lay_out(reader: Reader, path: str) -> None:
-    """Write a snapshot's image to a new sparse file at ``path``, every chunk held against its digest.
+def write_image(reader: Reader, path: str) -> None:
+    """Write a snapshot's image to a new sparse file at ``path``; verify every chunk.
 
     Raises:
-        Damage: one is not what it was.
+        Damage: a chunk has changed.
         Problem: the file system is full.
     """
-    words.step("write", "write the overlay")
+    protocol.step("write", "write the overlay")
     if not os.path.isdir(os.path.dirname(path)):
-        raise Problem("there is no folder %s" % os.path.dirname(path), "make it first, or give another name", 3)
+        raise Problem("there is no folder %s" % os.path.dirname(path), "create it first, or give another name", 3)
     if os.path.lexists(path):
         os.unlink(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        cloned = reader.image is not None and share(reader.image, descriptor)
+        cloned = reader.image is not None and reflink(reader.image, descriptor)
         os.ftruncate(descriptor, reader.size)
         todo = [number for number in range(reader.count) if reader.digest(number) != ZERO]
 
@@ -206,9 +206,9 @@ def lay_out(reader: Reader, path: str) -> None:
         with ThreadPoolExecutor(WORKERS) as pool:
             for done, _ in enumerate(pool.map(write, todo), 1):
                 if done % 1024 == 0:
-                    words.moved(done * CHUNK, len(todo) * CHUNK)
+                    protocol.progress(done * CHUNK, len(todo) * CHUNK)
         os.fsync(descriptor)
     except OSError as error:
-        raise full(error, path)
+        raise disk_error(error, path)
     finally:
         os.close(descriptor)

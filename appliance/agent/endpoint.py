@@ -1,4 +1,4 @@
-"""What both ends of a move do with their host: the instance, its ports and connections, the lease, the history."""
+"""What source and target of a migration share: the instance, its ports and connections, the lease, the history."""
 
 import http.client
 import json
@@ -11,20 +11,20 @@ import xmlrpc.client
 from typing import Any, Dict, List, Optional, Sequence
 
 from appliance.agent.freeze import find_loops
-from appliance.agent.words import Problem, field
+from appliance.agent.protocol import Problem, field
 from appliance.shared.files import replace_file
 from appliance.shared.locks import hold_lock
 
-Words = Sequence[str]
+Strings = Sequence[str]
 
 
-def run(*argv: str, given: bytes = b"", ok: Sequence[int] = (0,), timeout: float = 60) -> bytes:
-    """Standard output of a program.
+def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float = 60) -> bytes:
+    """Run a program; return its standard output.
 
     Raises:
-        Problem: it ended with another status, or did not end in time.
+        Problem: it ended with a status not in ``ok``, or not within ``timeout`` seconds.
     """
-    # Its own session: what is sent to our group is not meant for it.
+    # A session of its own: signals to our process group must not reach it.
     done = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -33,78 +33,84 @@ def run(*argv: str, given: bytes = b"", ok: Sequence[int] = (0,), timeout: float
         preexec_fn=os.setsid,
     )
     try:
-        said, complained = done.communicate(given, timeout)
+        output, errors = done.communicate(stdin, timeout)
     except subprocess.TimeoutExpired:
         done.kill()
         done.communicate()
         raise Problem("`%s` did not end within %g s" % (" ".join(argv[:4]), timeout))
     if done.returncode not in ok:
-        words = (complained or said).decode(errors="replace").strip().splitlines()[-4:]
-        raise Problem("`%s` ended with status %d: %s" % (" ".join(argv[:6]), done.returncode, " / ".join(words)))
-    return said
+        lines = (errors or output).decode(errors="replace").strip().splitlines()[-4:]
+        raise Problem("`%s` ended with status %d: %s" % (" ".join(argv[:6]), done.returncode, " / ".join(lines)))
+    return output
 
 
 class Instance:
-    """A running instance, by its first process."""
+    """A running instance, identified by its first process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     @property
     def root(self) -> str:
-        """Its root file system, as this host sees it."""
+        """Path of its root file system on this host."""
         return "/proc/%d/root" % self.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it is running."""
         return os.path.exists(self.root + "/run")
 
     def argv(self, *argv: str) -> List[str]:
-        """A command that runs inside."""
+        """Return the command line that runs ``argv`` inside the container."""
         return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "env", "-i", PATH, *argv]
 
     def network(self, *argv: str) -> List[str]:
-        """A command of this host's that runs in its network."""
+        """Return the command line that runs a program of this host in its network namespace."""
         return ["nsenter", "--net=/proc/%d/ns/net" % self.pid, *argv]
 
     def supervisor(self) -> Any:
-        """Its supervisor (http://supervisord.org/api.html)."""
+        """Return a client of its supervisor (http://supervisord.org/api.html)."""
         transport = _Transport(self.root + "/run/sms/supervisor.sock")
         return xmlrpc.client.ServerProxy("http://localhost", transport=transport).supervisor
 
-    def stop_services(self, names: Words, patience_s: float) -> None:
-        """End services, all at once, and wait until they have.
+    def stop_services(self, names: Strings, patience_s: float) -> None:
+        """Stop services in parallel, and wait until all have ended.
 
         Raises:
-            Problem: one does not end.
+            Problem: one did not end within ``patience_s`` seconds.
         """
         supervisor = self.supervisor()
         states = {one["name"]: one["statename"] for one in supervisor.getAllProcessInfo()}
-        going = [name for name in names if states.get(name) not in (None, "STOPPED", "FATAL", "EXITED")]
-        for name in going:
+        pending = [name for name in names if states.get(name) not in (None, "STOPPED", "FATAL", "EXITED")]
+        for name in pending:
             _quietly(supervisor.stopProcess, name, False)
         end = time.monotonic() + patience_s
-        while going:
+        while pending:
             states = {one["name"]: one["statename"] for one in supervisor.getAllProcessInfo()}
-            going = [name for name in going if states.get(name) not in ("STOPPED", "FATAL", "EXITED")]
-            if going and time.monotonic() > end:
-                raise Problem("%s did not end within %g s" % (", ".join(going), patience_s), "sms logs %s" % going[0])
-            if going:
+            pending = [name for name in pending if states.get(name) not in ("STOPPED", "FATAL", "EXITED")]
+            if pending and time.monotonic() > end:
+                raise Problem(
+                    "%s did not end within %g s" % (", ".join(pending), patience_s), "sms logs %s" % pending[0]
+                )
+            if pending:
                 time.sleep(0.005)
 
-    def start_services(self, names: Words) -> None:
-        """Start what does not run; each waits itself for what it needs."""
+    def start_services(self, names: Strings) -> None:
+        """Start the services that are not running; each one waits for those that it needs."""
         supervisor = self.supervisor()
         states = {one["name"]: one["statename"] for one in supervisor.getAllProcessInfo()}
         for name in names:
             if states.get(name) in ("STOPPED", "FATAL", "EXITED", "STOPPING"):
                 _quietly(supervisor.startProcess, name, False)
 
-    def ports(self, interfaces: Words) -> Dict[str, str]:
-        """The host's ends of its interfaces, by their names inside."""
+    def ports(self, interfaces: Strings) -> Dict[str, str]:
+        """Return the host's end of each interface, by the interface's name inside.
+
+        Raises:
+            Problem: one is not on this host.
+        """
         inside = json.loads(run(*self.network("ip", "-json", "link", "show")).decode())
-        # The two ends name each other: a number alone may be that of a cable to somewhere else.
+        # Both ends refer to each other: an index alone may be that of an interface in another namespace.
         links = json.loads(run("ip", "-json", "link", "show").decode())
         here = {(one["ifindex"], one.get("link_index")): one["ifname"] for one in links}
         found = {one["ifname"]: here.get((one.get("link_index"), one["ifindex"]), "") for one in inside}
@@ -114,9 +120,9 @@ class Instance:
         return {name: found[name] for name in interfaces}
 
     def announce(self, addresses: Dict[str, str]) -> None:
-        """Tell switches and neighbours where the addresses are now: at once, and again for some seconds."""
+        """Announce the addresses by gratuitous ARP: at once, and again for some seconds."""
         for interface, address in addresses.items():
-            # arping's first goes out at once; it sends the others by the second.
+            # arping sends the first request at once, the others one second apart.
             argv = self.network("arping", "-q", "-U", "-c", "5", "-I", interface, address)
             subprocess.Popen(
                 argv,
@@ -131,7 +137,7 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/l
 
 
 def _quietly(call: Any, *arguments: Any) -> None:
-    """A service that is what it should be by now is no fault (NOT_RUNNING, ALREADY_STARTED, BAD_NAME)."""
+    """Ignore faults of services that are already in the wanted state (NOT_RUNNING, ALREADY_STARTED, BAD_NAME)."""
     try:
         call(*arguments)
     except xmlrpc.client.Fault:
@@ -159,7 +165,7 @@ class _Transport(xmlrpc.client.Transport):
 
 
 def find_instance(name: str) -> Optional[Instance]:
-    """The running instance of that name; None where there is none."""
+    """Return the running instance of a name, or None."""
     listed = json.loads(run("apptainer", "instance", "list", "--json", name).decode() or "{}")
     for one in listed.get("instances") or []:
         if one["instance"] == name:
@@ -167,11 +173,11 @@ def find_instance(name: str) -> Optional[Instance]:
     return None
 
 
-def wait_free(overlay: str, patience_s: float) -> None:
+def wait_until_unused(overlay: str, patience_s: float) -> None:
     """Wait until no loop device has the overlay open.
 
     Raises:
-        Problem: one still has.
+        Problem: one still has after ``patience_s`` seconds.
     """
     end = time.monotonic() + patience_s
     while True:
@@ -184,17 +190,17 @@ def wait_free(overlay: str, patience_s: float) -> None:
 
 
 def set_bridges(ports: Dict[str, Optional[str]], *, timeout: float = 60) -> None:
-    """Put ports into bridges, or take them off theirs; each of them, even if another cannot be.
+    """Attach ports to bridges, or detach them (None); go on with the others when one fails.
 
     Raises:
-        Problem: one cannot be, or it takes longer than ``timeout`` seconds.
+        Problem: one failed, or it took longer than ``timeout`` seconds.
     """
     lines = ["link set %s %s" % (port, "master " + one if one else "nomaster") for port, one in sorted(ports.items())]
-    run("ip", "-force", "-batch", "-", given=("\n".join(lines) + "\n").encode(), timeout=timeout)
+    run("ip", "-force", "-batch", "-", stdin=("\n".join(lines) + "\n").encode(), timeout=timeout)
 
 
-def is_port(port: str, bridge: str) -> bool:
-    """Whether a port is on a bridge now."""
+def is_attached(port: str, bridge: str) -> bool:
+    """Whether a port is attached to a bridge."""
     return os.path.exists("/sys/class/net/%s/brif/%s" % (bridge, port))
 
 
@@ -204,10 +210,10 @@ LEFT = re.compile(r" -t \d+")
 REPLIED = re.compile(r" --reply-port-dst (\d+)")
 
 
-def translated(saved: str) -> List[str]:
-    """Those connections of ``conntrack -o save`` whose source is translated, as ``conntrack -R`` makes them again.
+def parse_translated(saved: str) -> List[str]:
+    """Return the source-translated connections of ``conntrack -o save``, in the form for ``conntrack -R``.
 
-    What it saves says the new address alone: where the port is another as well, the kernel would choose one anew.
+    The output has the translated address only: where the port was translated too, the kernel would choose another one.
     """
     found = []
     for line in saved.splitlines():
@@ -221,22 +227,22 @@ def translated(saved: str) -> List[str]:
 
 
 def read_connections(instance: Instance) -> List[str]:
-    """The translated connections of an instance."""
-    return translated(run(*instance.network("conntrack", "-L", "-o", "save")).decode(errors="replace"))
+    """Return the translated connections of an instance."""
+    return parse_translated(run(*instance.network("conntrack", "-L", "-o", "save")).decode(errors="replace"))
 
 
-def lasting(line: str) -> str:
-    """A connection without the seconds that it has left: those differ at each look."""
+def without_timeout(line: str) -> str:
+    """Return a connection without its remaining seconds, which differ in every query."""
     return LEFT.sub("", line)
 
 
-def load_connections(instance: Instance, lines: Words) -> str:
-    """Make connections known to an instance; those that it knows are left. Say what could not be."""
+def load_connections(instance: Instance, lines: Strings) -> str:
+    """Add connections to an instance; existing ones stay. Return the error message, empty when all were added."""
     if not lines:
         return ""
     text = "".join(line + "\n" for line in lines).encode()
     try:
-        run(*instance.network("conntrack", "-R", "-"), given=text)
+        run(*instance.network("conntrack", "-R", "-"), stdin=text)
         return ""
     except Problem as problem:
         return problem.message
@@ -246,32 +252,32 @@ NEIGHBOUR = re.compile(r"^[0-9a-fA-F.:]+ eth[0-9]+ [0-9a-f:]+\Z")
 
 
 def read_neighbours(instance: Instance) -> List[str]:
-    """Who an instance knows on its networks: address, interface and MAC address of each."""
-    told = json.loads(run(*instance.network("ip", "-json", "neigh", "show")).decode() or "[]")
-    lines = ["%s %s %s" % (one["dst"], one["dev"], one["lladdr"]) for one in told if one.get("lladdr")]
+    """Return the neighbours of an instance: address, interface and MAC address of each."""
+    entries = json.loads(run(*instance.network("ip", "-json", "neigh", "show")).decode() or "[]")
+    lines = ["%s %s %s" % (one["dst"], one["dev"], one["lladdr"]) for one in entries if one.get("lladdr")]
     return [line for line in lines if NEIGHBOUR.match(line)]
 
 
-def load_neighbours(instance: Instance, lines: Words) -> None:
-    """Have an instance know them as well; it asks anew whether they are still there.
+def load_neighbours(instance: Instance, lines: Strings) -> None:
+    """Add neighbours to an instance as stale entries, which the kernel verifies when they are used.
 
-    What asked for one while nobody was to be seen would wait for the second that the next question is sent in.
+    An ARP request sent while the ports were detached got no answer, and the kernel repeats it only after a second.
     """
-    words = [line.split() for line in lines if NEIGHBOUR.match(line)]
-    text = "".join("neigh replace %s dev %s lladdr %s nud stale\n" % tuple(one) for one in words)
-    run(*instance.network("ip", "-force", "-batch", "-"), given=text.encode(), ok=range(256))
+    entries = [line.split() for line in lines if NEIGHBOUR.match(line)]
+    text = "".join("neigh replace %s dev %s lladdr %s nud stale\n" % tuple(one) for one in entries)
+    run(*instance.network("ip", "-force", "-batch", "-"), stdin=text.encode(), ok=range(256))
 
 
-def neighbour(bridge: str, address: str) -> str:
-    """The MAC address of who answers for ``address`` on a bridge of this host (RFC 5227); empty where nobody does."""
+def find_mac(bridge: str, address: str) -> str:
+    """Return the MAC address that answers for ``address`` on a bridge of this host (RFC 5227), or an empty string."""
     argv = ("arping", "-D", "-c", "2", "-w", "1", "-I", bridge, address)
-    said = run(*argv, ok=range(256)).decode(errors="replace")
-    found = re.search(r"^Unicast reply from .*\[(.*)\]", said, re.MULTILINE)
+    output = run(*argv, ok=range(256)).decode(errors="replace")
+    found = re.search(r"^Unicast reply from .*\[(.*)\]", output, re.MULTILINE)
     return found.group(1).lower() if found else ""
 
 
-class Place:
-    """Where an end writes down what it does: the lease, the history, how far it is."""
+class HostState:
+    """What a migration stores on a host: the lease, the history, the state to recover from."""
 
     def __init__(self, request: Dict[str, Any], side: str) -> None:
         self.cluster: str = field(request, "cluster", str)
@@ -285,32 +291,32 @@ class Place:
         self.side = side
         self.request = request
 
-    def note(self, event: str, **facts: Any) -> None:
-        """A line of the history."""
-        told = dict(facts, at=time.time(), host=self.host, verb=self.verb, event=event, peer=self.peer)
+    def record_event(self, event: str, **facts: Any) -> None:
+        """Append an event to the history."""
+        entry = dict(facts, at=time.time(), host=self.host, verb=self.verb, event=event, peer=self.peer)
         try:
             os.makedirs(os.path.dirname(self.history), 0o700, exist_ok=True)
             descriptor = os.open(self.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.write(descriptor, (json.dumps(told) + "\n").encode())
+                os.write(descriptor, (json.dumps(entry) + "\n").encode())
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError:
-            pass  # a full disk must not keep services from coming back
+            pass  # a full disk must not prevent services from starting again
 
-    def reached(self, state: str, **facts: Any) -> None:
-        """Write down how far it is, before that is begun: a run that is killed is taken up again from there."""
-        told = dict(facts, side=self.side, state=state, pid=os.getpid(), request=self.request)
-        replace_file(self.mark, json.dumps(told).encode())
+    def save_state(self, state: str, **facts: Any) -> None:
+        """Store the state that is about to be entered: ``resume`` recovers a killed run from there."""
+        data = dict(facts, side=self.side, state=state, pid=os.getpid(), request=self.request)
+        replace_file(self.mark, json.dumps(data).encode())
 
-    def over(self) -> None:
-        """There is nothing to take up again."""
+    def clear_state(self) -> None:
+        """Remove the stored state: there is nothing to recover."""
         if os.path.exists(self.mark):
             os.unlink(self.mark)
 
     def generation(self) -> int:
-        """That of the lease as it lies here; 0 where there is none."""
+        """Return the generation of the lease stored here; 0 where there is none."""
         return int(self._lease().get("generation", 0))
 
     def _lease(self) -> Dict[str, Any]:
@@ -321,22 +327,22 @@ class Place:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def hand_lease(self, holder: str, generation: int, *, only_from: Optional[int] = None) -> bool:
-        """Have the lease say who holds it, and whether it does now; a generation never falls.
+    def write_lease(self, holder: str, generation: int, *, only_from: Optional[int] = None) -> bool:
+        """Write the lease unless that would lower its generation; return whether it was written.
 
         Args:
-            only_from: the generation that it must have until then.
+            only_from: the generation that the stored lease must have.
         """
         with hold_lock(self.lease + ".lock", wait_s=float("inf")):
             now = self.generation()
             if now > generation or (only_from is not None and now != only_from):
                 return False
-            told = {"cluster": self.cluster, "generation": generation, "holder": holder, "since": time.time()}
-            # Whose own file this is (plan/lease.py).
-            told["file"] = holder if self.shared else self.host
-            replace_file(self.lease, (json.dumps(told, indent=1) + "\n").encode())
+            lease = {"cluster": self.cluster, "generation": generation, "holder": holder, "since": time.time()}
+            # The host that this copy of the lease belongs to (plan/migration/lease.py).
+            lease["file"] = holder if self.shared else self.host
+            replace_file(self.lease, (json.dumps(lease, indent=1) + "\n").encode())
             return True
 
     def holder(self) -> str:
-        """Who holds the lease as it lies here; empty where nobody does."""
+        """Return the holder of the lease stored here; empty where there is none."""
         return str(self._lease().get("holder") or "")

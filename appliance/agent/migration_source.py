@@ -1,0 +1,536 @@
+"""Source of a migration: copy the overlay while it is in use, then hand over the services and their addresses.
+
+The state decides what happens when the connection to the coordinator is lost:
+
+    read      the services run here: nothing is done
+    stopping  services that keep state are stopped: they are started again
+    released  the ports are detached from the bridges: no host serves. The target attaches its own within ``ARMED_S`` of
+              its last message or never. After ``RECLAIM_S`` the source asks who answers for the addresses: if it is the
+              target, the migration is completed, else the ports are attached again
+    ended     with a shared overlay: the instance here has ended. It is started again unless the target has the lease
+    given     the target serves: the instance here is ended
+"""
+
+import hashlib
+import os
+import signal
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from appliance.agent import endpoint, protocol
+from appliance.agent.changes import IN_MEMORY, Changes
+from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
+from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
+from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
+from appliance.agent.protocol import Problem, field
+from appliance.agent.source import Source
+from appliance.agent.store import digest_of
+from appliance.agent.take import FREEZE_CHUNKS, host_locked
+from appliance.agent.transfer import read_bits
+
+RECLAIM_S = 3.0
+"""Longer than ``migration_target.ARMED_S``, by more than two clocks can differ in that time."""
+LEASE_S = 90.0
+"""Seconds that the target may take to return the lease of a shared overlay."""
+STOP_WAIT_S = 20.0
+"""Seconds that a service that keeps state may take to end, unless the request gives more."""
+
+
+def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Follow the coordinator's messages until the services container runs on the target, or here again.
+
+    Raises:
+        Problem: the migration failed; the services container runs here as before.
+    """
+    protocol.OUTPUT[0] = 2
+    # The migration is cancelled by closing the channel. A signal would interrupt the rollback.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    with host_locked(field(request, "lock", str)):
+        private_mounts()
+        return MigrationSource(request, Channel()).run()
+
+
+class MigrationSource:
+    """The source's state machine of one migration."""
+
+    def __init__(self, request: Dict[str, Any], channel: Optional[Channel]) -> None:
+        self.host_state = HostState(request, "leave")
+        self.channel = channel
+        self.overlay: str = field(request, "overlay", str)
+        self.bridges: Dict[str, str] = field(request, "bridges", dict)
+        self.addresses: Dict[str, str] = field(request, "addresses", dict)
+        self.stop_groups: List[List[str]] = field(request, "stop", list)
+        self.tails: List[str] = field(request, "tails", list, [])
+        self.loggers: List[str] = field(request, "loggers", list, [])
+        self.generation: int = field(request, "generation", int)
+        self.limit_s = float(field(request, "freeze_limit_s", (int, float), 5))  # type: ignore[arg-type]
+        self.stop_wait_s = float(field(request, "stop_wait_s", (int, float), STOP_WAIT_S))  # type: ignore[arg-type]
+        self.shared = self.host_state.shared
+        self.state = "read"
+        self.released_at = 0.0
+        self.ports: Dict[str, str] = {}
+        self.lengths: Dict[str, int] = {}
+        self.counter: Optional[DatagramCounter] = None
+        self.sent_connections: Set[str] = set()
+        self.stack = ExitStack()
+        self.source: Optional[Source] = None
+        self.changes: Optional[Changes] = None
+        self.encoder = FrameEncoder(field(request, "compress", bool, False))
+        self.instance = Instance(field(request, "pid", int))
+
+    def run(self) -> Dict[str, Any]:
+        """Handle messages until the migration has ended."""
+        assert self.channel
+        try:
+            with self.stack:
+                while self.state != "gone":
+                    message = self.channel.receive(RECLAIM_S if self.state == "released" else PATIENCE_S)
+                    self._do(message)
+        except Disconnected:
+            self.abandon("the connection to the coordinator was lost")
+        except BaseException as error:
+            protocol.step("abandon", "")
+            self.abandon(getattr(error, "message", "") or str(error) or type(error).__name__)
+            raise
+        return {"state": self.state}
+
+    def _do(self, message: Dict[str, Any]) -> None:
+        handlers = {
+            "offer": self.offer,
+            "send": self.send_wanted,
+            "round": self.send_round,
+            "stop": self.stop,
+            "connections": self.send_connections,
+            "release": self.release,
+            "hand": self.hand_over,
+            "given": self.send_log_tails,
+            "finish": self.finish,
+            "abort": self.abort,
+        }
+        protocol.step("leave." + str(message.get("do")), "")
+        handlers[message["do"]](message)
+
+    # The copy
+
+    def offer(self, message: Dict[str, Any]) -> None:
+        """Start to follow changes, read all chunks in use, send their digests."""
+        assert self.channel
+        loops = find_loops(self.overlay)
+        if len(loops) != 1:
+            raise Problem("%s is in use by %d loop devices" % (self.overlay, len(loops)), "losetup -l", 3)
+        self.loop = loops[0]
+        self.ports = self.instance.ports(sorted(self.bridges))
+        self.host_state.save_state("read", ports=self.ports)
+        self.source = Source(self.overlay)
+        self.stack.callback(self.source.close)
+        frozen_mark = field(self.host_state.request, "frozen_mark", str)
+        os.makedirs(os.path.dirname(frozen_mark), 0o700, exist_ok=True)
+        self.changes = Changes(self.source, self.loop, self.stack, self.limit_s, frozen_mark)
+        self.changes.start()
+        numbers = set(self.source.data_chunks()) - self.changes.free
+        self.source.read_chunks(numbers, lambda number, data: digest_of(data))
+        self.channel.send("offer", bytes(self.source.digests), size=self.source.size, used=self.source.used_bytes())
+
+    def send_wanted(self, message: Dict[str, Any]) -> None:
+        """Send the chunks that the target lacks."""
+        assert self.channel and self.source
+        wanted = read_bits(self.channel.read_body(message), self.source.count)
+        self._send(((number, self.source.chunk(number)) for number in wanted), True)
+
+    def send_round(self, message: Dict[str, Any]) -> None:
+        """Send the chunks that changed since the last round."""
+        assert self.channel and self.source and self.changes
+        self.changes.flush()
+        found = self.changes.collect(restart=field(message, "anew", bool, False))
+        numbers = sorted(found or ())
+        settled = found is None or len(numbers) <= FREEZE_CHUNKS
+        self._send(((number, self.source.chunk(number)) for number in numbers), False, settled=settled)
+
+    def _send(self, chunks: Any, everything: bool, **facts: Any) -> None:
+        assert self.channel and self.source
+        batch: List[bytes] = []
+        size = sent = done = 0
+        for number, data in chunks:
+            digest = chunk_digest(data)
+            place = slice(number * 32, number * 32 + 32)
+            if not everything and self.source.digests[place] == digest:
+                continue
+            self.source.digests[place] = digest
+            frame = self.encoder.encode(number, data, digest)
+            batch.append(frame)
+            size += len(frame)
+            done += 1
+            if size >= BATCH:
+                self.channel.send("parcels", b"".join(batch), chunks=len(batch))
+                batch, sent, size = [], sent + size, 0
+        if batch:
+            self.channel.send("parcels", b"".join(batch), chunks=len(batch))
+        self.channel.send("sent", chunks=done, sent_bytes=sent + size, **facts)
+
+    # The switch
+
+    def stop(self, message: Dict[str, Any]) -> None:
+        """Stop the services that keep state, and send their last changes. Services without state go on."""
+        assert self.channel and self.source and self.changes
+        began = time.monotonic()
+        self._enter("stopping", "stopping services that keep state")
+        for group in self.stop_groups:
+            self.instance.stop_services(group, self.stop_wait_s)
+        stopped = time.monotonic()
+        protocol.step("freeze", "")
+        before = bytes(self.source.digests)
+        with mounted_again(self.loop) as folder:
+            frozen = Frozen(folder, self.limit_s, field(self.host_state.request, "frozen_mark", str))
+            try:
+                frozen.hold()
+                many: List[Tuple[int, bytes]] = []
+                held = self.changes.final(lambda number, data: _keep(many, number, data))
+                self.lengths = {path: self._length(path) for path in self.tails}
+                frozen.release()
+            finally:
+                frozen.close()
+        # Chunks that did not fit into memory were only digested during the freeze. Send those too that became zeros.
+        listed = {number for number, _ in many}
+        for number in range(self.source.count):
+            place = slice(number * 32, number * 32 + 32)
+            if len(held) >= IN_MEMORY and before[place] != self.source.digests[place] and number not in listed:
+                many.append((number, b""))
+        self.source.digests[:] = before
+        self._send([*many, *held], False)
+        self.channel.send(
+            "final",
+            digests=hashlib.sha256(self.source.digests).hexdigest(),
+            stop_s=stopped - began,
+            frozen_s=frozen.seconds,
+            found_by=self.changes.found_by,
+            chunks=len(held) + len(many),
+            neighbours=endpoint.read_neighbours(self.instance),
+        )
+
+    def _length(self, path: str) -> int:
+        try:
+            return os.stat(self.instance.root + path).st_size
+        except OSError:
+            return 0
+
+    def send_connections(self, message: Dict[str, Any]) -> None:
+        """Send the current connections before the switch: to transfer thousands takes longer than the rest of it."""
+        assert self.channel
+        lines = endpoint.read_connections(self.instance)
+        self.sent_connections = {endpoint.without_timeout(line) for line in lines}
+        self.channel.send("connections", "\n".join(lines).encode())
+
+    def release(self, message: Dict[str, Any]) -> None:
+        """Detach the ports from the bridges; send the connections that ``send_connections`` has not sent."""
+        assert self.channel
+        self._enter("released", "ports detached from the bridges", ports=self.ports)
+        began = time.monotonic()
+        self.counter = DatagramCounter(
+            sorted(self.bridges.items())[0][1], sorted(self.ports.items())[0][1], self._mac()
+        )
+        self.released_at = time.monotonic()
+        endpoint.set_bridges(dict.fromkeys(self.ports.values()))
+        down = time.monotonic()
+        lines = endpoint.read_connections(self.instance)
+        text = "\n".join(line for line in lines if endpoint.without_timeout(line) not in self.sent_connections).encode()
+        self.channel.send("released", text, down_s=down - began, connections=len(lines))
+
+    def hand_over(self, message: Dict[str, Any]) -> None:
+        """With a shared overlay: end the instance, so that the target can use the overlay."""
+        assert self.channel
+        self.ports = self.instance.ports(sorted(self.bridges))
+        began = time.monotonic()
+        self._enter("stopping", "stopping services that keep state", ports=self.ports)
+        for group in self.stop_groups:
+            self.instance.stop_services(group, self.stop_wait_s)
+        lines, known = endpoint.read_connections(self.instance), endpoint.read_neighbours(self.instance)
+        self._enter("ended", "ending the instance, releasing the overlay", ports=self.ports)
+        self._end_instance()
+        endpoint.wait_until_unused(self.overlay, 20)
+        text = "\n".join(lines).encode()
+        took = time.monotonic() - began
+        self.channel.send("handed", text, stop_s=took, connections=len(lines), neighbours=known)
+
+    def _mac(self) -> str:
+        return str(self.host_state.request.get("mac", ""))
+
+    def send_log_tails(self, message: Dict[str, Any]) -> None:
+        """The target serves: send it the log lines that arrived here since the last freeze."""
+        assert self.channel
+        self._enter("given", "%s serves" % self.host_state.peer, ports=self.ports)
+        # First: if this host crashes now, it must not start the instance after its boot.
+        self.host_state.write_lease(self.host_state.peer, self.generation + 1)
+        lost = self.counter.count() if self.counter else 0
+        self.instance.stop_services(self.loggers, self.stop_wait_s)
+        files, parts = [], []
+        for path in self.tails:
+            data = self._tail(path)
+            files.append({"path": path, "bytes": len(data)})
+            parts.append(data)
+        self.channel.send("tails", b"".join(parts), files=files, lost=lost)
+
+    def _tail(self, path: str) -> bytes:
+        try:
+            with open(self.instance.root + path, "rb") as stream:
+                stream.seek(self.lengths.get(path, 0))
+                return stream.read()
+        except OSError:
+            return b""
+
+    def finish(self, message: Dict[str, Any]) -> None:
+        """End the instance here and rename its overlay, which is stale now."""
+        self._finish()
+        assert self.channel
+        self.channel.send("finished")
+
+    def _finish(self) -> None:
+        # After a reboot the pid may belong to another process.
+        found = endpoint.find_instance(field(self.host_state.request, "instance", str))
+        if found and found.pid == self.instance.pid and not self.shared:
+            self._end_instance()
+        self.host_state.write_lease(self.host_state.peer, self.generation + 1)
+        if not self.shared:
+            endpoint.wait_until_unused(self.overlay, 20)
+            if os.path.exists(self.overlay):
+                os.rename(self.overlay, self.overlay + ".moved")
+        self.state = "gone"
+        self.host_state.record_event("gone", to=self.host_state.peer, generation=self.generation + 1)
+        self.host_state.clear_state()
+
+    def _end_instance(self) -> None:
+        # In parallel: a supervisor that ends stops its services one after the other.
+        self.instance.stop_services(field(self.host_state.request, "live", list), self.stop_wait_s)
+        endpoint.run(*field(self.host_state.request, "stop_argv", list), ok=range(256), timeout=self.stop_wait_s + 60)
+
+    # Rollback
+
+    def abort(self, message: Dict[str, Any]) -> None:
+        """Roll back on the coordinator's request; ``sure``: the target has confirmed that it has rolled back."""
+        assert self.channel
+        why = str(message.get("why", ""))
+        if not message.get("sure") and self.state == "released" and self._target_answers():
+            self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.host_state.peer)
+            self._finish()
+            raise Problem("the services run on %s: it answers for the addresses" % self.host_state.peer, "sms status")
+        if self.state == "ended" and not self._reclaim_lease(why):
+            raise Problem("%s has not returned the lease of the overlay" % self.host_state.peer, "sms journal")
+        self.restore_service(why)
+        self.channel.send("back")
+        self.state = "gone"
+
+    def abandon(self, why: str) -> None:
+        """End the migration from any state, so that exactly one host serves."""
+        if self.state in ("gone", "read"):
+            if self.state == "read":
+                self.host_state.clear_state()
+            return
+        if self.state == "given":
+            self._finish()
+            return
+        if self.state == "released":
+            while time.monotonic() < self.released_at + RECLAIM_S:
+                time.sleep(0.05)
+            if self._target_answers():
+                self.host_state.record_event(
+                    "given", why=why, seen="%s answers for the addresses" % self.host_state.peer
+                )
+                self._finish()
+                return
+        if self.state == "ended" and not self._reclaim_lease(why):
+            return
+        self.restore_service(why)
+
+    def _reclaim_lease(self, why: str) -> bool:
+        """Take the lease of a shared overlay back; return False where the target serves or still has it."""
+        end = time.monotonic() + LEASE_S
+        while time.monotonic() < end:
+            now = self.host_state.generation()
+            if self.host_state.holder() == self.host_state.host:
+                # From here on a host that takes the lease from its previous generation is refused.
+                if self.host_state.write_lease(self.host_state.host, now + 1, only_from=now):
+                    return True
+            elif self._target_answers():
+                self.host_state.record_event(
+                    "given", why=why, seen="%s answers for the addresses" % self.host_state.peer
+                )
+                self._finish()
+                return False
+            time.sleep(0.5)
+        self.host_state.record_event(
+            "lost", why=why, what="%s has the lease, but does not serve" % self.host_state.peer
+        )
+        self.state = "gone"
+        self.host_state.clear_state()
+        return False
+
+    def _target_answers(self) -> bool:
+        """Return whether the target answers for the addresses: its instance has the same MAC addresses as ours."""
+        macs = {str(mac).lower() for mac in field(self.host_state.request, "macs", list)}
+        queries = [(self.bridges[name], self.addresses[name]) for name in sorted(self.bridges)]
+        with ThreadPoolExecutor(len(queries)) as pool:
+            found = list(pool.map(lambda pair: endpoint.find_mac(*pair), queries))
+        return any(mac in macs for mac in found)
+
+    def restore_service(self, why: str) -> None:
+        """Make the services run here as before."""
+        if self.state == "released":
+            self._outbid_lease()
+            try:
+                endpoint.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+            except Problem as problem:
+                # A missing bridge must not prevent the other network and the services from being restored.
+                self.host_state.record_event("trouble", why=problem.message)
+            self.instance.announce(self.addresses)
+        if self.state == "ended":
+            endpoint.wait_until_unused(self.overlay, 20)
+            endpoint.run(*field(self.host_state.request, "start_argv", list), timeout=90)
+            self.state = "gone"
+            self.host_state.record_event("back", why=why)
+            self.host_state.clear_state()
+            return
+        names = [name for group in reversed(self.stop_groups) for name in group] + self.loggers
+        self.instance.start_services(names)
+        self.state = "gone"
+        self.host_state.record_event("back", why=why)
+        self.host_state.clear_state()
+
+    def _outbid_lease(self) -> None:
+        """Write a lease newer than one that the target may have written; leave that of any other host."""
+        try:
+            if self.host_state.holder() in ("", self.host_state.host, self.host_state.peer):
+                self.host_state.write_lease(
+                    self.host_state.host, max(self.generation, self.host_state.generation()) + 2
+                )
+        except OSError as error:  # a full disk must not prevent services from starting again
+            self.host_state.record_event("trouble", why="the lease cannot be written: %s" % (error.strerror or error))
+
+    def recover(self, saved: Dict[str, Any]) -> None:
+        """Continue from the state that a killed run saved. After a crash of the host only the overlay is left."""
+        self.state, self.ports = saved["state"], saved.get("ports", {})
+        self.released_at = time.monotonic() - RECLAIM_S
+        found = endpoint.find_instance(field(self.host_state.request, "instance", str))
+        if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
+            self.abandon("the migration was killed")
+            return
+        if not found and (self.state == "given" or (self.state == "released" and self._target_answers())):
+            self._finish()
+            return
+        # The lease decides which host starts the instance.
+        self.state = "gone"
+        self.host_state.record_event("cut off", what="the host crashed, and the instance with it", was=saved["state"])
+        self.host_state.clear_state()
+
+    def _enter(self, state: str, event: str, **facts: Any) -> None:
+        self.host_state.save_state(state, **facts)
+        self.state = state
+        self.host_state.record_event(state, what=event)
+
+
+def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:
+    many.append((number, bytes(data)))
+    return digest_of(data)
+
+
+def resume(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Recover from a killed run on this host, as source or as target: see ``endpoint.HostState.save_state``."""
+    import json
+
+    mark = field(request, "mark", str)
+    with host_locked(field(request, "lock", str)):
+        try:
+            with open(mark) as stream:
+                saved = json.load(stream)
+        except (OSError, ValueError):
+            return {"found": ""}
+        private_mounts()
+        if saved["side"] == "arrive":
+            from appliance.agent.migration_target import MigrationTarget
+
+            target = MigrationTarget(saved["request"], None)
+            target.recover(saved)
+            return {"found": saved["state"], "side": "arrive", "state": target.state}
+        source = MigrationSource(saved["request"], None)
+        source.recover(saved)
+        return {"found": saved["state"], "side": "leave", "state": source.state}
+
+
+SO_ATTACH_FILTER = 26
+"""asm-generic/socket.h."""
+ETH_P_ALL = 3
+
+
+class DatagramCounter:
+    """Counts syslog messages over UDP (RFC 5426) to a MAC address that no host has during the switch."""
+
+    def __init__(self, bridge: str, port: str, mac: str) -> None:
+        self.sockets: List[socket.socket] = []
+        if not mac:
+            return
+        folder = "/sys/class/net/%s/brif" % bridge
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            if name == port:
+                continue
+            try:
+                one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+                self._filter(one, mac)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+                one.bind((name, ETH_P_ALL))
+                one.setblocking(False)
+                self.sockets.append(one)
+            except OSError:
+                continue  # an incomplete count must not stop the migration
+
+    def _filter(self, one: socket.socket, mac: str) -> None:
+        """Set the filter: ether dst MAC and ip and udp dst port 514, first fragments only (bpf(4))."""
+        data = bytes(int(byte, 16) for byte in mac.split(":"))
+        high, low = struct.unpack(">I", data[2:])[0], struct.unpack(">H", data[:2])[0]
+        program = [
+            (0x20, 0, 0, 2),  # ld [2]
+            (0x15, 0, 11, high),
+            (0x28, 0, 0, 0),  # ldh [0]
+            (0x15, 0, 9, low),
+            (0x28, 0, 0, 12),  # ldh [12]
+            (0x15, 0, 7, 0x0800),
+            (0x30, 0, 0, 23),  # ldb [23]
+            (0x15, 0, 5, 17),
+            (0x28, 0, 0, 20),  # ldh [20]
+            (0x45, 3, 0, 0x1FFF),  # a later fragment
+            (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf)
+            (0x48, 0, 0, 16),  # ldh [x + 16]
+            (0x15, 0, 1, 514),
+            (0x06, 0, 0, 64),
+            (0x06, 0, 0, 0),
+        ]
+        # Jumps are relative to the next instruction: all of them lead to the last one.
+        last = len(program) - 1
+        fixed = []
+        for at, (code, true, false, value) in enumerate(program):
+            if code == 0x15:
+                false = last - at - 1
+            if code == 0x45:
+                true = last - at - 1
+            fixed.append(struct.pack("HBBI", code, true, false, value))
+        buffer = b"".join(fixed)
+        import ctypes
+
+        held = ctypes.create_string_buffer(buffer)
+        one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(held)))
+
+    def count(self) -> int:
+        """Close the sockets; return the number of messages."""
+        found = 0
+        for one in self.sockets:
+            while True:
+                try:
+                    one.recv(64)
+                    found += 1
+                except OSError:
+                    break
+            one.close()
+        return found

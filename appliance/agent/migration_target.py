@@ -1,0 +1,441 @@
+"""Target of a migration: copy the overlay, start an isolated instance on it, then take over the addresses.
+
+The state decides what happens when the connection to the coordinator is lost:
+
+    copy     the copy is kept for the next attempt
+    placed   the copy is the overlay: it is renamed back, and kept
+    started  an isolated instance runs: it is ended, the copy is kept
+    up       the instance serves: it goes on
+"""
+
+import hashlib
+import os
+import signal
+import time
+from typing import Any, Dict, List, Optional
+
+from appliance.agent import endpoint, protocol
+from appliance.agent.channel import Channel, Disconnected
+from appliance.agent.chunk_frames import decode_frames
+from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.protocol import Problem, field
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
+from appliance.agent.take import host_locked
+from appliance.shared.files import free_bytes, sync_folder
+
+ARMED_S = 2.0
+"""It attaches its ports within so many seconds of reporting that it is armed, or never: the source relies on that."""
+PORTS_LIMIT_S = 2.9
+"""Less than ``migration_source.RECLAIM_S``: after that the source may ask who answers."""
+CLOCK_BOOTTIME = 7
+"""Clock of clock_gettime(2) that includes suspended time. Python 3.6 has no name for it."""
+
+
+def boot_time() -> float:
+    """Return the seconds since the boot, including those spent suspended."""
+    return time.clock_gettime(CLOCK_BOOTTIME)
+
+
+def run_target(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Follow the coordinator's messages until the services container serves here, or all is rolled back.
+
+    Raises:
+        Problem: the migration failed, and was rolled back.
+    """
+    protocol.OUTPUT[0] = 2
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    with host_locked(field(request, "lock", str)):
+        return MigrationTarget(request, Channel()).run()
+
+
+class MigrationTarget:
+    """The target's state machine of one migration."""
+
+    def __init__(self, request: Dict[str, Any], channel: Optional[Channel]) -> None:
+        self.host_state = HostState(request, "arrive")
+        self.channel = channel
+        self.overlay: str = field(request, "overlay", str)
+        self.incoming = self.overlay + ".incoming"
+        self.bridges: Dict[str, str] = field(request, "bridges", dict)
+        self.holds: List[str] = field(request, "holds", list)
+        self.addresses: Dict[str, str] = field(request, "addresses", dict)
+        self.name: str = field(request, "instance", str)
+        self.ask_nodes: List[str] = field(request, "ask_nodes", list, [])
+        self.generation: int = field(request, "generation", int)
+        self.shared = self.host_state.shared
+        self.state = "copy"
+        self.descriptor = -1
+        self.size = 0
+        self.digests = bytearray()
+        self.armed_at = 0.0
+        self.warning = ""
+        self.inode = 0
+        self.replaced = "%s.past-%d" % (self.overlay, self.generation)
+        self.ports: Dict[str, str] = {}
+        self.instance: Optional[Instance] = None
+
+    def run(self) -> Dict[str, Any]:
+        """Handle messages until the migration has ended."""
+        assert self.channel
+        try:
+            while self.state != "done":
+                self._do(self.channel.receive())
+        except Disconnected:
+            self.abandon("the connection to the coordinator was lost")
+        except BaseException as error:
+            protocol.step("abandon", "")
+            self.abandon(getattr(error, "message", "") or str(error) or type(error).__name__)
+            if isinstance(error, OSError):
+                raise disk_error(error, self.incoming)
+            raise
+        return {"state": self.state}
+
+    def _do(self, message: Dict[str, Any]) -> None:
+        handlers = {
+            "build": self.build,
+            "parcels": self.store_chunks,
+            "verify": self.verify,
+            "place": self.put_in_place,
+            "start": self.start,
+            "probe": self.probe,
+            "ask": self.run_command,
+            "unseen": self.check_unanswered,
+            "arm": self.arm,
+            "up": self.take_over,
+            "tails": self.append_logs,
+            "commit": self.commit,
+            "abort": self.abort,
+        }
+        if message.get("do") != "parcels":
+            protocol.step("arrive." + str(message.get("do")), "")
+        handlers[message["do"]](message)
+
+    # The copy
+
+    def build(self, message: Dict[str, Any]) -> None:
+        """Build the copy from chunks that are here already; request the others."""
+        assert self.channel
+        self.size = field(message, "size", int)
+        self.digests = bytearray(self.channel.read_body(message))
+        count = count_chunks(self.size)
+        if len(self.digests) != count * 32:
+            raise Problem("received %d bytes of digests for %d chunks" % (len(self.digests), count))
+        self.host_state.save_state("copy")
+        self.host_state.record_event("copy", bytes=self.size)
+        os.makedirs(os.path.dirname(self.overlay), 0o700, exist_ok=True)
+        if os.path.lexists(self.incoming):
+            os.rename(self.incoming, self.overlay + ".partial")
+        self.descriptor = os.open(self.incoming, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self.descriptor, self.size)
+        missing = {number for number in range(count) if self._digest(number) != ZERO}
+        used = len(missing)
+        for base in (self.overlay, self.overlay + ".moved", self.overlay + ".partial"):
+            self._from_file(base, missing)
+        self._from_store(missing)
+        bits = bytearray((count + 7) // 8)
+        for number in missing:
+            bits[number // 8] |= 1 << number % 8
+        self._check_room(len(missing) * CHUNK)
+        self.channel.send("wanted", bits, chunks=len(missing), used=used)
+
+    def _digest(self, number: int) -> bytes:
+        return bytes(self.digests[number * 32 : number * 32 + 32])
+
+    def _from_file(self, path: str, missing: "set[int]") -> None:
+        """Copy chunks that an older copy has at the same offset."""
+        try:
+            base = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            for number in sorted(missing):
+                data = os.pread(base, CHUNK, number * CHUNK)
+                if len(data) == self._length(number) and digest_of(data) == self._digest(number):
+                    self._put(number, data)
+                    missing.discard(number)
+        finally:
+            os.close(base)
+
+    def _from_store(self, missing: "set[int]") -> None:
+        """Copy chunks that the newest snapshot here has."""
+        root = field(self.host_state.request, "store", str)
+        if not missing or not os.path.isdir(root):
+            return
+        store = Store(root)
+        try:
+            with store.reading():
+                verified = [one for one in store.list()[0] if one.verified]
+                if not verified:
+                    return
+                newest = max(verified, key=lambda one: float(one.manifest["taken"]))
+                with Reader(newest) as reader:
+                    known = {reader.digest(number): number for number in range(reader.count)}
+                    for number in sorted(missing):
+                        at = known.get(self._digest(number))
+                        if at is not None and reader.length(at) == self._length(number):
+                            self._put(number, reader.read(at))
+                            missing.discard(number)
+        except (Damage, Problem):
+            return  # damaged chunks are fetched from the source
+
+    def _length(self, number: int) -> int:
+        return min(CHUNK, self.size - number * CHUNK)
+
+    def _put(self, number: int, data: bytes) -> None:
+        if len(data) != self._length(number):
+            raise Problem("received chunk %d with %d bytes" % (number, len(data)))
+        view, at = memoryview(data), number * CHUNK
+        while len(view):
+            written = os.pwrite(self.descriptor, view, at)
+            view, at = view[written:], at + written
+
+    def _check_room(self, wanted: int) -> None:
+        free = free_bytes(self.descriptor)
+        if free < wanted + (16 << 20):
+            raise Problem(
+                "the file system of %s has %d MiB free, %d are needed"
+                % (self.incoming, free >> 20, (wanted >> 20) + 16),
+                "make room on %s, then run it again" % self.host_state.host,
+            )
+
+    def store_chunks(self, message: Dict[str, Any]) -> None:
+        """Write the received chunks into the copy."""
+        assert self.channel
+        for number, data, digest in decode_frames(self.channel.read_body(message)):
+            if not 0 <= number < len(self.digests) // 32:
+                raise Problem("received chunk %d of %d" % (number, len(self.digests) // 32))
+            self._put(number, data or bytes(self._length(number)))
+            self.digests[number * 32 : number * 32 + 32] = digest
+
+    def verify(self, message: Dict[str, Any]) -> None:
+        """Read the whole copy back from the disk, and verify it against the digests."""
+        assert self.channel
+        os.fsync(self.descriptor)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        count = len(self.digests) // 32
+        for number in range(count):
+            digest = self._digest(number)
+            if digest != ZERO and digest_of(os.pread(self.descriptor, CHUNK, number * CHUNK)) != digest:
+                os.unlink(self.incoming)
+                raise Problem(
+                    "the copy on %s is not what was sent, at chunk %d" % (self.host_state.host, number),
+                    "is the disk of %s failing? run it again" % self.host_state.host,
+                )
+        self.channel.send("verified")
+
+    def put_in_place(self, message: Dict[str, Any]) -> None:
+        """Rename the complete copy to the overlay; keep an existing overlay as ``replaced``."""
+        assert self.channel
+        expected = field(message, "digests", str)
+        if hashlib.sha256(self.digests).hexdigest() != expected:
+            raise Problem(
+                "the copy on %s is not the overlay: the digests differ" % self.host_state.host, "run it again"
+            )
+        self.inode = os.fstat(self.descriptor).st_ino
+        self._save_state("placed")
+        self.state = "placed"
+        if os.path.exists(self.overlay):
+            # Not left behind by a migration from here: it may hold data that exists nowhere else.
+            os.rename(self.overlay, self.replaced)
+            protocol.note("note: %s had another overlay; it is kept as %s" % (self.host_state.host, self.replaced))
+        os.rename(self.incoming, self.overlay)
+        self.channel.send("placed")
+
+    # The instance
+
+    def start(self, message: Dict[str, Any]) -> None:
+        """Start the instance, with its ports on bridges without other ports."""
+        assert self.channel
+        began = time.monotonic()
+        if self.shared and not self.host_state.write_lease(
+            self.host_state.host, self.generation + 1, only_from=self.generation
+        ):
+            raise Problem("the lease of the shared overlay has changed meanwhile", "sms status", 3)
+        self._save_state("started")
+        self.state = "started"
+        self.host_state.record_event("started", what="an isolated instance")
+        endpoint.run(*field(message, "argv", list), timeout=60)
+        self.instance = endpoint.find_instance(self.name)
+        if not self.instance:
+            raise Problem("the instance ended as soon as it had started")
+        self.ports = self.instance.ports(sorted(self.bridges))
+        self._save_state("started")
+        self.channel.send("started", pid=self.instance.pid, took_s=time.monotonic() - began)
+
+    def probe(self, message: Dict[str, Any]) -> None:
+        """Run the probe inside; send its output, a line per service."""
+        assert self.channel and self.instance
+        argv = self.instance.argv(*field(message, "argv", list))
+        limit = float(field(message, "limit_s", (int, float)))  # type: ignore[arg-type]
+        self.channel.send("probed", endpoint.run(*argv, ok=(0, 4), timeout=limit))
+
+    def run_command(self, message: Dict[str, Any]) -> None:
+        """Run a command inside; send its output."""
+        assert self.channel and self.instance
+        output = endpoint.run(*self.instance.argv(*field(message, "argv", list)), ok=range(256), timeout=30)
+        self.channel.send("told", output)
+
+    def arm(self, message: Dict[str, Any]) -> None:
+        """Load the connections and neighbours known so far; ``take_over`` is allowed for ``ARMED_S`` from now on."""
+        assert self.channel and self.instance
+        lines = self.channel.read_body(message).decode(errors="replace").splitlines()
+        self.warning = endpoint.load_connections(self.instance, lines)
+        endpoint.load_neighbours(self.instance, field(message, "neighbours", list, []))
+        self.armed_at = boot_time()
+        self.channel.send("armed")
+
+    def take_over(self, message: Dict[str, Any]) -> None:
+        """Take over the connections, the lease and the addresses."""
+        assert self.channel and self.instance
+        lines = self.channel.read_body(message).decode(errors="replace").splitlines()
+        self.generation += field(message, "leap", int, 0)
+        began = time.monotonic()
+        warning = endpoint.load_connections(self.instance, lines) or self.warning
+        if not self.host_state.write_lease(self.host_state.host, self.generation + 1):
+            raise Problem("another host has taken the lease meanwhile", "sms status", 3)
+        self._save_state("up")
+        # Nothing slow, such as disk access, may come between reading the clock and attaching the ports.
+        if boot_time() > self.armed_at + ARMED_S:
+            raise Problem("the request to take over came too late", "is the network slow? run it again")
+        self.state = "up"
+        try:
+            endpoint.set_bridges({port: self.bridges[name] for name, port in self.ports.items()}, timeout=1)
+            if boot_time() > self.armed_at + PORTS_LIMIT_S:
+                raise Problem(
+                    "the ports were attached to the bridges too late", "is %s overloaded?" % self.host_state.host
+                )
+        except Problem:
+            # One address of two is worse than none: the source completes the migration when any of them answers.
+            self.detach_ports()
+            raise
+        took = time.monotonic() - began
+        self.instance.announce(self.addresses)
+        self.host_state.record_event("up", generation=self.generation + 1)
+        self.channel.send("up", up_s=took, trouble=warning)
+
+    def append_logs(self, message: Dict[str, Any]) -> None:
+        """Append the last log lines of the source to the logs here."""
+        assert self.channel and self.instance
+        data = self.channel.read_body(message)
+        for one in field(message, "files", list):
+            part, data = data[: one["bytes"]], data[one["bytes"] :]
+            path = os.path.normpath("/" + one["path"].lstrip("/"))  # normpath keeps two leading slashes
+            if part and path.startswith("/var/log/"):
+                # Inside the container, so that no symbolic link leads out of it.
+                argv = self.instance.argv("sh", "-c", 'exec cat >>"$1"', "append", path)
+                endpoint.run(*argv, stdin=part)
+        self.channel.send("appended")
+
+    def commit(self, message: Dict[str, Any]) -> None:
+        """Commit the migration: remove what only a rollback needs."""
+        assert self.channel
+        self._commit()
+        self.channel.send("committed")
+
+    def _commit(self) -> None:
+        descriptor = os.open(self.overlay, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(os.path.dirname(self.overlay))
+        for left in (".partial", ".moved"):
+            if os.path.exists(self.overlay + left):
+                os.unlink(self.overlay + left)
+        self._remove_holds()
+        if self.instance and self.ask_nodes:
+            try:
+                endpoint.run(*self.instance.argv(*self.ask_nodes), ok=range(256), timeout=20)
+            except Problem as problem:  # slurmctld asks them later anyway
+                self.host_state.record_event("trouble", why=problem.message)
+        self.state = "done"
+        self.host_state.record_event("arrived", generation=self.generation + 1)
+        self.host_state.clear_state()
+
+    def check_unanswered(self, message: Dict[str, Any]) -> None:
+        """Ask for ``for_s`` seconds whether any host answers for the addresses; send its MAC address."""
+        assert self.channel
+        end = time.monotonic() + float(field(message, "for_s", (int, float)))  # type: ignore[arg-type]
+        found = ""
+        while time.monotonic() < end and not found:
+            for name in sorted(self.bridges):
+                found = found or endpoint.find_mac(self.bridges[name], self.addresses[name])
+        self.channel.send("seen", mac=found)
+
+    def _remove_holds(self) -> None:
+        for bridge in self.holds:
+            endpoint.run("ip", "link", "delete", bridge, ok=range(256))
+
+    # Rollback
+
+    def abort(self, message: Dict[str, Any]) -> None:
+        """Roll back on the coordinator's request."""
+        assert self.channel
+        self.roll_back(str(message.get("why", "")))
+        self.channel.send("aborted")
+
+    def abandon(self, why: str) -> None:
+        """End the migration from any state: an instance that serves goes on, anything else is rolled back."""
+        if self.state == "up":
+            self._commit()
+        elif self.state != "done":
+            self.roll_back(why)
+
+    def roll_back(self, why: str) -> None:
+        """End the instance; keep the copy for the next attempt."""
+        if self.state == "up":
+            self.detach_ports()
+        if self.state in ("started", "up"):
+            if self.shared:
+                stop = field(self.host_state.request, "stop_argv", list)
+                endpoint.run(*stop, ok=range(256), timeout=300)
+            else:
+                # Its overlay is a copy that is not used: no need for an orderly stop.
+                endpoint.run("apptainer", "instance", "stop", "--force", self.name, ok=range(256), timeout=30)
+            endpoint.wait_until_unused(self.overlay, 20)
+        if self.shared:
+            if self.state in ("started", "up"):
+                self.host_state.write_lease(self.host_state.peer, self.generation + 2)
+        elif self.state in ("placed", "started", "up") and self._is_ours():
+            os.rename(self.overlay, self.overlay + ".partial")
+        elif os.path.exists(self.incoming):
+            os.rename(self.incoming, self.overlay + ".partial")
+        if os.path.exists(self.replaced) and not os.path.exists(self.overlay):
+            os.rename(self.replaced, self.overlay)
+        if not self.shared and self.host_state.holder() == self.host_state.host:
+            # The lease named this host, but the instance never served here.
+            self.host_state.write_lease(self.host_state.peer, self.host_state.generation())
+        self._remove_holds()
+        self.state = "done"
+        self.host_state.record_event("backed out", why=why)
+        self.host_state.clear_state()
+
+    def _is_ours(self) -> bool:
+        """Return whether the overlay is this migration's copy; a restore may have replaced it since."""
+        try:
+            return os.stat(self.overlay).st_ino == self.inode
+        except OSError:
+            return False
+
+    def _save_state(self, state: str) -> None:
+        self.host_state.save_state(state, ports=self.ports, inode=self.inode)
+
+    def detach_ports(self) -> None:
+        """Detach the ports from the bridges; the instance is isolated again."""
+        endpoint.set_bridges(dict.fromkeys(self.ports.values()))
+        self.state = "started"
+
+    def recover(self, saved: Dict[str, Any]) -> None:
+        """Continue from the state that a killed run saved: an instance that serves goes on, an isolated one is ended.
+
+        After a crash of the host no instance is left. One in state up was complete and may have served: its overlay
+        stays, and the lease decides whether it is the newest.
+        """
+        self.state, self.ports, self.inode = saved["state"], saved.get("ports", {}), saved.get("inode", 0)
+        self.instance = endpoint.find_instance(self.name)
+        if self.instance:
+            ports = self.instance.ports(sorted(self.bridges))
+            attached = all(endpoint.is_attached(port, self.bridges[name]) for name, port in ports.items())
+            self.state, self.ports = "up" if attached else "started", ports
+        self.abandon("the migration was killed")
