@@ -39,7 +39,7 @@ class _ShownStep:
 
     def moved(self, done: int, total: int) -> None:
         if (total or done) < 1 << 20:
-            # "0 of 0 MiB" is no information.
+            # "0 of 0 MiB" says nothing.
             return
         elapsed = max(time.monotonic() - self.began, 0.001)
         rate = done / elapsed

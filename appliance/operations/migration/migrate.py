@@ -161,7 +161,7 @@ def migrate_back(cluster: Cluster, result: MigrationResult, failures: str, progr
             hint=error.hint or f"sms status --host {result.target}",
         ) from error
     if still_failing:
-        raise SmsError(f"{failures}\n  after the way back: {still_failing}", hint=f"sms status --host {result.source}")
+        raise SmsError(f"{failures}\n  after the rollback: {still_failing}", hint=f"sms status --host {result.source}")
     raise RolledBack(f"{failures}\n  the services container serves on {result.source} as before")
 
 

@@ -34,7 +34,7 @@ LEFT_OUT = (
     "/usr/lib/udev/hwdb.d/*",
     "/lib/udev/hwdb.d/*",
 )
-"""Paths that dpkg does not unpack: the root is in the node's memory, and nobody reads manuals there."""
+"""Paths that dpkg does not unpack: the root is in the node's memory, where manuals only take room."""
 NO_USRMERGE = """\
 mkdir -p "$1/etc/apt/preferences.d"
 printf 'Package: usrmerge\\nPin: release *\\nPin-Priority: -1\\n' >"$1/etc/apt/preferences.d/sms"

@@ -1,0 +1,49 @@
+"""Words that the project does not use: the field has standard terms for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = [
+    path
+    for pattern in ("appliance/**/*.py", "analysis/**/*.py", "docs/*.md", "README.md", "HACKING.md")
+    for path in sorted(ROOT.glob(pattern))
+]
+FORBIDDEN = {
+    r"(?<!there )(?<!There )\bis no (?!longer|such)[a-z]": "is not a ...; invalid ...",
+    r"\b(can|may) be away\b": "tolerated outage",
+    r"\baway for\b": "an outage of",
+    r"\b(take|takes|took|taken)_up\b|\b(take|takes|took) up a\b": "recover, resume",
+    r"\bcut off\b": "interrupted",
+    r"\blet(s|ting)? (it )?count\b": "commit",
+    r"\b(give|gives|gave|given) way\b(?!`)": "step down, supersede",
+    r"\bheld against|\bhold(s|ing)? [a-z ]{1,20} against\b": "verified against",
+    r"\banew\b": "again",
+    r"\bruns nowhere\b": "is not running on any host",
+    r"\bnobody reads\b": "output pipe closed",
+    r"\bof the past\b": "stale",
+    r"\bback by itself\b": "rolls back automatically",
+    r"\bare root's alone\b": "readable by root only",
+    r"\bthe way back\b": "undo, rollback",
+    r"\b[Tt]he appliance\b": "the services container",
+    r"\b[Tt]he paper\b": 'the title: "Decoupled management nodes" (2018)',
+    r"\b(look_around|add_wishes|[Ww]ishes|[Cc]asting|hand_lease|put_aside)\b": "the names of HACKING.md",
+}
+"""Pattern, and what to write instead."""
+DATA = re.compile(r'"(gave way|cut off|anew|cut off in its headers)"|\banew=')
+"""Data that keeps its name: events in history files, keys on the wire, text of the C core."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_standard_terms(path: Path) -> None:
+    found = [
+        f"{number}: {match.group()!r}: {instead}"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for pattern, instead in FORBIDDEN.items()
+        if (match := re.search(pattern, DATA.sub("", line)))
+    ]
+    assert found == []
