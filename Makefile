@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all that is needed on a fresh Debian 12 machine, as root.
-.PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench bench-full wheel lock schema man clean
+.PHONY: help setup setup-tests core demo demo-vm test test-full fast lint format bench bench-full wheel lock schema man imports clean
 
 # Where it is set, every start of `sms` compiles its modules anew: half of its processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,6 +17,7 @@ help:
 	@echo "make core    compile the native core of sms classify (setup does when it changed)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make man     write docs/man/sms.1 from the parsers"
+	@echo "make imports draw docs/imports.svg, which package imports which, from the sources"
 	@echo "make clean   take every lab down and remove what was built here"
 
 setup:
@@ -68,6 +69,9 @@ lock: setup
 
 schema: setup
 	.venv/bin/sms config schema >docs/sms.schema.json
+
+imports: setup
+	$(PYTHON) docs/imports.py docs/imports.svg
 
 # Lines are broken as on a terminal of 100 columns; no date, or the page would change every day.
 man: setup

@@ -10,13 +10,11 @@ from typing import Any
 
 import yaml
 
+from analysis.model import GROUPS, LOW_CONFIDENCE, VERDICTS
+
 MAX_CHARACTERS = 8 << 20
 MAX_SERVICES = 10_000
 MAX_REMARKS = 20
-VERDICTS = ("time-critical", "deferrable")
-
-LOW_CONFIDENCE = 0.5
-"""Verdicts below this confidence are reported."""
 WHOLE = ("capture", "sms", "nodes", "services", "routed", "unseen", "elsewhere", "unclassified", "bin_s")
 """Keys that the program writes, in this order; a hand-written file has only the services."""
 
@@ -138,12 +136,11 @@ def _service(entry: Any, index: int) -> Classified:
         raise ClassificationError(f"services[{index}].name is not the name of a service")
     if verdict not in VERDICTS:
         raise ClassificationError(f"services[{index}].verdict is neither {' nor '.join(VERDICTS)}")
-    default = "SMS-services" if verdict == "time-critical" else "SMS-mgmt"
     advice = entry.get("advice")
     return Classified(
         name,
         verdict,
-        str(entry.get("group") or default)[:64],
+        str(entry.get("group") or GROUPS[verdict])[:64],
         advice[:1000] if isinstance(advice, str) else "",
         _number(entry.get("confidence"), 1.0),
         entry.get("overridden") is True,

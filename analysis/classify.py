@@ -48,7 +48,7 @@ def classify(
     renewed = next((budget.seconds for budget in budgets if budget.renewals), None)
     services.sort(key=lambda one: (one.verdict != CRITICAL, -one.packets, one.name))
     return Classification(
-        capture=_capture(observation, make_remarks(observation, roles, context, decoded, services, renewed)),
+        capture=_capture(observation, make_remarks(observation, roles, context, decoded, renewed)),
         sms=roles.sms,
         nodes=_nodes(context),
         services=tuple(services),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Verdict = Literal["time-critical", "deferrable"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 GROUPS: dict[str, str] = {"time-critical": "SMS-services", "deferrable": "SMS-mgmt"}
 """Names of the two groups in "Decoupled management nodes" (2018)."""
+LOW_CONFIDENCE = 0.5
+"""Verdicts below this confidence are marked and reported."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -56,8 +57,9 @@ class Reading:
         """Return the traffic of every pair of addresses, by service."""
         return list(map(Link._make, self.counter.links()))
 
+    @cached_property
     def samples(self) -> tuple[Sample, ...]:
-        """Return the sampled packets."""
+        """The sampled packets."""
         return tuple(Sample(*one) for one in self.counter.samples())
 
     def observe(self, roles: bytes, hosts: Sequence[Host], links: Sequence[Link]) -> Observation:
@@ -75,7 +77,7 @@ class Reading:
             hosts=tuple(hosts),
             links=links,
             rows=tuple(rows),
-            samples=self.samples(),
+            samples=self.samples,
             boots=tuple(Boot(_mac(mac), began, settled) for mac, began, settled in self.counter.boots()),
             other=totals["other"],
             skipped={**totals["skipped"], **({"lost while capturing": self.lost} if self.lost else {})},
@@ -98,6 +100,8 @@ def read_captures(
 ) -> Reading:
     """Read files (``-`` is standard input) in the order of their first packets, as one capture.
 
+    The caller has checked them (``check_files``).
+
     Of several files, those that are not captures are skipped with a remark. Ctrl-C ends standard input and pipes; the
     packets received so far are counted.
 
@@ -106,7 +110,7 @@ def read_captures(
         on_progress: called about ten times a second.
 
     Raises:
-        CaptureError: a file does not exist, none is a capture, or a decompressor is missing.
+        CaptureError: none is a capture, or a decompressor is missing.
         KeyboardInterrupt: while regular files were read.
     """
     reading = Reading(tuple(in_order(files)), make_counter(signatures, node))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from analysis.addresses import is_link_local, is_local, network
 from analysis.context import CaptureContext
-from analysis.model import Service
 from analysis.observed import Observation, Role, Row
 from analysis.protocols import DHCP_PORTS
 from analysis.roles import Roles
@@ -32,7 +31,6 @@ def make_remarks(
     roles: Roles,
     context: CaptureContext,
     decoded: DecodedSamples,
-    services: Sequence[Service],
     renewed_s: float | None = None,
 ) -> tuple[str, ...]:
     """Return the remarks; none for a complete and long capture that clearly shows a cluster.

@@ -15,7 +15,7 @@ from analysis.observed import Host, Link, Role, Sample
 from analysis.role_assigner import ROUTER, RoleAssigner, Roles
 from analysis.units import number
 
-__all__ = ["Roles", "find_roles"]
+__all__ = ["Roles", "find_roles", "no_hosts_error"]
 
 NEARLY_ALL = 0.95
 """Minimum share of packets to or from the management node in a capture taken on its own interface."""
@@ -29,21 +29,18 @@ def find_roles(
     sms: str = "",
     node: str = "",
     nodes: Sequence[str] = (),
-    totals: Mapping[str, Any] | None = None,
 ) -> Roles:
     """Assign a role to every host; find the management node unless ``sms``, an address or MAC, names it.
 
     Args:
+        hosts: at least one; ``no_hosts_error`` explains why there are none.
         node: address or MAC that the capture was restricted to: an end of every packet, but not the management node.
         nodes: networks whose addresses are compute nodes, such as 10.2.0.0/16, whatever their traffic shows.
-        totals: the core's totals: they explain why there are no hosts.
 
     Raises:
         CaptureError: ``sms`` or a network of ``nodes`` is not in the capture, the management node cannot be
             identified, or there is no compute node; the hint lists candidates.
     """
-    if not hosts:
-        raise _no_hosts_error(node, totals or {})
     host_index = HostIndex(hosts, links, samples, node, [_network(each) for each in nodes])
     identity = _from_option(host_index, sms) if sms else _find_capturing_host(host_index) or _detect(host_index)
     found = RoleAssigner(host_index, identity).roles()
@@ -63,8 +60,8 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         raise CaptureError(f"--nodes: {text!r} is not a network", "such as 10.2.0.0/16 or fd00:2::/64") from None
 
 
-def _no_hosts_error(node: str, totals: Mapping[str, Any]) -> CaptureError:
-    """Return the error that explains why there are no IP packets."""
+def no_hosts_error(node: str, totals: Mapping[str, Any]) -> CaptureError:
+    """Return the error that explains from the core's totals why there are no hosts."""
     packets, other, skipped = (totals.get(name) for name in ("packets", "other", "skipped"))
     if packets and other:
         kinds = sorted(other.items(), key=lambda one: (-one[1][0], one[0]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-MIB = 1 << 20
 YEAR_S = 366 * 86400
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"

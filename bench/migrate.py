@@ -25,7 +25,6 @@ OVERLAY = "/var/lib/sms/overlays/lab.img"
 BUDGETS_S = {"slurmctld": 3.0, "scontrol ping": 3.0, "nat": 0.3, "chrony": 0.3, "rsyslog": 0.3}
 RATES_KB = (256, 2048)
 """Rates of the writer in KiB/s: the data sent during the outage grows with them."""
-PARTS = ("stop", "last changes", "start", "switch")
 PEER = "stop, rsync -S over SSH, start"
 
 # Write random pages of a file with fdatasync, at a given rate.

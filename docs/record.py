@@ -1,4 +1,4 @@
-"""Record what a command prints on a terminal as a picture: python docs/record.py docs/demo.svg "make demo" sms lab demo."""
+"""Record what a command prints as a picture: python docs/record.py docs/demo.svg "make demo" sms lab demo."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.
     "analysis": set(),
 }
-"""Room, and the rooms it may import besides the leaves and itself."""
+"""Package, and the packages it may import besides the leaves and itself."""
 
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
@@ -71,7 +72,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
 """Of each subject, the modules that other subjects may import."""
 
 PURE = {"shared", "config", "catalog", "plan", "export", "errors", "progress", "share", "text", "units"}
-"""Rooms that only think: text and values in, text and values out."""
+"""Packages that only think: text and values in, text and values out."""
 
 EFFECTS = {"subprocess", "socket", "paramiko", "spython", "ansible_runner", "rich"}
 
@@ -86,6 +87,8 @@ ONLY_BELOW = {"rich": "appliance/cli/", "scapy": "analysis/protocols/", "shtab":
 
 LONGEST = 600
 """Lines of a file; a longer one is two files."""
+MOST_PARAMETERS = 6
+"""Parameters of a function besides self and cls; more of them are a dataclass."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def sources() -> list[Path]:
     return sorted(path for top in ("appliance", "analysis") for path in (ROOT / top).rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[1] if parts[0] == "appliance" and len(parts) > 1 else parts[0]
 
@@ -127,8 +130,8 @@ def _imports(node: ast.AST, path: Path, *, for_types: bool) -> Iterator[Import]:
             yield from _imports(child, path, for_types=for_types)
 
 
-def target_room(module: str) -> str | None:
-    """The room of ours that a module is in; None for one that is not ours."""
+def target_package(module: str) -> str | None:
+    """The package of ours that a module is in; None for one that is not ours."""
     parts = module.split(".")
     if parts[0] == "appliance":
         return parts[1] if len(parts) > 1 else "appliance"
@@ -137,18 +140,18 @@ def target_room(module: str) -> str | None:
 
 def breaks(path: Path) -> list[str]:
     """What in a file is against the rule."""
-    name, room = str(path.relative_to(ROOT)), room_of(path)
-    if room == "__init__":
-        room = "errors"  # appliance/__init__.py: the version and nothing else
-    allowed = {room, *LEAVES, *MAY_IMPORT[room]} if room != "analysis" else {"analysis"}
+    name, package = str(path.relative_to(ROOT)), package_of(path)
+    if package == "__init__":
+        package = "errors"  # appliance/__init__.py: the version and nothing else
+    allowed = {package, *LEAVES, *MAY_IMPORT[package]} if package != "analysis" else {"analysis"}
     found = []
     for one in imports_of(path):
-        where, target, top = f"{name}:{one.line}", target_room(one.module), one.module.split(".")[0]
+        where, target, top = f"{name}:{one.line}", target_package(one.module), one.module.split(".")[0]
         # An annotation binds nobody at run time; the command line may name the types it is handed.
-        if target and target not in allowed and not (one.for_types and room == "cli"):
-            found.append(f"{where}: {room} must not import {one.module}")
-        if top in EFFECTS and room in PURE:
-            found.append(f"{where}: {room} is pure and must not import {top}")
+        if target and target not in allowed and not (one.for_types and package == "cli"):
+            found.append(f"{where}: {package} must not import {one.module}")
+        if top in EFFECTS and package in PURE:
+            found.append(f"{where}: {package} is pure and must not import {top}")
         if top in ONLY_IN and name not in ONLY_IN[top]:
             found.append(f"{where}: {top} is imported in {', '.join(ONLY_IN[top])} only")
         if top in ONLY_BELOW and not name.startswith(ONLY_BELOW[top]):
@@ -157,40 +160,40 @@ def breaks(path: Path) -> list[str]:
 
 
 def find_subject(path: Path) -> tuple[str, str]:
-    """The room of a file and its subject in there; an empty one of a file that belongs to none."""
+    """The package of a file and its subject in there; an empty one of a file that belongs to none."""
     parts = path.relative_to(ROOT).parts
     return parts[1], parts[2] if parts[1] in PUBLIC and len(parts) > 3 else ""
 
 
 def sideways(path: Path) -> list[tuple[str, str]]:
-    """What a file imports of other subjects of its room: subject and module."""
-    room, subject = find_subject(path)
+    """What a file imports of other subjects of its package: subject and module."""
+    package, subject = find_subject(path)
     modules = [one.module.split(".") for one in imports_of(path)]
     return [
         (module[2], module[3])
         for module in modules
-        if module[:2] == ["appliance", room]
+        if module[:2] == ["appliance", package]
         and len(module) > 3
-        and (ROOT / "appliance" / room / module[2] / f"{module[3]}.py").is_file()
+        and (ROOT / "appliance" / package / module[2] / f"{module[3]}.py").is_file()
         and module[2] != subject
     ]
 
 
-@pytest.mark.parametrize("room", sorted(PUBLIC))
-def test_subjects_know_only_public_modules_of_each_other(room: str) -> None:
-    files = [path for path in sources() if room_of(path) == room and path.name != "__init__.py"]
+@pytest.mark.parametrize("package", sorted(PUBLIC))
+def test_subjects_know_only_public_modules_of_each_other(package: str) -> None:
+    files = [path for path in sources() if package_of(path) == package and path.name != "__init__.py"]
     used = {one for path in files for one in sideways(path)}
-    assert used == {(subject, module) for subject, modules in PUBLIC[room].items() for module in modules}
+    assert used == {(subject, module) for subject, modules in PUBLIC[package].items() for module in modules}
 
 
-def test_every_room_is_in_the_table() -> None:
-    rooms = {room_of(path) for path in sources()} - {"__init__", "__main__"}
-    assert rooms <= set(MAY_IMPORT), "a new room: say in MAY_IMPORT whom it may know, and in HACKING.md why"
+def test_every_package_is_in_the_table() -> None:
+    packages = {package_of(path) for path in sources()} - {"__init__", "__main__"}
+    assert packages <= set(MAY_IMPORT), "a new package: say in MAY_IMPORT whom it may know, and in HACKING.md why"
 
 
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_imports(room: str) -> None:
-    assert [line for path in sources() if room_of(path) in (room, "__init__") for line in breaks(path)] == []
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports(package: str) -> None:
+    assert [line for path in sources() if package_of(path) in (package, "__init__") for line in breaks(path)] == []
 
 
 ON_HOSTS = [
@@ -254,10 +257,37 @@ def test_files_are_short() -> None:
     assert {name: lines for name, lines in long.items() if lines > LONGEST} == {}
 
 
-def test_the_map_names_every_room() -> None:
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The names of a function's parameters, without self and cls."""
+    given = function.args
+    rest = [one for one in (given.vararg, given.kwarg) if one]
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *rest)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def long_signatures(path: Path) -> list[str]:
+    """The functions of a file that have too many parameters."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(parameters(node)) > MOST_PARAMETERS
+    ]
+
+
+def test_functions_have_few_parameters() -> None:
+    assert [line for path in sources() for line in long_signatures(path)] == []
+
+
+def test_the_document_names_every_package() -> None:
     text = (ROOT / "HACKING.md").read_text()
-    there = {room_of(path) for path in sources()} - {"__init__", "__main__"}
-    assert sorted(room for room in there if not re.search(rf"`{room}[`/.]", text)) == []
+    there = {package_of(path) for path in sources()} - {"__init__", "__main__"}
+    assert sorted(package for package in there if not re.search(rf"`{package}[`/.]", text)) == []
+
+
+def test_the_picture_is_up_to_date(tmp_path: Path) -> None:
+    drawn = tmp_path / "imports.svg"
+    subprocess.run([sys.executable, str(ROOT / "docs" / "imports.py"), str(drawn)], check=True, timeout=60)
+    assert (ROOT / "docs" / "imports.svg").read_text() == drawn.read_text(), "`make imports` draws it"
 
 
 BAD = {
@@ -287,3 +317,19 @@ def test_the_calls_are_found(text: str, tmp_path: Path, monkeypatch: pytest.Monk
     path.write_text(text)
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert len(list(bad_calls(path))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("def f(a, b, c, d, e, f): ...", 0),
+        ("def f(a, b, c, d, e, f, *, g): ...", 1),
+        ("class A:\n    def f(self, a, b, c, d, e, f): ...", 0),
+        ("class A:\n    async def f(self, a, /, b, *c, d, e, f, **g): ...", 1),
+    ],
+)
+def test_long_signatures_are_found(text: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(text)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert len(long_signatures(path)) == count

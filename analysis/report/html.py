@@ -13,16 +13,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis import units
-from analysis.model import Classification, Nodes, Service
+from analysis.model import LOW_CONFIDENCE, Classification, Nodes, Service
 from analysis.report import drawing
 
 MAX_SERVICES = 300
 """Services shown individually. A real network has tens; a scan of all ports could create thousands."""
 MAX_ROWS = 100
 """Maximum rows of every other list."""
-
-LOW_CONFIDENCE = 0.5
-"""Verdicts below this confidence are marked."""
 
 _HERE = Path(__file__).parent
 

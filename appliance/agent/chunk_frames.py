@@ -6,10 +6,9 @@
 import struct
 from typing import Any, Iterator, Tuple
 
-from appliance.agent.protocol import Problem
 from appliance.agent.source import is_blank
 from appliance.agent.store import ZERO, digest_of
-from appliance.agent.transfer import COMPRESSED, PLAIN, RETRY_HINT, Compressor, decompress
+from appliance.agent.transfer import COMPRESSED, PLAIN, Compressor, damaged, decompress
 
 HEAD = struct.Struct(">IBI32s")
 BATCH = 2 << 20
@@ -44,17 +43,13 @@ def decode_frames(data: bytes) -> Iterator[Tuple[int, bytes, bytes]]:
     view, at = memoryview(data), 0
     while at < len(view):
         if len(view) - at < HEAD.size:
-            raise _damaged()
+            raise damaged()
         number, kind, length, digest = HEAD.unpack_from(view, at)
         at += HEAD.size
         if length > len(view) - at or kind not in (PLAIN, COMPRESSED):
-            raise _damaged()
+            raise damaged()
         plain = decompress(kind, bytes(view[at : at + length])) if length else b""
         at += length
         if chunk_digest(plain) != digest:
-            raise _damaged()
+            raise damaged()
         yield number, plain, digest
-
-
-def _damaged() -> Problem:
-    return Problem("the data received is not what was sent: it was damaged in transit", RETRY_HINT)

@@ -55,11 +55,6 @@ class Instance:
         """Path of its root file system on this host."""
         return "/proc/%d/root" % self.pid
 
-    @property
-    def alive(self) -> bool:
-        """Whether it is running."""
-        return os.path.exists(self.root + "/run")
-
     def argv(self, *argv: str) -> List[str]:
         """Return the command line that runs ``argv`` inside the container."""
         return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "env", "-i", PATH, *argv]

@@ -17,7 +17,8 @@ ROOT_INODE, RESIZE_INODE = 2, 7
 IMMEDIATE_LINK = 60
 """The target of a symbolic link shorter than this is stored in the inode."""
 CTIME, DTIME, FILE_ACL = 12, 20, 104
-DIRECT, INDIRECT = 12, 3
+DIRECT = 12
+"""An inode's pointers to blocks of data; those after them lead to lists of pointers."""
 
 
 class Unknown(Exception):

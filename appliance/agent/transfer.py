@@ -243,10 +243,11 @@ def decompress(kind: int, data: bytes) -> bytes:
             return plain
     except zlib.error:
         pass
-    raise _damaged()
+    raise damaged()
 
 
-def _damaged() -> Problem:
+def damaged() -> Problem:
+    """Return the error for data that arrived changed."""
     return Problem("the data received is not what was sent: it was damaged in transit", RETRY_HINT)
 
 
@@ -259,7 +260,7 @@ class Offer:
         self.size: int = self.manifest["size"]
         self.count = count_chunks(self.size)
         if hashlib.sha256(digests).hexdigest() != self.manifest["digests"]:
-            raise _damaged()
+            raise damaged()
 
     def length(self, number: int) -> int:
         """Return the size of a chunk in bytes."""
@@ -285,9 +286,9 @@ def read_offer(incoming: Incoming, cluster: str = "") -> Offer:
     try:
         manifest = check_manifest(json.loads(incoming.read(length, what).decode()), cluster)
     except (ValueError, RecursionError):
-        raise _damaged()
+        raise damaged()
     if digests != count_chunks(manifest["size"]) * 32:
-        raise _damaged()
+        raise damaged()
     return Offer(manifest, incoming.read(digests, what))
 
 
@@ -407,7 +408,7 @@ def read_frame(incoming: Incoming) -> Tuple[int, bytes]:
     """
     kind, length = struct.unpack(FRAME, incoming.read(5, "the chunks"))
     if length > 2 * CHUNK:
-        raise _damaged()
+        raise damaged()
     return kind, incoming.read(length, "the chunks")
 
 
@@ -420,7 +421,7 @@ def put_expected(store: Store, frame: Tuple[int, bytes], digest: bytes) -> None:
     data = decompress(*frame)
     store.set_aside(digest)
     if store.put(data) != digest:
-        raise _damaged()
+        raise damaged()
 
 
 def _check_room(store: Store, wanted: int) -> None:
@@ -466,7 +467,7 @@ def store_image(store: Store, child: "subprocess.Popen[bytes]", size: int) -> by
     good = verified_digests(store)
     for at, data in enumerate(_chunks(child.stdout)):
         if at * CHUNK + len(data) > size:
-            raise _damaged()
+            raise damaged()
         if at % REPORT_EVERY == 0:
             protocol.progress(at * CHUNK, size)
         digest = ZERO if is_blank(data) else digest_of(data)

@@ -14,6 +14,7 @@ from appliance.units import read_duration
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
+    from appliance.progress import Progress
 
 
 def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, description: str, examples: str) -> Any:
@@ -102,11 +103,17 @@ def standard_output() -> Iterator[TextIO]:
         raise
 
 
-def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
-    """Return the site's cluster and the host that the verb acts on."""
+def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
+    """Return the site's cluster, and the progress display."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
 
-    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    shown = progress(arguments.quiet)
+    return open_cluster(find_site(arguments.site), arguments.state, shown), shown
+
+
+def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
+    """Return the site's cluster and the host that the verb acts on."""
+    cluster, _ = open_site(arguments)
     return cluster, cluster.target(arguments.host)

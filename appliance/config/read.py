@@ -33,9 +33,9 @@ def read_site_text(text: str, file: str, *, folder: Path | None = None) -> tuple
     return validate(document, Site, folder=folder), document
 
 
-def read_model(text: str, file: str, model: type[Model], *, folder: Path | None = None) -> Model:
+def read_model(text: str, file: str, model: type[Model]) -> Model:
     """Read YAML text as ``model``, or raise a ConfigError with every problem in it."""
-    return validate(read_document(text, file), model, folder=folder)
+    return validate(read_document(text, file), model)
 
 
 def read_text(path: Path) -> str:

@@ -71,13 +71,14 @@ def to_message(mistake: Mistake, model: type[BaseModel]) -> Message | None:
     return message, hint or (f"purpose: {purpose}" if purpose else "")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name closest to ``word``, or all of them."""
+def nearest(word: str, known: Iterable[str], *, listed: Iterable[str] | None = None, label: str = "known") -> str:
+    """Return a hint with the known name closest to ``word``; if none is close, all of ``listed`` (default: known)."""
     names = sorted(set(known))
     close = difflib.get_close_matches(word[:100].lower(), names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
-    return f"known: {', '.join(names)}" if names else "none are known"
+    names = names if listed is None else sorted(set(listed))
+    return f"{label}: {', '.join(names)}" if names else "none are known"
 
 
 def shown(value: Any) -> str:

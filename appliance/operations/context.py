@@ -111,7 +111,7 @@ def need_root() -> None:
         raise Refused("this needs root", hint="run it with sudo")
 
 
-def read_given(site: Site, names: Sequence[tuple[str, Path | None]]) -> dict[str, bytes]:
+def read_given(names: Sequence[tuple[str, Path | None]]) -> dict[str, bytes]:
     """Return the contents of files that the site names, by setting. May be secrets: keep them in memory only."""
     given: dict[str, bytes] = {}
     for name, path in names:

@@ -93,7 +93,7 @@ def read_request(text: str) -> Any:
     return public
 
 
-def issue_node(tls: Path, name: str, public: Any, *, days: int = DAYS) -> str:
+def issue_node(tls: Path, name: str, public: Any) -> str:
     """Issue a node's certificate; return it with the issuer's, as PEM. HttpProblem 503 if the VM has no issuer."""
     try:
         issuer_pem = (tls / "issuer.pem").read_bytes()
@@ -113,7 +113,7 @@ def issue_node(tls: Path, name: str, public: Any, *, days: int = DAYS) -> str:
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)

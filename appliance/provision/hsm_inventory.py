@@ -103,7 +103,7 @@ class Endpoints:
         if endpoint.id in draft.endpoints and not force:
             raise conflict(f"RedfishEndpoint {endpoint.id} exists already")
         draft.put_endpoint(endpoint)
-        import_discovered(self.world, draft, endpoint.id, given, force=force)
+        import_discovered(self.world, draft, endpoint.id, given)
         return endpoint.id
 
     def put(self, request: Request) -> Response:
@@ -169,7 +169,7 @@ def read_endpoint(given: dict[str, Any], key: str, findings: list[Finding]) -> E
     )
 
 
-def import_discovered(world: World, draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
+def import_discovered(world: World, draft: Draft, key: str, given: dict[str, Any]) -> None:
     """Import what magellan discovered at a controller: a component with interfaces, and a node for each system."""
     for manager in given.get("Managers") or ():
         put(draft, key, {"ID": key, "State": "On"}, force=False)

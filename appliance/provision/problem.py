@@ -34,8 +34,8 @@ def not_found(detail: str, *, hint: str = "") -> HttpProblem:
     return HttpProblem(404, detail, hint=hint)
 
 
-def conflict(detail: str, *, hint: str = "", problems: Sequence[str] = ()) -> HttpProblem:
-    return HttpProblem(409, detail, hint=hint, problems=problems)
+def conflict(detail: str, *, hint: str = "") -> HttpProblem:
+    return HttpProblem(409, detail, hint=hint)
 
 
 def answer(problem: HttpProblem) -> Response:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.provision import tables
@@ -93,9 +92,9 @@ class World:
             watcher()
 
 
-def make_world(config: Config, *, contract: Path | None = None) -> World:
+def make_world(config: Config) -> World:
     """Open the database, migrate it, and return the world.
 
     SmsError if the database cannot be opened, Refused if a newer release wrote it.
     """
-    return World(config, Store(config.database, busy_s=config.busy_s), Contract.read(contract or find_contract()))
+    return World(config, Store(config.database, busy_s=config.busy_s), Contract.read(find_contract()))

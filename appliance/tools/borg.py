@@ -198,15 +198,17 @@ def _remove_partial(host: Host, repository: Repository, lines: list[str]) -> boo
     return host.run(*argv, ok=None, timeout=None).status in OK_STATUSES
 
 
+@dataclass(frozen=True)
+class NewArchive:
+    """Name, comment and time of an archive to create."""
+
+    name: str
+    comment: str
+    timestamp: str
+
+
 def create(
-    host: Host,
-    repository: Repository,
-    name: str,
-    source: tuple[str, ...],
-    progress: Progress,
-    *,
-    comment: str,
-    timestamp: str,
+    host: Host, repository: Repository, archive: NewArchive, source: tuple[str, ...], progress: Progress
 ) -> dict[str, Any]:
     """Archive the output of ``source``, an agent command; return borg's statistics.
 
@@ -217,7 +219,8 @@ def create(
     """
     arguments = ["create", "--json", "--stdin-name", ARCHIVE_FILE, "--stdin-mode", "0600", "--content-from-command"]
     arguments += ["--files-cache", "disabled", "--chunker-params", CHUNKER, "--compression", COMPRESSION]
-    arguments += ["--timestamp", timestamp, "--comment", comment, repository.at(name), "--", *source]
+    arguments += ["--timestamp", archive.timestamp, "--comment", archive.comment]
+    arguments += [repository.at(archive.name), "--", *source]
     lines: list[str] = []
     with ExitStack() as stack:
         reader = MessageReader(progress, stack)

@@ -49,7 +49,6 @@ while True:
             data = data[os.write(1, data):]
 """
 """Relay between standard input and output and a socket, until one closes or a timeout without data."""
-GONE, SILENT = 74, 75
 MAX_BYTES = 64 << 20
 """Maximum size of a message: a guest agent's reply may contain 16 MiB of output as base64."""
 

@@ -112,15 +112,6 @@ class Controller:
         context.sslsocket_class = TimedSocket
         return context
 
-    def find_system(self) -> str:
-        """Return the path of the system in the URL, or of the only one.
-
-        Raises:
-            SmsError: there are none, or several.
-        """
-        with connect(self) as client:
-            return find_system(client)
-
 
 class RedfishClient:
     """Requests to one controller over a persistent connection, for at most ``timeout_s``."""
@@ -336,6 +327,12 @@ def link_of(one: Any) -> str:
     path = one.get("@odata.id") if isinstance(one, Mapping) else None
     path = path.partition("#")[0] if isinstance(path, str) else ""
     return path if _PATH.fullmatch(path) else ""
+
+
+def part_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object within another; empty if it is missing or not an object."""
+    found = data.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def find_system(client: RedfishClient) -> str:

@@ -19,6 +19,7 @@ from appliance.tools.redfish import (
     connect,
     find_system,
     link_of,
+    part_of,
 )
 
 ON = "On"
@@ -74,7 +75,7 @@ def switch(controller: Controller, action: str, *, timeout_s: float) -> bool:
 
 def _request_reset(client: RedfishClient, path: str, system: Mapping[str, Any], action: str, deadline: float) -> None:
     """Request a reset of a type that the controller supports; without a restart type switch it off and on."""
-    reset = _part(_part(system, "Actions"), ACTION)
+    reset = part_of(part_of(system, "Actions"), ACTION)
     target = str(reset.get("target") or f"{path}/Actions/ComputerSystem.Reset")
     known = _allowed(client, reset)
     kinds = RESETS[action][0]
@@ -90,11 +91,6 @@ def _request_reset(client: RedfishClient, path: str, system: Mapping[str, Any], 
             hint="sms node power --help",
         )
     client.request("POST", target, {"ResetType": kind})
-
-
-def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = of.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _allowed(client: RedfishClient, action: Mapping[str, Any]) -> list[str]:
@@ -153,7 +149,7 @@ def set_boot(controller: Controller, target: str, *, path: str = "", mode: str =
         boot["UefiTargetBootSourceOverride"] = path
     with connect(controller, timeout_s=timeout_s) as client:
         system = find_system(client)
-        current = _part(client.request("GET", system), "Boot")
+        current = part_of(client.request("GET", system), "Boot")
         known = current.get("BootSourceOverrideTarget@Redfish.AllowableValues")
         if isinstance(known, list) and target != "none" and TARGETS[target] not in known:
             supported = ", ".join(str(one)[:40] for one in known[:20])

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from appliance.errors import SmsError
 from appliance.plan.nodes.nodes import clean_mac
 from appliance.text import one_line
-from appliance.tools.redfish import ROOT, SYSTEMS, NoRedfish, RedfishClient, link_of, members
+from appliance.tools.redfish import ROOT, SYSTEMS, NoRedfish, RedfishClient, link_of, members, part_of
 
 MAX_SYSTEMS = 64
 MAX_PARTS = 32
@@ -166,13 +166,13 @@ def _manager_mac(reader: _Reader, manager: Mapping[str, Any]) -> str:
 
 
 def _system(reader: _Reader, path: str, data: Mapping[str, Any]) -> System:
-    memory, processors = _part(data, "MemorySummary"), _part(data, "ProcessorSummary")
+    memory, processors = part_of(data, "MemorySummary"), part_of(data, "ProcessorSummary")
     count = _number(processors.get("Count"))
     model = _text(processors, "Model")
     if not count:
         found = _processors(reader, data)
         count, model = len(found), model or next((_text(one, "Model") for one in found), "")
-    boot, reset = _part(data, "Boot"), _part(_part(data, "Actions"), "#ComputerSystem.Reset")
+    boot, reset = part_of(data, "Boot"), part_of(part_of(data, "Actions"), "#ComputerSystem.Reset")
     return System(
         path=path,
         id=_text(data, "Id"),
@@ -212,13 +212,14 @@ def _nics(reader: _Reader, data: Mapping[str, Any]) -> tuple[Nic, ...]:
 
 
 def _adapter_nics(reader: _Reader, data: Mapping[str, Any]) -> Iterator[Nic]:
-    chassis = _part(data, "Links").get("Chassis")
+    chassis = part_of(data, "Links").get("Chassis")
     for place in chassis[:4] if isinstance(chassis, list) else []:
         adapters = link_of(reader.fetch(link_of(place), "chassis").get("NetworkAdapters"))
         for _, adapter in reader.each(adapters, "network adapters", MAX_PARTS):
             ports = link_of(adapter.get("Ports")) or link_of(adapter.get("NetworkPorts"))
             for _, port in reader.each(ports, "network ports", MAX_PARTS):
-                listed = port.get("AssociatedNetworkAddresses") or _part(port, "Ethernet").get("AssociatedMACAddresses")
+                ethernet = part_of(port, "Ethernet")
+                listed = port.get("AssociatedNetworkAddresses") or ethernet.get("AssociatedMACAddresses")
                 for one in listed[:1] if isinstance(listed, list) else []:
                     if mac := clean_mac(one):
                         yield Nic(mac, _text(port, "Id"), _is_up(port))
@@ -231,11 +232,6 @@ def _mac_of(data: Mapping[str, Any]) -> str:
 def _is_up(data: Mapping[str, Any]) -> bool | None:
     status = data.get("LinkStatus")
     return status in ("LinkUp", "Up") if isinstance(status, str) else None
-
-
-def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = of.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _text(of: Mapping[str, Any], name: str) -> str:

@@ -43,8 +43,9 @@ class MetalLab:
 
 
 @contextmanager
-def open_metal_lab(progress: Progress, machines: int, *, name: str = f"{LAB}-metal") -> Iterator[MetalLab]:
+def open_metal_lab(progress: Progress, machines: int) -> Iterator[MetalLab]:
     """Create the lab and missing images; remove the lab at the end."""
+    name = f"{LAB}-metal"
     with ExitStack() as undo:
         undo.callback(_remove_lab, name, progress)
         lab_up(name, 0, progress, metal=machines)

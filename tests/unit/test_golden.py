@@ -12,7 +12,14 @@ from appliance.catalog import Base, Service, read_bases, read_catalog, read_extr
 from appliance.config.model import Site
 from appliance.operations.context import read_given, runtime_files
 from appliance.operations.site.find import open_site
-from appliance.plan.image.definition import BuildPlan, missing_mirrors, packages_for, plan_build, repository_urls
+from appliance.plan.image.definition import (
+    BuildInputs,
+    BuildPlan,
+    missing_mirrors,
+    packages_for,
+    plan_build,
+    repository_urls,
+)
 from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv, stop_timeout
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files
 from appliance.plan.services.network import conflists
@@ -48,16 +55,14 @@ def build_plan(site: Site, base: Base, services: tuple[Service, ...]) -> BuildPl
     mirrors = repository_urls(base, site.base.mirrors)
     assert not missing_mirrors(base, mirrors)
     versions = dict.fromkeys(packages_for(base, services), "1.0-1") if base.manager == "apt" else None
-    return plan_build(
-        base,
-        services,
-        mirrors=mirrors,
-        versions=versions,
-        definitions=share("definitions"),
+    inputs = BuildInputs(
+        mirrors,
+        versions,
         # Their names only: a change of a program should change no golden file.
         runtime=dict.fromkeys(runtime_files(), b"a program\n"),
         keys={name: b"a key\n" for name, repository in base.repositories.items() if repository.keys},
     )
+    return plan_build(base, services, inputs, definitions=share("definitions"))
 
 
 def seeds_of(site: Site, services: tuple[Service, ...]) -> tuple[Seed, ...]:
@@ -68,7 +73,7 @@ def seeds_of(site: Site, services: tuple[Service, ...]) -> tuple[Seed, ...]:
         services,
         overlays=overlays,
         extra=read_extra_files(overlays / "base" / "overlay.yaml").files,
-        given=read_given(site, [(name, sources[name]) for name in SECRET_PLACES]),
+        given=read_given([(name, sources[name]) for name in SECRET_PLACES]),
     )
 
 

@@ -226,10 +226,10 @@ def _rest(found: Classification, verbose: bool) -> Iterator[RenderableType]:
         yield _pairs(rows)
 
 
-def _shorten(items: list[str], verbose: bool, joint: str = ", ") -> str:
+def _shorten(items: list[str], verbose: bool) -> str:
     shown = items if verbose else items[:MAX_LINES]
-    more = f"{joint}{len(items) - len(shown)} more" if len(items) > len(shown) else ""
-    return joint.join(shown) + more
+    more = f", {len(items) - len(shown)} more" if len(items) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 def _routed(found: Classification, verbose: bool) -> Iterator[tuple[str, str]]:

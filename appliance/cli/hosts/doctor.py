@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_host, add_json, verb
+from appliance.cli.common import add_host, add_json, open_site, verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,12 +37,10 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks and print the findings."""
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.context import open_cluster
+    from appliance.cli.screen import out, print_json
     from appliance.operations.hosts.doctor import diagnose, worst
-    from appliance.operations.site.find import find_site
 
-    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    cluster, _ = open_site(arguments)
     findings = diagnose(cluster, arguments.host)
     state = worst(findings)
     if arguments.json:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appliance.cli.common import add_json, verb
-
-if TYPE_CHECKING:
-    from appliance.operations.context import Cluster
+from appliance.cli.common import add_json, open_site, verb
 
 PREPARE = """\
   sms host prepare host-a              over SSH; on host-a itself, locally
@@ -50,10 +47,11 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare a host."""
-    from appliance.cli.screen import out, print_json, progress
+    from appliance.cli.screen import out, print_json
     from appliance.operations.hosts.host import failure, prepare
 
-    play = prepare(_cluster(arguments), arguments.name, progress(arguments.quiet), dry_run=arguments.dry_run)
+    cluster, shown = open_site(arguments)
+    play = prepare(cluster, arguments.name, shown, dry_run=arguments.dry_run)
     if arguments.json:
         print_json(asdict(play))
     else:
@@ -76,7 +74,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.hosts.host import list_hosts
 
-    lines = list_hosts(_cluster(arguments))
+    lines = list_hosts(open_site(arguments)[0])
     # At most one host may run the container.
     many = [line.name for line in lines if line.running]
     status = 4 if len(many) > 1 else 0
@@ -96,11 +94,3 @@ def run_list(arguments: argparse.Namespace) -> int:
     if status:
         out.print(f"[red]the services container runs on {' and '.join(many)}: stop all but one immediately[/]")
     return status
-
-
-def _cluster(arguments: argparse.Namespace) -> Cluster:
-    from appliance.cli.screen import progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
-
-    return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appliance.cli.common import add_json, positive, verb
+from appliance.cli.common import add_json, open_site, positive, verb
 from appliance.cli.image import nodes as image_nodes
-
-if TYPE_CHECKING:
-    from appliance.operations.context import Cluster
 
 EXAMPLES = """\
   sms image list                 built images, newest first
@@ -50,14 +47,6 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
     image_nodes.add(actions)
 
 
-def _cluster(arguments: argparse.Namespace) -> Cluster:
-    from appliance.cli.screen import progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
-
-    return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
-
-
 def run_list(arguments: argparse.Namespace) -> int:
     """List images."""
     if arguments.nodes:
@@ -66,7 +55,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.operations.image.list import list_images
     from appliance.operations.services.status import when
 
-    images = list_images(_cluster(arguments))
+    images = list_images(open_site(arguments)[0])
     if arguments.json:
         print_json([asdict(image) for image in images])
         return 0
@@ -87,7 +76,7 @@ def run_print(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out
     from appliance.operations.image.list import find_image
 
-    image = find_image(_cluster(arguments), arguments.key)
+    image = find_image(open_site(arguments)[0], arguments.key)
     out.print(Path(image.path).with_suffix(arguments.suffix).read_text(), markup=False, end="")
     return 0
 
@@ -100,6 +89,6 @@ def run_prune(arguments: argparse.Namespace) -> int:
     from appliance.operations.image.list import prune_images
 
     word = "would remove" if arguments.dry_run else "removed"
-    for image in prune_images(_cluster(arguments), arguments.keep, dry_run=arguments.dry_run):
+    for image in prune_images(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
         out.print(f"{word} {image.key[:12]}, {image.bytes >> 20} MiB", markup=False)
     return 0

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from appliance.cli.common import add_json, positive
-
-if TYPE_CHECKING:
-    from appliance.operations.context import Cluster
-    from appliance.progress import Progress
+from appliance.cli.common import add_json, open_site, positive
 
 
 def add(actions: argparse._SubParsersAction[Any]) -> None:
@@ -39,21 +35,12 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _open(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
-    from appliance.cli.screen import progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
-
-    shown = progress(arguments.quiet)
-    return open_cluster(find_site(arguments.site), arguments.state, shown), shown
-
-
 def run_build(arguments: argparse.Namespace) -> int:
     """Build a node image."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import build_node, plan_image
 
-    cluster, shown = _open(arguments)
+    cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = plan_image(cluster, arguments.profile, shown)
         if arguments.json:
@@ -76,7 +63,7 @@ def run_push(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.push import push_node
 
-    cluster, shown = _open(arguments)
+    cluster, shown = open_site(arguments)
     pushed = push_node(cluster, arguments.profile, shown, keep=arguments.keep)
     if arguments.json:
         print_json(asdict(pushed))
@@ -93,7 +80,7 @@ def run_rollback(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.push import rollback_node
 
-    cluster, _ = _open(arguments)
+    cluster, _ = open_site(arguments)
     reply = rollback_node(cluster, arguments.profile)
     if arguments.json:
         print_json(reply)
@@ -108,7 +95,7 @@ def run_profiles(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import list_profiles
 
-    profiles = list_profiles(_open(arguments)[0])
+    profiles = list_profiles(open_site(arguments)[0])
     if arguments.json:
         print_json(profiles)
         return 0
@@ -126,7 +113,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.push import query_images
     from appliance.operations.services.status import when
 
-    cluster, _ = _open(arguments)
+    cluster, _ = open_site(arguments)
     images, (there, why) = list_nodes(cluster), query_images(cluster)
     if arguments.json:
         print_json({"here": [asdict(image) for image in images], "vm": there, "vm_error": why})
@@ -153,6 +140,6 @@ def run_prune(arguments: argparse.Namespace) -> int:
     from appliance.operations.nodes.image import prune_nodes
 
     word = "would remove" if arguments.dry_run else "removed"
-    for image in prune_nodes(_open(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
+    for image in prune_nodes(open_site(arguments)[0], arguments.keep, dry_run=arguments.dry_run):
         out.print(f"{word} {image.profile} {image.digest[:12]}, {image.bytes >> 20} MiB", markup=False)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import add_json, open_site, verb
 
 EXAMPLES = """\
   sms verify                the current image
@@ -25,12 +25,10 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify the image and print the signer."""
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.context import open_cluster
+    from appliance.cli.screen import out, print_json
     from appliance.operations.image.deliver import verify_here
-    from appliance.operations.site.find import find_site
 
-    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    cluster, _ = open_site(arguments)
     image = arguments.image or Path(cluster.places.current)
     signer = verify_here(cluster, image)
     if arguments.json:

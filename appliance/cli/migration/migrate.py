@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from appliance.cli.common import add_json, filled, verb
 
 if TYPE_CHECKING:
-    from appliance.operations.migration.migrate import Plan
     from appliance.operations.migration.steps import MigrationResult
+    from appliance.plan.migration.plan import Plan
 
 EXAMPLES = """\
   sms migrate host-b              to host-b, from the host that runs it

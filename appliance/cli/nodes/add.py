@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, filled, verb
-from appliance.cli.nodes.common import open_site
+from appliance.cli.common import add_json, filled, open_site, verb
 
 EXAMPLES = """\
   sms node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --group compute

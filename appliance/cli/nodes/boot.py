@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, duration, verb
-from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site, show_outcomes
+from appliance.cli.common import add_json, duration, open_site, verb
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, show_outcomes
 
 EXAMPLES = """\
   sms node boot node007 --wait 5m           from the network, and wait until its slurmd answers

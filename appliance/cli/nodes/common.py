@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 from appliance.errors import Refused
 
 if TYPE_CHECKING:
-    from appliance.operations.context import Cluster
     from appliance.operations.nodes.power import Outcome
-    from appliance.progress import Progress
 
 WIDE = 240
 NODES = "host lists, @GROUP, @all, or xnames"
@@ -26,16 +23,6 @@ def add_nodes(parser: Any, *, needed: bool = True) -> None:
 def add_yes(parser: Any) -> None:
     """Add ``--yes``."""
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
-
-
-def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
-    """Return the site's cluster, and the progress display."""
-    from appliance.cli.screen import progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
-
-    shown = progress(arguments.quiet)
-    return open_cluster(find_site(arguments.site), arguments.state, shown), shown
 
 
 def show_table(table: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json, duration, verb
-from appliance.cli.nodes.common import open_site, show_table
+from appliance.cli.common import add_json, duration, open_site, verb
+from appliance.cli.nodes.common import show_table
 
 if TYPE_CHECKING:
     from appliance.operations.nodes.discover import Report

@@ -6,9 +6,8 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import add_json, open_site, verb
 from appliance.cli.nodes.add import add_node_options, read_node_spec
-from appliance.cli.nodes.common import open_site
 
 EXAMPLES = """\
   sms node edit node007 --mac 02:00:0a:4d:00:99              a new board: replace all MAC addresses

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.common import add_json, verb
-from appliance.cli.nodes.common import open_site
+from appliance.cli.common import add_json, open_site, verb
 
 EXAMPLES = """\
   sms node export -o nodes.yaml       the whole inventory: nodes, groups, controllers, boot parameters

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import duration
+from appliance.cli.common import duration, open_site
 
 if TYPE_CHECKING:
     from appliance.operations.context import Cluster
@@ -20,13 +20,9 @@ SIGNS = {"add": "+", "change": "~", "remove": "-", "same": " ", "held": "="}
 
 def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Api, Progress]:
     """Return the site's cluster, a client of its VM's interface, and the progress display."""
-    from appliance.cli.screen import progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
     from appliance.operations.vm.client import open_api
 
-    shown = progress(arguments.quiet)
-    cluster = open_cluster(find_site(arguments.site), arguments.state, shown)
+    cluster, shown = open_site(arguments)
     return cluster, open_api(cluster), shown
 
 

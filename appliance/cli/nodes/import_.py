@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json, verb
-from appliance.cli.nodes.common import add_yes, confirm, open_site
+from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.nodes.common import add_yes, confirm
 
 if TYPE_CHECKING:
     from appliance.operations.nodes.import_ import ImportChanges

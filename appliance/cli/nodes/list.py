@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json, verb
-from appliance.cli.nodes.common import add_nodes, open_site, show_table
+from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.nodes.common import add_nodes, show_table
 
 if TYPE_CHECKING:
     from appliance.operations.nodes.inventory import Node

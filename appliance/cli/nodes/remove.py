@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, verb
-from appliance.cli.nodes.common import add_nodes, add_yes, confirm, open_site
+from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm
 
 EXAMPLES = """\
   sms node remove -n node[449-450]     print which nodes match

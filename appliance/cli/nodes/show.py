@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from appliance.cli.common import add_json, verb
-from appliance.cli.nodes.common import open_site
+from appliance.cli.common import add_json, open_site, verb
 from appliance.text import one_line
 
 EXAMPLES = """\

@@ -69,7 +69,7 @@ def run_sync(arguments: argparse.Namespace) -> int:
     """Synchronise the accounts."""
     from appliance.cli.screen import out, print_json
     from appliance.errors import ConfigError
-    from appliance.operations.nodes.users import query_sssd, read_folder, sync, this_machine
+    from appliance.operations.nodes.users import SyncOptions, query_sssd, read_folder, sync, this_machine
 
     if arguments.uid_min < 1000:
         raise ConfigError("--uid-min: ids below 1000 belong to the images of nodes and container")
@@ -82,17 +82,10 @@ def run_sync(arguments: argparse.Namespace) -> int:
         source = query_sssd(this_machine(), arguments.group)
     else:
         source = read_folder(arguments.source, arguments.shadow)
-    done = sync(
-        api,
-        source,
-        shown,
-        only=arguments.group,
-        uid_min=arguments.uid_min,
-        uid_max=arguments.uid_max,
-        most_removed=arguments.most_removed,
-        force=arguments.force,
-        dry_run=arguments.dry_run,
+    options = SyncOptions(
+        arguments.group, arguments.uid_min, arguments.uid_max, arguments.most_removed, arguments.force
     )
+    done = sync(api, source, shown, options, dry_run=arguments.dry_run)
     if arguments.json:
         print_json(done.as_dict())
     else:

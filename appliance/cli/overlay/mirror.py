@@ -122,14 +122,14 @@ def run_create(arguments: argparse.Namespace) -> int:
     """Run ``create``."""
     from appliance.cli.screen import progress
     from appliance.operations.overlay.grow import parse_size_argument
-    from appliance.operations.overlay.mirror import create
+    from appliance.operations.overlay.mirror import MirrorOptions, create
 
     size = parse_size_argument(arguments.size).size if arguments.size else 0
     cluster, host = open_target(arguments)
     folders = [folder.rstrip("/") or "/" for folder in arguments.on]
     shown = progress(arguments.quiet)
-    same_fs, dry_run = arguments.same_fs, arguments.dry_run
-    done = create(cluster, host, shown, folders, size=size, same_fs=same_fs, dry_run=dry_run)
+    options = MirrorOptions(folders, size, arguments.same_fs)
+    done = create(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")
 
 
@@ -185,18 +185,12 @@ def run_scrub(arguments: argparse.Namespace) -> int:
 def run_rebuild(arguments: argparse.Namespace) -> int:
     """Run ``rebuild``."""
     from appliance.cli.screen import progress
-    from appliance.operations.overlay.mirror import rebuild
+    from appliance.operations.overlay.mirror import RebuildOptions, rebuild
 
     cluster, host = open_target(arguments)
-    done = rebuild(
-        cluster,
-        host,
-        progress(arguments.quiet),
-        folder=arguments.on.rstrip("/") if arguments.on else None,
-        number=arguments.member,
-        same_fs=arguments.same_fs,
-        dry_run=arguments.dry_run,
-    )
+    folder = arguments.on.rstrip("/") if arguments.on else None
+    options = RebuildOptions(folder, arguments.member, arguments.same_fs)
+    done = rebuild(cluster, host, progress(arguments.quiet), options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the mirror on {host.name} is redundant again", "is redundant")
 
 

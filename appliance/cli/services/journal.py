@@ -7,7 +7,7 @@ import re
 import time
 from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import add_json, open_site, verb
 from appliance.text import one_line
 
 EXAMPLES = """\
@@ -44,12 +44,10 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the journal."""
-    from appliance.cli.screen import err, out, print_json, progress
-    from appliance.operations.context import open_cluster
+    from appliance.cli.screen import err, out, print_json
     from appliance.operations.services.journal import read_journal
-    from appliance.operations.site.find import find_site
 
-    cluster = open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
+    cluster, _ = open_site(arguments)
     journal = read_journal(cluster, arguments.host, last=arguments.lines)
     if arguments.json:
         print_json({"lines": journal.lines, "silent": journal.silent})

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Start, or show the commands."""
     from appliance.cli.screen import err, out, print_json, progress
     from appliance.operations.migration.lease import query_lease
-    from appliance.operations.services.start import rehearse_start, start
+    from appliance.operations.services.start import StartOptions, rehearse_start, start
 
     cluster, host = open_target(arguments)
     shown = progress(arguments.quiet)
@@ -50,15 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         commands = rehearse_start(cluster, host, shown, image=arguments.image)
         print_json(commands) if arguments.json else out.print("\n".join(commands), markup=False)
         return 0
-    started = start(
-        cluster,
-        host,
-        shown,
-        image=arguments.image,
-        wait_s=arguments.wait,
-        keep=arguments.keep,
-        boot=arguments.boot,
-    )
+    options = StartOptions(arguments.image, arguments.wait, keep=arguments.keep, boot=arguments.boot)
+    started = start(cluster, host, shown, options)
     if started is None:
         holder = query_lease(host, cluster).holder
         why = f"{holder} has taken over" if holder else f"it did not run on {host.name} at shutdown"

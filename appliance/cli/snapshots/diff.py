@@ -43,18 +43,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.screen import progress
-    from appliance.operations.snapshots.paths import diff
+    from appliance.operations.snapshots.paths import DiffOptions, diff
 
     cluster, host = open_target(arguments)
-    found = diff(
-        cluster,
-        host,
-        arguments.before,
-        arguments.after,
-        progress(arguments.quiet),
-        paths=arguments.path,
-        everything=arguments.all,
-    )
+    options = DiffOptions(arguments.before, arguments.after, arguments.path, arguments.all)
+    found = diff(cluster, host, options, progress(arguments.quiet))
     print_diff(found, as_json=arguments.json)
     return 0
 

@@ -88,12 +88,14 @@ def run_paths(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json, progress
     from appliance.cli.snapshots.diff import print_diff
     from appliance.cli.snapshots.paths_view import restored_paths_lines
-    from appliance.operations.snapshots.paths import extract_paths, rehearse_paths, restore_paths
+    from appliance.operations.snapshots.paths import ExtractOptions, extract_paths, rehearse_paths, restore_paths
 
     cluster, host = open_target(arguments)
     shown, selector, paths = progress(arguments.quiet), arguments.snapshot, arguments.path
     if arguments.to:
-        done = extract_paths(cluster, host, selector, paths, arguments.to, shown, dry_run=arguments.dry_run)
+        done = extract_paths(
+            cluster, host, ExtractOptions(selector, paths, arguments.to), shown, dry_run=arguments.dry_run
+        )
     elif arguments.dry_run:
         print_diff(rehearse_paths(cluster, host, selector, paths), as_json=arguments.json)
         return 0

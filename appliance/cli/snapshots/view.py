@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from appliance.operations.services.status import uptime_text, when
 from appliance.text import printable
-from appliance.units import format_age, format_size
+from appliance.units import YEAR_S, format_age, format_size
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.list import Listing, Snapshot, Verified
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Columns of the widest line of a list."""
 HOST_WIDTH = 10
-YEAR_S = 366 * 86400
 FOUND_BY = {
     "trace": "changes by block trace",
     "inodes": "changes by inodes",

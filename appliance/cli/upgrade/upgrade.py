@@ -72,13 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     options = UpgradeOptions(
         arguments.image,
         build_one,
-        not arguments.no_rehearsal,
-        arguments.nodes,
-        arguments.user,
-        arguments.wait,
-        arguments.undo,
-        arguments.with_snapshot,
-        arguments.force,
+        rehearsal=not arguments.no_rehearsal,
+        nodes=arguments.nodes,
+        user=arguments.user,
+        wait_s=arguments.wait,
+        undo=arguments.undo,
+        with_snapshot=arguments.with_snapshot,
+        force=arguments.force,
     )
     if arguments.dry_run:
         steps = plan_upgrade(cluster, host, options)

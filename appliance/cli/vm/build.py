@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import add_json, open_site, verb
 
 EXAMPLES = """\
   sms vm build             build, unless an image of the same packages, definitions and code exists
@@ -33,20 +33,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Build it."""
     from dataclasses import asdict
 
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.cli.vm.common import open_site
+    from appliance.cli.screen import out, print_json
     from appliance.operations.vm.build import build_vm, is_built, plan_vm
 
-    cluster = open_site(arguments)
+    cluster, shown = open_site(arguments)
     if arguments.dry_run:
-        plan = plan_vm(cluster, progress(arguments.quiet))
+        plan = plan_vm(cluster, shown)
         exists = is_built(cluster, plan)
         if arguments.json:
             print_json({"key": plan.key, "built": exists, "versions": dict(plan.versions)})
         else:
             out.print(f"{plan.key[:16]}: {'exists' if exists else 'would be built'}", markup=False)
         return 0
-    built = build_vm(cluster, progress(arguments.quiet), force=arguments.force)
+    built = build_vm(cluster, shown, force=arguments.force)
     if arguments.json:
         print_json(asdict(built))
         return 0

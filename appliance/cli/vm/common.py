@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from appliance.cli.common import open_site
+
 if TYPE_CHECKING:
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
@@ -15,18 +17,9 @@ def add_vm_host(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="NAME", help="the admin host (default: the one that has the VM)")
 
 
-def open_site(arguments: argparse.Namespace) -> Cluster:
-    """Return the site's cluster."""
-    from appliance.cli.screen import progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
-
-    return open_cluster(find_site(arguments.site), arguments.state, progress(arguments.quiet))
-
-
 def open_vm(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
     """Return the site's cluster, and the admin host that has the VM."""
     from appliance.operations.vm.vm import find_vm
 
-    cluster = open_site(arguments)
+    cluster, _ = open_site(arguments)
     return cluster, find_vm(cluster, arguments.host)

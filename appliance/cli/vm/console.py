@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import open_site, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
@@ -32,11 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
     import sys
 
     from appliance.cli.screen import err
-    from appliance.cli.vm.common import open_site
     from appliance.operations.vm.inside import attach_console, find_console, need_running, read_console
     from appliance.operations.vm.vm import find_vm
 
-    cluster = open_site(arguments)
+    cluster, _ = open_site(arguments)
     if arguments.log:
         sys.stdout.write(read_console(cluster, find_console(cluster, arguments.host)))
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, duration, filled, verb
+from appliance.cli.common import add_json, duration, filled, open_site, verb
 
 EXAMPLES = """\
   sms vm migrate host-b         live if both hosts share its disks; else stopped, copied, and started there
@@ -36,12 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Move it."""
     from dataclasses import asdict
 
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.cli.vm.common import open_site
+    from appliance.cli.screen import out, print_json
     from appliance.operations.vm.migrate import migrate_vm, plan_migrate_vm
 
-    cluster = open_site(arguments)
-    shown = progress(arguments.quiet)
+    cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = plan_migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped)
         if arguments.json:

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import add_json, open_site, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
@@ -36,10 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from appliance.cli.screen import print_json
-    from appliance.cli.vm.common import open_site
     from appliance.operations.vm.status import status_vm
 
-    cluster = open_site(arguments)
+    cluster, _ = open_site(arguments)
     name = arguments.host or cluster.site.admin_hosts[0].name
     found = status_vm(cluster, cluster.host(name), only=arguments.host is not None)
     if arguments.json:

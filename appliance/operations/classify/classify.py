@@ -8,20 +8,19 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
 
 from analysis import units
 from analysis.addresses import read_address
 from analysis.classify import classify as judge
 from analysis.errors import CaptureError
-from analysis.model import Classification, Provenance, Verdict
+from analysis.model import VERDICTS, Classification, Provenance, Verdict
 from analysis.protocols import preload
 from analysis.reading import ProgressCallback, Reading, read_captures, read_stream
-from analysis.roles import find_roles
+from analysis.roles import find_roles, no_hosts_error
 from analysis.signatures import Signature
 from analysis.sources import STDIN, Source, check_files
 from appliance import __version__
@@ -38,7 +37,6 @@ __all__ = ["STDIN", "Catalogue", "ClassifyOptions", "classify", "open_catalogue"
 
 LARGE = 256 << 20
 """Bytes of captures that the core reads for longer than the imports for decoding take."""
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SUFFIXES = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".html": "html", ".htm": "html"}
 """Output format by the suffix of the file's name."""
 
@@ -106,7 +104,7 @@ def unused_overrides(options: ClassifyOptions, catalogue: Catalogue, found: Clas
     ]
 
 
-def _explain_unused(name: str, catalogue: Catalogue, seen: Iterable[str]) -> str:
+def _explain_unused(name: str, catalogue: Catalogue, seen: Collection[str]) -> str:
     known = catalogue.find(name)
     return f"{known} was not seen" if catalogue.has(known) else catalogue.nearest(name, seen)
 
@@ -123,9 +121,9 @@ def _analyze(
         waited = options.live or STDIN in options.captures
         step.detail(units.counted(reading.counter.packets, "packet") + ("" if waited else f", {units.size(rate)}/s"))
     hosts, links = reading.hosts(), reading.links()
-    sms, node, nodes = options.sms, options.node, options.nodes
-    totals = reading.counter.totals()
-    roles = find_roles(hosts, links, reading.samples(), sms=sms, node=node, nodes=nodes, totals=totals)
+    if not hosts:
+        raise no_hosts_error(options.node, reading.counter.totals())
+    roles = find_roles(hosts, links, reading.samples, sms=options.sms, node=options.node, nodes=options.nodes)
     observation = reading.observe(roles.by_index, hosts, links)
     return judge(observation, roles, signatures, overrides)
 

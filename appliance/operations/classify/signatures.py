@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.signatures import PROTOCOLS, FirstBytes, Signature
+from analysis.signatures import ANY_PORT, PROTOCOLS, FirstBytes, Signature
 from appliance.catalog import Service, read_catalog
 from appliance.catalog.own import OwnService, read_own
 from appliance.config.wording import nearest
@@ -31,11 +31,10 @@ class Catalogue:
         """Return whether a service has this name."""
         return name in self.shipped or name in self.own
 
-    def nearest(self, name: str, seen: Iterable[str]) -> str:
-        """Return a hint for an unknown name."""
+    def nearest(self, name: str, seen: Collection[str]) -> str:
+        """Return a hint for an unknown name: the closest one of the catalogue or of ``seen``, or all of ``seen``."""
         names = {*self.shipped, *self.own, *(alias for each in self.shipped.values() for alias in each.known_as)}
-        hint = nearest(name, {*names, *seen})
-        return hint if hint.startswith("did you mean") else nearest(name, seen).replace("known:", "seen:")
+        return nearest(name, {*names, *seen}, listed=seen, label="seen")
 
 
 def open_catalogue(services: Path | None) -> Catalogue:
@@ -96,4 +95,4 @@ def make_signature(service: Service, carried: bool) -> Signature:
 
 def _port(text: str) -> tuple[int, int]:
     protocol, _, number = text.partition("/")
-    return PROTOCOLS[protocol], 0 if number == "any" else int(number)
+    return PROTOCOLS[protocol], ANY_PORT if number == "any" else int(number)

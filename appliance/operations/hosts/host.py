@@ -54,7 +54,7 @@ def prepare(cluster: Cluster, name: str, progress: Progress, *, dry_run: bool = 
     if isinstance(host, Local):
         need_root()
     with progress.step(f"connect to {name}"):
-        target = _target(cluster, host)
+        target = _target(host)
     with progress.step(f"{'check' if dry_run else 'prepare'} {name}") as step:
         play = run_playbook(
             share("playbooks", "prepare-host.yml"), target, _variables(cluster), on_task=step.detail, dry_run=dry_run
@@ -95,7 +95,7 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
     return HostLine(admin.name, admin.address, True, running, holder == admin.name)
 
 
-def _target(cluster: Cluster, host: Host) -> Target:
+def _target(host: Host) -> Target:
     """Return the Ansible target of a host. Connects first, for a clear error message."""
     python = find_python(host)
     if not isinstance(host, Ssh):

@@ -19,6 +19,7 @@ from appliance.operations.context import Cluster, need_root, runtime_files
 from appliance.operations.hosts.preflight import only_one
 from appliance.operations.image.deliver import check_signature
 from appliance.plan.image.definition import (
+    BuildInputs,
     BuildPlan,
     apt_sources,
     has_credentials,
@@ -72,15 +73,8 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
             f"package versions of {base.name} are known only after a build",
             hint="build without --locked; the image's manifest and bill of materials list every version",
         )
-    return plan_build(
-        base,
-        cluster.services,
-        mirrors=mirrors,
-        versions=versions,
-        definitions=share("definitions"),
-        runtime=runtime_files(),
-        keys=_repository_keys(base),
-    )
+    inputs = BuildInputs(mirrors, versions, runtime_files(), _repository_keys(base))
+    return plan_build(base, cluster.services, inputs, definitions=share("definitions"))
 
 
 def find_mirrors(host: Host, base: Base, given: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""Copy the running image from one host to another; an interrupted copy is resumed."""
+"""Copy image files: from this machine to a host, from a host to this machine, and between two hosts."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
@@ -14,6 +16,20 @@ mkdir -p "$(dirname "$1")" && cat >>"$1.part"
 FINISH = """\
 sync "$1.part" && mv -fT "$1.part" "$1"
 """
+
+
+def send_file(source: Path, host: Host, *, path: str, what: str, progress: Progress) -> None:
+    """Send a file of this machine to ``path`` on a host, atomically, readable only by root; the caller verifies it."""
+    size = source.stat().st_size
+    with progress.step(f"send {what} to {host.name}") as step, source.open("rb") as stream:
+        host.send(stream, path, mode=0o600, progress=lambda done: step.moved(done, size))
+
+
+def fetch_file(host: Host, path: str, *, target: Path, size: int, what: str, progress: Progress) -> None:
+    """Fetch a file of a host as ``target``, readable only by root; the caller verifies and renames it."""
+    with progress.step(f"fetch {what} from {host.name}") as step, target.open("wb") as sink:
+        target.chmod(0o600)
+        host.fetch(path, sink, progress=lambda done: step.moved(done, size))
 
 
 def copy_image(source: Host, path: str, sha256: str, target: Host, progress: Progress) -> bool:

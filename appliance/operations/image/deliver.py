@@ -12,6 +12,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.image.copy import send_file
 from appliance.operations.site.keys import fingerprint
 from appliance.progress import Progress
 from appliance.tools import apptainer
@@ -53,14 +54,12 @@ def deliver(
     if isinstance(host, Local):
         return str(source)
     target = f"{cluster.places.images}/{source.name}"
-    size = source.stat().st_size
     digest = find_digest(Local(), str(source))
     # Compared by digest, so that a damaged copy, or one signed with an older key, is sent again.
     if find_digest(host, target, needed=False) == digest:
         return target
     before_sending()
-    with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
-        host.send(stream, target, mode=0o600, progress=lambda done: step.moved(done, size))
+    send_file(source, host, path=target, what="the image", progress=progress)
     return target
 
 

@@ -99,7 +99,7 @@ def demo(name: str, nodes: int, progress: Progress, *, quiet: bool = False) -> D
             check("a node's clock follows the container", lambda: clock_follows(node))
         check("a snapshot of all it has written, while it runs", lambda: snapshot_holds(lab))
         check("it moves to host-b and back, under a job and a download", lambda: moves(lab))
-        check("what must never stop, by the traffic of all this", lambda: time_critical(capture))
+        check("what must never stop, by the traffic of all this", lambda: time_critical(lab, capture))
     return report
 
 
@@ -122,11 +122,17 @@ def listening(lab: Lab, capture: Path) -> Iterator[None]:
         copier.join()
 
 
-def time_critical(capture: Path) -> str:
+def _names_by_role(lab: Lab) -> dict[str | None, str]:
+    cluster = open_cluster(lab.etc / "sms.yaml", None, Silent())
+    return {service.role: service.name for service in cluster.services}
+
+
+def time_critical(lab: Lab, capture: Path) -> str:
     """Return the services that `sms classify` finds time-critical."""
+    by_role = _names_by_role(lab)
     found = classify(ClassifyOptions(captures=(str(capture),)), Silent())
     names = [service.name for service in found.services if service.verdict == "time-critical"]
-    if missing := {"slurmctld", "rsyslog", "nat"} - set(names):
+    if missing := {by_role[role] for role in ("controller", "logging", "routing")} - set(names):
         raise SmsError(f"not classified as time-critical: {', '.join(sorted(missing))}")
     return f"{', '.join(names)}; seen in {found.capture.packets:,} packets"
 
@@ -146,6 +152,8 @@ def moves(lab: Lab) -> str:
         SmsError: the job or the download failed.
     """
     admin, node = lab.host("admin"), lab.host(lab.nodes[0])
+    by_role = _names_by_role(lab)
+    controller, routing = by_role["controller"], by_role["routing"]
     job = as_alice(node, "sbatch", "--parsable", "--wrap=sleep 20")
     wait_for("the start of the job", lambda: "yes" if job_state(node, job) == "RUNNING" else "")
     argv = ("curl", "--silent", "--limit-rate", "2M", "--output", "/dev/null", "--write-out", "%{size_download}")
@@ -155,7 +163,7 @@ def moves(lab: Lab) -> str:
         for target in (OTHER, CARRIER):
             moved = json.loads(admin.run("sms", "-q", "migrate", target, "--json", timeout=300).stdout)
             outage = moved["outage"]
-            outages.append(f"outage of NAT {outage['nat'] * 1000:.0f} ms, slurmctld {outage['slurmctld']:.1f} s")
+            outages.append(f"outage of NAT {outage[routing] * 1000:.0f} ms, {controller} {outage[controller]:.1f} s")
         size = int(download.result().text)
     if size != BIG_BYTES:
         raise SmsError(f"the download ended after {size} of {BIG_BYTES} bytes")

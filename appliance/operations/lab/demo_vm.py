@@ -53,9 +53,9 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     return report
 
 
-def _sms(lab: Lab, *words: str, on: str = "admin", timeout_s: float = 600) -> str:
+def _sms(lab: Lab, *words: str, on: str = "admin") -> str:
     """Run `sms` on a lab host; return its last line of output."""
-    lines = lab.host(on).run("sms", "-q", *words, timeout=timeout_s).text.splitlines()
+    lines = lab.host(on).run("sms", "-q", *words, timeout=600).text.splitlines()
     return lines[-1].strip() if lines else ""
 
 

@@ -16,13 +16,14 @@ from appliance.operations.hosts.preflight import check_bridges, check_programs
 from appliance.operations.image.deliver import deliver, trust
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.migration.lease import Leases, query_all_leases
-from appliance.operations.services.start import Started, start
+from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.status import uptime_text
-from appliance.operations.snapshots.list import LATEST, find_snapshot, list_snapshots
+from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.failover import OpenFailover, choose_snapshot, find_open_failover
 from appliance.plan.migration.lease import GENERATION_BUMP, Lease, find_holder, has_own_overlay
+from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
 
 VERB = "failover"
@@ -262,16 +263,14 @@ def _fence(cluster: Cluster, plan: Plan, progress: Progress) -> None:
 
 
 def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions, progress: Progress) -> Started:
-    started = start(
-        cluster,
-        host,
-        progress,
-        image=options.image,
-        wait_s=options.wait_s,
+    start_options = StartOptions(
+        options.image,
+        options.wait_s,
         keep=True,  # there is no host to roll back to: a partial start is better than none
         fenced=plan.old,
         generation_bump=1 if plan.taken else GENERATION_BUMP,
     )
+    started = start(cluster, host, progress, start_options)
     assert started  # None is for a start at boot
     return started
 

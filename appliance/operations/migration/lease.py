@@ -279,9 +279,9 @@ def query_lease(host: Host, cluster: Cluster) -> Lease:
     return _read(host.read(str(cluster.places.lease)), cluster, host)
 
 
-def query_all_leases(host: Host, cluster: Cluster, *, without: Collection[str] = ()) -> Leases:
+def query_all_leases(host: Host, cluster: Cluster) -> Leases:
     """Query the leases of all admin hosts, for a run that acts for ``host``."""
-    leases = Leases(host, cluster, without=without)
+    leases = Leases(host, cluster)
     leases.query()
     return leases
 
@@ -345,10 +345,10 @@ def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -
     return lease
 
 
-def restore_lease(host: Host, cluster: Cluster, before: Lease, *, leases: Leases | None = None) -> None:
+def restore_lease(host: Host, cluster: Cluster, before: Lease) -> None:
     """Release a lease that was just taken, unless ``host`` held it before; its generation stays."""
     if before.holder != host.name:
-        release_lease(host, cluster, leases=leases)
+        release_lease(host, cluster)
 
 
 def _swap(host: Host, cluster: Cluster, before: bytes | None, lease: Lease) -> None:

@@ -20,7 +20,9 @@ from appliance.operations.migration.unfinished import mark_path
 from appliance.operations.services.start import PROBE
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
+from appliance.plan.migration.lease import GENERATION_BUMP, Lease
 from appliance.plan.migration.move import PARTS, missing_jobs, needs_outside, stop_groups
+from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import ASK_NODES, JOBS, read_jobs
 from appliance.plan.services.network import INTERFACES, conflists, isolated_bridges
 from appliance.progress import Progress, Silent, Step
@@ -41,8 +43,6 @@ QUICK_S = 20.0
 """Timeout in seconds of requests that take only a moment."""
 CONFIRM_S = 8.0
 """Longer than a live source keeps its ports off the bridges (agent/migration_source.py, RECLAIM_S) and queries take."""
-GENERATION_BUMP = 1000
-"""Must supersede a partitioned source that has raised its own generation meanwhile."""
 TARGET_REPLIES = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
 SOURCE_REPLIES = ("offer", "parcels", "sent", "final", "connections", "released", "tails", "handed")
 SWITCH_S = 5.0
@@ -79,6 +79,17 @@ class MigrationResult:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """Both hosts after all checks, and the plan."""
+
+    source: Host
+    target: Host
+    pid: int
+    lease: Lease
+    plan: Plan
+
+
 class NotesOnly(Silent):
     """Forwards only the lines that stay: the steps are shown by this process, not by the agents."""
 
@@ -92,27 +103,16 @@ class NotesOnly(Silent):
 class Migration:
     """One migration under way."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        source: Host,
-        target: Host,
-        image: Image,
-        progress: Progress,
-        *,
-        pid: int,
-        generation: int,
-        shared: bool,
-    ) -> None:
+    def __init__(self, cluster: Cluster, inspected: Inspected, image: Image, progress: Progress) -> None:
         self.cluster = cluster
-        self.source = source
-        self.target = target
+        self.source = source = inspected.source
+        self.target = target = inspected.target
         self.image = image
-        self.pid = pid
+        self.pid = inspected.pid
         self.progress = progress
-        self.shared = shared
-        self.result = MigrationResult(source.name, target.name, image.path, generation + 1, shared=shared)
-        self.generation = generation
+        self.shared = inspected.plan.shared
+        self.generation = inspected.lease.generation
+        self.result = MigrationResult(source.name, target.name, image.path, self.generation + 1, shared=self.shared)
         self.began_at: dict[str, float] = {}
         self.connections = b""
         self.neighbours: list[str] = []

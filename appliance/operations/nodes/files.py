@@ -230,7 +230,7 @@ def site_masters(cluster: Cluster) -> tuple[Master, ...]:
         *((file.path, file.source) for file in vm.files),
     ]
     seeds = seed_files(site, cluster.services, overlays=share("overlays"), extra=(), given={})
-    return desired_masters(site, read_given(site, sources), seeds)
+    return desired_masters(site, read_given(sources), seeds)
 
 
 def push(

@@ -25,6 +25,7 @@ from appliance.plan.image.definition import apt_sources
 from appliance.plan.nodes.image import (
     CA,
     SQUASHFS,
+    NodeInputs,
     NodePlan,
     cpio,
     find_secrets,
@@ -97,16 +98,14 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
         lists = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
         versions = Resolver(host, lists, sources).resolve(packages_of(profile, site))
         step.detail(f"{len(versions)} packages")
-    return plan_node(
-        name,
-        profile,
-        site,
-        sources=sources,
-        versions=versions,
+    inputs = NodeInputs(
+        sources,
+        versions,
         files=_files(cluster, folder),
         initramfs={each: ((folder / each).read_bytes(), 0o755) for each in ("init", "udhcpc")},
         tools={"finish": (folder / "finish").read_bytes()},
     )
+    return plan_node(name, profile, site, inputs)
 
 
 def _files(cluster: Cluster, folder: Path) -> Mapping[str, tuple[bytes, int]]:

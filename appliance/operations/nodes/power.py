@@ -162,12 +162,10 @@ def _number(nodes: Sequence[Node]) -> str:
     return f"{len(nodes)} nodes" if len(nodes) != 1 else str(nodes[0]["name"])
 
 
-def _all(
-    nodes: Sequence[Node], work: Callable[[Node], Outcome], text: str, progress: Progress, workers: int = WORKERS
-) -> list[Outcome]:
+def _all(nodes: Sequence[Node], work: Callable[[Node], Outcome], text: str, progress: Progress) -> list[Outcome]:
     done: dict[str, Outcome] = {}
     with progress.step(text) as step:
-        for node, outcome in run_parallel(nodes, work, workers=workers):
+        for node, outcome in run_parallel(nodes, work, workers=WORKERS):
             name = node["name"]
             if isinstance(outcome, SmsError):
                 outcome = Outcome(name, error=outcome.message, hint=outcome.hint)

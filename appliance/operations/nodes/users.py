@@ -11,7 +11,7 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.nodes.files import list_masters, put_master, read_content
-from appliance.plan.nodes.accounts import Accounts, Changes, compare_lines, read_accounts
+from appliance.plan.nodes.accounts import UID_MAX, UID_MIN, Accounts, Changes, compare_lines, read_accounts
 from appliance.plan.nodes.files import ACCOUNTS, account_master
 from appliance.progress import Progress
 from appliance.tools.provision import Api
@@ -115,18 +115,25 @@ def _getent(host: Host, table: str, *names: str) -> str:
     return done.stdout.decode(errors="surrogateescape")
 
 
-def sync(
-    api: Api,
-    source: Source,
-    progress: Progress,
-    *,
-    only: Sequence[str] = (),
-    uid_min: int,
-    uid_max: int,
-    most_removed: float = 10,
-    force: bool = False,
-    dry_run: bool = False,
-) -> Synced:
+@dataclass(frozen=True)
+class SyncOptions:
+    """Options of a synchronisation.
+
+    Attributes:
+        only: groups whose members are selected; empty for all users.
+        uid_min, uid_max: bounds of the ids that are selected.
+        most_removed: percentage of a file's entries that may be removed.
+        force: remove any number.
+    """
+
+    only: Sequence[str] = ()
+    uid_min: int = UID_MIN
+    uid_max: int = UID_MAX
+    most_removed: float = 10
+    force: bool = False
+
+
+def sync(api: Api, source: Source, progress: Progress, options: SyncOptions, *, dry_run: bool = False) -> Synced:
     """Upload the accounts of a source as master files.
 
     Raises:
@@ -134,7 +141,12 @@ def sync(
         Refused: it has no users; or, without ``force``, it would remove more than ``most_removed`` percent.
     """
     accounts, problems = read_accounts(
-        source.passwd, source.group, source.shadow, only=only, uid_min=uid_min, uid_max=uid_max
+        source.passwd,
+        source.group,
+        source.shadow,
+        only=options.only,
+        uid_min=options.uid_min,
+        uid_max=options.uid_max,
     )
     if problems:
         raise ConfigError(problems=problems)
@@ -144,7 +156,7 @@ def sync(
         raise Refused("no user is selected: all are out of bounds, or in none of the groups")
     texts = accounts.texts()
     changes = _compare(api, texts)
-    refusal = "" if force else too_many_removed(changes, most_removed)
+    refusal = "" if options.force else too_many_removed(changes, options.most_removed)
     if refusal and not dry_run:
         raise Refused(refusal, hint="--dry-run lists them; --force removes them")
     done = Synced(accounts, changes, refusal)

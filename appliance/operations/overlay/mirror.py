@@ -49,6 +49,30 @@ REPLACE_SCRIPT = 'mv -T "$2" "$1" && sync "$(dirname "$1")"'
 
 
 @dataclass(frozen=True)
+class MirrorOptions:
+    """A mirror to create: the folders of its two files, bytes of each file (0: as much as the overlay may need).
+
+    ``same_fs``: allow both folders on one file system.
+    """
+
+    folders: Sequence[str]
+    size: int = 0
+    same_fs: bool = False
+
+
+@dataclass(frozen=True)
+class RebuildOptions:
+    """The folder of the new member (None: that of the old one), and the member to replace (None: lost or faulty).
+
+    ``same_fs``: allow both members on one file system.
+    """
+
+    folder: str | None = None
+    number: int | None = None
+    same_fs: bool = False
+
+
+@dataclass(frozen=True)
 class MirrorChange:
     """What a verb on the mirror did, or would do; ``steps`` is for display, empty when there was nothing to do."""
 
@@ -64,21 +88,9 @@ def status(cluster: Cluster, host: Host) -> MirrorState | None:
 
 
 def create(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    folders: Sequence[str],
-    *,
-    size: int = 0,
-    same_fs: bool = False,
-    dry_run: bool = False,
+    cluster: Cluster, host: Host, progress: Progress, options: MirrorOptions, *, dry_run: bool = False
 ) -> MirrorChange:
     """Move the overlay of the stopped services container onto a mirror of two files.
-
-    Args:
-        folders: the folders for the two files.
-        size: bytes of each file; 0: as much as the overlay may need.
-        same_fs: allow both folders on one file system.
 
     Raises:
         Refused: the services container runs, a folder is missing, or there is no room; nothing was changed.
@@ -88,12 +100,12 @@ def create(
     with keep_stopped(cluster, host, progress):
         mirror, linked = find_mirror(cluster, host), is_linked(cluster, host)
         if mirror and linked:
-            if sorted(member.folder for member in mirror.members) == sorted(folders):
+            if sorted(member.folder for member in mirror.members) == sorted(options.folders):
                 host.remove(_before(cluster))
                 return MirrorChange(host.name, False)
             places = " and ".join(member.folder for member in mirror.members)
             raise Refused(f"the overlay is mirrored already, in {places}", hint="sms overlay mirror rebuild --on DIR")
-        new = _plan(cluster, host, folders, size, same_fs)
+        new = _plan(cluster, host, options)
         steps = [
             *(f"create {path}, {new.size >> 20} MiB, sparse" for path in new.files),
             f"create a mirror of both ({new.kind}), mounted at {cluster.places.mirror}",
@@ -107,16 +119,16 @@ def create(
     return MirrorChange(host.name, True, tuple(steps))
 
 
-def _plan(cluster: Cluster, host: Host, folders: Sequence[str], size: int, same_fs: bool) -> Mirror:
+def _plan(cluster: Cluster, host: Host, options: MirrorOptions) -> Mirror:
     """Plan the mirror.
 
     Raises:
         Refused: it cannot be created.
     """
-    path = str(cluster.places.overlay)
+    path, folders, size = str(cluster.places.overlay), options.folders, options.size
     if not host.works("test", "-f", path):
         raise Refused(f"there is no overlay {path} on {host.name}", hint="`sms overlay create` creates it")
-    check_separate(folders, [_file_system(host, folder) for folder in folders], same_fs=same_fs)
+    check_separate(folders, [_file_system(host, folder) for folder in folders], same_fs=options.same_fs)
     length = ext3.sizes_of(host, path)[0]
     if size and size < room_bytes(length):
         raise Refused(
@@ -349,40 +361,29 @@ def _scrub(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror) -> 
 
 
 def rebuild(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    *,
-    folder: str | None = None,
-    number: int | None = None,
-    same_fs: bool = False,
-    dry_run: bool = False,
+    cluster: Cluster, host: Host, progress: Progress, options: RebuildOptions, *, dry_run: bool = False
 ) -> MirrorChange:
     """Rebuild a lost or faulty member, or move one to another folder. The services container may run.
-
-    Args:
-        folder: the folder of the new member; None: that of the old one.
-        number: the member to replace; None: the lost or faulty one.
 
     Raises:
         Refused: it is unclear which member to replace, or the folder cannot hold one.
         SmsError: it failed; running it again resumes it.
     """
     if dry_run:
-        return _rehearse(cluster, host, folder, number, same_fs)
+        return _rehearse(cluster, host, options)
     with _lock_mirror(cluster, host, progress) as mirror:
         tool, place = TOOLS[mirror.kind], str(cluster.places.mirror)
         devices = {device.devid: device for device in tool.devices(host, mirror.uuid, place)}
         problems = find_problems(host, mirror, devices)
-        member = _find_faulty(mirror, problems, folder, number)
+        member = _find_faulty(mirror, problems, options)
         if member is None:
             return MirrorChange(host.name, False)
         present = not member.lost and member.devid in devices and not devices[member.devid].missing
         current = present and devices[member.devid].path in ext3.users_of(host, mirror.path(member))
-        if current and folder is None and not mirror.pending and mirror.kind == "btrfs":
+        if current and options.folder is None and not mirror.pending and mirror.kind == "btrfs":
             return MirrorChange(host.name, True, ("repaired",), mended=_scrub(cluster, host, progress, mirror))
-        target = Member(mirror.next_number, folder or member.folder, member.devid)
-        _check_target(host, mirror, member, target, same_fs)
+        target = Member(mirror.next_number, options.folder or member.folder, member.devid)
+        _check_target(host, mirror, member, target, options.same_fs)
         length = int(host.run("stat", "--dereference", "--format=%s", str(cluster.places.overlay)).text)
         _check_room(host, target.folder, room_bytes(length))
         _replace(cluster, host, progress, mirror, member, target)
@@ -393,7 +394,7 @@ def _steps(mirror: Mirror, old: Member, new: Member) -> tuple[str, ...]:
     return (f"create {mirror.path(new)}", f"copy to it the contents of {mirror.path(old)}")
 
 
-def _rehearse(cluster: Cluster, host: Host, folder: str | None, number: int | None, same_fs: bool) -> MirrorChange:
+def _rehearse(cluster: Cluster, host: Host, options: RebuildOptions) -> MirrorChange:
     """Return what a rebuild would do. A closed mirror stays closed: opening it degraded would mark a member as lost.
 
     Raises:
@@ -406,27 +407,27 @@ def _rehearse(cluster: Cluster, host: Host, folder: str | None, number: int | No
     faulty = {one["number"]: one["detail"] for one in state.members if one["state"] == "sick"}
     members = tuple(replace(member, lost=lost.get(member.number, "")) for member in mirror.members)
     mirror = replace(mirror, members=members)
-    member = _find_faulty(mirror, faulty, folder, number)
+    member = _find_faulty(mirror, faulty, options)
     if member is None:
         return MirrorChange(host.name, False)
-    target = Member(mirror.next_number, folder or member.folder, member.devid)
-    _check_target(host, mirror, member, target, same_fs)
-    if folder is None and not member.lost and not mirror.pending:
+    target = Member(mirror.next_number, options.folder or member.folder, member.devid)
+    _check_target(host, mirror, member, target, options.same_fs)
+    if options.folder is None and not member.lost and not mirror.pending:
         return MirrorChange(host.name, True, (f"repair {mirror.path(member)} from the other member",))
     return MirrorChange(host.name, True, _steps(mirror, member, target))
 
 
-def _find_faulty(mirror: Mirror, problems: dict[int, str], folder: str | None, number: int | None) -> Member | None:
+def _find_faulty(mirror: Mirror, problems: dict[int, str], options: RebuildOptions) -> Member | None:
     """Return the member to replace; None where all are intact.
 
     Raises:
         Refused: it is unclear which.
     """
-    if number is not None:
-        found = [member for member in mirror.members if member.number == number]
+    if options.number is not None:
+        found = [member for member in mirror.members if member.number == options.number]
         if not found:
             numbers = ", ".join(str(member.number) for member in mirror.members)
-            raise Refused(f"the mirror has no member {number}", hint=f"it has: {numbers}")
+            raise Refused(f"the mirror has no member {options.number}", hint=f"it has: {numbers}")
         return found[0]
     faulty = [member for member in mirror.members if member.lost or member.number in problems]
     if mirror.pending:
@@ -438,7 +439,7 @@ def _find_faulty(mirror: Mirror, problems: dict[int, str], folder: str | None, n
         return faulty[0]
     if mirror.due:
         return mirror.members[0]
-    if folder and folder not in [member.folder for member in mirror.members]:
+    if options.folder and options.folder not in [member.folder for member in mirror.members]:
         raise Refused("both members are intact: it is unclear which one to move", hint="name it: --member NUMBER")
     return None
 

@@ -35,7 +35,7 @@ def archive_for(cluster: Cluster) -> bytes:
     """Return the seed archive of this site's overlay. It holds secrets: pass it on standard input only."""
     site = cluster.site
     sources = {**dict(site.secrets), **dict(site.accounts)}
-    given = read_given(site, [(name, sources[name]) for name in SECRET_PLACES])
+    given = read_given([(name, sources[name]) for name in SECRET_PLACES])
     overlays = share("overlays")
     extra = read_extra_files(overlays / "base" / "overlay.yaml").files
     return seed_archive(seed_files(site, cluster.services, overlays=overlays, extra=extra, given=given))

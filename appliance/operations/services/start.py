@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.errors import Refused, RolledBack, SmsError
@@ -85,29 +85,34 @@ class Stopwatch:
         self.last = now
 
 
-def start(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    *,
-    image: Path | None = None,
-    wait_s: float = 60,
-    keep: bool = False,
-    boot: bool = False,
-    unit: bool = True,
-    fenced: Collection[str] = (),
-    generation_bump: int = 1,
-) -> Started | None:
-    """Start the services container on ``host`` and wait until every service answers.
+@dataclass(frozen=True)
+class StartOptions:
+    """Options of a start.
 
-    Args:
+    Attributes:
         image: use this image instead of the current one.
         wait_s: seconds that the services may take to answer.
         keep: leave it running even if a service does not answer.
-        boot: start only if it ran here at shutdown; returns None if it did not, or another host has taken over.
+        boot: start only if it ran here at shutdown.
         unit: install the systemd unit and start the guard.
         fenced: admin hosts that are known to be off: the lease is taken even if they hold it.
         generation_bump: added to the generation of the lease.
+    """
+
+    image: Path | None = None
+    wait_s: float = 60
+    keep: bool = False
+    boot: bool = False
+    unit: bool = True
+    fenced: tuple[str, ...] = ()
+    generation_bump: int = 1
+
+
+def start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started | None:
+    """Start the services container on ``host`` and wait until every service answers.
+
+    Returns:
+        None at boot if it did not run here at shutdown, or another host has taken over.
 
     Raises:
         Refused: a check failed; nothing was changed.
@@ -116,18 +121,17 @@ def start(
     """
     check_programs(host)
     recover_migration(cluster, host, progress)
-    if boot and not _is_still_held(cluster, host, progress):
+    if options.boot and not _is_still_held(cluster, host, progress):
         return None
-    image = image or image_of_unfinished(cluster, host, progress)
+    options = replace(options, image=options.image or image_of_unfinished(cluster, host, progress))
     with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
         running = apptainer.find_instance(host, instance_name(cluster.site))
         if running:
-            started = _check_running(cluster, host, progress, running.image, wait_s)
+            started = _check_running(cluster, host, progress, running.image, options.wait_s)
         else:
-            options = StartOptions(image, wait_s, keep, DISK_WAIT_S if boot else 0, tuple(fenced), generation_bump)
             started = _start(cluster, host, progress, options)
     # After releasing the lock: starting the unit runs `sms start --boot`, which takes it.
-    if unit:
+    if options.unit:
         install_unit(cluster, host, progress)
         start_guard(cluster, host, progress)
     return started
@@ -202,18 +206,6 @@ def _check_running(cluster: Cluster, host: Host, progress: Progress, path: str, 
     )
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """Options of a start, as given by the caller."""
-
-    image: Path | None
-    wait_s: float
-    keep: bool
-    disks_s: float
-    fenced: tuple[str, ...]
-    generation_bump: int
-
-
 def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started:
     parts: dict[str, float] = {}
     stopwatch = Stopwatch(parts)
@@ -226,46 +218,20 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, progress, options.image, stopwatch)
         query.result()
-    before = query_lease(host, cluster)
-    changed = False
-    try:
-        with progress.step("take the lease") as step:
-            if time.monotonic() - leases.queried_at > MAX_AGE_S:
-                leases.query()
-            leases.check()  # before anything is changed
-            changed = True  # set before the swap, whose reply may be lost
-            try:
-                lease = take_lease(host, cluster, leases=leases, generation_bump=options.generation_bump)
-            except Refused:
-                changed = False  # another run took it first
-                raise
-            unreachable = ", ".join(leases.unreachable)
-            step.detail(
-                f"generation {lease.generation}" + (f"; {unreachable} cannot be reached" if unreachable else "")
-            )
-        started = Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts)
-        open_mirror(cluster, host, progress, patience_s=options.disks_s)
+    with ExitStack() as undo:
+        lease = _take_lease(host, leases, progress, undo, generation_bump=options.generation_bump)
+        open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
         ready_overlay(cluster, host, image, progress)
         stopwatch.lap("overlay")
-        for path, text in conflists(cluster.site).items():
-            host.write(path, text.encode())
-        with progress.step("start the instance"):
-            apptainer.run_container(host, *start_argv(cluster.site, image.path), timeout=60)
-            # Apptainer only warns about a read-only overlay; the services would fail one by one.
-            prove_writable(host, inside_argv(cluster.site))
+        _start_instance(cluster, host, progress, image)
         stopwatch.lap("instance")
-        started.services = _wait_for_services(cluster, host, progress, options.wait_s, options.keep)
+        services = _wait_for_services(cluster, host, progress, options.wait_s, options.keep)
         stopwatch.lap("probes")
         record_start(cluster, host, image, lease)
         note(cluster, host, "start", "started", generation=lease.generation, image=image.key)
         stopwatch.lap("record")
-    except BaseException as error:
-        if changed:
-            _roll_back(cluster, host, before, error)
-        if isinstance(error, Refused) or not isinstance(error, SmsError):
-            raise
-        raise RolledBack(f"{error.message}\n  everything that was started is stopped again", hint=error.hint) from error
-    return started
+        undo.pop_all()
+    return Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts, services=services)
 
 
 def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None, stopwatch: Stopwatch) -> Image:
@@ -289,10 +255,34 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     return image
 
 
-def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException) -> None:
+def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack, *, generation_bump: int) -> Lease:
+    """Take the lease; ``undo`` gets what rolls back the start.
+
+    Raises:
+        Refused: another host holds it, or took it first; nothing was changed.
+    """
+    before = query_lease(host, leases.cluster)
+    with progress.step("take the lease") as step:
+        if time.monotonic() - leases.queried_at > MAX_AGE_S:
+            leases.query()
+        leases.check()  # before anything is changed
+        # Before the swap, whose reply may be lost.
+        undo.push(lambda _, error, __: _roll_back(leases.cluster, host, before, error))
+        try:
+            lease = take_lease(host, leases.cluster, leases=leases, generation_bump=generation_bump)
+        except Refused:
+            undo.pop_all()  # another run took it first
+            raise
+        unreachable = ", ".join(leases.unreachable)
+        step.detail(f"generation {lease.generation}" + (f"; {unreachable} cannot be reached" if unreachable else ""))
+    return lease
+
+
+def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException | None) -> None:
     """Stop the instance and restore the lease, which is kept while the overlay is in use.
 
     Raises:
+        RolledBack: a step failed, which is the cause; a refusal and an interruption are raised unchanged.
         SmsError: the instance could not be stopped.
     """
     try:
@@ -303,6 +293,17 @@ def _roll_back(cluster: Cluster, host: Host, before: Lease, cause: BaseException
             f"{cause}\n  and the instance could not be stopped: {error.message}",
             hint=f"{host.name} keeps the lease; run `sms stop --host {host.name}`",
         ) from cause
+    if isinstance(cause, SmsError) and not isinstance(cause, Refused):
+        raise RolledBack(f"{cause.message}\n  everything that was started is stopped again", hint=cause.hint) from cause
+
+
+def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Image) -> None:
+    for path, text in conflists(cluster.site).items():
+        host.write(path, text.encode())
+    with progress.step("start the instance"):
+        apptainer.run_container(host, *start_argv(cluster.site, image.path), timeout=60)
+        # Apptainer only warns about a read-only overlay; the services would fail one by one.
+        prove_writable(host, inside_argv(cluster.site))
 
 
 def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool) -> dict[str, float]:

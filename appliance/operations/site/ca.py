@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.errors import ConfigError, Refused, SmsError
+from appliance.operations.site.keys import write_new
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -78,7 +79,7 @@ def ca_folder(site: Path) -> Path:
     return site.absolute().parent / FOLDER
 
 
-def make_ca(folder: Path, *, name: str = "sms site CA") -> tuple[Path, ...]:
+def make_ca(folder: Path) -> tuple[Path, ...]:
     """Create a CA and its first client certificates; return the files, the root certificate first.
 
     The root certificate is written last: if it exists, the CA is complete.
@@ -93,7 +94,7 @@ def make_ca(folder: Path, *, name: str = "sms site CA") -> tuple[Path, ...]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
         beside = Path(new)  # mode 0700
-        _write_pair(beside / "ca.pem", beside / "ca.key", _self_signed(name))
+        _write_pair(beside / "ca.pem", beside / "ca.key", _self_signed("sms site CA"))
         for client, unit in CLIENTS.items():
             _write_pair(beside / f"{client}.pem", beside / f"{client}.key", issue_client(beside, client, unit))
         for each in names:
@@ -101,7 +102,7 @@ def make_ca(folder: Path, *, name: str = "sms site CA") -> tuple[Path, ...]:
     return tuple(folder / each for each in reversed(names))
 
 
-def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str], days: int = SERVER_DAYS) -> Pair:
+def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str]) -> Pair:
     """Issue a certificate for the VM's web server with its host name and addresses.
 
     Raises:
@@ -118,10 +119,10 @@ def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str], days:
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (_usage(digital_signature=True), True),
     ]
-    return _issue(folder, _name(hostname, None), extensions, days)
+    return _issue(folder, _name(hostname, None), extensions, SERVER_DAYS)
 
 
-def issue_client(folder: Path, name: str, ou: Unit, *, days: int = CLIENT_DAYS) -> Pair:
+def issue_client(folder: Path, name: str, ou: Unit) -> Pair:
     """Issue a client certificate with CN=``name`` and OU=``ou``.
 
     Raises:
@@ -135,10 +136,10 @@ def issue_client(folder: Path, name: str, ou: Unit, *, days: int = CLIENT_DAYS) 
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False),
         (_usage(digital_signature=True), True),
     ]
-    return _issue(folder, _name(name, ou), extensions, days)
+    return _issue(folder, _name(name, ou), extensions, CLIENT_DAYS)
 
 
-def issue_issuer(folder: Path, *, name: str = "sms node issuer", days: int = ISSUER_DAYS) -> Pair:
+def issue_issuer(folder: Path) -> Pair:
     """Issue the VM's intermediate CA, which can sign client certificates but no servers and no further CAs.
 
     Raises:
@@ -152,7 +153,7 @@ def issue_issuer(folder: Path, *, name: str = "sms node issuer", days: int = ISS
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False),
         (_usage(key_cert_sign=True, crl_sign=True), True),
     ]
-    return _issue(folder, _name(name, None), extensions, days)
+    return _issue(folder, _name("sms node issuer", None), extensions, ISSUER_DAYS)
 
 
 def show_ca(folder: Path) -> tuple[CertificateInfo, ...]:
@@ -179,7 +180,7 @@ def renew_clients(folder: Path) -> tuple[Path, ...]:
         ):
             beside = path.with_name(f".{path.name}.new")
             beside.unlink(missing_ok=True)
-            _write(beside, data, mode)
+            write_new(beside, data, mode)
             done.append(path)
         for path in done[-2:]:
             path.with_name(f".{path.name}.new").replace(path)
@@ -217,7 +218,7 @@ def _self_signed(name: str) -> Pair:
         (_usage(key_cert_sign=True, crl_sign=True), True),
     ]
     subject = _name(name, None)
-    return Pair(_sign(subject, subject, key.public_key(), key, extensions, _now(), ROOT_DAYS), _pem(key))
+    return Pair(_sign(subject, subject, key.public_key(), key, extensions, ROOT_DAYS), _pem(key))
 
 
 def _issue(folder: Path, subject: x509.Name, extensions: list[tuple[Any, bool]], days: int) -> Pair:
@@ -234,7 +235,7 @@ def _issue(folder: Path, subject: x509.Name, extensions: list[tuple[Any, bool]],
     days = min(days, (ends - _now()).days)
     if days < 1:
         raise SmsError(f"the site's certificate authority expired on {ends:%Y-%m-%d}", hint=HINT)
-    signed = _sign(subject, certificate.subject, key.public_key(), authority, extensions, _now(), days)
+    signed = _sign(subject, certificate.subject, key.public_key(), authority, extensions, days)
     return Pair(signed, _pem(key))
 
 
@@ -244,12 +245,12 @@ def _sign(
     public: Any,
     authority: EllipticCurvePrivateKey,
     extensions: list[tuple[Any, bool]],
-    now: datetime.datetime,
     days: int,
 ) -> bytes:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
+    now = _now()
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -308,12 +309,5 @@ def _pem(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_pair(certificate: Path, key: Path, pair: Pair) -> None:
-    _write(key, pair.key, 0o600)
-    _write(certificate, pair.certificate, 0o644)
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_new(key, pair.key, 0o600)
+    write_new(certificate, pair.certificate, 0o644)

@@ -17,7 +17,6 @@ from appliance.config.model import ServicesFrom, Site
 from appliance.config.read import read_site, read_text
 from appliance.config.wording import nearest
 from appliance.errors import ConfigError
-from appliance.progress import Progress
 from appliance.share import share
 from appliance.text import printable
 
@@ -52,17 +51,13 @@ def find_site(option: Path | None) -> Path:
     )
 
 
-def load_site(path: Path, state: Path | None = None, progress: Progress | None = None) -> Site:
-    """Return the validated site with its services resolved to names; notices are reported to ``progress``.
+def load_site(path: Path, state: Path | None = None) -> Site:
+    """Return the validated site with its services resolved to names.
 
     Raises:
         ConfigError: with every problem found.
     """
-    loaded = open_site(path, state)
-    if progress:
-        for notice in loaded.notices:
-            progress.report(notice)
-    return loaded.site
+    return open_site(path, state).site
 
 
 def open_site(path: Path, state: Path | None = None, classification: Path | None = None) -> Loaded:

@@ -31,16 +31,17 @@ def create_pair(private: Path, public: Path) -> str:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     private.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _write_new(private, private_pem, 0o600)
+    write_new(private, private_pem, 0o600)
     try:
-        _write_new(public, public_pem, 0o644)
+        write_new(public, public_pem, 0o644)
     except OSError:
         private.unlink()
         raise
     return fingerprint(public)
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a new file with ``mode`` and flush it to the disk; FileExistsError if it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
         stream.write(data)
         stream.flush()

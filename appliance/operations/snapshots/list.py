@@ -9,12 +9,10 @@ from typing import Any
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.plan.snapshots.offsite import LATEST
 from appliance.plan.snapshots.retention import RESTORE
 from appliance.progress import Progress
 from appliance.tools import agent
-
-LATEST = "latest"
-"""Selects the newest verified snapshot."""
 
 Snapshot = dict[str, Any]
 """A manifest with ``number`` and ``health``, as the agent reports it."""

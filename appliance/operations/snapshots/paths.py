@@ -18,7 +18,7 @@ from appliance.operations.migration.lease import query_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.restore import other_image, real_path, restore_reason
-from appliance.operations.snapshots.snapshot import SnapshotOptions, take_snapshot
+from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress, Silent
 from appliance.tools import agent, apptainer
@@ -46,6 +46,47 @@ class Rows:
         self.file.seek(0)
         for line in self.file:
             yield json.loads(line)
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """What to compare.
+
+    Attributes:
+        before: a number, or ``latest``.
+        after: the same; None for the present overlay, in use or not.
+        paths: compare only these and what is below them.
+        everything: report all lines, and new and removed folders file by file.
+    """
+
+    before: str
+    after: str | None = None
+    paths: Sequence[str] = ()
+    everything: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two snapshots to compare; None is the present overlay.
+
+    ``limit``: lines to report; None for all, and new and removed folders file by file. ``lock``: lock the overlay
+    meanwhile.
+    """
+
+    before: int | None
+    after: int | None
+    paths: Sequence[str]
+    limit: int | None = MAX_LINES
+    lock: bool = False
+
+
+@dataclass(frozen=True)
+class ExtractOptions:
+    """The snapshot (a number, or ``latest``), the paths in it, and the new folder to extract them to."""
+
+    selector: str
+    paths: Sequence[str]
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -82,23 +123,8 @@ class RestoredPaths:
     other_image: bool = False
 
 
-def diff(
-    cluster: Cluster,
-    host: Host,
-    before: str,
-    after: str | None,
-    progress: Progress,
-    *,
-    paths: Sequence[str] = (),
-    everything: bool = False,
-) -> Diff:
+def diff(cluster: Cluster, host: Host, options: DiffOptions, progress: Progress) -> Diff:
     """Compare two snapshots, or one with the present overlay.
-
-    Args:
-        before: a number, or ``latest``.
-        after: the same; None for the present overlay, in use or not.
-        paths: compare only these and what is below them.
-        everything: report all lines, and new and removed folders file by file.
 
     Raises:
         Refused: there is no such snapshot, or the services container runs on another host.
@@ -106,14 +132,13 @@ def diff(
     """
     check_programs(host)
     listing = list_snapshots(cluster, host)
-    first, second = (None if one is None else find_snapshot(listing, one)["number"] for one in (before, after))
-    lock = ""
+    first = find_snapshot(listing, options.before)["number"]
+    second = None if options.after is None else find_snapshot(listing, options.after)["number"]
     if second is None:
         _check_lease_holder(cluster, host)
-        lock = str(cluster.places.lock)
-    return _query_diff(
-        cluster, host, (first, second), progress, paths, lock=lock, limit=None if everything else MAX_LINES
-    )
+    limit = None if options.everything else MAX_LINES
+    comparison = Comparison(first, second, options.paths, limit, lock=second is None)
+    return _query_diff(cluster, host, comparison, progress)
 
 
 def _check_lease_holder(cluster: Cluster, host: Host) -> None:
@@ -122,28 +147,19 @@ def _check_lease_holder(cluster: Cluster, host: Host) -> None:
         raise Refused(f"the services container runs on {holder}", hint=f"sms overlay diff --host {holder}")
 
 
-def _query_diff(
-    cluster: Cluster,
-    host: Host,
-    pair: tuple[int | None, int | None],
-    progress: Progress,
-    paths: Sequence[str],
-    *,
-    lock: str = "",
-    limit: int | None = MAX_LINES,
-) -> Diff:
-    rows = Rows()
+def _query_diff(cluster: Cluster, host: Host, comparison: Comparison, progress: Progress) -> Diff:
+    rows, before, after = Rows(), comparison.before, comparison.after
     request = {
         "store": store(cluster),
         "overlay": str(cluster.places.overlay),
-        "a": pair[0],
-        "b": pair[1],
-        "paths": list(paths),
-        "limit": limit,
-        "lock": lock,
+        "a": before,
+        "b": after,
+        "paths": list(comparison.paths),
+        "limit": comparison.limit,
+        "lock": str(cluster.places.lock) if comparison.lock else "",
     }
     reply = agent.call(host, "diff", request, progress, on_rows=rows.add)
-    return Diff(host.name, pair[0], pair[1], reply["counts"], reply["lines"], reply["told"], rows)
+    return Diff(host.name, before, after, reply["counts"], reply["lines"], reply["told"], rows)
 
 
 def restore_paths(
@@ -160,7 +176,7 @@ def restore_paths(
     chosen = _check_restore(cluster, host, selector)
     number = chosen["number"]
     with keep_stopped(cluster, host) as lease:
-        before = _query_diff(cluster, host, (None, number), Silent(), paths, limit=0)
+        before = _query_diff(cluster, host, Comparison(None, number, paths, limit=0), Silent())
         if not before.lines:
             same = tuple({"path": path} for path in paths)
             return RestoredPaths(host.name, number, same, (), 0.0, changed=False)
@@ -169,9 +185,8 @@ def restore_paths(
         reply = agent.call(host, "restore_paths", request, progress)
         try:
             why = f"{restore_reason(chosen)}: {' '.join(one['path'] for one in reply['paths'])}"
-            kept = take_snapshot(
-                cluster, host, progress, lease, SnapshotOptions(reason=why[:MAX_REASON_CHARS]), running=None
-            )
+            taking = SnapshotOptions(reason=why[:MAX_REASON_CHARS])
+            kept = take_snapshot(cluster, host, progress, OverlayUse(lease), taking)
             agent.call(host, "place_paths", {"overlay": overlay, "was": reply["was"]}, progress)
         except BaseException:
             host.remove(reply["staged"])
@@ -196,8 +211,7 @@ def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[
     chosen = _check_restore(cluster, host, selector)
     check_stopped(cluster, host)
     _check_lease_holder(cluster, host)
-    lock = str(cluster.places.lock)
-    return _query_diff(cluster, host, (None, chosen["number"]), Silent(), paths, lock=lock)
+    return _query_diff(cluster, host, Comparison(None, chosen["number"], paths, lock=True), Silent())
 
 
 def _check_restore(cluster: Cluster, host: Host, selector: str) -> Snapshot:
@@ -212,23 +226,16 @@ def _check_restore(cluster: Cluster, host: Host, selector: str) -> Snapshot:
 
 
 def extract_paths(
-    cluster: Cluster,
-    host: Host,
-    selector: str,
-    paths: Sequence[str],
-    folder: str,
-    progress: Progress,
-    *,
-    dry_run: bool = False,
+    cluster: Cluster, host: Host, options: ExtractOptions, progress: Progress, *, dry_run: bool = False
 ) -> RestoredPaths:
-    """Extract ``paths`` from a snapshot into a new folder of the host; the services container may run.
+    """Extract paths from a snapshot into a new folder of the host; the services container may run.
 
     Raises:
         Refused: the folder exists, or the snapshot has nothing at a path.
         SmsError: the snapshot is damaged, or there is no room; nothing is left behind.
     """
     check_programs(host)
-    chosen = find_snapshot(list_snapshots(cluster, host), selector)
+    chosen, folder = find_snapshot(list_snapshots(cluster, host), options.selector), options.folder
     if not folder.startswith("/"):
         if not isinstance(host, Local):
             raise ConfigError(f"--to {folder} is not an absolute path", hint=f"give one of {host.name}: /root/{folder}")
@@ -236,7 +243,7 @@ def extract_paths(
     request = {
         "store": store(cluster),
         "snapshot": str(chosen["number"]),
-        "paths": list(paths),
+        "paths": list(options.paths),
         "folder": folder,
         "rehearse": dry_run,
     }

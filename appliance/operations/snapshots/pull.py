@@ -10,8 +10,8 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import Snapshot, list_snapshots
 from appliance.operations.snapshots.push import choose_targets
-from appliance.operations.snapshots.transfer import BORG, Offsite, Sent, send
-from appliance.plan.snapshots.offsite import archive_name, find, order
+from appliance.operations.snapshots.transfer import Offsite, Sent, send
+from appliance.plan.snapshots.offsite import BORG, archive_name, find, order
 from appliance.progress import Progress
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.snapshots.list import LATEST, Listing, Snapshot, find_snapshot, list_snapshots
+from appliance.operations.snapshots.list import Listing, Snapshot, find_snapshot, list_snapshots
 from appliance.operations.snapshots.prune import by_rule, prune
-from appliance.operations.snapshots.transfer import BORG, Offsite, Sent, estimate, send
-from appliance.plan.snapshots.offsite import archive_name, missing
+from appliance.operations.snapshots.transfer import Offsite, Sent, estimate, send
+from appliance.plan.snapshots.offsite import BORG, LATEST, archive_name, missing
 from appliance.progress import Progress
 
 PUSHED, PRESENT, WOULD_PUSH, FAILED = "pushed", "present", "would push", "failed"

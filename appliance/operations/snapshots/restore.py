@@ -14,7 +14,7 @@ from appliance.operations.hosts.preflight import check_programs
 from appliance.operations.migration.lease import check_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
-from appliance.operations.snapshots.snapshot import SnapshotOptions, take_snapshot
+from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.plan.migration.lease import Lease
 from appliance.progress import Progress
 from appliance.tools import agent
@@ -170,7 +170,7 @@ def _keep_overlay(
         return None
     try:
         options = SnapshotOptions(reason=restore_reason(chosen))
-        taken = take_snapshot(cluster, host, progress, lease, options, running=None)
+        taken = take_snapshot(cluster, host, progress, OverlayUse(lease), options)
         same = all(taken[key] == chosen[key] for key in ("digests", "size"))
         return KeptOverlay(taken["number"], same=same)
     except (Refused, CommandError, Unreachable):

@@ -22,7 +22,9 @@ from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.lease import Lease
 from appliance.plan.overlay.mirror import scrub_is_due
+from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.snapshots.runs import (
+    Expected,
     Notice,
     Run,
     count_postponed,
@@ -38,8 +40,6 @@ from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress
 from appliance.tools import agent
 
-BORG = "borg"
-"""The name of the site's Borg repository as a push target."""
 REREAD_EVERY_S = 86400
 SENDMAIL = """\
 PATH=$PATH:/usr/sbin:/usr/lib:/sbin
@@ -161,15 +161,8 @@ def detect_gap(cluster: Cluster, host: Host, lease: Lease, now: float) -> str:
         booted = float(host.run("sed", "-n", "s/^btime //p", "/proc/stat").text)
     except (SmsError, ValueError):
         return ""
-    return find_gap(
-        _read(cluster, host),
-        now=now,
-        every=every[1],
-        installed=max(written),
-        lease_since=lease.since,
-        generation=lease.generation,
-        booted=booted,
-    )
+    expected = Expected(every[1], max(written), lease.since, lease.generation, booted)
+    return find_gap(_read(cluster, host), expected, now=now)
 
 
 def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:

@@ -45,6 +45,14 @@ class SnapshotOptions:
 
 
 @dataclass(frozen=True)
+class OverlayUse:
+    """The lease, and the instance that uses the overlay; when None the caller holds the host's lock."""
+
+    lease: Lease
+    running: Instance | None = None
+
+
+@dataclass(frozen=True)
 class Taken:
     """A committed snapshot, and the services whose dump failed, each with the reason."""
 
@@ -60,12 +68,12 @@ def snapshot(cluster: Cluster, host: Host, progress: Progress, options: Snapshot
         SmsError: it could not be taken, or failed its checks; it was not committed.
     """
     check_programs(host)
-    running, lease = inspect_overlay(cluster, host)
+    use = inspect_overlay(cluster, host)
     with ExitStack() as stack:
-        if not running:
-            lease = stack.enter_context(keep_stopped(cluster, host))
-        failed = dump_all(cluster, host, progress) if running and _dump_enabled(cluster, options) else []
-        taken = take_snapshot(cluster, host, progress, lease, options, running=running, notes=failed)
+        if not use.running:
+            use = OverlayUse(stack.enter_context(keep_stopped(cluster, host)))
+        failed = dump_all(cluster, host, progress) if use.running and _dump_enabled(cluster, options) else []
+        taken = take_snapshot(cluster, host, progress, use, options, notes=failed)
     return Taken(taken, tuple(failed))
 
 
@@ -76,7 +84,7 @@ def rehearse_snapshot(cluster: Cluster, host: Host, options: SnapshotOptions) ->
         Refused: as a snapshot would.
     """
     check_programs(host)
-    running, _ = inspect_overlay(cluster, host)
+    running = inspect_overlay(cluster, host).running
     dumped = [service.name for service in cluster.services if service.dump] if _dump_enabled(cluster, options) else []
     wait = f"writers wait {options.freeze_limit_s:g} s at most" if running else "the services container is stopped"
     method = options.method or cluster.site.snapshots.method
@@ -91,8 +99,8 @@ def _dump_enabled(cluster: Cluster, options: SnapshotOptions) -> bool:
     return options.dump and cluster.site.snapshots.dump
 
 
-def inspect_overlay(cluster: Cluster, host: Host) -> tuple[Instance | None, Lease]:
-    """Return the instance, if it runs on the host, and the lease.
+def inspect_overlay(cluster: Cluster, host: Host) -> OverlayUse:
+    """Return the lease, and the instance if it runs on the host.
 
     Raises:
         Refused: no snapshot of the overlay can be taken there.
@@ -120,7 +128,7 @@ def inspect_overlay(cluster: Cluster, host: Host) -> tuple[Instance | None, Leas
             f"{path} is in use on {host.name} ({', '.join(users)}), but the services container does not run",
             hint="is an instance or a mount of it left? `losetup -l` shows its users",
         )
-    return running, lease
+    return OverlayUse(lease, running)
 
 
 def dump_all(cluster: Cluster, host: Host, progress: Progress) -> list[str]:
@@ -153,21 +161,17 @@ def take_snapshot(
     cluster: Cluster,
     host: Host,
     progress: Progress,
-    lease: Lease,
+    use: OverlayUse,
     options: SnapshotOptions,
     *,
-    running: Instance | None,
     notes: Sequence[str] = (),
 ) -> Snapshot:
     """Request a snapshot from the agent and return its manifest.
 
-    Args:
-        running: the instance that uses the overlay; when None the caller holds the host's lock.
-
     Raises:
         Refused, SmsError: as ``snapshot``.
     """
-    note = read_note(cluster, host)
+    running, note = use.running, read_note(cluster, host)
     if running and note and note.image != running.image:
         note = None  # the note of another start
     request = {
@@ -180,7 +184,7 @@ def take_snapshot(
         "facts": {
             "cluster": cluster.site.cluster,
             "host": host.name,
-            "generation": _generation(lease, host.name, note, running is not None),
+            "generation": _generation(use.lease, host.name, note, running is not None),
             "image": {"key": note.key if note else "", "sha256": note.sha256 if note else ""},
             "slurm_cluster": cluster.site.cluster,
         },

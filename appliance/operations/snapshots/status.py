@@ -10,7 +10,16 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.schedule import run_record, schedule_files
 from appliance.plan.migration.lease import Lease
-from appliance.plan.snapshots.runs import HEALTHY, Judgement, Run, damage_warnings, judge, limit_minutes, read_run
+from appliance.plan.snapshots.runs import (
+    HEALTHY,
+    Found,
+    Judgement,
+    Run,
+    damage_warnings,
+    judge,
+    limit_minutes,
+    read_run,
+)
 from appliance.plan.snapshots.schedule import installed
 from appliance.tools import agent
 
@@ -63,15 +72,8 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
     judgement = Judgement(True, damage_warnings(len(damaged)))
     if schedule and lease.holder == host.name:
         at = max(reply["texts"][path]["at"] for path in schedule_files(cluster) if path in texts)
-        judgement = judge(
-            now=reply["now"],
-            newest_taken=newest["taken"] if newest else None,
-            run=run,
-            every=every,
-            limit=limit,
-            since=max(at, lease.since),
-            damaged=len(damaged),
-        )
+        taken, since = newest["taken"] if newest else None, max(at, lease.since)
+        judgement = judge(Found(reply["now"], taken, run, every, limit, since, damaged=len(damaged)))
     stored = run.stored_bytes if run else None
     count = reply["count"] + len(reply["broken"])
     return SnapshotStatus(count, damaged, newest, stored, limit, schedule, every, run, "", judgement)

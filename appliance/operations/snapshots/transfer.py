@@ -14,12 +14,18 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
-from appliance.plan.snapshots.offsite import archive_glob, archive_name, archive_time, comment, not_kept, read_comment
+from appliance.plan.snapshots.offsite import (
+    BORG,
+    archive_glob,
+    archive_name,
+    archive_time,
+    comment,
+    not_kept,
+    read_comment,
+)
 from appliance.progress import Progress
 from appliance.tools import agent, borg
 
-BORG = "borg"
-"""The target that is not a host."""
 EMPTY_REQUEST = struct.pack(">I", 0)
 HEADER = struct.Struct(">4sIQ")
 """Header of a snapshot stream: magic, bytes of the manifest, bytes of the digests (agent/transfer.py)."""
@@ -200,15 +206,8 @@ class Offsite:
         request = {"store": store(self.cluster), "snapshot": one["number"], "what": what}
         source = agent.argv(agent.install(self.host), "image", request)
         name = archive_name(one)
-        stats = borg.create(
-            self.host,
-            self.repository,
-            name,
-            source,
-            progress,
-            comment=comment(one),
-            timestamp=archive_time(one, known),
-        )
+        archive = borg.NewArchive(name, comment(one), archive_time(one, known))
+        stats = borg.create(self.host, self.repository, archive, source, progress)
         return Sent(name, False, stats["deduplicated_size"])
 
     def prune(self, there: list[Snapshot], progress: Progress, *, dry_run: bool = False) -> list[Snapshot]:

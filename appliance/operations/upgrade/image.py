@@ -9,6 +9,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.build import make_current
+from appliance.operations.image.copy import send_file
 from appliance.operations.image.deliver import verify_here
 from appliance.plan.upgrade.upgrade import Side
 from appliance.progress import Progress
@@ -53,9 +54,7 @@ def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
         target = path
         if not found:  # unused name: never replace an image that may be running
             break
-    size = source.stat().st_size
-    with progress.step(f"send the image to {host.name}") as step, source.open("rb") as stream:
-        host.send(stream, target, mode=0o600, progress=lambda done: step.moved(done, size))
+    send_file(source, host, path=target, what="the image", progress=progress)
     return Side(target, key, digest)
 
 

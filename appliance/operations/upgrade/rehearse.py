@@ -15,11 +15,11 @@ from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
 from appliance.operations.hosts.preflight import check_programs
+from appliance.operations.image.copy import fetch_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lab import demo
-from appliance.operations.services.start import Started, start
+from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.snapshots.list import (
-    LATEST,
     Snapshot,
     find_snapshot,
     list_snapshots,
@@ -50,6 +50,7 @@ from appliance.operations.upgrade.rehearse_plan import (
     user_lines,
 )
 from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
+from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
 from appliance.tools import agent, ext3
 from appliance.tools.sha256 import find_digest
@@ -275,13 +276,10 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
     if target.exists():
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
     size = int(source.run("stat", "-c", "%s", there).text)
-    with progress.step(f"fetch the image from {source.name}") as step:
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = target.with_name(target.name + ".new")
-        with beside.open("wb") as sink:
-            beside.chmod(0o600)
-            source.fetch(there, sink, progress=lambda done: step.moved(done, size))
-        beside.rename(target)
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    beside = target.with_name(target.name + ".new")
+    fetch_file(source, there, target=beside, size=size, what="the image", progress=progress)
+    beside.rename(target)
     return str(target)
 
 
@@ -317,27 +315,20 @@ def _run(
     jobs = _jobs(mine, ready, folder)
     lab = _start_lab(mine, options, ready, folder, done, progress)
     with vm_off(lab, mine.site, tried) if options.without_vm else nullcontext():
-        _try_all(mine, lab, image, jobs, options, done, tried)
+        if _try_start(mine, lab, image, options, done, tried):
+            _try_all(mine, lab, jobs, options.user, tried)
 
 
-def _try_all(
-    mine: Cluster,
-    lab: Lab,
-    image: Path,
-    jobs: list[int],
-    options: RehearsalOptions,
-    done: RehearsalResult,
-    tried: Checks,
-) -> None:
-    """Start the container and run the checks."""
+def _try_start(
+    mine: Cluster, lab: Lab, image: Path, options: RehearsalOptions, done: RehearsalResult, tried: Checks
+) -> bool:
+    """Start the container; return whether it runs, even if a service does not answer."""
     names = {service.name for service in mine.services}
-    inside = Inside(mine, lab.host(CARRIER))
     started: list[Started] = []
 
     def begin() -> str:
-        found = start(
-            mine, lab.host(CARRIER), tried.progress, image=image, wait_s=options.wait_s, keep=options.keep, unit=False
-        )
+        start_options = StartOptions(image, options.wait_s, keep=options.keep, unit=False)
+        found = start(mine, lab.host(CARRIER), tried.progress, start_options)
         assert found
         started.append(found)
         done.parts = found.parts
@@ -347,13 +338,17 @@ def _try_all(
         return f"{', '.join(found.services)}; the last, {slowest}, after {found.services[slowest]:.1f} s"
 
     what = "the image starts on it; every service answers"
-    if not tried.try_out(what, begin, own_progress=True) and not started:
-        return
+    return tried.try_out(what, begin, own_progress=True) or bool(started)
+
+
+def _try_all(mine: Cluster, lab: Lab, jobs: list[int], user: str, tried: Checks) -> None:
+    """Run the checks of the running container."""
+    inside = Inside(mine, lab.host(CARRIER))
     tried.try_out("no way out of its networks", lambda: checks.check_isolation(lab, mine))
     if mine.find_role("controller"):
         tried.try_out("the controller knows the same jobs", lambda: checks.check_jobs(inside, jobs))
     if lab.nodes:
-        _use(lab, inside, tried, options.user)
+        _use(lab, inside, tried, user)
 
 
 def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
@@ -368,7 +363,7 @@ def _use(lab: Lab, inside: Inside, tried: Checks, user: str) -> None:
     if "job" in found and find_role("mail") and inside.cluster.site.mail.relay:
         tried.try_out("its mail arrives outside", lambda: demo.mail_arrives(lab.host(OUTSIDE), found["job"]))
     if find_role("routing"):
-        tried.try_out("the outside, through the container's NAT", lambda: checks.check_nat(lab, inside.cluster))
+        tried.try_out("the outside, through the container's NAT", lambda: checks.check_nat(lab))
     if find_role("logging"):
         tried.try_out("a node's syslog arrives in the container", lambda: checks.check_syslog(lab, inside))
     if find_role("clock"):

@@ -31,6 +31,8 @@ cd "$2/upper$3" 2>/dev/null || exit 0
 exec find . -mindepth 2 -maxdepth 2 -path './hash.*/job.*' -printf '%f %T@\\n'
 """
 """Shell, in its own mount namespace: list the folder of each batch job in state folder $3 of overlay $1, with mtime."""
+RECOVERED = """tac -- "$1" | sed '/slurmctld version .* started/q' | grep Recovered"""
+"""Shell, inside: the lines of the controller's log $1 since its last start about jobs of its saved state."""
 TOLERANT = """\
 had=$(scontrol show config | sed -n 's/^SlurmdParameters *= *//p')
 case $had in "(null)"|"") had= ;; *) had=$had, ;; esac
@@ -187,10 +189,9 @@ def check_jobs(inside: Inside, expected: list[int]) -> str:
     """
     listed = inside.run("squeue", "--all", "--array", "--states=all", "--noheader", "--format=%A").text
     # It purges old jobs that have ended, but logs that it recovered them.
-    log = inside.run(
-        *("sh", "-c", "tac /var/log/sms/slurmctld.log | sed '/slurmctld version .* started/q' | grep Recovered"),
-        ok=None,
-    ).text
+    controller = inside.cluster.find_role("controller")
+    assert controller
+    log = inside.run("sh", "-c", RECOVERED, "recovered", f"/var/log/sms/{controller.name}.log", ok=None).text
     known = {int(word) for word in listed.split() if word.isdecimal()}
     known |= {int(word.partition("=")[2]) for word in log.split() if word.startswith("JobId=") and word[6:].isdecimal()}
     lost = sorted(set(expected) - known)
@@ -293,7 +294,7 @@ def check_job(lab: Lab, inside: Inside, user: str, found: dict[str, str]) -> str
     return f"job {job} {state}, a step on {', '.join(sorted(output))}"
 
 
-def check_nat(lab: Lab, cluster: Cluster) -> str:
+def check_nat(lab: Lab) -> str:
     """Fetch a page from outside the public network, which contains the client's address.
 
     Raises:

@@ -17,7 +17,7 @@ from appliance.operations.hosts.preflight import check_bridges, check_programs, 
 from appliance.operations.image.deliver import trust
 from appliance.operations.migration.lease import query_lease
 from appliance.operations.services.inside import need_running
-from appliance.operations.services.start import Started, read_note, start
+from appliance.operations.services.start import Started, StartOptions, read_note, start
 from appliance.operations.services.stop import stop
 from appliance.operations.snapshots.restore import restore
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
@@ -312,7 +312,7 @@ def _switch(
             restore(cluster, host, str(now.lay), progress)
         now = write_phase(cluster, host, now.at(STARTING))
         done.kept = now.kept
-        started = start(cluster, host, progress, image=Path(now.after.path), wait_s=options.wait_s)
+        started = start(cluster, host, progress, StartOptions(Path(now.after.path), options.wait_s))
         assert started
         now = replace(now, outage_s=round(time.time() - now.stopped_at, 2) if now.stopped_at else 0.0)
         _check_services(cluster, started)
@@ -413,7 +413,7 @@ def _roll_back(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, o
     running = apptainer.find_instance(host, instance_name(cluster.site))
     if running and running.image != now.before.path:
         stop(cluster, host, progress, keep_lease=True)
-    started = start(cluster, host, progress, image=Path(now.before.path), wait_s=options.wait_s)
+    started = start(cluster, host, progress, StartOptions(Path(now.before.path), options.wait_s))
     assert started
     _check_services(cluster, started)
     write_phase(cluster, host, now.at(RETURNED))

@@ -23,6 +23,7 @@ from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.preflight import only_one
+from appliance.operations.vm.image import DISK
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
 from appliance.plan.vm.vm import need_vm, vm_places
 from appliance.progress import Progress
@@ -34,7 +35,6 @@ from appliance.tools.programs import find_missing
 from appliance.tools.sealed import check_seal, read_seal, seal
 
 BASE = "debian-12"
-DISK = "disk.qcow2"
 ESP_MB, ROOT_MB = 64, 2048
 PROGRAMS = {
     "mmdebstrap": "mmdebstrap",

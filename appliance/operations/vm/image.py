@@ -10,6 +10,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.operations.image.copy import fetch_file, send_file
 from appliance.operations.image.deliver import FOREIGN
 from appliance.plan.vm.vm import vm_places
 from appliance.progress import Progress
@@ -92,9 +93,8 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
         for name in (SIGNATURE, MANIFEST):
             (part / name).write_bytes(source.read(f"{images}/{key}/{name}") or b"")
         size = read_seal(part, cluster.site.signing.public_keys).files[DISK][1]
-        with progress.step(f"fetch the VM's image from {source.name}") as step, (part / DISK).open("wb") as sink:
-            (part / DISK).chmod(0o600)
-            source.fetch(f"{images}/{key}/{DISK}", sink, progress=lambda done: step.moved(done, size))
+        disk = f"{images}/{key}/{DISK}"
+        fetch_file(source, disk, target=part / DISK, size=size, what="the VM's image", progress=progress)
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     finally:
@@ -110,11 +110,9 @@ def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
 
 
 def _send(cluster: Cluster, host: Host, here: Path, folder: str, progress: Progress) -> None:
-    found = read_seal(here, cluster.site.signing.public_keys)
+    read_seal(here, cluster.site.signing.public_keys)  # refuses an invalid signature
     host.run("mkdir", "-p", "-m", "0700", folder)
-    size = found.files[DISK][1]
-    with progress.step(f"send the VM's image to {host.name}") as step, (here / DISK).open("rb") as stream:
-        host.send(stream, f"{folder}/{DISK}", mode=0o600, progress=lambda done: step.moved(done, size))
+    send_file(here / DISK, host, path=f"{folder}/{DISK}", what="the VM's image", progress=progress)
     # The manifest is sent last: it marks the copy as complete.
     for name in (SIGNATURE, MANIFEST):
         host.write(f"{folder}/{name}", (here / name).read_bytes())

@@ -15,7 +15,7 @@ from appliance.host.base import Host
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
 from appliance.operations.vm.image import deliver_vm
-from appliance.operations.vm.start import StartedVm, boot, read_note
+from appliance.operations.vm.start import StartedVm, boot, read_note, stop_and_clean
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.note import VmNote
@@ -112,7 +112,8 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     handover = Handover(source, target, where, holder)
     with ExitStack() as undo:
         try:
-            boot(cluster, target, progress, image, started, undo, incoming=True)
+            undo.callback(stop_and_clean, cluster, target)
+            boot(cluster, target, progress, image, started, incoming=True)
             with progress.step("transfer its memory") as step:
                 paused = move_memory(source, target, where, step, handover)
                 step.detail(f"paused for {paused:.0f} ms")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,20 +114,37 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
             others.close()
             return _check_running(cluster, host, progress, process, options)
         tidy_run(cluster, host)
-        views = view_hosts(cluster, host)
-        holder = _choose_holder(cluster, host, views, options)
+        holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
         check_host(cluster, host, progress)
         image = deliver_vm(cluster, host, progress, chosen=options.image)
         started = StartedVm(host.name, "", "", image.path, image.digest, image.signer, holder.generation)
         started.accel, started.why_no_kvm = qemu.probe_accel(host)
-        with ExitStack() as undo:
-            try:
-                _start(cluster, host, progress, options, image, holder, started, undo, others)
-            except BaseException as error:
-                console = f"{host.name}:{vm_places(cluster.site).console_failed}" if "boot" in started.parts else ""
-                raise _rolled_back(error, undo, console) from error
-            undo.pop_all()
+        with _undo_on_failure(cluster, started) as undo:
+            clock = time.monotonic()
+            _take_disks(cluster, host, progress, holder, undo)
+            others.close()
+            _prepare(cluster, host, progress, image, started, undo)
+            started.parts["disks"] = round(time.monotonic() - clock, 1)
+            undo.callback(stop_and_clean, cluster, host)
+            boot(cluster, host, progress, image, started)
+            undo.callback(keep_console, cluster, host)
+            started.parts["boot"] = round(time.monotonic() - clock, 1)
+            started.services = _wait_for_services(cluster, host, progress, options, started.accel)
+            started.parts["serves"] = round(time.monotonic() - clock, 1)
+            facts = {"accel": started.accel, "digest": image.digest, "generation": holder.generation}
+            note(cluster, host, "vm start", "started", **facts)
     return started
+
+
+@contextmanager
+def _undo_on_failure(cluster: Cluster, started: StartedVm) -> Iterator[ExitStack]:
+    with ExitStack() as undo:
+        try:
+            yield undo
+        except BaseException as error:
+            console = f"{started.host}:{vm_places(cluster.site).console_failed}" if "boot" in started.parts else ""
+            raise _rolled_back(error, undo, console) from error
+        undo.pop_all()
 
 
 def rehearse_start_vm(
@@ -293,41 +311,33 @@ def issuer_end() -> float:
     return round(time.time()) + ca.ISSUER_DAYS * 86400.0
 
 
-def _start(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    options: StartOptions,
-    image: VmImage,
-    holder: Holder,
-    started: StartedVm,
-    undo: ExitStack,
-    others: ExitStack,
-) -> None:
+def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
     where = vm_places(cluster.site)
-    clock = time.monotonic()
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     _claim(cluster, host, holder, undo)
     if kept := tidy_disks(cluster, host):
         progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
-    others.close()
+
+
+def _prepare(
+    cluster: Cluster, host: Host, progress: Progress, image: VmImage, started: StartedVm, undo: ExitStack
+) -> None:
     with progress.step("prepare the disks") as step:
         prepare_disks(cluster, host, image, started, undo)
         words = [name for name, fresh in (("state", started.fresh_state), ("root", started.fresh_root)) if fresh]
         step.detail(f"new: {', '.join(words)}" if words else "unchanged")
-    started.parts["disks"] = round(time.monotonic() - clock, 1)
-    boot(cluster, host, progress, image, started, undo)
-    undo.callback(keep_console, cluster, host)
-    started.parts["boot"] = round(time.monotonic() - clock, 1)
+
+
+def _wait_for_services(
+    cluster: Cluster, host: Host, progress: Progress, options: StartOptions, accel: str
+) -> dict[str, str]:
     process = find_running(cluster, host)
     if process is None:
         raise SmsError("the VM ended right after its start", hint="`sms vm console --log` shows its last output")
     with progress.step("wait for the VM") as step:
-        health = _wait(cluster, host, process, options, started.accel, step.detail)
+        health = _wait(cluster, host, process, options, accel, step.detail)
         step.detail(f"{len(health.services)} of {len(health.services)} healthy" if health.ok else health.failures)
-    started.services = health.services
-    started.parts["serves"] = round(time.monotonic() - clock, 1)
-    note(cluster, host, "vm start", "started", accel=started.accel, digest=image.digest, generation=holder.generation)
+    return health.services
 
 
 def _wait(
@@ -382,13 +392,11 @@ def boot(
     progress: Progress,
     image: VmImage,
     started: StartedVm,
-    undo: ExitStack,
     *,
     incoming: bool = False,
 ) -> None:
-    """Write the seed, attach the network cards, start QEMU. ``undo`` gets what stops and removes it all."""
+    """Write the seed, attach the network cards, start QEMU; ``stop_and_clean`` undoes it, even a part of it."""
     where = vm_places(cluster.site)
-    undo.callback(stop_and_clean, cluster, host)
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # A live migration keeps the issuer that the VM already has.

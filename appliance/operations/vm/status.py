@@ -12,6 +12,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
 from appliance.operations.vm.start import issuer_days, read_note
 from appliance.operations.vm.vm import Health, all_hosts, find_running, query_health, view_hosts
+from appliance.plan.vm.holder import newest_holder
 from appliance.plan.vm.vm import need_vm, vm_places
 from appliance.tools.qemu import image_info
 
@@ -74,9 +75,8 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
     views = [view for view in view_hosts(cluster, first) if not only or view.name == first.name]
     silent = tuple(view.name for view in views if not view.reachable)
     running = next((view.name for view in views if view.running), "")
-    known = [view.holder for view in views if view.holder]
-    newest = max(known, key=lambda holder: holder.generation).host if known else ""
-    name = running or newest
+    newest = newest_holder(views)
+    name = running or (newest.host if newest else "")
     site, settings = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
         answering = {view.name for view in views if view.reachable}

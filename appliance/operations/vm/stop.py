@@ -27,9 +27,7 @@ class StoppedVm:
     seconds: float
 
 
-def stop_vm(
-    cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float = 60, boot: bool = False
-) -> StoppedVm:
+def stop_vm(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: float = 60) -> StoppedVm:
     """Stop the VM on ``host`` and remove its run folder; its disks stay.
 
     Args:

@@ -15,7 +15,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import only_one
-from appliance.plan.vm.holder import HostView, has_disks, read_holder
+from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
 from appliance.plan.vm.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
 from appliance.text import printable
 from appliance.tools.guest import open_guest
@@ -167,17 +167,13 @@ def find_vm(cluster: Cluster, name: str | None) -> Host:
     need_vm(cluster.site)
     if name is not None:
         return cluster.target(name)
-    hosts = {admin.name: cluster.host(admin.name) for admin in cluster.site.admin_hosts}
-    with ThreadPoolExecutor(8) as pool:
-        views = list(pool.map(lambda host: view_host(cluster, host), hosts.values()))
+    views = view_hosts(cluster, cluster.host(cluster.site.admin_hosts[0].name))
     for view in views:
         if view.running:
             return cluster.target(view.name)
-    known = [view.holder for view in views if view.holder]
-    if known:
-        newest = max(known, key=lambda holder: holder.generation).host
-        if newest in hosts:
-            return cluster.target(newest)
+    newest = newest_holder(views)
+    if newest and newest.host in {view.name for view in views}:
+        return cluster.target(newest.host)
     silent = [view.name for view in views if not view.reachable]
     raise Refused(
         "the VM was never started on any admin host" + (f"; {', '.join(silent)} is unreachable" if silent else ""),

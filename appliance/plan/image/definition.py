@@ -121,25 +121,26 @@ def runtime_digest(runtime: Mapping[str, bytes]) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
-def plan_build(
-    base: Base,
-    services: Sequence[Service],
-    *,
-    mirrors: Mapping[str, str],
-    versions: Mapping[str, str] | None,
-    definitions: Path,
-    runtime: Mapping[str, bytes],
-    keys: Mapping[str, bytes] | None = None,
-) -> BuildPlan:
-    """Plan an image.
+@dataclass(frozen=True)
+class BuildInputs:
+    """What an image is built from besides its base and services.
 
-    Args:
+    Attributes:
         mirrors: URL of each of the base's repositories.
         versions: resolved version of every package, or None if they are unknown before the build.
-        definitions: folder of the template.
         runtime: programs that run inside, by name.
         keys: keys that packages are verified with, by repository (dnf, zypper).
     """
+
+    mirrors: Mapping[str, str]
+    versions: Mapping[str, str] | None
+    runtime: Mapping[str, bytes]
+    keys: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def plan_build(base: Base, services: Sequence[Service], inputs: BuildInputs, *, definitions: Path) -> BuildPlan:
+    """Plan an image. ``definitions``: folder of the template."""
+    mirrors, versions, runtime, keys = inputs.mirrors, inputs.versions, inputs.runtime, inputs.keys
     packages = packages_for(base, services)
     requested = [f"{name}={version}" for name, version in sorted(versions.items())] if versions else list(packages)
     if base.manager != "apt":
@@ -158,7 +159,7 @@ def plan_build(
         "cleanup": base.cleanup.rstrip(),
         "list_packages": base.list_packages,
     }
-    inputs: dict[str, object] = {
+    hashed: dict[str, object] = {
         "base": base.model_dump(mode="json"),
         "mirrors": dict(sorted(mirrors.items())),
         "packages": list(packages),
@@ -169,7 +170,7 @@ def plan_build(
         "squashfs": SQUASHFS,
     }
     if keys:
-        inputs["keys"] = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(keys.items())}
+        hashed["keys"] = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(keys.items())}
 
     def render(key: str) -> str:
         return templates.file(
@@ -177,7 +178,7 @@ def plan_build(
             base=rendered,
             runtime=sorted(runtime),
             runtime_digest=runtime_digest(runtime),
-            keys=sorted(keys or {}),
+            keys=sorted(keys),
             install=templates.text(base.install, packages=" ".join(requested)).rstrip(),
             commands=sorted({service.run[0] for service in services} - SHELLS),
             accounts=fixed_accounts(base, services),
@@ -187,7 +188,7 @@ def plan_build(
             key=key,
         )
 
-    material = json.dumps(inputs, sort_keys=True) + render("")
+    material = json.dumps(hashed, sort_keys=True) + render("")
     key = hashlib.sha256(material.encode()).hexdigest()
-    manifest = json.dumps({"key": key, **inputs}, indent=1, sort_keys=True) + "\n"
-    return BuildPlan(key, render(key), manifest, runtime, keys or {})
+    manifest = json.dumps({"key": key, **hashed}, indent=1, sort_keys=True) + "\n"
+    return BuildPlan(key, render(key), manifest, runtime, keys)

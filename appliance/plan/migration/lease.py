@@ -19,7 +19,7 @@ MAX_GENERATION = 1 << 40
 MAX_NAME_LENGTH = 255
 """Characters of a name."""
 GENERATION_BUMP = 1000
-"""Added to the generation by a failover: the failed host may have raised its own a few times while unreachable."""
+"""Added to the generation when an unreachable holder is superseded: it may have raised its own a few times."""
 
 
 @dataclass(frozen=True)

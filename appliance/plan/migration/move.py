@@ -16,14 +16,10 @@ SKEW_WARN_S = 2.0
 PARTS = ("stop", "last changes", "start", "switch")
 DEFAULTS = {"stop": 0.5, "last changes": 0.5, "start": 1.5, "switch": 0.2}
 """Seconds, when no migration of this cluster has been measured on either host."""
-UNKNOWN_RATE = 20e6
-"""Bytes a second over SSH, when nothing has been measured."""
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()  # noqa: SIM905
 )
 """States of finished jobs (squeue(1))."""
-TYPICAL_CHANGE = 8 << 20
-"""Bytes that are written between the last pass over a running overlay and the stop: see agent/take.py, SMALL."""
 
 
 @dataclass(frozen=True)

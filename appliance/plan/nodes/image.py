@@ -83,24 +83,26 @@ def packages_of(profile: NodeProfile, site: Profile) -> tuple[str, ...]:
     return tuple(sorted({*profile.packages, *site.packages, profile.kernels[site.kernel]}))
 
 
-def plan_node(
-    name: str,
-    profile: NodeProfile,
-    site: Profile,
-    *,
-    sources: Sequence[str],
-    versions: Mapping[str, str],
-    files: Mapping[str, tuple[bytes, int]],
-    initramfs: Mapping[str, tuple[bytes, int]],
-    tools: Mapping[str, bytes],
-) -> NodePlan:
-    """Plan an image.
+@dataclass(frozen=True)
+class NodeInputs:
+    """What an image is built from besides its profile.
 
-    Args:
+    Attributes:
         sources: lines of sources.list; not part of the key, only the resulting ``versions`` are.
         files, initramfs: files of the root and of the initramfs, by path.
         tools: programs that modify the root but are not copied into it.
     """
+
+    sources: Sequence[str]
+    versions: Mapping[str, str]
+    files: Mapping[str, tuple[bytes, int]]
+    initramfs: Mapping[str, tuple[bytes, int]]
+    tools: Mapping[str, bytes]
+
+
+def plan_node(name: str, profile: NodeProfile, site: Profile, inputs: NodeInputs) -> NodePlan:
+    """Plan an image."""
+    versions, files, initramfs = inputs.versions, inputs.files, inputs.initramfs
     packages = packages_of(profile, site)
     virtual = site.kernel == "cloud"
     more = VIRTUAL if virtual else ""
@@ -116,7 +118,7 @@ def plan_node(
         "later": later,
         "squashfs": SQUASHFS,
         "files": _digests({**files, **{f"initramfs/{path}": each for path, each in initramfs.items()}}),
-        "tools": _digests({path: (data, 0) for path, data in tools.items()}),
+        "tools": _digests({path: (data, 0) for path, data in inputs.tools.items()}),
     }
     # Arguments and groups are not in the root: changing them needs a new manifest, not a new root.
     text = json.dumps({**parts, "arguments": arguments, "groups": site.groups, "profile": name}, sort_keys=True)
@@ -125,7 +127,7 @@ def plan_node(
         key=hashlib.sha256(text.encode()).hexdigest(),
         root_key=hashlib.sha256(json.dumps([FORMAT, installed]).encode()).hexdigest(),
         packages=packages,
-        sources=tuple(sources),
+        sources=tuple(inputs.sources),
         versions=dict(versions),
         drivers=profile.drivers,
         modules=profile.modules,

@@ -16,18 +16,20 @@ _HOST = re.compile(rf"{_LABEL}(\.{_LABEL}){{0,16}}")
 _PATTERN = re.compile(r"[A-Za-z0-9-]*%(0[1-9])?d[A-Za-z0-9-]*")
 
 
-def find_targets(words: Sequence[str], most: int = MOST_ADDRESSES) -> list[str]:
+def find_targets(words: Sequence[str]) -> list[str]:
     """Expand ranges to addresses and names, each once: ``10.0.0.0/24``, ``10.0.0.1-10.0.0.9``, ``bmc[1-9]``.
 
     Raises:
-        ConfigError: a range is invalid, or there are more than ``most`` targets.
+        ConfigError: a range is invalid, or there are more than ``MOST_ADDRESSES`` targets.
     """
     found: dict[str, None] = {}
     for word in words:
         for one in _targets(word):
             found[one] = None
-            if len(found) > most:
-                raise ConfigError(f"more than {most} addresses", hint="scan a smaller range, or use several runs")
+            if len(found) > MOST_ADDRESSES:
+                raise ConfigError(
+                    f"more than {MOST_ADDRESSES} addresses", hint="scan a smaller range, or use several runs"
+                )
     return sorted(found, key=_order)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.errors import Refused, SmsError
+from appliance.shared.records import to_json
 
 GIB = 1 << 30
 FULL_PART = 10
@@ -56,7 +57,7 @@ class Mirror:
 
     def text(self) -> bytes:
         """Return the file's contents."""
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+        return to_json(self)
 
     def path(self, member: Member) -> str:
         """Return the path of a member's file."""

@@ -17,6 +17,9 @@ Manifest = dict[str, Any]
 ANY_NUMBER = "[0-9]" * 6
 ANY_UUID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 LATEST = "latest"
+"""Selects the newest verified snapshot."""
+BORG = "borg"
+"""The push target that is not a host: the site's Borg repository."""
 ORDERED_BY: dict[str, Any] = {"generation": int, "number": int, "taken": (int, float), "uuid": str, "host": str}
 """Fields that an archive's manifest must have before it is used."""
 

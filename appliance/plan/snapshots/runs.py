@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from appliance.shared.records import to_json
+
 DAY_S = 86400
 GRACE_MINUTES = 5
 """Minutes allowed for a run, on top of the interval, before a snapshot is too old."""
@@ -47,7 +49,7 @@ class Run:
 
     def text(self) -> bytes:
         """Return the file's contents."""
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+        return to_json(self)
 
 
 def read_run(data: bytes | str | None) -> Run | None:
@@ -107,32 +109,35 @@ def count_postponed(previous: Run | None, why: str) -> tuple[int, str]:
     )
 
 
-def find_gap(
-    previous: Run | None,
-    *,
-    now: float,
-    every: int,
-    installed: float,
-    lease_since: float,
-    generation: int,
-    booted: float,
-) -> str:
-    """Return a warning about runs missed before this one; empty where there are none.
+@dataclass(frozen=True)
+class Expected:
+    """Since when runs are expected on a host, in Unix seconds.
 
-    No runs are expected while the services container was stopped or on another host. If it started with the host and
-    no other host had the lease since the last run, the host was down.
-
-    Args:
-        now: when this run began, in Unix seconds, as all times here.
+    Attributes:
         every: minutes between two runs.
         installed: when the schedule was installed.
         lease_since: since when the host holds the lease.
         generation: of the lease.
         booted: when the host booted.
     """
-    same = previous is not None and previous.generation is not None and generation == previous.generation + 1
+
+    every: int
+    installed: float
+    lease_since: float
+    generation: int
+    booted: float
+
+
+def find_gap(previous: Run | None, expected: Expected, *, now: float) -> str:
+    """Return a warning about runs missed before this one, which began at ``now``; empty where there are none.
+
+    No runs are expected while the services container was stopped or on another host. If it started with the host and
+    no other host had the lease since the last run, the host was down.
+    """
+    every, booted, lease_since = expected.every, expected.booted, expected.lease_since
+    same = previous is not None and previous.generation is not None and expected.generation == previous.generation + 1
     came_back = same and booted <= lease_since <= booted + BOOT_S
-    since = installed if came_back else max(installed, lease_since)
+    since = expected.installed if came_back else max(expected.installed, lease_since)
     seen = (since, previous.started, previous.ended, previous.met_at or 0.0) if previous else (since,)
     last = max((moment for moment in seen if 0 < moment <= now), default=now)
     if now - last <= 2 * every * 60:
@@ -207,19 +212,11 @@ def limit_minutes(every: int, oldest: int | None) -> int:
     return oldest if oldest is not None else 2 * every + GRACE_MINUTES
 
 
-def judge(
-    *,
-    now: float,
-    newest_taken: float | None,
-    run: Run | None,
-    every: int,
-    limit: int,
-    since: float,
-    damaged: int = 0,
-) -> Judgement:
-    """Judge the snapshots of the host that holds the lease and has a schedule.
+@dataclass(frozen=True)
+class Found:
+    """What was found on a host that holds the lease and has a schedule.
 
-    Args:
+    Attributes:
         now: the host's clock, in Unix seconds, as all times here.
         newest_taken: when the newest verified snapshot was taken.
         every: minutes between two runs.
@@ -227,11 +224,24 @@ def judge(
         since: since when runs are expected: the schedule is installed, and the host holds the lease.
         damaged: number of damaged snapshots.
     """
+
+    now: float
+    newest_taken: float | None
+    run: Run | None
+    every: int
+    limit: int
+    since: float
+    damaged: int = 0
+
+
+def judge(found: Found) -> Judgement:
+    """Judge the snapshots of a host."""
+    now, newest_taken, run, every, limit = found.now, found.newest_taken, found.run, found.every, found.limit
     warnings = []
     interval = every * 60
     # A time in the future is ignored: the clock has jumped.
     age = None if newest_taken is None else now - newest_taken
-    since = since if since <= now else 0.0
+    since = found.since if found.since <= now else 0.0
     if now - since > limit * 60 and (age is None or abs(age) > limit * 60):
         warnings.append(_too_old(age, limit))
     if run and not run.ok:
@@ -245,7 +255,7 @@ def judge(
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
     healthy = not warnings
-    return Judgement(healthy, (*warnings, *damage_warnings(damaged)))
+    return Judgement(healthy, (*warnings, *damage_warnings(found.damaged)))
 
 
 def damage_warnings(damaged: int) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.errors import SmsError
+from appliance.shared.records import to_json
 
 STOPPING = "stopping"
 """The old image runs or is being stopped; the overlay is as it left it."""
@@ -75,7 +76,7 @@ class Upgrade:
 
     def text(self) -> bytes:
         """Return the content of its file."""
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+        return to_json(self)
 
     def at(self, phase: str, **changes: Any) -> Upgrade:
         """Return a copy in ``phase``."""

@@ -60,7 +60,7 @@ class Bench:
         return str(self.cluster.places.overlay)
 
     def create(self, **more: bool) -> mirror.MirrorChange:
-        return mirror.create(self.cluster, self.host, QUIET, [self.disk(1), self.disk(2)], **more)
+        return mirror.create(self.cluster, self.host, QUIET, mirror.MirrorOptions([self.disk(1), self.disk(2)]), **more)
 
     def member(self, number: int) -> Path:
         found = find_mirror(self.cluster, self.host)
@@ -138,7 +138,7 @@ def test_a_mirror_and_back(bench: Bench) -> None:
     assert bench.member(1).stat().st_blocks * 512 < 60 * MIB < bench.member(1).stat().st_size
     assert not bench.create().changed
     with pytest.raises(Refused, match="mirrored already"):
-        mirror.create(bench.cluster, bench.host, QUIET, [bench.disk(1), bench.disk(3)])
+        mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions([bench.disk(1), bench.disk(3)]))
     assert mirror.remove(bench.cluster, bench.host, QUIET).changed
     assert not Path(bench.overlay).is_symlink() and bench.kept() and bench.files() == []
     assert Path(bench.overlay).stat().st_blocks * 512 < 40 * MIB
@@ -157,7 +157,7 @@ def test_a_mirror_and_back(bench: Bench) -> None:
 )
 def test_folders_that_cannot_carry_one(bench: Bench, first: int, second: int, words: str) -> None:
     with pytest.raises(Refused, match=words):
-        mirror.create(bench.cluster, bench.host, QUIET, [bench.disk(first), bench.disk(second)])
+        mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions([bench.disk(first), bench.disk(second)]))
     assert find_mirror(bench.cluster, bench.host) is None and not Path(bench.overlay).is_symlink()
 
 
@@ -165,8 +165,8 @@ def test_two_folders_on_one_disk_are_for_trying_out_only(bench: Bench) -> None:
     folders = [bench.disk(1), bench.disk(1) + "/below"]
     Path(folders[1]).mkdir()
     with pytest.raises(Refused, match="one file system"):
-        mirror.create(bench.cluster, bench.host, QUIET, folders)
-    mirror.create(bench.cluster, bench.host, QUIET, folders, same_fs=True)
+        mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions(folders))
+    mirror.create(bench.cluster, bench.host, QUIET, mirror.MirrorOptions(folders, same_fs=True))
     assert bench.kept()
 
 
@@ -186,10 +186,10 @@ def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: i
         subprocess.run(["cat", bench.overlay], check=True, stdout=subprocess.DEVNULL)
     assert f"member-{sick}.img: errors were found" in bench.problems()
     assert f"member-{other}.img" not in bench.problems()
-    done = mirror.rebuild(bench.cluster, bench.host, QUIET)
+    done = mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
     assert done.changed and done.mended > 0 and len(bench.files()) == 2
     assert mirror.scrub(bench.cluster, bench.host, QUIET).mended == 0
-    assert not mirror.rebuild(bench.cluster, bench.host, QUIET).changed
+    assert not mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions()).changed
     assert bench.problems() == ""
     bench.member(other).unlink()
     assert bench.kept()
@@ -199,7 +199,7 @@ def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: i
 def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: int, other: int) -> None:
     bench.create()
     away = bench.member(sick).rename(f"{bench.member(sick)}.away")
-    planned = mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3), dry_run=True)
+    planned = mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3)), dry_run=True)
     assert planned.changed and bench.disk(3) in planned.steps[0] and bench.clean()
     # Nothing was changed: it may still come back.
     away.rename(bench.member(sick))
@@ -213,11 +213,13 @@ def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: i
     with pytest.raises(Refused, match="no copy to repair from"):
         mirror.scrub(bench.cluster, bench.host, QUIET)
     with pytest.raises(Refused, match="MiB free"):
-        mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(4))
+        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(4)))
     with pytest.raises(Refused, match=r"one disk|other member is in"):
-        mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(other))
-    assert mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3)).changed
-    assert bench.problems() == "" and not mirror.rebuild(bench.cluster, bench.host, QUIET).changed
+        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(other)))
+    assert mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3))).changed
+    assert (
+        bench.problems() == "" and not mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions()).changed
+    )
     bench.member(other).unlink()
     assert bench.kept()
 
@@ -226,7 +228,7 @@ def test_noise_over_a_member_while_closed_is_a_member_lost(bench: Bench) -> None
     bench.create()
     noise_over(bench.member(2))
     assert "its file has other contents" in bench.problems()
-    assert mirror.rebuild(bench.cluster, bench.host, QUIET).changed
+    assert mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions()).changed
     assert bench.problems() == "" and bench.files() == [f"{bench.cluster.site.cluster}.member-{n}.img" for n in (1, 3)]
     bench.member(1).unlink()
     assert bench.kept()
@@ -244,7 +246,7 @@ def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
     with pytest.raises(Refused, match="no member of the mirror is intact"):
         open_mirror(bench.cluster, bench.host, QUIET)
     Path(f"{bench.member(1)}.away").rename(bench.member(1))
-    mirror.rebuild(bench.cluster, bench.host, QUIET)
+    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
     assert bench.kept() and bench.problems() == ""
 
 
@@ -256,7 +258,7 @@ def test_a_file_removed_while_in_use_is_seen_and_made_anew(bench: Bench, closed:
     assert "removed while in use" in bench.problems()
     if closed:
         close_mirror(bench.cluster, bench.host)
-    mirror.rebuild(bench.cluster, bench.host, QUIET)
+    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
     assert bench.problems() == ""
     bench.member(2).unlink()
     assert bench.kept()
@@ -271,7 +273,7 @@ def test_a_member_whose_disk_was_full_of_what_one_had_alone(bench: Bench) -> Non
     subprocess.run(["dd", "if=/dev/urandom", f"of={fill}", "bs=1M", "status=none"], check=False, capture_output=True)
     os.truncate(fill, 600 * MIB)
     close_mirror(bench.cluster, bench.host)
-    mirror.rebuild(bench.cluster, bench.host, QUIET)
+    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
     bench.member(1).unlink()
     assert bench.kept()
 
@@ -291,7 +293,7 @@ def test_the_folder_of_the_overlay_is_lost_with_one_member(bench: Bench) -> None
     assert mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2)).changed
     assert bench.kept() and "has lost" in bench.problems()
     assert not mirror.adopt(bench.cluster, bench.host, QUIET, bench.disk(2)).changed
-    mirror.rebuild(bench.cluster, bench.host, QUIET)
+    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
     assert bench.problems() == ""
 
 
@@ -336,8 +338,8 @@ def test_another_host_that_has_it_open_is_not_joined(bench: Bench) -> None:
 def test_a_member_moves_while_both_are_whole(bench: Bench) -> None:
     bench.create()
     with pytest.raises(Refused, match="unclear which one to move"):
-        mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3))
-    mirror.rebuild(bench.cluster, bench.host, QUIET, folder=bench.disk(3), number=1)
+        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3)))
+    mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3), number=1))
     assert list(Path(bench.disk(1)).iterdir()) == [] and bench.problems() == ""
     bench.member(2).unlink()
     assert bench.kept()
@@ -405,8 +407,8 @@ def counted(*argv, **more):
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 host.run = counted
-{"create": lambda: mirror.create(cluster, host, Silent(), rest),
- "rebuild": lambda: mirror.rebuild(cluster, host, Silent(), folder=rest[0]),
+{"create": lambda: mirror.create(cluster, host, Silent(), mirror.MirrorOptions(rest)),
+ "rebuild": lambda: mirror.rebuild(cluster, host, Silent(), mirror.RebuildOptions(rest[0])),
  "remove": lambda: mirror.remove(cluster, host, Silent())}[verb]()
 """
 """Runs a verb and kills itself after so many commands."""
@@ -455,7 +457,7 @@ def test_a_rebuild_killed_anywhere_is_finished_by_the_next(bench: Bench, stride:
     while killed_after(bench, "rebuild", count, bench.disk(disk)):
         count += stride
         assert bench.kept(), count
-        mirror.rebuild(bench.cluster, bench.host, QUIET)
+        mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions())
         assert bench.problems() == "", count
         found = find_mirror(bench.cluster, bench.host)
         assert found and found.pending is None

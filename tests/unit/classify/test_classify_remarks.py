@@ -150,7 +150,7 @@ def classify_capture(folder: Path, data: bytes, **options: Any) -> Classificatio
     (folder / "made.pcap").write_bytes(data)
     reading = read_captures([str(folder / "made.pcap")], signatures=SIGNATURES)
     hosts, links = reading.hosts(), reading.links()
-    roles = find_roles(hosts, links, reading.samples(), totals=reading.counter.totals(), **options)
+    roles = find_roles(hosts, links, reading.samples, **options)
     return classify(reading.observe(roles.by_index, hosts, links), roles, SIGNATURES)
 
 

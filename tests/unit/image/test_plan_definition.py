@@ -14,6 +14,7 @@ from appliance.errors import ConfigError, Refused
 from appliance.operations.image.build import check_against_lock
 from appliance.plan.image import definition
 from appliance.plan.image.definition import (
+    BuildInputs,
     BuildPlan,
     apt_sources,
     has_credentials,
@@ -43,7 +44,8 @@ def plan(**changes: Any) -> BuildPlan:
         "runtime": RUNTIME,
     }
     given = usual | changes
-    return plan_build(given.pop("base"), given.pop("services"), **given)
+    base, services, definitions = (given.pop(name) for name in ("base", "services", "definitions"))
+    return plan_build(base, services, BuildInputs(**given), definitions=definitions)
 
 
 def copied_definitions(folder: Path, old: str, new: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.errors import ConfigError, Refused
 from appliance.host.fake import Fake
-from appliance.operations.nodes.users import Source, query_sssd, read_folder, sync, too_many_removed
+from appliance.operations.nodes.users import Source, SyncOptions, query_sssd, read_folder, sync, too_many_removed
 from appliance.plan.nodes.accounts import compare_lines, read_accounts
 from appliance.progress import Silent
 from appliance.tools.provision import Api
@@ -125,7 +125,7 @@ def test_unusable_files(tmp_path: Path) -> None:
 def test_no_users_selected(passwd: str, words: str) -> None:
     api = Api("https://127.0.0.1:1", Path("ca"), Path("cert"), Path("key"))  # never contacted
     with pytest.raises(Refused, match=words):
-        sync(api, Source(passwd, ""), Silent(), uid_min=1000, uid_max=2000)
+        sync(api, Source(passwd, ""), Silent(), SyncOptions(uid_min=1000, uid_max=2000))
 
 
 def test_sssd_is_queried_for_the_members_of_groups() -> None:

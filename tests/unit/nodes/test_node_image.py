@@ -15,7 +15,15 @@ from appliance.catalog.node import NodeProfile, read_node_profile
 from appliance.config.provisioning import Profile
 from appliance.config.read import read_model
 from appliance.errors import ConfigError
-from appliance.plan.nodes.image import cpio, find_secrets, mmdebstrap_argv, needed_modules, packages_of, plan_node
+from appliance.plan.nodes.image import (
+    NodeInputs,
+    cpio,
+    find_secrets,
+    mmdebstrap_argv,
+    needed_modules,
+    packages_of,
+    plan_node,
+)
 from appliance.share import share
 
 Need = Callable[[str], str]
@@ -26,7 +34,8 @@ INIT = NODES / "init"
 def planned(site: Profile | None = None, **what: Any) -> Any:
     profile = read_node_profile(NODES, "compute")
     given: dict[str, Any] = {"sources": ["deb x"], "versions": {"slurmd": "22.05"}, "files": {}, "initramfs": {}}
-    return plan_node("compute", profile, site or Profile(), **{**given, "tools": {"finish": b"x"}, **what})
+    inputs = NodeInputs(**{**given, "tools": {"finish": b"x"}, **what})
+    return plan_node("compute", profile, site or Profile(), inputs)
 
 
 def test_the_shipped_profile() -> None:

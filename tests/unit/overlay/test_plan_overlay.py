@@ -16,7 +16,7 @@ from appliance.catalog.model import SeedFile
 from appliance.config.model import Site, SlurmNode
 from appliance.operations.context import read_given
 from appliance.operations.site.find import open_site
-from appliance.plan.image.definition import plan_build, repository_urls
+from appliance.plan.image.definition import BuildInputs, plan_build, repository_urls
 from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, node_addresses, seed_archive, seed_digest, seed_files
 from appliance.plan.services.network import conflists
@@ -29,7 +29,7 @@ SITE = open_site(SITES / "debian-12.yaml").site
 CATALOG = read_catalog(share("definitions", "services"))
 SERVICES = select(CATALOG, SITE.service_names)
 SOURCES = {**dict(SITE.secrets), **dict(SITE.accounts)}
-GIVEN = read_given(SITE, [(name, SOURCES[name]) for name in SECRET_PLACES])
+GIVEN = read_given([(name, SOURCES[name]) for name in SECRET_PLACES])
 SECRETS = sorted(set(SECRET_PLACES) - {"passwd", "group"})
 
 
@@ -53,14 +53,8 @@ def test_secrets_are_readable_by_their_owner_only() -> None:
 def everything_but_the_seed(site: Site) -> str:
     """Return all text that is rendered, recorded, shown or passed on a command line."""
     base = read_bases(share("definitions", "bases"))[site.base.os]
-    plan = plan_build(
-        base,
-        SERVICES,
-        mirrors=repository_urls(base, site.base.mirrors),
-        versions={"munge": "1"},
-        definitions=share("definitions"),
-        runtime={},
-    )
+    inputs = BuildInputs(repository_urls(base, site.base.mirrors), {"munge": "1"}, runtime={})
+    plan = plan_build(base, SERVICES, inputs, definitions=share("definitions"))
     image = str(places(site).current)
     commands = [
         start_argv(site, image),

@@ -225,15 +225,10 @@ def test_services_of_a_classification(folder: Path) -> None:
     assert without == "services.without: nsf is not in the classification; did you mean nfs?"
 
 
-def test_notices_are_reported(folder: Path) -> None:
-    reported: list[str] = []
-
-    class _Listener:
-        report = staticmethod(reported.append)
-
+def test_notices_name_the_services_that_are_left_out(folder: Path) -> None:
     (folder / "c.yaml").write_text(CLASSIFICATION)
-    load_site(_site(folder, "", services="services: {from: c.yaml}"), progress=_Listener())  # type: ignore[arg-type]
-    assert [notice.split()[0] for notice in reported] == ["nfs", "gmond", "odd"]
+    loaded = open_site(_site(folder, "", services="services: {from: c.yaml}"))
+    assert [notice.split()[0] for notice in loaded.notices] == ["nfs", "gmond", "odd"]
 
 
 def test_an_unknown_service_is_named_and_can_be_left_out(folder: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from appliance.plan.snapshots.runs import (
     DAY_S,
     MAX_POSTPONED,
+    Expected,
+    Found,
     Notice,
     Run,
     count_postponed,
@@ -146,7 +148,7 @@ FINE = {
     ],
 )
 def test_judgement(changed: dict[str, object], healthy: bool, words: str) -> None:
-    found = judge(**{**FINE, **changed})  # type: ignore[arg-type]
+    found = judge(Found(**{**FINE, **changed}))  # type: ignore[arg-type]
     assert found.healthy is healthy
     assert words in " | ".join(found.warnings)
     assert bool(found.warnings) is bool(words)
@@ -174,7 +176,6 @@ def test_prunes_postponed_too_often_are_a_failure() -> None:
 
 
 GAP = {
-    "now": T,
     "every": 15,
     "installed": T - 9 * DAY_S,
     "lease_since": T - 8 * DAY_S,
@@ -206,7 +207,7 @@ GAP = {
 )
 def test_missed_runs(at: float | None, changed: dict[str, Any], words: str) -> None:
     previous = None if at is None else replace(run(at), generation=7)
-    warning = find_gap(previous, **{**GAP, **changed})
+    warning = find_gap(previous, Expected(**{**GAP, **changed}), now=T)
     assert re.search(words, warning) and bool(warning) is bool(words)
 
 

@@ -1,0 +1,262 @@
+"""Inspects both hosts of a migration: the source is found, both are queried, and the migration is planned."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from appliance.errors import ConfigError, Refused
+from appliance.host.base import Host, Unreachable
+from appliance.operations import history
+from appliance.operations.context import Cluster
+from appliance.operations.hosts.preflight import check_bridges, check_programs
+from appliance.operations.image.deliver import Image, trust
+from appliance.operations.migration.lease import query_all_leases, query_lease
+from appliance.operations.migration.steps import Inspected, MigrationResult
+from appliance.operations.migration.unfinished import recover_migration
+from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
+from appliance.operations.services.boot import install_unit
+from appliance.operations.services.guarded import start_guard
+from appliance.operations.services.start import read_note, record_start
+from appliance.operations.upgrade.note import read_last
+from appliance.plan.machine import instance_name
+from appliance.plan.migration.lease import Lease, View, find_holder
+from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
+from appliance.plan.services.note import StartNote
+from appliance.progress import Progress
+from appliance.tools import apptainer, bridge
+from appliance.tools.apptainer import Instance
+from appliance.tools.programs import find_missing
+from appliance.tools.space import query_space
+
+PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail")
+USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
+
+
+def inspect_hosts(
+    cluster: Cluster, name: str, progress: Progress, *, recover: bool, force: bool, back: bool = False
+) -> Inspected | MigrationResult:
+    """Find the source, check that both hosts are ready for a migration, and plan it.
+
+    Args:
+        recover: first complete or roll back a migration that was killed.
+        back: migrate back from a host whose network may not work.
+
+    Returns:
+        With ``recover``, the result of a migration that an earlier run completed and did not record; it is now.
+
+    Raises:
+        Refused: with all problems.
+    """
+    target = _find_target(cluster, name)
+    with progress.step("check both hosts") as step:
+        _check_target_programs(target)
+        source, lease = find_source(cluster, target, recover=recover, progress=progress)
+        step.detail(f"{source.name} to {name}")
+        running = _find_running(cluster, source)
+        if source.name == name:
+            if recover and record_if_missing(cluster, target, running, lease, progress):
+                completed = f"an earlier run completed the migration to {name}; it has now been recorded"
+                return MigrationResult(name, name, running.image, lease.generation, notes=[completed])
+            raise Refused(f"the services container runs on {name} already", hint="`sms status` probes every service")
+        note = _check_unchanged(cluster, source, target, running)
+        facts = gather_facts(cluster, source, target, note, generation=lease.generation, addresses=not back)
+        plan = plan_migration(facts, cluster.services, force=force)
+    for warning in plan.warnings:
+        progress.report(f"WARNING: {warning}")
+    return Inspected(source, target, running.pid, lease, plan)
+
+
+def _find_target(cluster: Cluster, name: str) -> Host:
+    known = [host.name for host in cluster.site.admin_hosts]
+    if name not in known:
+        raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}")
+    return cluster.host(name)
+
+
+def _check_target_programs(target: Host) -> None:
+    try:
+        check_programs(target)
+    except Unreachable as error:
+        raise Refused(error.message, hint=error.hint) from error
+
+
+def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Progress) -> tuple[Host, Lease]:
+    """Return the host that holds the lease, and the lease.
+
+    Raises:
+        Refused: no host holds it, or the holder cannot be reached.
+    """
+    hosts = [target if host.name == target.name else cluster.host(host.name) for host in cluster.site.admin_hosts]
+    unreachable: list[str] = []
+
+    def query(host: Host) -> Lease | None:
+        try:
+            if recover:
+                recover_migration(cluster, host, progress)
+            return query_lease(host, cluster)
+        except Unreachable:
+            unreachable.append(host.name)
+            return None
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        leases = dict(zip((host.name for host in hosts), pool.map(query, hosts), strict=True))
+    newest = find_holder({name: View(lease) for name, lease in leases.items()})
+    if newest is None and unreachable:
+        raise Refused(
+            f"the services container is not running on any reachable host; {', '.join(unreachable)} cannot be reached",
+            hint=f"if {unreachable[0]} has failed: sms failover {target.name}",
+        )
+    if newest is None:
+        raise Refused("the services container is not running on any host", hint=f"sms start --host {target.name}")
+    if newest.holder not in leases:
+        raise Refused(
+            f"{newest.holder} holds the lease, but is not in the site file",
+            hint=f"add it to admin_hosts, or if it no longer exists: sms failover {target.name}",
+        )
+    if newest.holder in unreachable:
+        raise Refused(
+            f"{newest.holder} holds the lease and cannot be reached",
+            hint=f"if it has failed: sms failover {target.name}",
+        )
+    top = max(lease.generation for lease in leases.values() if lease)
+    return next(host for host in hosts if host.name == newest.holder), replace(newest, generation=top)
+
+
+def _find_running(cluster: Cluster, source: Host) -> Instance:
+    running = apptainer.find_instance(source, instance_name(cluster.site))
+    if not running:
+        raise Refused(
+            f"{source.name} holds the lease, but the services container does not run there",
+            hint=f"sms start --host {source.name}",
+        )
+    return running
+
+
+def record_if_missing(cluster: Cluster, host: Host, running: Instance, lease: Lease, progress: Progress) -> bool:
+    """Record the running instance on its host, as a start does; return False if that was done already.
+
+    Raises:
+        Refused: the image cannot be trusted.
+    """
+    note = read_note(cluster, host)
+    if note and note.image == running.image and note.generation == lease.generation:
+        return False
+    record_start(cluster, host, trust(cluster, host, running.image), lease)
+    query_all_leases(host, cluster).publish(lease)
+    install_unit(cluster, host, progress)
+    start_guard(cluster, host, progress)
+    return True
+
+
+def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Instance) -> StartNote:
+    """Return the note of the start; check that nothing runs on the target, and that no upgrade is under way.
+
+    Raises:
+        Refused: they are not as sms leaves them.
+    """
+    if left := apptainer.find_instance(target, instance_name(cluster.site)):
+        raise Refused(
+            f"an instance runs on {target.name}, too (process {left.pid})", hint=f"sms stop --host {target.name}"
+        )
+    upgrade = read_last(cluster, source)
+    if upgrade and not upgrade.ended:
+        raise Refused(f"an upgrade was interrupted on {source.name}", hint="`sms upgrade` resumes it")
+    note = read_note(cluster, source)
+    if not note or note.image != running.image or not note.sha256:
+        raise Refused(
+            f"the instance on {source.name} was not started by sms, or its record is missing",
+            hint=f"sms stop --host {source.name}, then sms start --host {source.name}",
+        )
+    return note
+
+
+def gather_facts(
+    cluster: Cluster, source: Host, target: Host, note: StartNote, *, generation: int, addresses: bool
+) -> Facts:
+    """Query both hosts in parallel. ``addresses``: also probe the addresses of the services container."""
+    where, hosts = cluster.places, (source, target)
+    with ThreadPoolExecutor(12) as pool:
+        both = [pool.submit(_gather_host, cluster, host) for host in hosts]
+        histories = [pool.submit(history.read_history, cluster, host) for host in hosts]
+        sharing = pool.submit(shares_overlay, cluster, source, target)
+        used = pool.submit(_number, source, USED, str(where.overlay))
+        free = pool.submit(query_space, target, str(where.overlay.parent))
+        mark = pool.submit(running_mark, cluster, source)
+    here, there = (one.result() for one in both)
+    shared = sharing.result()
+    image = Image(note.image, note.key, note.sha256, note.signer)
+    return Facts(
+        here,
+        there,
+        note.image,
+        note.sha256,
+        generation,
+        str(where.overlay.parent),
+        shared,
+        used.result(),
+        free.result().free,
+        _check_addresses(cluster, target) if addresses and not (here.lacks or there.lacks) else (),
+        mark.result() != overlay_mark(archive_for(cluster), image),
+        recent_parts([line for one in histories for line in one.result()], shared=shared),
+    )
+
+
+def _gather_host(cluster: Cluster, host: Host) -> HostFacts:
+    with ThreadPoolExecutor(4) as pool:
+        missing = pool.submit(_find_missing, cluster, host)
+        offset = pool.submit(clock_offset, host)
+        version = pool.submit(apptainer.version, host)
+        mirrored = pool.submit(host.works, "test", "-L", str(cluster.places.overlay))
+    return HostFacts(host.name, missing.result(), offset.result(), version.result(), mirrored.result())
+
+
+def _find_missing(cluster: Cluster, host: Host) -> list[str]:
+    """Return what a host lacks for a migration."""
+    problems = []
+    try:
+        check_bridges(cluster, host)
+    except Refused as error:
+        problems.append(error.message)
+    if missing := find_missing(host, *PROGRAMS):
+        problems.append(f"{host.name} lacks {', '.join(missing)}")
+    return problems
+
+
+def _check_addresses(cluster: Cluster, target: Host) -> list[str]:
+    """Return a problem for each network where the target does not see the services container at its address."""
+    networks = (cluster.site.networks.provisioning, cluster.site.networks.public)
+    seen = bridge.taken(target, {network.bridge: str(network.address.ip) for network in networks})
+    problems = []
+    for network in networks:
+        mac = seen.get(str(network.address.ip), "").lower()
+        if not mac:
+            problems.append(
+                f"{target.name} does not see {network.address.ip} on {network.bridge}: "
+                "is the bridge's port in the right network?"
+            )
+        elif mac != network.mac.lower():
+            problems.append(f"{network.address.ip} is used by another machine, {mac}, as seen from {target.name}")
+    return problems
+
+
+def clock_offset(host: Host) -> float:
+    """Return the seconds that the host's clock is ahead of the local one, to within half the round-trip time."""
+    before = time.time()
+    there = float(host.run("date", "+%s.%N").text)
+    return there - (before + time.time()) / 2
+
+
+def shares_overlay(cluster: Cluster, source: Host, target: Host) -> bool:
+    """Return whether both hosts share the overlay folder: the target sees a file that the source writes."""
+    path = f"{cluster.places.overlay.parent}/.sms-shared-{time.time_ns()}"
+    try:
+        source.run("sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")"; echo "$1" >"$1"', "probe", path)
+        return target.works("test", "-e", path)
+    finally:
+        source.remove(path)
+
+
+def _number(host: Host, script: str, *values: str) -> int:
+    return int(host.run("sh", "-c", script, "number", *values).text.splitlines()[-1])
