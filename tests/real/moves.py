@@ -126,7 +126,7 @@ class Prober:
 class Stepping:
     """`sms migrate` from the admin's machine, held at every step until it is told to go on.
 
-    Forced, as all moves whose subject is not the budget: after one that was slow, on a busy machine, the next is refused.
+    Forced, as all moves whose subject is not the budget: after a slow one, on a busy machine, the next is refused.
     """
 
     def __init__(self, lab: Lab, *words: str, on: str = "admin", wait_s: float = 60.0) -> None:
