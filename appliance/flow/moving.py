@@ -17,7 +17,7 @@ from appliance.flow.lease import look_at_lease
 from appliance.flow.snapshots import store
 from appliance.flow.start import PROBE
 from appliance.flow.unfinished import mark_path
-from appliance.host.base import Host, Unreachable
+from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.plan.jobs import ASK_NODES, JOBS, read_jobs
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
@@ -290,10 +290,15 @@ class Move:
             step.moved(done, total)
 
     def jobs(self) -> dict[str, str]:
-        """The jobs that the source's controller knows; none where there is none."""
+        """The jobs that the source's controller knows; none where there is none, or no answer, which is noted."""
         if not self._has_controller:
             return {}
-        return read_jobs(self.source.run(*inside_argv(self.cluster.site, *JOBS)).text)
+        try:
+            return read_jobs(self.source.run(*inside_argv(self.cluster.site, *JOBS)).text)
+        except CommandError as error:
+            # It may be the reason for the move, as it is for one back.
+            self.moved.notes.append(f"jobs are not compared: {error.message.splitlines()[-1].strip()}")
+            return {}
 
     def stop(self, leaving: End, arriving: End) -> None:
         """End what keeps state, and bring over the last that it wrote."""
@@ -387,7 +392,8 @@ class Move:
         """Ask every service once more, where all can see it; give what is said of those that do not answer."""
         with self.progress.step("ask every service"):
             silent = self.probe(arriving, [service.name for service in self.cluster.services], SETTLE_S)
-            if self.before and (lost := self._lost_jobs(arriving)):
+            # A controller that does not answer is why it goes back: it cannot be asked for its jobs.
+            if self.before and not silent and (lost := self._lost_jobs(arriving)):
                 self.moved.notes.append(f"job {', '.join(lost[:10])} is not as it was; `scontrol show job` says why")
         return silent
 

@@ -78,11 +78,34 @@ AGAIN = "run the command again"
 
 
 class Transport(paramiko.Transport):
-    """paramiko's, which can send the end of a command's input, or more of it, after it has closed the channel.
+    """paramiko's Transport without two faults that end a whole connection.
 
-    It answers the close of a command that has ended in a thread of its own. sshd ends the whole connection for what
-    comes later: `ieof packet referred to nonexistent channel`.
+    It can send the end of a command's input, or more of it, after it has closed the channel: its own thread answers the
+    close of a command that has ended. sshd closes the connection then: `ieof packet referred to nonexistent channel`.
+
+    After each 512 MiB it makes new keys. If a command ends in that moment, its own thread, which is to make them, waits
+    for them to answer the close: `Key-exchange timed out` (paramiko issue 822). What it sends meanwhile is sent later.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._deferred: list[paramiko.Message] = []
+        super().__init__(*arguments, **options)
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        if threading.current_thread() is not self:
+            super()._send_user_message(data)  # type: ignore[misc]
+            return
+        with self.clear_to_send_lock:
+            if self.clear_to_send.is_set():
+                self._send_message(data)
+            else:
+                self._deferred.append(data)
+
+    def _parse_newkeys(self, message: paramiko.Message) -> None:
+        super()._parse_newkeys(message)  # type: ignore[misc]
+        deferred, self._deferred = self._deferred, []
+        for data in deferred:
+            self._send_user_message(data)
 
     def _send_message(self, data: paramiko.Message) -> None:
         # One message at a time comes here, and a channel counts as closed before its close does.

@@ -251,7 +251,7 @@ def small_disk(world: World, target: str, stack: ExitStack) -> None:
     """The target's folder of overlays is a small file system of its own for now."""
     script = """
     set -e
-    mkdir /run/small; mount -t tmpfs -o size=96m,mode=700 tmpfs /run/small
+    mkdir /run/small; mount -t tmpfs -o size=256m,mode=700 tmpfs /run/small
     rm -f /var/lib/sms/overlays/lab.img*
     cp -a /var/lib/sms/overlays/. /run/small/
     mount --bind /run/small /var/lib/sms/overlays
