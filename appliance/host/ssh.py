@@ -78,11 +78,36 @@ RETRY_HINT = "run the command again"
 
 
 class Transport(paramiko.Transport):
-    """Paramiko's transport without a race: it drops input, and the end of input, for channels already closed.
+    """Paramiko's transport without two races that end a whole connection.
 
-    Paramiko's reader thread answers a channel close while another thread may still send input. sshd then ends the
-    whole connection with `ieof packet referred to nonexistent channel`.
+    It drops input, and the end of input, for channels already closed. Paramiko's reader thread answers a channel close
+    while another thread may still send input; sshd then closes the connection with `ieof packet referred to
+    nonexistent channel`.
+
+    It defers what the reader thread sends during a key exchange, which follows each 512 MiB. If a command ended then,
+    the reader thread, which performs the exchange, waited for it to answer the close: `Key-exchange timed out`
+    (paramiko issue 822).
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._deferred: list[paramiko.Message] = []
+        super().__init__(*arguments, **options)
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        if threading.current_thread() is not self:
+            super()._send_user_message(data)  # type: ignore[misc]
+            return
+        with self.clear_to_send_lock:
+            if self.clear_to_send.is_set():
+                self._send_message(data)
+            else:
+                self._deferred.append(data)
+
+    def _parse_newkeys(self, message: paramiko.Message) -> None:
+        super()._parse_newkeys(message)  # type: ignore[misc]
+        deferred, self._deferred = self._deferred, []
+        for data in deferred:
+            self._send_user_message(data)
 
     def _send_message(self, data: paramiko.Message) -> None:
         # Calls are serialized, and a channel is marked closed before its close message is sent.

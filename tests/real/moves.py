@@ -124,13 +124,16 @@ class Prober:
 
 
 class Stepping:
-    """`sms migrate` from the admin's machine, held at every step until it is told to go on."""
+    """`sms migrate` from the admin's machine, held at every step until it is told to go on.
+
+    Forced, as all moves whose subject is not the budget: after a slow one, on a busy machine, the next is refused.
+    """
 
     def __init__(self, lab: Lab, *words: str, on: str = "admin", wait_s: float = 60.0) -> None:
         told, telling = os.pipe()
         word, wording = os.pipe()
         argv = [*lab.host(on).prefix, sys.executable, str(Path(__file__).with_name("stepping.py"))]
-        argv += [str(telling), str(word), str(wait_s), *words]
+        argv += [str(telling), str(word), str(wait_s), *words, "--force"]
         self.process = subprocess.Popen(
             argv,
             pass_fds=(telling, word),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.errors import SmsError
 from appliance.host import ssh
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
@@ -60,6 +61,30 @@ def test_a_gigabyte_flows(server: Server, way: str, far: bool, size: int) -> Non
         assert stream.result().status == 0
     if isinstance(one, Ssh):
         one.close()
+
+
+def test_commands_end_while_new_keys_are_made(server: Server) -> None:  # noqa: F811
+    """It failed at once: paramiko's own thread, which makes the keys, waited for them to answer a close."""
+    one = server.host()
+    one.run("true")
+    failures: list[BaseException] = []
+
+    def run_some() -> None:
+        try:
+            for _ in range(40):
+                one.run("true")
+        except SmsError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run_some)
+    thread.start()
+    try:
+        while thread.is_alive():
+            one._transport().renegotiate_keys()
+    finally:
+        thread.join()
+        one.close()
+    assert failures == []
 
 
 @pytest.mark.parametrize("way", ["read", "write", "result"])

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,7 +173,7 @@ def wait_for_build(site: Site, process: subprocess.Popen[Any], before: set[Path]
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, "the build has ended"
-        roots = {file.parent for file in Path(tempfile.gettempdir()).glob("build-temp-*/rootfs/*")}
+        roots = {file.parent for file in (site.folder / "tmp").glob("build-temp-*/rootfs/*")}
         if list(site.images.glob("build-*/services.def")) and roots - before:
             return roots
         time.sleep(0.1)
@@ -182,9 +181,11 @@ def wait_for_build(site: Site, process: subprocess.Popen[Any], before: set[Path]
 
 
 def test_a_build_that_is_killed_leaves_the_current_image_and_the_next_one_cleans_up(adopted: Site) -> None:
-    process = subprocess.Popen(
-        [*SMS, "--site", str(adopted.file), "build", "--force"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    (adopted.folder / "tmp").mkdir()
+    # Others build in /tmp at the same time.
+    environment = {**os.environ, "APPTAINER_TMPDIR": str(adopted.folder / "tmp")}
+    argv = [*SMS, "--site", str(adopted.file), "build", "--force"]
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     first = wait_for_build(adopted, process, set())
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -194,7 +195,7 @@ def test_a_build_that_is_killed_leaves_the_current_image_and_the_next_one_cleans
         time.sleep(0.2)
     assert adopted.sms("verify").returncode == 0
     # A build that is begun and undone politely removes what the killed one left.
-    process = subprocess.Popen([*SMS, "--site", str(adopted.file), "build", "--force"], stderr=subprocess.PIPE)
+    process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE)
     wait_for_build(adopted, process, first)
     process.send_signal(signal.SIGTERM)
     process.communicate()

@@ -251,7 +251,7 @@ def small_disk(world: World, target: str, stack: ExitStack) -> None:
     """The target's folder of overlays is a small file system of its own for now."""
     script = """
     set -e
-    mkdir /run/small; mount -t tmpfs -o size=96m,mode=700 tmpfs /run/small
+    mkdir /run/small; mount -t tmpfs -o size=256m,mode=700 tmpfs /run/small
     rm -f /var/lib/sms/overlays/lab.img*
     cp -a /var/lib/sms/overlays/. /run/small/
     mount --bind /run/small /var/lib/sms/overlays
@@ -264,7 +264,7 @@ def small_disk(world: World, target: str, stack: ExitStack) -> None:
     def away() -> None:
         if Path(f"/proc/{world.lab.host(target).pid}").exists():
             if world.watch.serving().get(target):
-                world.hosts.sms("-q", "migrate", other(target), on="admin")
+                world.hosts.sms("-q", "migrate", "--force", other(target), on="admin")
             world.hosts.host(target).run("sh", "-c", back)
 
     stack.callback(away)
@@ -469,7 +469,7 @@ def run_again(world: World, found: str, source: str, target: str, *, ended: bool
         for host in CARRIERS:
             world.hosts.sms("-q", "start", "--boot", on=host, ok=None)
         found = world.settle(set(CARRIERS))
-    done = world.hosts.sms("-q", "migrate", target, on="admin", ok=(0, 3))
+    done = world.hosts.sms("-q", "migrate", "--force", target, on="admin", ok=(0, 3))
     words = (done.stdout + done.stderr).decode()
     if found == target and not ended and RECORDED in words:
         assert done.status == 0, words  # it had not got so far as to write down that it runs there
