@@ -515,7 +515,7 @@ def test_sms_run_does_not_start_what_it_could_not_prepare(root: Path) -> None:
     assert b"next try in 0.5 s" in run_program("sms-run", root, "it").stdout
 
 
-def test_sms_run_tells_the_setup_that_the_last_run_did_not_end_by_itself(root: Path) -> None:
+def test_the_setup_knows_that_the_last_run_did_not_end_in_order(root: Path) -> None:
     mark = root / "var/lib/it/.running"
     write_services(
         root,
@@ -564,18 +564,23 @@ def job_state(next_id: int, saved: float, head: bytes = b"PROTOCOL_VERSION\0") -
         (58, 0, 1058, 1100),
         (58, -3600, 1058, 1058),  # the clock was set back
         (58, 3600, 37058, 37100),
-        (67043327, 0, 67043327, 67043327),  # the largest: slurmctld begins anew
+        (67043327, 0, 67043327, 67043327),  # the largest: slurmctld starts from the first again
         (66000000, 1e9, 66000000, 66000000),
     ],
 )
-def test_job_ids_go_on_beyond_what_was_given_out(root: Path, next_id: int, age_s: float, low: int, high: int) -> None:
+def test_job_ids_continue_beyond_what_was_assigned(root: Path, next_id: int, age_s: float, low: int, high: int) -> None:
     saved = int(time.time() - age_s)
     path = root / "job_state"
     path.write_bytes(job_state(next_id, saved))
-    assert run_program("sms-slurm-ids", root, str(path)).returncode == 0
+    for _ in range(3):  # a controller that fails again and again, and never saves
+        assert run_program("sms-slurm-ids", root, "/job_state").returncode == 0
+        found = struct.unpack_from("!I", path.read_bytes(), 31)[0]
+        assert low <= found <= high
+        assert path.read_bytes() == job_state(found, saved)
+    path.write_bytes(job_state(high + 1, int(time.time())))  # it has assigned some, and saved
+    assert run_program("sms-slurm-ids", root, "/job_state").returncode == 0
     found = struct.unpack_from("!I", path.read_bytes(), 31)[0]
-    assert low <= found <= high
-    assert path.read_bytes() == job_state(found, saved)
+    assert found >= high + 1001 or high + 1001 >= 0x03FF0000
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x11PROTOCOL_VERSION\0", job_state(5, 0, b"JOB_VERSION_NEXT\0"), None])
@@ -583,7 +588,7 @@ def test_a_state_of_another_form_is_left_alone(root: Path, data: bytes | None) -
     path = root / "job_state"
     if data is not None:
         path.write_bytes(data)
-    assert run_program("sms-slurm-ids", root, str(path)).returncode == 0
+    assert run_program("sms-slurm-ids", root, "/job_state").returncode == 0
     assert (path.read_bytes() if path.exists() else None) == data
 
 
