@@ -417,7 +417,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         run.let_go()
         living = tuple(host for host in CARRIERS if host not in scene.gone)
         expected = {{"source": source, "target": target}.get(name, name) for name in cell.serves}
-        # Before the service is stopped neither end has anything to settle: mended at once, a cut is no fault.
+        # Before the service is stopped neither end has anything to settle: a cut that ends at once would be no fault.
         early = STEPS.index(cell.step.lstrip("<")) < STEPS.index("stop") if cell.step.lstrip("<") in STEPS else True
         if not scene.gone and (early or "cut" not in cell.fault.lower()):
             run.end(200)

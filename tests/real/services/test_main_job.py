@@ -23,8 +23,8 @@ chain out { type filter hook output priority 0; ip daddr %s tcp sport 514 drop; 
 
 def next_job(running: Playground) -> int:
     """The id that the controller gives out next."""
-    told = running.host("node1").run("scontrol", "show", "config").text
-    return int(re.findall(r"^NEXT_JOB_ID\s*= (\d+)$", told, re.MULTILINE)[0])
+    settings = running.host("node1").run("scontrol", "show", "config").text
+    return int(re.findall(r"^NEXT_JOB_ID\s*= (\d+)$", settings, re.MULTILINE)[0])
 
 
 def test_every_service_answers_in_its_own_protocol(running: Playground) -> None:

@@ -569,7 +569,7 @@ def job_state(next_id: int, saved: float, head: bytes = b"PROTOCOL_VERSION\0") -
         (58, 0, 1058, 1100),
         (58, -3600, 1058, 1058),  # the clock was set back
         (58, 3600, 37058, 37100),
-        (67043327, 0, 67043327, 67043327),  # the largest: slurmctld begins anew
+        (67043327, 0, 67043327, 67043327),  # the largest: slurmctld starts from the first again
         (66000000, 1e9, 66000000, 66000000),
     ],
 )
@@ -577,10 +577,15 @@ def test_job_ids_continue_beyond_assigned_ones(root: Path, next_id: int, age_s: 
     saved = int(time.time() - age_s)
     path = root / "job_state"
     path.write_bytes(job_state(next_id, saved))
-    assert run_program("sms-slurm-ids", root, str(path)).returncode == 0
+    for _ in range(3):  # a controller that fails again and again, and never saves
+        assert run_program("sms-slurm-ids", root, "/job_state").returncode == 0
+        found = struct.unpack_from("!I", path.read_bytes(), 31)[0]
+        assert low <= found <= high
+        assert path.read_bytes() == job_state(found, saved)
+    path.write_bytes(job_state(high + 1, int(time.time())))  # it has assigned some, and saved
+    assert run_program("sms-slurm-ids", root, "/job_state").returncode == 0
     found = struct.unpack_from("!I", path.read_bytes(), 31)[0]
-    assert low <= found <= high
-    assert path.read_bytes() == job_state(found, saved)
+    assert found >= high + 1001 or high + 1001 >= 0x03FF0000
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x11PROTOCOL_VERSION\0", job_state(5, 0, b"JOB_VERSION_NEXT\0"), None])
@@ -588,7 +593,7 @@ def test_unknown_state_format_is_not_changed(root: Path, data: bytes | None) -> 
     path = root / "job_state"
     if data is not None:
         path.write_bytes(data)
-    assert run_program("sms-slurm-ids", root, str(path)).returncode == 0
+    assert run_program("sms-slurm-ids", root, "/job_state").returncode == 0
     assert (path.read_bytes() if path.exists() else None) == data
 
 
