@@ -35,10 +35,15 @@ def as_node(name: str) -> dict[str, str]:
 
 def make_config(folder: Path, **more: Any) -> Config:
     """A VM's configuration, its state in a folder. The table of neighbours is a file."""
+    return parse_config(make_document(folder, **more))
+
+
+def make_document(folder: Path, **more: Any) -> dict[str, Any]:
+    """The file of ``make_config``."""
     arp = folder / "arp"
     if not arp.exists():
         write_neighbours(arp, {})
-    document = {
+    return {
         "cluster": "test",
         "hostname": "sms-provision",
         "address": "10.77.0.2",
@@ -54,7 +59,6 @@ def make_config(folder: Path, **more: Any) -> Config:
         "busy_s": 0.3,
         **more,
     }
-    return parse_config(document)
 
 
 def write_neighbours(path: Path, known: dict[str, str]) -> None:

@@ -64,7 +64,8 @@ class Server(uvicorn.Server):
         self.world = world
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.world.parts["notifier"].close()
+        for stop in self.world.on_stop:
+            stop()
         super().handle_exit(sig, frame)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -14,13 +14,21 @@ from starlette.routing import Route
 from appliance.provision import contract, names
 from appliance.provision.draft import Draft
 from appliance.provision.model import Boot, Component, Inventory
+from appliance.provision.payloads import BootParameters
 from appliance.provision.problem import bad_request, not_found
 from appliance.provision.world import World
 
 PARAMETERS = "/boot/v1/bootparameters"
-SCOPES = {"hosts": "host", "macs": "mac", "nids": "nid", "groups": "group"}
+SCOPES: dict[Literal["hosts", "macs", "nids", "groups"], str] = {
+    "hosts": "host",
+    "macs": "mac",
+    "nids": "nid",
+    "groups": "group",
+}
 """Payload key, and the scope under which its values are stored."""
 DEFAULT = ("host", "Default")
+IMAGES: tuple[Literal["kernel", "initrd"], ...] = ("kernel", "initrd")
+"""Payload keys that are also scopes of their own."""
 
 
 def routes(world: World) -> list[Route]:
@@ -51,32 +59,32 @@ def keys_of(inventory: Inventory, node: Component) -> Iterator[tuple[str, str]]:
     yield DEFAULT
 
 
-def read_keys(body: dict[str, Any]) -> list[tuple[str, str]]:
+def read_keys(body: BootParameters) -> list[tuple[str, str]]:
     """Return the keys of a payload: its hosts, or without any the kernel or initrd. 400 for an invalid MAC address."""
     found = []
     for name, scope in SCOPES.items():
         for each in body.get(name) or ():
-            key = names.clean_mac(each) if scope == "mac" else names.clean_id(str(each))
+            key = names.clean_mac(str(each)) if scope == "mac" else names.clean_id(str(each))
             if not key:
                 raise bad_request(
                     f"{str(each)[:60]!r} is not a MAC address" if scope == "mac" else "a host has no name"
                 )
             found.append((scope, key))
     if not found:
-        found = [(scope, body[scope]) for scope in ("kernel", "initrd") if body.get(scope)]
+        found = [(image, body[image]) for image in IMAGES if body.get(image)]
     if not found:
         raise bad_request("no target given: hosts, macs, nids, groups, or a kernel or initrd alone")
     return found
 
 
-def show(boot: Boot) -> dict[str, Any]:
-    """Return boot parameters in BSS's form."""
-    shown: dict[str, Any] = {}
-    for name, scope in SCOPES.items():
-        if scope == boot.scope:
-            shown[name] = [int(boot.key) if scope == "nid" else boot.key]
-    shown |= {name: getattr(boot, name) for name in ("params", "kernel", "initrd") if getattr(boot, name)}
-    return shown | ({"cloud-init": boot.cloud_init} if boot.cloud_init else {})
+def show(boot: Boot) -> dict[str, object]:
+    """Return boot parameters in BSS's form, without empty fields."""
+    shown: dict[str, object] = {"params": boot.params, "kernel": boot.kernel, "initrd": boot.initrd}
+    shown["cloud-init"] = boot.cloud_init
+    keys: dict[str, object] = {
+        name: [int(boot.key) if scope == "nid" else boot.key] for name, scope in SCOPES.items() if scope == boot.scope
+    }
+    return {**keys, **{name: value for name, value in shown.items() if value}}
 
 
 class Parameters:
@@ -87,8 +95,11 @@ class Parameters:
 
     async def show(self, request: Request) -> Response:
         query = request.query_params
-        requested: dict[str, Any] = {key: query.getlist(one) for one, key in (("name", "hosts"), ("mac", "macs"))}
-        requested["nids"] = [each for each in query.getlist("nid") if each.isascii() and each.isdigit()]
+        requested: BootParameters = {
+            "hosts": query.getlist("name"),
+            "macs": query.getlist("mac"),
+            "nids": [each for each in query.getlist("nid") if each.isascii() and each.isdigit()],
+        }
         # BSS also accepts the hosts in a body, and its documentation uses that form.
         operation = self.world.contract.operations["DELETE", PARAMETERS]
         data = await request.body() if not any(requested.values()) else b""
@@ -97,7 +108,7 @@ class Parameters:
         body = contract.parse_body(operation, data) if data else None
         return await run_in_threadpool(self._show, body if body else requested)
 
-    def _show(self, requested: dict[str, Any]) -> Response:
+    def _show(self, requested: BootParameters) -> Response:
         boot = self.world.inventory().boot
         if not any(requested.values()):
             return JSONResponse([show(each) for _, each in sorted(boot.items())])
@@ -114,7 +125,7 @@ class Parameters:
         self._put(request.state.body)
         return Response(status_code=200)
 
-    def _put(self, body: dict[str, Any]) -> None:
+    def _put(self, body: BootParameters) -> None:
         keys = read_keys(body)
         with self.world.edit() as draft:
             for scope, key in keys:
@@ -146,13 +157,14 @@ def _existing(draft: Draft, key: tuple[str, str]) -> Boot:
     return found
 
 
-def _update(boot: Boot, body: dict[str, Any]) -> Boot:
-    for name in ("kernel", "initrd", "params"):
-        if body.get(name) is not None:
-            boot = replace(boot, **{name: body[name]})
-    if body.get("cloud-init") is not None:
-        boot = replace(boot, cloud_init={**boot.cloud_init, **body["cloud-init"]})
-    return boot
+def _update(boot: Boot, body: BootParameters) -> Boot:
+    return replace(
+        boot,
+        kernel=body.get("kernel", boot.kernel),
+        initrd=body.get("initrd", boot.initrd),
+        params=body.get("params", boot.params),
+        cloud_init={**boot.cloud_init, **(body.get("cloud-init") or {})},
+    )
 
 
 def _remove_image(draft: Draft, what: str, path: str) -> None:

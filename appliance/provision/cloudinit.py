@@ -7,7 +7,7 @@ may read that of any node. Requests without a certificate may come from any user
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import yaml
 from starlette.requests import Request
@@ -59,7 +59,7 @@ class CloudInit:
             raise not_found("there is nothing here for this address")
         return found
 
-    def _document(self, request: Request, what: str) -> tuple[Component, dict[str, Any] | str]:
+    def _document(self, request: Request, what: str) -> tuple[Component, Mapping[str, object] | str]:
         """Return the node and its content of a document."""
         inventory = self.world.inventory()
         node = self._node(inventory, request)
@@ -72,7 +72,7 @@ class CloudInit:
             "local-hostname": node.name or node.id,
             "cluster-name": self.world.config.cluster,
         }
-        return _yaml({**own, **given} if isinstance(given, dict) else own)
+        return _yaml(own if isinstance(given, str) else {**own, **given})
 
     def user(self, request: Request) -> Response:
         return _cloud_config(self._document(request, "user-data")[1])
@@ -81,12 +81,12 @@ class CloudInit:
         return _cloud_config(self._document(request, "vendor-data")[1])
 
 
-def merge(inventory: Inventory, node: Component, what: str, *, include_private: bool) -> dict[str, Any] | str:
+def merge(inventory: Inventory, node: Component, what: str, *, include_private: bool) -> Mapping[str, object] | str:
     """Merge a document of a node: its own keys take precedence over its groups', then the default's.
 
     A document that is text is returned unchanged. Without ``include_private`` only entries marked ``public`` count.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for key in bss.keys_of(inventory, node):
         entry = inventory.boot[key].cloud_init if key in inventory.boot else {}
         given = entry.get(what) if include_private or entry.get("public") is True else None
@@ -97,12 +97,12 @@ def merge(inventory: Inventory, node: Component, what: str, *, include_private: 
     return found
 
 
-def _cloud_config(given: dict[str, Any] | str) -> Response:
+def _cloud_config(given: Mapping[str, object] | str) -> Response:
     if isinstance(given, str):
         return PlainTextResponse(given, headers=FRESH)
     return _yaml(given, head="#cloud-config\n")
 
 
-def _yaml(value: dict[str, Any], *, head: str = "") -> Response:
+def _yaml(value: Mapping[str, object], *, head: str = "") -> Response:
     text = yaml.safe_dump(value, sort_keys=True, allow_unicode=True) if value else ""
     return PlainTextResponse(head + text, headers=FRESH, media_type="text/yaml" if not head else "text/cloud-config")

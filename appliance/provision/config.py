@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from typing import Any
 from appliance.errors import ConfigError
 
 LARGEST_B = 1 << 20
+UNCHANGED = (
+    *("address", "prefix", "cluster", "hostname", "unknown"),
+    *("database", "socket", "socket_group", "token_s", "busy_s"),
+)
+"""Keys of the file that are fields of the configuration."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,10 @@ class Config:
     busy_s: float = 5.0
     neighbours: Path | None = None
     """A file in the format of /proc/net/arp, for tests; None: the kernel's table."""
-    raw: dict[str, Any] | None = None
-    """The whole document, for keys that only one module uses."""
+    dns: tuple[str, ...] = ()
+    """DNS servers that nodes use."""
+    interval_s: int | None = None
+    """Seconds between two polls of a client; None: the client's default."""
 
     @property
     def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
@@ -53,7 +61,7 @@ class Config:
         return f"https://{self.address}:8443"
 
 
-def parse_config(document: dict[str, Any]) -> Config:
+def parse_config(document: Mapping[str, Any]) -> Config:
     """Return the configuration from the file's document; ConfigError lists every invalid key."""
     wrong = [f"{key}: {why}" for key, why in _errors(document)]
     if wrong:
@@ -61,14 +69,9 @@ def parse_config(document: dict[str, Any]) -> Config:
             f"the service's configuration is invalid: {'; '.join(wrong)}", hint="`sms vm start` recreates it"
         )
     services = document.get("services") or {}
-    known: dict[str, Any] = {
-        key: document[key] for key in ("address", "prefix", "cluster", "hostname", "unknown") if key in document
-    }
-    known |= {
-        key: document[key] for key in ("database", "socket", "socket_group", "token_s", "busy_s") if key in document
-    }
+    interval = document.get("interval_s")
     return Config(
-        **known,
+        **{key: document[key] for key in UNCHANGED if key in document},
         gateway=document.get("gateway") or "",
         services_address=services.get("address", ""),
         services_hostname=services.get("hostname", ""),
@@ -76,11 +79,12 @@ def parse_config(document: dict[str, Any]) -> Config:
         tls=Path(document.get("tls", Config.tls)),
         pool=tuple(document["pool"]) if document.get("pool") else None,
         neighbours=Path(document["neighbours"]) if document.get("neighbours") else None,
-        raw=document,
+        dns=tuple(document.get("dns") or ()),
+        interval_s=interval if isinstance(interval, int) else None,
     )
 
 
-def _errors(document: dict[str, Any]) -> list[tuple[str, str]]:
+def _errors(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = []
     try:
         ipaddress.ip_interface(f"{document.get('address')}/{document.get('prefix', 24)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ class Operation:
     json: bool
     """Whether the body is JSON and validated here."""
     required: bool
-    body: Any = None
+    body: Draft7Validator | None = None
     """The body's validator."""
-    query: dict[str, Any] = field(default_factory=dict)
+    query: Mapping[str, Draft7Validator] = field(default_factory=dict)
     """Validators by query parameter; those in ``many`` are arrays."""
     many: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class Operation:
 class Contract:
     """All operations, indexed by method and path."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
         self.operations: dict[tuple[str, str], Operation] = {}
         self._plain: dict[str, str] = {}
@@ -96,7 +96,7 @@ class Contract:
         whole = {"components": self.document.get("components", {}), "allOf": [schema]}
         return Draft7Validator(whole, format_checker=FormatChecker())
 
-    def _operation(self, path: str, method: str, spec: dict[str, Any], shared: list[Any]) -> Operation:
+    def _operation(self, path: str, method: str, spec: Mapping[str, Any], shared: list[Any]) -> Operation:
         body = self._resolve(spec.get("requestBody", {}))
         content = body.get("content", {})
         parameters = [self._resolve(each) for each in [*shared, *spec.get("parameters", [])]]
@@ -183,6 +183,7 @@ def parse_body(operation: Operation, data: bytes) -> Any:
 
 
 def _errors(operation: Operation, document: Any) -> Iterator[Any]:
+    assert operation.body is not None
     for number, error in enumerate(operation.body.iter_errors(document)):
         if number >= MAX_PROBLEMS:
             return

@@ -137,8 +137,7 @@ def _pool(config: Config) -> Iterator[str]:
 def _options(config: Config) -> Iterator[str]:
     """Yield the DHCP options: router, NTP, syslog and DNS servers."""
     services = config.services_address
-    given = (config.raw or {}).get("dns") or []
-    dns = [str(ipaddress.ip_address(each)) for each in given][:3]
+    dns = [str(ipaddress.ip_address(each)) for each in config.dns][:3]
     for name, value in (
         ("router", config.gateway or services),
         ("ntp-server", services),

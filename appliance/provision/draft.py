@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from appliance.provision import names
+from appliance.provision import names, payloads
 from appliance.provision.model import Boot, Component, Endpoint, Group, Interface, Inventory
 from appliance.provision.rules import Finding
 
@@ -124,9 +124,9 @@ class Draft:
         self.boot[boot.scope, boot.key] = boot
 
 
-def read_interface(given: Any, component: str, findings: list[Finding]) -> Interface | None:
+def read_interface(given: str | payloads.Interface, component: str, findings: list[Finding]) -> Interface | None:
     """Read an interface: a MAC address, or an object with more fields. A finding and None if it is invalid."""
-    one = {"mac": given} if isinstance(given, str) else given
+    one: payloads.Interface = {"mac": given} if isinstance(given, str) else given
     mac = names.clean_mac(one["mac"])
     if not mac:
         findings.append(
@@ -140,7 +140,9 @@ def read_interface(given: Any, component: str, findings: list[Finding]) -> Inter
     )
 
 
-def read_addresses(given: Any, owner: str, findings: list[Finding]) -> tuple[tuple[str, str], ...]:
+def read_addresses(
+    given: Iterable[str | payloads.Address], owner: str, findings: list[Finding]
+) -> tuple[tuple[str, str], ...]:
     """Return addresses with their networks' names; a finding for each that is invalid or listed twice."""
     found: dict[str, str] = {}
     for each in given:

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from appliance.provision.access import Caller, identify
+from appliance.provision.payloads import EnrolRequest
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
 from appliance.provision.sync_tables import find_nodes
 from appliance.provision.tokens import RateLimit, Tokens
@@ -37,7 +38,7 @@ def routes(world: World) -> list[Route]:
 
     def enrol(request: Request) -> Response:
         caller = identify(request)
-        body: dict[str, Any] = request.state.body
+        body: EnrolRequest = request.state.body
         if not caller.secure:
             raise forbidden("certificates are issued over TLS only", hint="use port 8443")
         if wait := rate_limit.wait_s(caller.address):

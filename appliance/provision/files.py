@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +15,15 @@ from sqlalchemy.engine import Connection
 
 from appliance.provision.blobs import Blobs
 from appliance.provision.config import Config
+from appliance.provision.payloads import (
+    ClientState,
+    FileReport,
+    FileReports,
+    FileVersion,
+    FileVersions,
+    ManifestEntry,
+    MasterFile,
+)
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
 from appliance.provision.store import Store
 from appliance.provision.sync_tables import (
@@ -27,6 +36,7 @@ from appliance.provision.sync_tables import (
     increment_counter,
     read_counter,
 )
+from appliance.shared.records import from_value
 
 VERSIONS_KEPT = 5
 MAX_MASTERS = 5000
@@ -50,6 +60,20 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Attributes:
+    """How clients store a file, and which of them get it; the column ``details`` of its versions."""
+
+    mode: str = "0644"
+    owner: str = "root"
+    group: str = "root"
+    template: bool = False
+    nodes: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    services: bool = False
+    origin: str = "admin"
+
+
+@dataclass(frozen=True)
 class Master:
     """The current version of a file."""
 
@@ -57,24 +81,32 @@ class Master:
     version: int
     sha256: str
     size: int
-    details: dict[str, Any]
+    attributes: Attributes
     made: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> FileVersion:
+        own = self.attributes
         return {
             "path": self.path,
             "version": self.version,
             "sha256": self.sha256,
             "size": self.size,
             "made": self.made,
-            **self.details,
+            "mode": own.mode,
+            "owner": own.owner,
+            "group": own.group,
+            "template": own.template,
+            "nodes": own.nodes,
+            "groups": own.groups,
+            "services": own.services,
+            "origin": own.origin,
         }
 
     def is_for(self, client: Client) -> bool:
         """Return whether a client gets it: all nodes do if neither nodes nor groups are given."""
         if client.services:
-            return bool(self.details["services"])
-        nodes, groups = self.details["nodes"], self.details["groups"]
+            return self.attributes.services
+        nodes, groups = self.attributes.nodes, self.attributes.groups
         if not nodes and not groups:
             return True
         return client.node.name in nodes or not set(groups).isdisjoint(client.node.groups)
@@ -84,7 +116,7 @@ class Master:
 class View:
     """The desired state of one client: its manifest's entries and the contents rendered for it."""
 
-    entries: tuple[dict[str, Any], ...]
+    entries: tuple[ManifestEntry, ...]
     held: tuple[str, ...]
     """Paths whose template fails for this client: it keeps its current files."""
     made: dict[str, bytes]
@@ -124,7 +156,7 @@ class Files:
         """Return the number of changes of master files ever made; 0 in a new database."""
         return read_counter(connection, "files")
 
-    def show(self, path: str) -> dict[str, Any]:
+    def show(self, path: str) -> FileVersions:
         """Return a file with its versions, newest first; 404 if it has none."""
         with self.store.read() as connection:
             current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
@@ -136,30 +168,22 @@ class Files:
 
     # Changes
 
-    def put(self, path: str, spec: dict[str, Any]) -> dict[str, Any]:
+    def put(self, path: str, spec: MasterFile) -> FileVersion:
         """Make an uploaded content the current version; no new version if nothing differs."""
-        details = {
-            "mode": spec.get("mode", "0644"),
-            "owner": spec.get("owner", "root"),
-            "group": spec.get("group", "root"),
-            "template": spec.get("template", False),
-            "nodes": sorted(set(spec.get("nodes", []))),
-            "groups": sorted(set(spec.get("groups", []))),
-            "services": spec.get("services", False),
-            "origin": spec.get("origin", "admin"),
-        }
+        lists = {"nodes": sorted(set(spec.get("nodes", []))), "groups": sorted(set(spec.get("groups", [])))}
+        attributes = from_value(Attributes, {**spec, **lists})
         data = self.blobs.read(spec["sha256"])
         if data is None:
             raise conflict("the content is missing: upload it to /sms/v1/blobs first")
-        if len(data) > (LARGEST_TEMPLATE_B if details["template"] else LARGEST_B):
+        if len(data) > (LARGEST_TEMPLATE_B if attributes.template else LARGEST_B):
             raise bad_request(f"{path} is too large")
         with self.store.write() as connection:
             masters = {master.path: master for master in self.masters(connection)}
-            master = Master(path, 0, spec["sha256"], len(data), details, time.time())
-            if details["template"]:
+            master = Master(path, 0, spec["sha256"], len(data), attributes, time.time())
+            if attributes.template:
                 self._check_template(connection, master, data)
             now = masters.get(path)
-            if now and (now.sha256, now.details) == (master.sha256, details):
+            if now and (now.sha256, now.attributes) == (master.sha256, attributes):
                 return {**now.as_dict(), "changed": False}
             if now is None and len(masters) >= MAX_MASTERS:
                 raise conflict(f"the limit of {MAX_MASTERS} files is reached")
@@ -174,7 +198,7 @@ class Files:
                 raise _no_file(path)
             increment_counter(connection, "files")
 
-    def roll_back(self, path: str, version: int | None = None) -> dict[str, Any]:
+    def roll_back(self, path: str, version: int | None = None) -> FileVersion:
         """Make an older version current: the given or the previous one; for a removed file, its last one."""
         with self.store.write() as connection:
             current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
@@ -196,8 +220,9 @@ class Files:
         query = sa.select(VERSIONS.c.version).where(VERSIONS.c.path == master.path).order_by(VERSIONS.c.version)
         there = [row.version for row in connection.execute(query)]
         version = (there[-1] if there else 0) + 1
-        row = {key: getattr(master, key) for key in ("path", "sha256", "size", "details", "made")}
-        connection.execute(VERSIONS.insert().values(version=version, **row))
+        row = {key: getattr(master, key) for key in ("path", "sha256", "size", "made")}
+        details = asdict(master.attributes)
+        connection.execute(VERSIONS.insert().values(version=version, details=details, **row))
         for old in there[: max(0, len(there) + 1 - VERSIONS_KEPT)]:
             connection.execute(VERSIONS.delete().where(VERSIONS.c.path == master.path, VERSIONS.c.version == old))
         _set_current(connection, master.path, version)
@@ -241,10 +266,12 @@ class Files:
         return view
 
     def _make_view(self, client: Client, masters: list[Master]) -> View:
-        entries, held, made = [], [], {}
+        entries: list[ManifestEntry] = []
+        held: list[str] = []
+        made: dict[str, bytes] = {}
         for master in masters:
             digest, size = master.sha256, master.size
-            if master.details["template"]:
+            if master.attributes.template:
                 try:
                     data = self._render(self.blobs.read(digest), client)
                 except (TemplateError, ArithmeticError, TypeError, ValueError):
@@ -252,8 +279,16 @@ class Files:
                     continue
                 digest, size = hashlib.sha256(data).hexdigest(), len(data)
                 made[digest] = data
-            attributes = {key: master.details[key] for key in ("mode", "owner", "group")}
-            entries.append({"path": master.path, "sha256": digest, "size": size, **attributes})
+            entries.append(
+                {
+                    "path": master.path,
+                    "sha256": digest,
+                    "size": size,
+                    "mode": master.attributes.mode,
+                    "owner": master.attributes.owner,
+                    "group": master.attributes.group,
+                }
+            )
         return View(tuple(entries), tuple(held), made)
 
     def _render(self, source: bytes | None, client: Client) -> bytes:
@@ -307,7 +342,7 @@ class Files:
         """Record the time of a client's poll: from then on a push waits for it."""
         self._last_polls[client.key] = time.time()
 
-    def report(self, connection: Connection, client: Client, body: dict[str, Any]) -> None:
+    def report(self, connection: Connection, client: Client, body: FileReport) -> None:
         """Store a client's report. It replaces the previous one; times of unchanged versions are kept."""
         row = connection.execute(sa.select(REPORTS).where(REPORTS.c.client == client.key)).first()
         before = row.files if row else {}
@@ -323,7 +358,7 @@ class Files:
         else:
             connection.execute(REPORTS.insert().values(client=client.key, **values))
 
-    def reports(self, connection: Connection) -> dict[str, Any]:
+    def reports(self, connection: Connection) -> FileReports:
         """Return for each client its missing files and the time of its last report."""
         clients = [self.client(connection, "services", ""), *map(Client, find_nodes(connection))]
         rows = {row.client: row for row in connection.execute(sa.select(REPORTS))}
@@ -338,7 +373,7 @@ class Files:
             "unknown": unknown[:100],
         }
 
-    def _client_report(self, connection: Connection, client: Client, row: Any) -> dict[str, Any]:
+    def _client_report(self, connection: Connection, client: Client, row: Any) -> ClientState:
         view = self.view(connection, client)
         has = row.files if row else {}
         wanted = {entry["path"]: entry["sha256"] for entry in view.entries}
@@ -366,7 +401,7 @@ class Files:
 
 
 def _master(row: Any) -> Master:
-    return Master(row.path, row.version, row.sha256, row.size, row.details, row.made)
+    return Master(row.path, row.version, row.sha256, row.size, from_value(Attributes, row.details), row.made)
 
 
 def _set_current(connection: Connection, path: str, version: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from starlette.routing import Route
 from appliance.provision import names
 from appliance.provision.draft import Draft
 from appliance.provision.model import Component, Group, Inventory
+from appliance.provision.payloads import SmdComponent
 from appliance.provision.problem import bad_request, conflict, not_found
 from appliance.provision.rules import Finding
 from appliance.provision.world import World
@@ -68,9 +69,9 @@ def find(inventory: Inventory, key: str) -> Component:
     return found
 
 
-def show(one: Component) -> dict[str, Any]:
+def show(one: Component) -> dict[str, str | int]:
     """Return a component in SMD's form, without empty fields."""
-    shown = {
+    shown: dict[str, str | int | None] = {
         "ID": one.id,
         "Type": one.type,
         "State": one.state,
@@ -84,7 +85,7 @@ def show(one: Component) -> dict[str, Any]:
         "Arch": one.arch,
         "Class": one.klass,
     }
-    return {key: value for key, value in shown.items() if value not in (None, "")}
+    return {key: value for key, value in shown.items() if value is not None and value != ""}
 
 
 FILTERS = {
@@ -202,7 +203,10 @@ class Components:
 
     def patch_many(self, request: Request) -> Response:
         what, body = request.url.path.rpartition("/Bulk")[2], request.state.body
-        entries = body["Components"] if what == "NID" else [{**body, "ID": key} for key in body["ComponentIDs"]]
+        common: SmdComponent = body
+        entries: list[SmdComponent] = (
+            body["Components"] if what == "NID" else [{**common, "ID": key} for key in body["ComponentIDs"]]
+        )
         with self.world.edit() as draft:
             before = draft.inventory()
             for given in entries:
@@ -211,7 +215,7 @@ class Components:
         return Response(status_code=204)
 
 
-def put(draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
+def put(draft: Draft, key: str, given: SmdComponent, *, force: bool) -> None:
     """Add a component; with ``force`` also update state and kind of an existing one."""
     there = draft.find_node(key) or draft.components.get(names.clean_id(key))
     if there and not force:
@@ -237,16 +241,19 @@ def put(draft: Draft, key: str, given: dict[str, Any], *, force: bool) -> None:
     draft.put_component(_state(draft, there, given))
 
 
-def _state(draft: Draft, one: Component, given: dict[str, Any]) -> Component:
+ENUMERATIONS: tuple[tuple[Literal["State", "Flag", "Arch", "Class", "NetType"], str, Sequence[str]], ...] = (
+    ("State", "state", names.STATES),
+    ("Flag", "flag", names.FLAGS),
+    ("Arch", "arch", names.ARCHES),
+    ("Class", "klass", names.CLASSES),
+    ("NetType", "net_type", names.NET_TYPES),
+)
+"""Keys of a payload, their fields, and the known values."""
+
+
+def _state(draft: Draft, one: Component, given: SmdComponent) -> Component:
     """Return the component with state, flag and kind updated from the fields given."""
-    fields = (
-        ("State", "state", names.STATES),
-        ("Flag", "flag", names.FLAGS),
-        ("Arch", "arch", names.ARCHES),
-        ("Class", "klass", names.CLASSES),
-        ("NetType", "net_type", names.NET_TYPES),
-    )
-    for key, name, known in fields:
+    for key, name, known in ENUMERATIONS:
         if given.get(key):
             value = names.pick(given[key], known)
             if value is None:
@@ -256,10 +263,10 @@ def _state(draft: Draft, one: Component, given: dict[str, Any]) -> Component:
     return one
 
 
-def change(draft: Draft, one: Component, what: str, given: dict[str, Any]) -> Component:
+def change(draft: Draft, one: Component, what: str, given: SmdComponent) -> Component:
     """Return a component after one of SMD's patches."""
     if what == "StateData":
-        return _state(draft, one, {"Flag": "OK", **{key: given[key] for key in ("State", "Flag") if key in given}})
+        return _state(draft, one, {"State": given.get("State", ""), "Flag": given.get("Flag", "OK")})
     if what == "FlagOnly":
         return _state(draft, one, {"Flag": given["Flag"]})
     if what == "Enabled":
@@ -363,7 +370,7 @@ class Groups:
         return JSONResponse(_membership(inventory, find(inventory, request.path_params["xname"])))
 
 
-def _membership(inventory: Inventory, one: Component) -> dict[str, Any]:
+def _membership(inventory: Inventory, one: Component) -> dict[str, object]:
     return {"id": one.id, "groupLabels": inventory.groups_of(one.id), "partitionName": ""}
 
 
@@ -381,8 +388,8 @@ def _members(draft: Draft, given: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.id if one else names.clean_id(each) for one, each in zip(found, given, strict=True)))
 
 
-def _show_group(group: Group) -> dict[str, Any]:
-    shown: dict[str, Any] = {"label": group.label, "description": group.description}
+def _show_group(group: Group) -> dict[str, object]:
+    shown: dict[str, object] = {"label": group.label, "description": group.description}
     if group.tags:
         shown["tags"] = list(group.tags)
     if group.exclusive:

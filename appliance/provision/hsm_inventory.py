@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,13 +15,19 @@ from appliance.provision import names
 from appliance.provision.draft import Draft, read_addresses
 from appliance.provision.hsm import ok_response, put
 from appliance.provision.model import Endpoint, Interface, Inventory
+from appliance.provision.payloads import Address, Found, ShownInterface, SmdAddress, SmdEndpoint, SmdInterface
 from appliance.provision.problem import bad_request, conflict, not_found
 from appliance.provision.rules import Finding, address_problem
 from appliance.provision.world import World
 
 ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
 INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
-KEPT = ("Name", "UUID", "UseSSDP", "MACRequired", "RediscoverOnUpdate", "TemplateID", "DiscoveryInfo", "URI")
+OWNER_KEYS: tuple[Literal["ComponentID", "Type"], ...] = ("ComponentID", "Type")
+ADDRESS_KEYS: tuple[Literal["IPAddress", "Network"], ...] = ("IPAddress", "Network")
+"""Queries of interfaces: keys of a payload, and of its addresses."""
+KEPT: tuple[
+    Literal["Name", "UUID", "UseSSDP", "MACRequired", "RediscoverOnUpdate", "TemplateID", "DiscoveryInfo", "URI"], ...
+] = ("Name", "UUID", "UseSSDP", "MACRequired", "RediscoverOnUpdate", "TemplateID", "DiscoveryInfo", "URI")
 """Fields of an endpoint stored unchanged. User and Password are not stored: `sms` has them on the admin host."""
 FILTERS = (("id", "ID"), ("fqdn", "FQDN"), ("type", "Type"), ("uuid", "UUID"), ("ipaddress", "IPAddress"))
 
@@ -50,7 +56,7 @@ def routes(world: World) -> list[Route]:
     ]
 
 
-def show_endpoint(each: Endpoint) -> dict[str, Any]:
+def show_endpoint(each: Endpoint) -> dict[str, object]:
     """Return an endpoint in SMD's form."""
     host, _, domain = each.fqdn.partition(".")
     if names.clean_address(each.fqdn):
@@ -96,7 +102,7 @@ class Endpoints:
             keys = [self._add(draft, given, force=False) for given in entries]
         return JSONResponse([{"URI": f"{ENDPOINTS}/{key}"} for key in keys if key], 201)
 
-    def _add(self, draft: Draft, given: dict[str, Any], *, force: bool, key: str = "") -> str:
+    def _add(self, draft: Draft, given: SmdEndpoint, *, force: bool, key: str = "") -> str:
         endpoint = read_endpoint(given, key, draft.findings)
         if endpoint is None:
             return ""
@@ -119,7 +125,8 @@ class Endpoints:
     def patch(self, request: Request) -> Response:
         with self.world.edit() as draft:
             old = self._find(draft.endpoints, request)
-            new = read_endpoint({**show_endpoint(old), **request.state.body}, old.id, draft.findings)
+            whole = cast("SmdEndpoint", {**show_endpoint(old), **request.state.body})
+            new = read_endpoint(whole, old.id, draft.findings)
             if new is not None:
                 draft.put_endpoint(replace(new, id=old.id, type=old.type))
         return JSONResponse(show_endpoint(new or old))
@@ -145,7 +152,7 @@ class Endpoints:
         return found
 
 
-def read_endpoint(given: dict[str, Any], key: str, findings: list[Finding]) -> Endpoint | None:
+def read_endpoint(given: SmdEndpoint, key: str, findings: list[Finding]) -> Endpoint | None:
     """Read an endpoint from SMD's payload; its ID defaults to the first label of its FQDN."""
     fqdn = given.get("FQDN") or ".".join(filter(None, (given.get("Hostname"), given.get("Domain"))))
     xname = names.clean_xname(given.get("ID") or key or fqdn.partition(".")[0])
@@ -169,7 +176,7 @@ def read_endpoint(given: dict[str, Any], key: str, findings: list[Finding]) -> E
     )
 
 
-def import_discovered(world: World, draft: Draft, key: str, given: dict[str, Any]) -> None:
+def import_discovered(world: World, draft: Draft, key: str, given: SmdEndpoint) -> None:
     """Import what magellan discovered at a controller: a component with interfaces, and a node for each system."""
     for manager in given.get("Managers") or ():
         put(draft, key, {"ID": key, "State": "On"}, force=False)
@@ -188,13 +195,15 @@ def import_discovered(world: World, draft: Draft, key: str, given: dict[str, Any
         _import_interfaces(world, draft, node, system)
 
 
-def _import_interfaces(world: World, draft: Draft, component: str, found: dict[str, Any]) -> None:
+def _import_interfaces(world: World, draft: Draft, component: str, found: Found) -> None:
     for each in found.get("ethernet_interfaces") or ():
         mac = each.get("mac") or ""
         if not names.clean_mac(mac):
             # Some controllers report interfaces without one; SMD ignores them too.
             continue
-        given = [{"IPAddress": each["ip"]}] if names.clean_address(each.get("ip") or "") else None
+        given: list[SmdAddress] | None = (
+            [{"IPAddress": each["ip"]}] if names.clean_address(each.get("ip") or "") else None
+        )
         there = draft.interfaces.get(names.clean_mac(mac))
         base = there if there and there.component in ("", component) else Interface(names.clean_mac(mac))
         set_addresses(
@@ -202,13 +211,15 @@ def _import_interfaces(world: World, draft: Draft, component: str, found: dict[s
         )
 
 
-def set_addresses(world: World, draft: Draft, new: Interface, given: Iterable[dict[str, Any]] | None) -> None:
+def set_addresses(world: World, draft: Draft, new: Interface, given: Iterable[SmdAddress] | None) -> None:
     """Set an interface and its addresses. The first address in the provisioning network becomes the boot address."""
     node = draft.components.get(new.component)
     if given is None:
         draft.put_interface(new)
         return
-    rows = [{"address": each["IPAddress"], "network": each.get("Network") or ""} for each in given if each["IPAddress"]]
+    rows: list[Address] = [
+        {"address": each["IPAddress"], "network": each.get("Network") or ""} for each in given if each["IPAddress"]
+    ]
     addresses = read_addresses(rows, new.mac, draft.findings)
     if node is None or node.type != "Node":
         draft.put_interface(replace(new, addresses=addresses))
@@ -226,16 +237,16 @@ def set_addresses(world: World, draft: Draft, new: Interface, given: Iterable[di
     draft.put_interface(replace(new, addresses=tuple(pair for pair in addresses if pair[0] != boots)))
 
 
-def addresses_of(inventory: Inventory, each: Interface) -> list[dict[str, str]]:
+def addresses_of(inventory: Inventory, each: Interface) -> list[SmdAddress]:
     """Return an interface's addresses in SMD's form; the node's boot address belongs to its first interface."""
     node = inventory.components.get(each.component)
-    rows = [{"IPAddress": address, "Network": network} for address, network in each.addresses]
+    rows: list[SmdAddress] = [{"IPAddress": address, "Network": network} for address, network in each.addresses]
     if node and node.address and inventory.interfaces_of(node.id)[0].mac == each.mac:
         rows.insert(0, {"IPAddress": node.address, "Network": ""})
     return rows
 
 
-def show_interface(inventory: Inventory, each: Interface) -> dict[str, Any]:
+def show_interface(inventory: Inventory, each: Interface) -> ShownInterface:
     owner = inventory.components.get(each.component)
     return {
         "ID": names.mac_id(each.mac),
@@ -259,13 +270,13 @@ class Interfaces:
         rows = [show_interface(inventory, each) for _, each in sorted(inventory.interfaces.items())]
         if given := query.getlist("MACAddress"):
             rows = [row for row in rows if row["MACAddress"] in {names.clean_mac(each) for each in given}]
-        for key in ("ComponentID", "Type"):
-            if given := query.getlist(key):
+        for owner_key in OWNER_KEYS:
+            if given := query.getlist(owner_key):
                 wanted = {names.clean_id(each).lower() for each in given}
-                rows = [row for row in rows if row[key].lower() in wanted]
-        for key in ("IPAddress", "Network"):
-            if given := query.getlist(key):
-                rows = [row for row in rows if any(each[key] in given for each in row["IPAddresses"])]
+                rows = [row for row in rows if row[owner_key].lower() in wanted]
+        for address_key in ADDRESS_KEYS:
+            if given := query.getlist(address_key):
+                rows = [row for row in rows if any(each[address_key] in given for each in row["IPAddresses"])]
         for key, later in (("NewerThan", True), ("OlderThan", False)):
             if text := query.get(key):
                 limit = _parse_time(text)
@@ -353,7 +364,7 @@ class Interfaces:
             set_addresses(self.world, draft, old, [each for each in rows if each is not row])
         return ok_response("deleted 1 entry")
 
-    def _row(self, draft: Draft, request: Request) -> tuple[Interface, list[dict[str, str]], dict[str, str]]:
+    def _row(self, draft: Draft, request: Request) -> tuple[Interface, list[SmdAddress], SmdAddress]:
         old = self._find(draft.interfaces, request)
         rows = addresses_of(draft.inventory(), old)
         address = names.clean_address(request.path_params["address"])
@@ -369,7 +380,7 @@ class Interfaces:
         assert isinstance(found, Interface)
         return found
 
-    def _owner(self, draft: Draft, body: dict[str, Any]) -> str:
+    def _owner(self, draft: Draft, body: SmdInterface) -> str:
         """Return the component ID of a payload: an existing component, or an xname."""
         given = body.get("ComponentID") or ""
         node = draft.find_node(given) if given else None

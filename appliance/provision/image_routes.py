@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from appliance.provision.images import KEEP, Image, Images, Receiver, free_space
+from appliance.provision.payloads import NodeImage
 from appliance.provision.problem import bad_request
 from appliance.provision.world import World
 
@@ -71,8 +70,7 @@ class Views:
 
     def finish(self, request: Request) -> Response:
         profile, digest = _named(request)
-        body: dict[str, Any] = request.state.body or {}
-        keep = body.get("keep", KEEP)
+        keep = (request.state.body or {}).get("keep", KEEP)
         removed = self.images.finish(profile, digest, keep=keep, used=self._used())
         self.world.touch()
         return JSONResponse({"current": digest, "removed": removed})
@@ -110,7 +108,7 @@ def _named(request: Request) -> tuple[str, str]:
     return request.path_params["profile"], request.path_params["digest"]
 
 
-def _row(image: Image, current: bool, previous: bool) -> dict[str, Any]:
+def _row(image: Image, current: bool, previous: bool) -> NodeImage:
     return {
         "profile": image.profile,
         "digest": image.digest,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Component:
     klass: str = "River"
     bmc: str = ""
     profile: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Endpoint:
     address: str = ""
     mac: str = ""
     enabled: bool = True
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Boot:
     kernel: str = ""
     initrd: str = ""
     params: str = ""
-    cloud_init: dict[str, Any] = field(default_factory=dict)
+    cloud_init: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

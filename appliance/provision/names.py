@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Any
+
+from appliance.provision import payloads
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 DHCP_WORD = re.compile(r"(?i:ignore|infinite|[0-9]+[smhdw]?)")
@@ -49,7 +50,7 @@ TYPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 """Component types by the form of the xname."""
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: payloads.Node = {
     "xname": None,
     "nid": None,
     "role": "Compute",

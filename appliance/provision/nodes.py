@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from appliance.provision import names
+from appliance.provision import names, payloads
 from appliance.provision.draft import Draft, read_interface
 from appliance.provision.model import Boot, Component, Endpoint, Group, Interface, Inventory
 from appliance.provision.rules import Finding
 
-TEXTS = ("role", "subrole", "state", "arch", "bmc", "profile")
 
-
-def show_node(inventory: Inventory, node: Component) -> dict[str, Any]:
+def show_node(inventory: Inventory, node: Component) -> payloads.Node:
     """Return a node; ``macs`` lists only the MAC addresses, ``interfaces`` has all their fields."""
     interfaces = inventory.interfaces_of(node.id)
     return {
-        "name": node.name,
+        "name": node.name,  # type: ignore[typeddict-item]  # only other components have none
         "xname": node.xname,
         "nid": node.nid,
         "role": node.role,
@@ -36,23 +33,25 @@ def show_node(inventory: Inventory, node: Component) -> dict[str, Any]:
     }
 
 
-def show_interface(each: Interface) -> dict[str, Any]:
-    addresses = [{"address": address, "network": network} for address, network in each.addresses]
+def show_interface(each: Interface) -> payloads.Interface:
+    addresses: list[str | payloads.Address] = [
+        {"address": address, "network": network} for address, network in each.addresses
+    ]
     return {"mac": each.mac, "description": each.description, "addresses": addresses}
 
 
-def put_node(draft: Draft, name: str, given: dict[str, Any]) -> None:
+def put_node(draft: Draft, name: str, given: payloads.Node) -> None:
     """Create or replace a node; fields not given get their defaults."""
     there = draft.find_node(name)
     _write(draft, name, {**names.DEFAULTS, **given}, there)
 
 
-def patch_node(draft: Draft, node: Component, given: dict[str, Any]) -> None:
+def patch_node(draft: Draft, node: Component, given: payloads.Node) -> None:
     """Change the given fields of a node."""
     _patch(draft, node, given, draft.inventory())
 
 
-def _patch(draft: Draft, node: Component, given: dict[str, Any], before: Inventory) -> None:
+def _patch(draft: Draft, node: Component, given: payloads.Node, before: Inventory) -> None:
     """Change the given fields of a node; the others are those of ``before``."""
     shown = show_node(before, node)
     if "macs" not in given:
@@ -63,26 +62,23 @@ def _patch(draft: Draft, node: Component, given: dict[str, Any], before: Invento
     _write(draft, shown["name"], {**shown, **given}, node)
 
 
-def _described(macs: list[Any], inventory: Inventory) -> list[Any]:
+def _described(macs: Sequence[str | payloads.Interface], inventory: Inventory) -> list[str | payloads.Interface]:
     """Return MAC addresses with the fields of existing interfaces."""
-    found = []
+    found: list[str | payloads.Interface] = []
     for mac in macs:
         known = inventory.interfaces.get(names.clean_mac(mac)) if isinstance(mac, str) else None
         found.append(show_interface(known) if known else mac)
     return found
 
 
-def _write(draft: Draft, name: str, given: dict[str, Any], there: Component | None) -> None:
+def _write(draft: Draft, name: str, given: payloads.Node, there: Component | None) -> None:
     new_name = given.get("name") or (there.name if there else None) or name
     xname = given["xname"] and names.clean_xname(given["xname"])
     address = given["address"] and (names.clean_address(given["address"]) or given["address"])
     state, arch = names.pick(given["state"], names.STATES), names.pick(given["arch"], names.ARCHES)
-    for field, value in (("state", state), ("architecture", arch)):
+    for field, value, text in (("state", state, given["state"]), ("architecture", arch, given["arch"])):
         if value is None:
-            draft.findings.append(
-                Finding(f"{new_name}: {given['state' if field == 'state' else 'arch']!r} is not a valid {field}")
-            )
-    changed = {each: given[each] for each in TEXTS} | {"state": state or "Unknown", "arch": arch or "X86"}
+            draft.findings.append(Finding(f"{new_name}: {text!r} is not a valid {field}"))
     base = there or Component("")
     node = replace(
         base,
@@ -91,15 +87,21 @@ def _write(draft: Draft, name: str, given: dict[str, Any], there: Component | No
         xname=xname or None,
         nid=given["nid"],
         address=address or None,
+        role=given["role"],
+        subrole=given["subrole"],
+        state=state or "Unknown",
+        arch=arch or "X86",
+        bmc=given["bmc"],
+        profile=given["profile"],
         enabled=given["enabled"],
         details=given.get("details", base.details),
-        **changed,
     )
     if there is None and node.id in draft.components:
         draft.findings.append(Finding(f"{new_name}: {node.id} exists already", taken=True))
         return
     draft.put_component(node, before=there.id if there else None)
-    listed = given["interfaces"] if given.get("interfaces") is not None else given["macs"]
+    interfaces = given.get("interfaces")
+    listed: Sequence[str | payloads.Interface] = interfaces if interfaces is not None else given["macs"]
     found = [read_interface(each, new_name, draft.findings) for each in listed]
     draft.put_interfaces(node.id, [_without_own(each, node.address) for each in found if each])
     draft.put_members(node.id, given["groups"])
@@ -109,7 +111,7 @@ def _without_own(each: Interface, address: str | None) -> Interface:
     return replace(each, addresses=tuple(pair for pair in each.addresses if pair[0] != address))
 
 
-def export(inventory: Inventory) -> dict[str, Any]:
+def export(inventory: Inventory) -> payloads.Inventory:
     """Return the whole inventory in the form that ``import_document`` reads."""
     others = [each for each in inventory.components.values() if each.type != "Node"]
     owned = {each.id for each in inventory.components.values() if each.type == "Node"}
@@ -135,12 +137,12 @@ def export(inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def show_other(each: Component) -> dict[str, Any]:
+def show_other(each: Component) -> payloads.OtherComponent:
     """Return a component that is not a node."""
     return {"id": each.id, "state": each.state, "flag": each.flag, "enabled": each.enabled, "class": each.klass}
 
 
-def show_endpoint(each: Endpoint) -> dict[str, Any]:
+def show_endpoint(each: Endpoint) -> payloads.Endpoint:
     return {
         "id": each.id,
         "fqdn": each.fqdn,
@@ -151,7 +153,7 @@ def show_endpoint(each: Endpoint) -> dict[str, Any]:
     }
 
 
-def show_boot(each: Boot) -> dict[str, Any]:
+def show_boot(each: Boot) -> payloads.Boot:
     return {
         "scope": each.scope,
         "key": each.key,
@@ -162,7 +164,7 @@ def show_boot(each: Boot) -> dict[str, Any]:
     }
 
 
-def import_document(draft: Draft, document: dict[str, Any], *, replace_all: bool = False) -> int:
+def import_document(draft: Draft, document: payloads.Inventory, *, replace_all: bool = False) -> int:
     """Import an exported document into a draft; return the number of its nodes.
 
     Existing entries keep the fields that the document does not contain. With ``replace_all`` entries and fields that
@@ -171,27 +173,28 @@ def import_document(draft: Draft, document: dict[str, Any], *, replace_all: bool
     given = document.get("nodes") or []
     if replace_all:
         _clear_unlisted(draft, {each["name"].lower() for each in given})
-    for each in _report_duplicates(draft, given, "name"):
+    _report_duplicates(draft, given)
+    for each in given:
         there = draft.find_node(each["name"])
         # Two nodes of one document may swap MAC addresses.
         if there:
             draft.put_interfaces(there.id, [])
-    for each in document.get("components") or ():
-        _import_other(draft, each)
+    for other in document.get("components") or ():
+        _import_other(draft, other)
     for each in given:
         there = draft.find_node(each["name"])
         if there and there.id in draft.old.components and not replace_all:
             _patch(draft, there, each, draft.old)
         else:
             put_node(draft, each["name"], each)
-    for each in document.get("groups") or ():
-        _import_group(draft, each)
-    for each in document.get("interfaces") or ():
-        _import_interface(draft, each)
-    for each in document.get("endpoints") or ():
-        _import_endpoint(draft, each)
-    for each in document.get("boot") or ():
-        _import_boot(draft, each)
+    for group in document.get("groups") or ():
+        _import_group(draft, group)
+    for interface in document.get("interfaces") or ():
+        _import_interface(draft, interface)
+    for endpoint in document.get("endpoints") or ():
+        _import_endpoint(draft, endpoint)
+    for boot in document.get("boot") or ():
+        _import_boot(draft, boot)
     return len(given)
 
 
@@ -203,17 +206,16 @@ def _clear_unlisted(draft: Draft, kept: set[str]) -> None:
     draft.groups, draft.endpoints, draft.boot = {}, {}, {}
 
 
-def _report_duplicates(draft: Draft, given: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return the entries; add a finding for each duplicate."""
-    entries, seen = list(given), set()
-    for each in entries:
-        if (low := each[key].lower()) in seen:
-            draft.findings.append(Finding(f"{each[key][:70]} is listed twice"))
+def _report_duplicates(draft: Draft, given: Sequence[payloads.Node]) -> None:
+    """Add a finding for each duplicate."""
+    seen = set()
+    for each in given:
+        if (low := each["name"].lower()) in seen:
+            draft.findings.append(Finding(f"{each['name'][:70]} is listed twice"))
         seen.add(low)
-    return entries
 
 
-def _import_other(draft: Draft, each: dict[str, Any]) -> None:
+def _import_other(draft: Draft, each: payloads.OtherComponent) -> None:
     key = names.clean_xname(each["id"])
     kind = names.type_of(key)
     if not kind or kind == "Node":
@@ -224,7 +226,7 @@ def _import_other(draft: Draft, each: dict[str, Any]) -> None:
     draft.put_component(replace(there, state=state, enabled=each.get("enabled", there.enabled)))
 
 
-def _import_group(draft: Draft, each: dict[str, Any]) -> None:
+def _import_group(draft: Draft, each: payloads.Group) -> None:
     label = each["label"]
     there = draft.groups.get(label) or Group(label)
     members = list(there.members)
@@ -242,7 +244,7 @@ def _import_group(draft: Draft, each: dict[str, Any]) -> None:
     )
 
 
-def _import_interface(draft: Draft, each: dict[str, Any]) -> None:
+def _import_interface(draft: Draft, each: payloads.Interface) -> None:
     found = read_interface(each, each["mac"], draft.findings)
     if found is None:
         return
@@ -259,19 +261,32 @@ def _import_interface(draft: Draft, each: dict[str, Any]) -> None:
     )
 
 
-def _import_boot(draft: Draft, each: dict[str, Any]) -> None:
+def _import_boot(draft: Draft, each: payloads.Boot) -> None:
     there = draft.boot.get((each["scope"], each["key"])) or Boot(each["scope"], each["key"])
-    texts = {name: each.get(name, getattr(there, name)) for name in ("kernel", "initrd", "params")}
-    cloud = (each["cloud-init"] or {}) if "cloud-init" in each else there.cloud_init
-    draft.put_boot(replace(there, **texts, cloud_init=cloud))
+    draft.put_boot(
+        replace(
+            there,
+            kernel=each.get("kernel", there.kernel),
+            initrd=each.get("initrd", there.initrd),
+            params=each.get("params", there.params),
+            cloud_init=(each["cloud-init"] or {}) if "cloud-init" in each else there.cloud_init,
+        )
+    )
 
 
-def _import_endpoint(draft: Draft, each: dict[str, Any]) -> None:
+def _import_endpoint(draft: Draft, each: payloads.Endpoint) -> None:
     key = names.clean_xname(each["id"])
     if not names.type_of(key):
         draft.findings.append(Finding(f"endpoint {each['id'][:70]!r} is not an xname"))
         return
     there = draft.endpoints.get(key) or Endpoint(key, type=names.type_of(key))
-    named = {name: each[name] for name in ("fqdn", "address", "mac", "enabled") if name in each}
-    details = (each["details"] or {}) if "details" in each else there.details
-    draft.put_endpoint(replace(there, **named, details=details))
+    draft.put_endpoint(
+        replace(
+            there,
+            fqdn=each.get("fqdn", there.fqdn),
+            address=each.get("address", there.address),
+            mac=each.get("mac", there.mac),
+            enabled=each.get("enabled", there.enabled),
+            details=(each["details"] or {}) if "details" in each else there.details,
+        )
+    )

@@ -6,10 +6,10 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 from appliance.provision import names
 from appliance.provision.model import Component, Inventory
+from appliance.provision.payloads import UnknownMachine
 
 ARP = Path("/proc/net/arp")
 """The kernel's ARP table: it contains every peer that just opened a connection."""
@@ -45,13 +45,14 @@ class UnknownMachines:
     """MAC addresses that requested a boot script and belong to no node; the oldest are dropped."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._seen: OrderedDict[str, UnknownMachine] = OrderedDict()
         self._lock = threading.Lock()
 
     def note(self, mac: str, address: str) -> None:
         with self._lock:
-            count = self._seen.pop(mac, {"count": 0})["count"]
-            self._seen[mac] = {"mac": mac, "address": address, "count": count + 1, "last": time.time()}
+            before = self._seen.pop(mac, None)
+            count = before["count"] + 1 if before else 1
+            self._seen[mac] = {"mac": mac, "address": address, "count": count, "last": time.time()}
             while len(self._seen) > MAX_UNKNOWN:
                 self._seen.popitem(last=False)
 
@@ -61,7 +62,7 @@ class UnknownMachines:
             for mac in [mac for mac in self._seen if mac in inventory.interfaces]:
                 del self._seen[mac]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[UnknownMachine]:
         """Return the entries, latest first."""
         with self._lock:
             return list(reversed(self._seen.values()))

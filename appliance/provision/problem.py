@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
 from starlette.responses import JSONResponse, Response
+
+from appliance.provision.payloads import Problem
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -40,7 +41,7 @@ def conflict(detail: str, *, hint: str = "") -> HttpProblem:
 
 def answer(problem: HttpProblem) -> Response:
     """Return the response of a problem."""
-    body: dict[str, Any] = {
+    body: Problem = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status).phrase,
         "status": problem.status,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from typing import Any
 
 import sqlalchemy
 import starlette
@@ -16,6 +15,7 @@ from starlette.routing import Route
 
 from appliance.provision import nodes
 from appliance.provision.model import Component, Inventory
+from appliance.provision.payloads import Node
 from appliance.provision.problem import bad_request, not_found
 from appliance.provision.world import World
 
@@ -81,7 +81,7 @@ class Views:
             draft.remove_component(_node(draft.inventory(), request.path_params["name"]).id)
         return Response(status_code=204)
 
-    def _current(self, name: str) -> dict[str, Any]:
+    def _current(self, name: str) -> Node:
         inventory = self.world.inventory()
         return nodes.show_node(inventory, _node(inventory, name))
 

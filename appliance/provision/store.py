@@ -72,11 +72,15 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
         if not sqlite:
             # The default driver of postgresql:// differs between SQLAlchemy releases.
             parsed = parsed.set(drivername="postgresql+psycopg2")
-        arguments: dict[str, Any] = (
-            {"timeout": busy_s, "check_same_thread": False} if sqlite else {"connect_timeout": 10}
+        engine = sa.create_engine(
+            parsed,
+            connect_args={"timeout": busy_s, "check_same_thread": False} if sqlite else {"connect_timeout": 10},
+            pool_pre_ping=not sqlite,
+            poolclass=QueuePool,
+            pool_size=POOL,
+            max_overflow=40,
+            future=True,
         )
-        options: dict[str, Any] = {"poolclass": QueuePool, "pool_size": POOL, "max_overflow": 40, "future": True}
-        engine = sa.create_engine(parsed, connect_args=arguments, pool_pre_ping=not sqlite, **options)
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as error:
         raise SmsError(f"invalid database URL: {error}", hint="sqlite:////PATH or postgresql://...") from error
     if sqlite:

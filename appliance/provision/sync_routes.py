@@ -19,6 +19,7 @@ from starlette.routing import Route
 from appliance.provision.access import identify, require_role
 from appliance.provision.blobs import Blobs
 from appliance.provision.files import LARGEST_B, Files
+from appliance.provision.payloads import Rollback
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
 from appliance.provision.world import World
 
@@ -61,7 +62,7 @@ class PushNotifier:
 def routes(world: World) -> list[Route]:
     files = Files(world.store, world.config, Blobs(world.config.state / "files"))
     notifier = PushNotifier(files.last_push())
-    world.parts["files"], world.parts["notifier"] = files, notifier
+    world.on_stop.append(notifier.close)
     return [*_client_routes(files, notifier), *_admin_routes(files, notifier)]
 
 
@@ -76,8 +77,8 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
             generation = files.generation(connection)
         files.record_poll(client)
         body = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
-        interval = (files.config.raw or {}).get("interval_s")
-        return JSONResponse({**body, "interval_s": interval} if isinstance(interval, int) else body)
+        interval = files.config.interval_s
+        return JSONResponse({**body, "interval_s": interval} if interval is not None else body)
 
     def content(request: Request) -> Response:
         caller = _require_client(request)
@@ -136,7 +137,7 @@ def _admin_routes(files: Files, notifier: PushNotifier) -> list[Route]:
         return Response(status_code=204)
 
     def roll_back(request: Request) -> Response:
-        body: dict[str, Any] = request.state.body
+        body: Rollback = request.state.body
         return JSONResponse(files.roll_back(body["path"], body.get("version")))
 
     def download(request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -57,11 +57,11 @@ def load(connection: Connection) -> Inventory:
     )
 
 
-def _rows(connection: Connection, table: Any) -> list[dict[str, Any]]:
+def _rows(connection: Connection, table: Any) -> list[Mapping[str, Any]]:
     return [dict(row) for row in connection.execute(sa.select(table)).mappings()]
 
 
-def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
+def _without(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return {name: value for name, value in row.items() if name != key}
 
 
@@ -107,6 +107,6 @@ def _delete(
         connection.execute(sa.delete(table).where(where), rows)
 
 
-def _insert(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
+def _insert(connection: Connection, table: Any, rows: Sequence[Mapping[str, object]]) -> None:
     if rows:
         connection.execute(sa.insert(table), rows)

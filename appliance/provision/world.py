@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from appliance.provision import tables
 from appliance.provision.config import Config
@@ -52,8 +52,8 @@ class World:
         self.store = store
         self.contract = contract
         self.unknown_machines = UnknownMachines()
-        self.parts: dict[str, Any] = {}
-        """Objects that modules share, by name."""
+        self.on_stop: list[Callable[[], None]] = []
+        """Called when the service stops, in the server's event loop."""
         self.generation = 0
         """Incremented with each change of the inventory or the images; invalidates caches."""
         self.watchers: list[Callable[[], None]] = []

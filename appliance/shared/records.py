@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
@@ -40,7 +42,7 @@ def from_value(kind: type[Record], value: Any, where: str = "") -> Record:
     """
     if not isinstance(value, dict):
         raise RecordError(f"{where or 'it'} is not an object")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         place = f"{where}.{field.name}" if where else field.name
@@ -49,6 +51,11 @@ def from_value(kind: type[Record], value: Any, where: str = "") -> Record:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RecordError(f"{place} is missing")
     return kind(**found)
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:

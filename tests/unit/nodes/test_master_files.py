@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from threading import Thread
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from appliance.cli.nodes.files_list import rows
 from appliance.config.read import read_site_text
@@ -65,6 +67,30 @@ def seen(files: Files, client: Client = NODE) -> dict[str, str]:
         view = files.view(connection, client)
         found = {entry["path"]: files.content(connection, client, entry["sha256"]).decode() for entry in view.entries}
         return {**found, **dict.fromkeys(view.held, "held")}
+
+
+def test_versions_of_version_519381b(files: Files) -> None:
+    """As that version stored them."""
+    digest = hashlib.sha256(b"x").hexdigest()
+    details = (
+        '{"mode": "0600", "owner": "munge", "group": "munge", "template": false, "nodes": ["node1"], "groups": [], '
+        '"services": true, "origin": "site"}'
+    )
+    with files.store.write() as connection:
+        row = {"path": "/etc/motd", "version": 3, "sha256": digest, "size": 1, "details": details, "made": 5.5}
+        names = ", ".join(row)
+        values = ", ".join(f":{name}" for name in row)
+        connection.execute(sa.text(f"INSERT INTO master_versions ({names}) VALUES ({values})"), row)
+        connection.execute(sa.text("INSERT INTO masters (path, version) VALUES ('/etc/motd', 3)"))
+        connection.execute(sa.text("UPDATE counters SET value = value + 1 WHERE name = 'files'"))
+    shown = {"path": "/etc/motd", "version": 3, "sha256": digest, "size": 1, "made": 5.5, **json.loads(details)}
+    assert files.show("/etc/motd") == {"path": "/etc/motd", "current": 3, "versions": [shown]}
+    spec = {key: shown[key] for key in ("mode", "owner", "group", "nodes", "services", "origin")}
+    put(files, "/etc/motd", b"x", **spec)
+    put(files, "/etc/motd", b"y", **spec)
+    with files.store.read() as connection:
+        stored = connection.execute(sa.text("SELECT details FROM master_versions")).scalars().all()
+    assert stored == [details, details]
 
 
 def test_versions_are_kept_and_rolled_back(files: Files) -> None:

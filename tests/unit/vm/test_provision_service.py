@@ -22,14 +22,14 @@ from appliance.provision.__main__ import main
 from appliance.provision.config import parse_config
 from appliance.provision.store import Store
 from tests.places import ROOT
-from tests.provd import Provd, make_config
+from tests.provd import Provd, make_document
 
 SYSTEM = "/usr/bin/python3"
 
 
 def write_config(folder: Path, **more: Any) -> Path:
     path = folder / "provision.json"
-    path.write_text(json.dumps({**(make_config(folder).raw or {}), **more}))
+    path.write_text(json.dumps(make_document(folder, **more)))
     return path
 
 
