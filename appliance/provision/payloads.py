@@ -318,13 +318,18 @@ class ClientState(TypedDict):
 
 
 class FileReports(TypedDict):
-    """Reports of all clients. ``began``: start of the service, ``heard``: last report before that; Unix time."""
+    """Reports of all clients. ``began``: start of the service, ``heard``: last report before that; Unix time.
+
+    ``waiting``: requests that wait for a push; ``now``: the VM's clock.
+    """
 
     push: int
     began: NotRequired[float]
     heard: NotRequired[float | None]
     clients: list[ClientState]
     unknown: list[str]
+    waiting: NotRequired[int]
+    now: NotRequired[float]
 
 
 class UnknownMachine(TypedDict):

@@ -64,6 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"name": made.name, **made.change})
     else:
-        words = ", ".join(filter(None, (made.change.get("address"), *made.change["macs"])))
+        words = ", ".join(filter(None, (made.change.get("address"), *map(str, made.change["macs"]))))
         out.print(f"added {made.name}: {words}", markup=False)
     return 0

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import verb
 from appliance.cli.nodes.files_common import add_later, add_wait, audience, finish, open_vm
+
+if TYPE_CHECKING:
+    from appliance.operations.nodes.files import MasterOptions
 
 EXAMPLES = """\
   sms files add /etc/motd motd                                  for all nodes
@@ -62,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     cluster, api, shown = open_vm(arguments)
     before = find_master(api, arguments.path)
     master = make_master(arguments.path, data, options, before)
-    if "nodes" in options and not arguments.force:  # unchanged lists may contain nodes that were removed since
+    if options.nodes is not None and not arguments.force:  # unchanged lists may contain nodes that were removed since
         need_known(cluster, api, master)
     done = put_master(api, master)
     words = f"version {done['version']}" if done["changed"] else f"unchanged, version {done['version']}"
@@ -73,19 +77,19 @@ def run(arguments: argparse.Namespace) -> int:
     return finish(arguments, cluster, api, shown) if done["changed"] else 0
 
 
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options; None where an option is not given."""
+def _options(arguments: argparse.Namespace) -> MasterOptions:
     from appliance.config.hostlist import HostListError, expand
     from appliance.errors import ConfigError
+    from appliance.operations.nodes.files import MasterOptions
 
-    options: dict[str, Any] = {"template": arguments.template, "services": arguments.services}
+    options = MasterOptions(template=arguments.template, services=arguments.services)
     if arguments.mode is not None:
         if not re.fullmatch(r"0?[0-7]{3}", arguments.mode):
             raise ConfigError(f"--mode: invalid mode {arguments.mode!r}", hint="write it as 0644")
-        options["mode"] = f"0{arguments.mode[-3:]}"
+        options = replace(options, mode=f"0{arguments.mode[-3:]}")
     if arguments.owner is not None:
         owner, _, group = arguments.owner.partition(":")
-        options |= {"owner": owner, "group": group or owner}
+        options = replace(options, owner=owner, group=group or owner)
     if arguments.all_nodes and (arguments.node or arguments.group):
         raise ConfigError("--all-nodes excludes --node and --group")
     if arguments.all_nodes or arguments.node or arguments.group:
@@ -93,5 +97,5 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
             nodes = [name for words in arguments.node or () for name in expand(words)]
         except HostListError as error:
             raise ConfigError(f"--node {error}", hint="write node[001-450]") from None
-        options |= {"nodes": nodes, "groups": arguments.group or []}
+        options = replace(options, nodes=nodes, groups=arguments.group or [])
     return options

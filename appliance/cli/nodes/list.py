@@ -10,7 +10,7 @@ from appliance.cli.common import add_json, open_site, verb
 from appliance.cli.nodes.common import add_nodes, show_table
 
 if TYPE_CHECKING:
-    from appliance.operations.nodes.inventory import Node
+    from appliance.provision.payloads import Node, UnknownMachine
 
 EXAMPLES = """\
   sms node list                    all nodes
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show_unknown(machines: Sequence[Node], *, json: bool) -> int:
+def _show_unknown(machines: Sequence[UnknownMachine], *, json: bool) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.services.status import when
 

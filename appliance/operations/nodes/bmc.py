@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -64,7 +64,7 @@ def find_login(cluster: Cluster) -> Login:
     return Login(user, password, ca)
 
 
-def controller_of(node: dict[str, object], login: Login) -> Controller:
+def controller_of(node: Mapping[str, object], login: Login) -> Controller:
     """Return the controller of a node.
 
     Raises:

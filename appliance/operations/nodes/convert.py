@@ -10,16 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import yaml
 
 from appliance.errors import SmsError
-from appliance.provision import names
+from appliance.provision import names, payloads
 from appliance.text import one_line
 
 LARGEST_NID = 2**31 - 1
 LONGEST = 255
+ListName = Literal["nodes", "groups", "components", "interfaces", "endpoints", "boot"]
+Entry = TypeVar("Entry", payloads.Node, payloads.Group)
 
 
 class Network(Protocol):
@@ -32,7 +34,7 @@ class Network(Protocol):
 class Converted:
     """The document, and notes on what was left out."""
 
-    document: dict[str, Any]
+    document: payloads.Inventory
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,7 +58,7 @@ def from_smd(smd: Smd, *, pattern: str, network: Network, reserved: Mapping[str,
         reserved: addresses that no node may have, with their owners.
     """
     converter = _Converter(smd, pattern, network, reserved)
-    document = {
+    document: payloads.Inventory = {
         "nodes": list(converter.nodes()),
         "components": list(converter.other_components()),
         "interfaces": list(converter.unattached()),
@@ -64,6 +66,16 @@ def from_smd(smd: Smd, *, pattern: str, network: Network, reserved: Mapping[str,
         "groups": list(converter.groups()),
     }
     return Converted(document, converter.notes)
+
+
+@dataclass
+class _Interface:
+    mac: str
+    description: str
+    addresses: list[payloads.Address]
+
+    def as_dict(self) -> payloads.Interface:
+        return {"mac": self.mac, "description": self.description, "addresses": self.addresses}
 
 
 class _Converter:
@@ -96,9 +108,9 @@ class _Converter:
             found[xname] = kind, one
         return found
 
-    def _find_interfaces(self) -> dict[str, list[dict[str, Any]]]:
+    def _find_interfaces(self) -> dict[str, list[_Interface]]:
         """Return interfaces by component, sorted by MAC address."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        found: dict[str, list[_Interface]] = {}
         for one in sorted(self.smd.interfaces, key=lambda each: _text(each, "MACAddress")):
             mac = names.clean_mac(_text(one, "MACAddress")) or names.clean_mac(_text(one, "ID"))
             if not mac or mac in self._macs:
@@ -107,11 +119,11 @@ class _Converter:
                 continue
             self._macs.add(mac)
             owner = names.clean_id(_text(one, "ComponentID"))
-            made = {"mac": mac, "description": _text(one, "Description"), "addresses": list(self._ips(one, mac))}
+            made = _Interface(mac, _text(one, "Description"), list(self._ips(one, mac)))
             found.setdefault(owner, []).append(made)
         return found
 
-    def _ips(self, one: Mapping[str, Any], mac: str) -> Iterator[dict[str, str]]:
+    def _ips(self, one: Mapping[str, Any], mac: str) -> Iterator[payloads.Address]:
         listed = one.get("IPAddresses")
         # SMD's first API version had a single address instead of a list.
         entries = listed if isinstance(listed, list) else [{"IPAddress": one.get("IPAddress")}]
@@ -142,7 +154,7 @@ class _Converter:
                 found[xname] = f"https://{url}"
         return found
 
-    def nodes(self) -> Iterator[dict[str, Any]]:
+    def nodes(self) -> Iterator[payloads.Node]:
         for xname, (kind, one) in self._components.items():
             if kind != "Node":
                 continue
@@ -152,15 +164,15 @@ class _Converter:
                 self.note(f"{xname}: has no interface: it cannot boot until it has a MAC address")
             self._known.add(xname)
             nid = self._nid(xname, one)
-            found = {
+            found: payloads.Node = {
                 "nid": nid,
                 "role": _word(one, "Role"),
                 "subrole": _word(one, "SubRole"),
                 "address": address,
-                "interfaces": interfaces,
+                "interfaces": [each.as_dict() for each in interfaces],
                 "bmc": self._controllers.get(xname, ""),
-                "state": names.pick(_text(one, "State"), names.STATES),
-                "arch": names.pick(_text(one, "Arch"), names.ARCHES),
+                "state": names.pick(_text(one, "State"), names.STATES) or "",
+                "arch": names.pick(_text(one, "Arch"), names.ARCHES) or "",
             }
             yield {
                 "name": self._name(xname, nid),
@@ -169,14 +181,14 @@ class _Converter:
                 "enabled": one.get("Enabled") is not False,
             }
 
-    def _boot_address(self, interfaces: list[dict[str, Any]]) -> str | None:
+    def _boot_address(self, interfaces: list[_Interface]) -> str | None:
         """Return the address in the provisioning network; moves its interface to the front, as that one boots."""
         for number, one in enumerate(interfaces):
-            for entry in one["addresses"]:
+            for entry in one.addresses:
                 if ip_address(entry["address"]) in self.network:
-                    one["addresses"] = [other for other in one["addresses"] if other is not entry]
+                    one.addresses.remove(entry)
                     interfaces.insert(0, interfaces.pop(number))
-                    return str(entry["address"])
+                    return entry["address"]
         return None
 
     def _nid(self, xname: str, one: Mapping[str, Any]) -> int | None:
@@ -195,7 +207,7 @@ class _Converter:
         self._names.add(name)
         return name
 
-    def other_components(self) -> Iterator[dict[str, Any]]:
+    def other_components(self) -> Iterator[payloads.OtherComponent]:
         for xname, (kind, one) in self._components.items():
             if kind == "Node":
                 continue
@@ -203,12 +215,12 @@ class _Converter:
             state = names.pick(_text(one, "State"), names.STATES) or "Unknown"
             yield {"id": xname, "state": state, "enabled": one.get("Enabled") is not False}
 
-    def unattached(self) -> Iterator[dict[str, Any]]:
+    def unattached(self) -> Iterator[payloads.Interface]:
         for owner, interfaces in self._interfaces.items():
             for one in interfaces:
-                yield {**one, "component": owner if owner in self._known else ""}
+                yield {**one.as_dict(), "component": owner if owner in self._known else ""}
 
-    def endpoints(self) -> Iterator[dict[str, Any]]:
+    def endpoints(self) -> Iterator[payloads.Endpoint]:
         """Yield Redfish endpoints without users and passwords."""
         seen: set[str] = set()
         for one in self.smd.endpoints:
@@ -228,7 +240,7 @@ class _Converter:
                 "details": {"uuid": uuid} if uuid else {},
             }
 
-    def groups(self) -> Iterator[dict[str, Any]]:
+    def groups(self) -> Iterator[payloads.Group]:
         seen: set[str] = set()
         for one in self.smd.groups:
             label = _text(one, "label")
@@ -237,17 +249,13 @@ class _Converter:
                 continue
             seen.add(label)
             exclusive = _text(one, "exclusiveGroup")
-            yield {
+            found: payloads.Group = {
                 "label": label,
-                **_non_empty(
-                    {
-                        "description": _text(one, "description"),
-                        "exclusive": exclusive if names.LABEL.fullmatch(exclusive) else "",
-                        "tags": [tag for tag in _texts(one.get("tags")) if names.LABEL.fullmatch(tag)],
-                    }
-                ),
-                "members": list(self._members(label, one)),
+                "description": _text(one, "description"),
+                "exclusive": exclusive if names.LABEL.fullmatch(exclusive) else "",
+                "tags": [tag for tag in _texts(one.get("tags")) if names.LABEL.fullmatch(tag)],
             }
+            yield {**_non_empty(found), "members": list(self._members(label, one))}
 
     def _members(self, label: str, one: Mapping[str, Any]) -> Iterator[str]:
         listed = one.get("members")
@@ -263,9 +271,9 @@ def _text(of: Any, key: str) -> str:
     return one_line(found, LONGEST) if isinstance(found, str) else ""
 
 
-def _non_empty(found: dict[str, Any]) -> dict[str, Any]:
+def _non_empty(found: Entry) -> Entry:
     """Return the non-empty values: a repeated import must not clear values that were set by hand."""
-    return {name: value for name, value in found.items() if value not in (None, "", [])}
+    return cast("Entry", {name: value for name, value in found.items() if value not in (None, "", [])})
 
 
 def _texts(listed: Any) -> Iterable[str]:
@@ -286,7 +294,7 @@ def _host(one: Mapping[str, Any]) -> str:
     return ""
 
 
-LISTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+LISTS: dict[ListName, Callable[[Mapping[str, Any]], Any]] = {
     "nodes": lambda one: one.get("name"),
     "groups": lambda one: one.get("label"),
     "components": lambda one: one.get("id"),
@@ -313,7 +321,7 @@ _SafeLoader.add_implicit_resolver(_NUMBER, re.compile(r"-?(0|[1-9][0-9]{0,18})$"
 _SafeLoader.add_implicit_resolver(_OTHERS[1], re.compile(r"-?[0-9]+\.[0-9]+([eE][-+]?[0-9]+)?$"), list("-0123456789"))
 
 
-def read_document(text: str | bytes) -> dict[str, Any]:
+def read_document(text: str | bytes) -> payloads.Inventory:
     """Parse an export, YAML or JSON.
 
     Raises:
@@ -332,4 +340,4 @@ def read_document(text: str | bytes) -> dict[str, Any]:
     for name, listed in found.items():
         if not isinstance(listed, list) or not all(isinstance(one, dict) and LISTS[name](one) for one in listed):
             raise SmsError(f"{name} is not a list of entries with keys", hint=hint)
-    return found
+    return cast("payloads.Inventory", found)

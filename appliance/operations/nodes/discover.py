@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from ipaddress import AddressValueError, IPv4Address
-from typing import Any
 from urllib.parse import urlsplit
 
 from appliance.errors import ConfigError, Refused, SmsError
@@ -17,7 +16,6 @@ from appliance.operations.context import Cluster
 from appliance.operations.nodes.bmc import Login, find_login, run_parallel
 from appliance.operations.nodes.inventory import (
     Inventory,
-    Node,
     node_network,
     open_inventory,
     read_cache,
@@ -29,6 +27,7 @@ from appliance.plan.nodes.discover import CHANGED, CONFLICT, DIFFERS, NEW, Decis
 from appliance.plan.nodes.nodes import GROUP, XNAME
 from appliance.plan.nodes.scan import check_pattern, find_targets, free_addresses, free_names
 from appliance.progress import Progress
+from appliance.provision.payloads import Endpoint, Node
 from appliance.tools.provision import VmUnreachable
 from appliance.tools.redfish import Denied, NoRedfish, Silent, Untrusted, connect
 from appliance.tools.redfish_read import Bmc, System, read_bmc
@@ -101,7 +100,7 @@ class Report:
         """Return the number of systems by decision."""
         return dict(Counter(one.what for one in self.decisions))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the JSON document."""
         decisions = [{**asdict(one), "power": self.power.get(one.found.bmc, "")} for one in self.decisions]
         return {
@@ -261,9 +260,9 @@ def _systems(report: Report, target: str) -> list[Found]:
     return found
 
 
-def facts(bmc: Bmc, system: System) -> dict[str, Any]:
+def facts(bmc: Bmc, system: System) -> dict[str, object]:
     """Return the hardware facts of a system, without empty ones."""
-    values: Mapping[str, Any] = {
+    values: Mapping[str, object] = {
         "manufacturer": system.manufacturer,
         "model": system.model,
         "serial": system.serial,
@@ -341,10 +340,10 @@ def _try(report: Report, name: str, act: Callable[[], object]) -> None:
         report.failed[name] = error.message
 
 
-def _endpoints(report: Report, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+def _endpoints(report: Report, nodes: Sequence[Node]) -> list[Endpoint]:
     """Return the controllers as SMD's clients expect them: with the xname of their node without its last part."""
     by_target = {_target(str(node.get("bmc") or "")): node for node in nodes if node.get("xname")}
-    found = {}
+    found: dict[str, Endpoint] = {}
     for bmc in report.bmcs.values():
         node = by_target.get(_target(bmc.url))
         if node is None:

@@ -8,7 +8,7 @@ import io
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +28,7 @@ from appliance.plan.nodes.files import (
 )
 from appliance.plan.overlay.seed import seed_files
 from appliance.progress import Progress
+from appliance.provision.payloads import ClientState, FileReports, FileVersion, FileVersions, Rollback, StoredFile
 from appliance.share import share
 from appliance.tools.provision import Api
 
@@ -35,6 +36,19 @@ FILES, BLOBS, SYNC = "/sms/v1/files", "/sms/v1/blobs", "/sms/v1/sync"
 LARGEST_B = 16 << 20
 LARGEST_SHOWN_B = 64 << 10
 POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    """Options for a master file that an administrator adds; None where not given."""
+
+    mode: str | None = None
+    owner: str | None = None
+    group: str | None = None
+    template: bool | None = None
+    nodes: Sequence[str] | None = None
+    groups: Sequence[str] | None = None
+    services: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -48,10 +62,10 @@ class ClientReport:
     missing: tuple[str, ...]
     failed: Mapping[str, str]
     at: float | None
-    has: Mapping[str, Any] = field(default_factory=dict)
+    has: Mapping[str, StoredFile] = field(default_factory=dict)
     held: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "client": self.client,
             "state": self.state,
@@ -90,7 +104,7 @@ class PushResult:
         """Clients that are online and lack a file."""
         return find_lacking(self.reports)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "differences": [one.as_dict() for one in self.differences],
             "clients": [one.as_dict() for one in self.reports],
@@ -113,15 +127,15 @@ def file_url(path: str) -> str:
     return FILES + quote(path)
 
 
-def list_masters(api: Api) -> list[dict[str, Any]]:
+def list_masters(api: Api) -> list[FileVersion]:
     """Return all master files, sorted by path."""
-    found: list[dict[str, Any]] = api.request("GET", FILES)["files"]
+    found: list[FileVersion] = api.request("GET", FILES)["files"]
     return found
 
 
-def show_master(api: Api, path: str) -> dict[str, Any]:
+def show_master(api: Api, path: str) -> FileVersions:
     """Return a master file with its versions."""
-    shown: dict[str, Any] = api.request("GET", file_url(path))
+    shown: FileVersions = api.request("GET", file_url(path))
     return shown
 
 
@@ -131,7 +145,7 @@ def read_content(api: Api, digest: str) -> bytes | None:
     return base64.b64decode(answer["content"]) if answer["there"] else None
 
 
-def find_master(api: Api, path: str) -> dict[str, Any] | None:
+def find_master(api: Api, path: str) -> FileVersion | None:
     """Return the current version of a master file; None if there is none."""
     file_url(path)
     return next((each for each in list_masters(api) if each["path"] == path), None)
@@ -149,12 +163,11 @@ def read_source(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def make_master(path: str, data: bytes, options: Mapping[str, Any], before: Mapping[str, Any] | None) -> Master:
+def make_master(path: str, data: bytes, options: MasterOptions, before: FileVersion | None) -> Master:
     """Return a master file that an administrator adds; a push does not change it, unless the site file names it.
 
     Args:
-        options: mode, owner, group, template, nodes, groups, services; None where not given.
-        before: the current version, which supplies what is not given.
+        before: the current version, which supplies the options that are not given.
 
     Raises:
         ConfigError: it is not an absolute path, or nodes do not accept files there.
@@ -162,11 +175,11 @@ def make_master(path: str, data: bytes, options: Mapping[str, Any], before: Mapp
     file_url(path)
     if place := forbidden_at(path):
         raise ConfigError(f"{path}: nodes accept no files at or below {place}", hint="docs/files.md lists these paths")
-    keys = ("mode", "owner", "group", "template", "nodes", "groups", "services")
-    kept = {key: before[key] for key in keys if before and key in before}
-    whole = {**kept, **{key: value for key, value in options.items() if value is not None}}
-    whole |= {key: tuple(whole[key]) for key in ("nodes", "groups") if key in whole}
-    return Master(path, data, origin="admin", **whole)
+    given = asdict(options)
+    kept = {name: value for name, value in before.items() if name in given} if before else {}
+    whole: Mapping[str, Any] = {**kept, **{name: value for name, value in given.items() if value is not None}}
+    lists = {key: tuple(whole[key]) for key in ("nodes", "groups") if key in whole}
+    return Master(path, data, origin="admin", **{**whole, **lists})
 
 
 def need_known(cluster: Cluster, api: Api, master: Master) -> None:
@@ -181,14 +194,14 @@ def need_known(cluster: Cluster, api: Api, master: Master) -> None:
         )
 
 
-def is_pushed(cluster: Cluster, path: str, there: Mapping[str, Any] | None) -> bool:
+def is_pushed(cluster: Cluster, path: str, there: FileVersion | None) -> bool:
     """Return whether ``sms files push`` uploads this path."""
     if there and there["origin"] == "users":  # `sms user sync` is its source
         return False
     return path in named_paths(cluster.site, cluster.services)
 
 
-def put_master(api: Api, master: Master) -> dict[str, Any]:
+def put_master(api: Api, master: Master) -> FileVersion:
     """Upload a master file as its newest version. Returns the version, with ``changed``.
 
     Raises:
@@ -197,7 +210,7 @@ def put_master(api: Api, master: Master) -> dict[str, Any]:
     if len(master.data) > LARGEST_B:
         raise Refused(f"{master.path}: {len(master.data)} bytes are more than {LARGEST_B >> 20} MiB")
     api.send(f"{BLOBS}/{master.sha256}", io.BytesIO(master.data), len(master.data))
-    done: dict[str, Any] = api.request("PUT", file_url(master.path), master.as_body())
+    done: FileVersion = api.request("PUT", file_url(master.path), master.as_body())
     return done
 
 
@@ -206,10 +219,10 @@ def remove_master(api: Api, path: str) -> None:
     api.request("DELETE", file_url(path))
 
 
-def roll_back(api: Api, path: str, version: int | None) -> dict[str, Any]:
+def roll_back(api: Api, path: str, version: int | None) -> FileVersion:
     """Make an older version the current one, by default the previous one. Returns it."""
-    body = {"path": path} if version is None else {"path": path, "version": version}
-    done: dict[str, Any] = api.request("POST", f"{SYNC}/rollback", body)
+    body: Rollback = {"path": path} if version is None else {"path": path, "version": version}
+    done: FileVersion = api.request("POST", f"{SYNC}/rollback", body)
     return done
 
 
@@ -285,12 +298,12 @@ def notify_clients(cluster: Cluster, api: Api, progress: Progress, wait_s: float
 
 def read_reports(cluster: Cluster, api: Api, *, push: int = 0) -> tuple[ClientReport, ...]:
     """Return the report of every client, the container first. Reports from before this push do not count."""
-    answer = api.request("GET", f"{SYNC}/reports")
+    answer: FileReports = api.request("GET", f"{SYNC}/reports")
     old = offline_before(answer, 3 * cluster.site.filesync.interval_s + 60)
     return tuple(_client_report(each, push, answer["push"], old) for each in answer["clients"])
 
 
-def offline_before(answer: Mapping[str, Any], old_s: float) -> float:
+def offline_before(answer: FileReports, old_s: float) -> float:
     """Return the time of last contact before which a client counts as offline, as Unix time.
 
     Clients cannot contact a VM that is off. For ``old_s`` seconds after its start, those count as online whose last
@@ -312,7 +325,7 @@ def need_known_path(api: Api, path: str, reports: Sequence[ClientReport]) -> Non
         raise Refused(f"there is no master file {path}", hint="sms files list")
 
 
-def _client_report(each: Mapping[str, Any], push: int, last: int, old: float) -> ClientReport:
+def _client_report(each: ClientState, push: int, last: int, old: float) -> ClientReport:
     """Return the report of a client.
 
     Args:
@@ -333,13 +346,13 @@ def _client_report(each: Mapping[str, Any], push: int, last: int, old: float) ->
     )
 
 
-def _seen(each: Mapping[str, Any]) -> float | None:
+def _seen(each: ClientState) -> float | None:
     """Return the time of a client's last contact; None: never."""
     seen = each.get("seen") or each["at"]  # older images only have the time of the report
     return float(seen) if seen is not None else None
 
 
-def _texts(api: Api, differences: Sequence[Difference], there: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _texts(api: Api, differences: Sequence[Difference], there: Sequence[FileVersion]) -> dict[str, str]:
     """Return unified diffs of what would change, without secrets and binary files."""
     now = {each["path"]: each for each in there}
     texts = {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from appliance.config.hostlist import HostListError, expand
@@ -20,10 +20,10 @@ from appliance.operations.context import Cluster
 from appliance.operations.vm.client import need_vm, open_api, tls_folder
 from appliance.plan.nodes.nodes import choose_nodes
 from appliance.progress import Progress
+from appliance.provision import payloads
+from appliance.provision.payloads import Node
 from appliance.tools.provision import Api, VmUnreachable
 from appliance.units import format_age
-
-Node = dict[str, Any]
 
 NODES, IMPORT, EXPORT, UNKNOWN = "/sms/v1/nodes", "/sms/v1/import", "/sms/v1/export", "/sms/v1/unknown"
 REPORTS = "/sms/v1/sync/reports"
@@ -74,20 +74,20 @@ class Inventory:
         self._nodes = None
         return int(answer.get("nodes", 0)) if isinstance(answer, Mapping) else 0
 
-    def export(self) -> dict[str, Any]:
+    def export(self) -> payloads.Inventory:
         """Return the whole inventory."""
         answer = self.api.request("GET", EXPORT, timeout_s=LONG_S)
         if not isinstance(answer, dict):
             raise SmsError("the inventory cannot be read: its export is not an object", hint="sms vm status")
-        return answer
+        return cast("payloads.Inventory", answer)
 
-    def unknown(self) -> list[Node]:
+    def unknown(self) -> list[payloads.UnknownMachine]:
         """Return the unknown machines that have requested a boot script."""
-        return _entries(self.api.request("GET", UNKNOWN), "unknown")
+        return cast("list[payloads.UnknownMachine]", _entries(self.api.request("GET", UNKNOWN), "unknown"))
 
-    def reports(self) -> list[Node]:
+    def reports(self) -> list[payloads.ClientState]:
         """Return the last report of each client of the master files."""
-        return _entries(self.api.request("GET", REPORTS), "clients")
+        return cast("list[payloads.ClientState]", _entries(self.api.request("GET", REPORTS), "clients"))
 
     def refresh(self) -> None:
         """Request the nodes again after changes, and update the cache."""
@@ -107,11 +107,11 @@ def open_inventory(cluster: Cluster) -> Inventory:
 def clean_nodes(data: Any) -> list[Node]:
     """Return the nodes of an answer of the API or of the cache, sorted by name; invalid entries are skipped."""
     listed = data.get("nodes") if isinstance(data, Mapping) else data
-    found = [dict(one) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    found = [cast("Node", dict(one)) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     return sorted((one for one in found if isinstance(one.get("name"), str)), key=lambda one: one["name"])
 
 
-def _entries(data: Any, key: str) -> list[Node]:
+def _entries(data: Any, key: str) -> list[Mapping[str, object]]:
     listed = data.get(key) if isinstance(data, Mapping) else None
     return [dict(one) for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
@@ -188,7 +188,7 @@ def pick(nodes: Sequence[Node], words: Sequence[str]) -> list[Node]:
         raise Refused(
             f"the inventory has no {', '.join(unknown[:5])}{more}", hint="`sms node list` shows all nodes and groups"
         )
-    return [dict(node) for node in chosen]
+    return [node.copy() for node in chosen]
 
 
 def find_node(nodes: Sequence[Node], word: str) -> Node:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 from appliance.errors import ConfigError, Problem, Refused
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.inventory import (
-    Node,
     find_node,
     known_nodes,
     node_network,
@@ -20,6 +19,7 @@ from appliance.operations.nodes.inventory import (
 from appliance.operations.vm.client import need_vm
 from appliance.plan.nodes.nodes import choose_groups, clean_mac, find_problems
 from appliance.progress import Progress
+from appliance.provision.payloads import Node, UnknownMachine
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Change:
     """A change of a node. ``before``: its entry; ``change``: the keys sent to the inventory."""
 
     name: str
-    before: Mapping[str, Any] = field(default_factory=dict)
-    change: Mapping[str, Any] = field(default_factory=dict)
+    before: Node = field(default_factory=Node)
+    change: Node = field(default_factory=Node)
 
 
 def list_nodes(cluster: Cluster, words: Sequence[str], progress: Progress) -> list[Node]:
@@ -50,7 +50,7 @@ def list_nodes(cluster: Cluster, words: Sequence[str], progress: Progress) -> li
     return pick(nodes, words) if words else nodes
 
 
-def list_unknown(cluster: Cluster, words: Sequence[str]) -> list[Node]:
+def list_unknown(cluster: Cluster, words: Sequence[str]) -> list[UnknownMachine]:
     """Return the unknown machines that have requested a boot script.
 
     Raises:
@@ -81,14 +81,16 @@ def add_node(cluster: Cluster, name: str, spec: NodeSpec) -> Change:
         groups = choose_groups([], spec.groups)
     except ValueError as error:
         raise ConfigError(str(error), hint="sms node add --help") from error
-    made = _spec_fields(spec) | ({"groups": groups} if groups else {})
+    made = _spec_fields(spec)
+    if groups:
+        made["groups"] = groups
     if not any(spec.macs):
         raise ConfigError(f"{name} has no MAC address: it could not boot", hint="--mac 02:00:0a:4d:00:97")
     _check(cluster, {"name": name, **made}, nodes)
     made = _clean(made)
     inventory.put(name, made)
     inventory.refresh()
-    return Change(name, {}, made)
+    return Change(name, change=made)
 
 
 def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = False) -> Change:
@@ -111,12 +113,12 @@ def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = Fa
         except ValueError as error:
             raise ConfigError(str(error), hint="sms node edit --help") from error
     if spec.macs and all(mac[:1] in "+-" for mac in spec.macs):
-        change["macs"] = _choose_macs(list(node.get("macs") or ()), spec.macs)
+        change["macs"] = _choose_macs([str(mac) for mac in node.get("macs") or ()], spec.macs)
     if not change:
         raise ConfigError("nothing to change", hint="sms node edit --help")
     others = [one for one in nodes if one["name"] != name]
-    _check(cluster, {"name": name, **{key: value for key, value in change.items() if value}}, others)
-    change = {key: value for key, value in _clean(change).items() if (node.get(key) or None) != (value or None)}
+    _check(cluster, {"name": name, **_only(change, lambda _, value: bool(value))}, others)
+    change = _only(_clean(change), lambda key, value: (node.get(key) or None) != (value or None))
     if change.get("macs") == []:
         raise ConfigError(f"{name} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
     if change and not dry_run:
@@ -142,17 +144,33 @@ def remove_nodes(cluster: Cluster, words: Sequence[str], progress: Progress, *, 
     return chosen
 
 
-def _spec_fields(spec: NodeSpec) -> dict[str, Any]:
-    given = {key: getattr(spec, key) for key in ("address", "xname", "bmc", "profile")}
-    found: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+def _spec_fields(spec: NodeSpec) -> Node:
+    found: Node = {}
+    if spec.address is not None:
+        found["address"] = spec.address
+    if spec.xname is not None:
+        found["xname"] = spec.xname
+    if spec.bmc is not None:
+        found["bmc"] = spec.bmc
+    if spec.profile is not None:
+        found["profile"] = spec.profile
     if spec.macs:
         found["macs"] = list(spec.macs)
     return found
 
 
-def _clean(options: Mapping[str, Any]) -> dict[str, Any]:
+def _only(node: Node, wanted: Callable[[str, object], bool]) -> Node:
+    """Return those fields of a node that are wanted, by key and value."""
+    return cast("Node", {key: value for key, value in node.items() if wanted(key, value)})
+
+
+def _clean(node: Node) -> Node:
     """Return the inventory's form: MACs in lower case with colons, None for an address or xname to clear."""
-    found = {key: (None if value == "" and key in ("address", "xname") else value) for key, value in options.items()}
+    found = node.copy()
+    if found.get("address") == "":
+        found["address"] = None
+    if found.get("xname") == "":
+        found["xname"] = None
     if macs := found.get("macs"):
         found["macs"] = [clean_mac(mac) for mac in macs]
     return found
@@ -170,7 +188,7 @@ def _choose_macs(current: list[str], changes: Sequence[str]) -> list[str]:
     return macs
 
 
-def _check(cluster: Cluster, node: Mapping[str, Any], others: Sequence[Node]) -> None:
+def _check(cluster: Cluster, node: Node, others: Sequence[Node]) -> None:
     """Raise ConfigError that names every problem."""
     problems = find_problems(node, others, node_network(cluster), reserved_addresses(cluster))
     profile, known = node.get("profile"), need_vm(cluster).profiles

@@ -6,15 +6,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from appliance.config.hostlist import fold
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.bmc import Login, controller_of, find_login, run_parallel
-from appliance.operations.nodes.inventory import Node, known_nodes, open_inventory, pick
+from appliance.operations.nodes.inventory import known_nodes, open_inventory, pick
 from appliance.operations.vm.client import need_vm
 from appliance.progress import Progress, Step
+from appliance.provision.payloads import Node
 from appliance.tools.redfish_power import read_power, set_boot, switch
 
 WORKERS = 32
@@ -230,7 +230,7 @@ def _reports(cluster: Cluster) -> dict[str, float] | None:
         reports = open_inventory(cluster).reports()
     except SmsError:
         return None
-    return {str(one.get("client")): float(one["at"]) for one in reports if isinstance(one.get("at"), int | float)}
+    return {str(one.get("client")): float(at) for one in reports if isinstance(at := one.get("at"), int | float)}
 
 
 def _reported_since(cluster: Cluster, before: Mapping[str, float] | None) -> set[str]:
@@ -239,6 +239,6 @@ def _reported_since(cluster: Cluster, before: Mapping[str, float] | None) -> set
     return {name for name, at in (now or {}).items() if at > (before or {}).get(name, 0)}
 
 
-def as_dicts(done: Sequence[Outcome]) -> list[dict[str, Any]]:
+def as_dicts(done: Sequence[Outcome]) -> list[dict[str, object]]:
     """Return the outcomes as JSON objects."""
     return [asdict(one) for one in done]

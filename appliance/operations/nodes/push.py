@@ -16,6 +16,7 @@ from appliance.operations.nodes.image import current_digest, find_profile, nodes
 from appliance.operations.vm.client import open_api, tls_folder
 from appliance.plan.nodes.image import FILES
 from appliance.progress import Progress
+from appliance.provision.payloads import NodeImage
 from appliance.tools.provision import Api, VmUnreachable
 from appliance.tools.sealed import MANIFEST, SIGNATURE, check_seal
 
@@ -148,10 +149,10 @@ def rollback_node(cluster: Cluster, name: str) -> dict[str, str]:
     return digests
 
 
-def query_images(cluster: Cluster) -> tuple[list[dict[str, Any]], str]:
+def query_images(cluster: Cluster) -> tuple[list[NodeImage], str]:
     """Return the images in the VM, and the error message if the query failed."""
     try:
-        answer: dict[str, Any] = open_api(cluster).request("GET", BASE)
+        images: list[NodeImage] = open_api(cluster).request("GET", BASE)["images"]
     except SmsError as error:
         return [], error.message
-    return answer["images"], ""
+    return images, ""

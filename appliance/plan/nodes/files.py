@@ -48,7 +48,7 @@ class Master:
         """Whether only its owner and group may read it."""
         return not int(self.mode, 8) & 0o004
 
-    def as_body(self) -> dict[str, Any]:
+    def as_body(self) -> dict[str, object]:
         """Return the request body for the VM; the content is uploaded separately."""
         return {
             "sha256": self.sha256,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
+from typing import Any, TypeVar
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 DHCP_WORD = re.compile(r"(?i:ignore|infinite|[0-9]+[smhdw]?)")
@@ -13,6 +13,7 @@ DHCP_WORD = re.compile(r"(?i:ignore|infinite|[0-9]+[smhdw]?)")
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 XNAME = re.compile(r"x[0-9]{1,4}c[0-9]s[0-9]{1,3}b[0-9]{1,2}n[0-9]{1,2}")
 CONTROLLER = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~/-]*)?")
+Node = TypeVar("Node", bound=Mapping[str, Any])
 _MAC = re.compile(r"[0-9a-f]{12}")
 
 
@@ -111,10 +112,10 @@ def choose_groups(current: Sequence[str], changes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(groups))
 
 
-def choose_nodes(words: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+def choose_nodes(words: Sequence[str], nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:
     """Return the nodes that match names, xnames, ``@group`` or ``@all``, each once, and the words without a match."""
     by_name = {node["name"]: node for node in nodes}
-    chosen: dict[str, Mapping[str, Any]] = {}
+    chosen: dict[str, Node] = {}
     unknown = []
     for word in words:
         found = list(_matches(word, by_name))
@@ -124,7 +125,7 @@ def choose_nodes(words: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> tu
     return list(chosen.values()), unknown
 
 
-def _matches(word: str, by_name: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _matches(word: str, by_name: Mapping[str, Node]) -> Iterator[Node]:
     if word.startswith("@"):
         yield from (node for node in by_name.values() if word == "@all" or word[1:] in (node.get("groups") or ()))
     elif word in by_name:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from appliance.cli.nodes.files_list import rows
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, SmsError
-from appliance.operations.nodes.files import PushResult, make_master, offline_before
+from appliance.operations.nodes.files import MasterOptions, PushResult, make_master, offline_before
 from appliance.operations.site.init import read_profile
 from appliance.plan.nodes.files import (
     FORBIDDEN,
@@ -293,7 +293,7 @@ def test_compare_masters() -> None:
 
 def test_options_that_are_not_given_keep_their_values() -> None:
     before = {"version": 3, "mode": "0600", "owner": "munge", "group": "munge", "nodes": ["a"], "groups": [], "x": 1}
-    options = {"template": None, "services": True}
+    options = MasterOptions(services=True)
     master = make_master("/etc/x", b"new", options, {**before, "template": True, "services": False})
     assert (master.mode, master.owner, master.nodes, master.template, master.services) == (
         *("0600", "munge", ("a",)),
@@ -301,14 +301,14 @@ def test_options_that_are_not_given_keep_their_values() -> None:
     )
     new = make_master("/etc/x", b"new", options, None)
     assert (new.mode, new.owner, new.nodes, new.template) == ("0644", "root", (), False)
-    everywhere = make_master("/etc/x", b"new", {"nodes": [], "groups": []}, before)
+    everywhere = make_master("/etc/x", b"new", MasterOptions(nodes=[], groups=[]), before)
     assert (everywhere.nodes, everywhere.mode) == ((), "0600")
 
 
 @pytest.mark.parametrize("path", ["/proc/x", "/etc/sms/tls/ca.pem", "/run", "/etc//sms/x", "/etc/x/../sms/y", "etc/x"])
 def test_forbidden_paths(path: str) -> None:
     with pytest.raises(ConfigError):
-        make_master(path, b"", {}, None)
+        make_master(path, b"", MasterOptions(), None)
 
 
 def test_nodes_forbid_the_same_paths() -> None:
