@@ -6,10 +6,13 @@ import dataclasses
 import functools
 import json
 import math
+import types
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
+UNIONS = (Union, getattr(types, "UnionType", Union))
+"""Union[A, B] and, from Python 3.10 on, A | B."""
 
 
 class RecordError(ValueError):
@@ -64,7 +67,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return value
     if dataclasses.is_dataclass(hint):
         return from_value(hint, value, where)  # type: ignore[arg-type]
-    if origin is Union:  # Optional
+    if origin in UNIONS:  # Optional
         return None if value is None else _checked(inner[0], value, where)
     if origin in (list, tuple) and isinstance(value, list):
         items: list[Any] = [_checked(inner[0], one, f"{where}[{at}]") for at, one in enumerate(value)]

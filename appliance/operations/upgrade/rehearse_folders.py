@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from appliance.errors import Refused
 from appliance.host.base import CommandError
@@ -19,6 +18,7 @@ from appliance.lab.layout import LOCKS
 from appliance.operations.context import Cluster
 from appliance.operations.hosts.preflight import LOCKED
 from appliance.progress import Progress
+from appliance.shared.records import RecordError, from_json
 
 RECORD = "rehearsal.json"
 TRIES = 10
@@ -61,9 +61,8 @@ def write_record(folder: Path, record: Record) -> None:
 def read_record(folder: Path) -> Record:
     """Read the record of a rehearsal; without a valid one return only its name."""
     try:
-        fields: dict[str, Any] = json.loads((folder / RECORD).read_text())
-        return Record(**fields)
-    except (OSError, ValueError, TypeError):
+        return from_json(Record, (folder / RECORD).read_bytes())
+    except (OSError, RecordError):
         return Record(folder.name, "", 0, 0.0)
 
 

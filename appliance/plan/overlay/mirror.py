@@ -6,13 +6,11 @@ so that diverged members are never combined.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from appliance.errors import Refused, SmsError
-from appliance.shared.records import to_json
+from appliance.shared.records import RecordError, from_json, to_json
 
 GIB = 1 << 30
 FULL_PART = 10
@@ -125,17 +123,13 @@ def read_mirror(data: bytes | None, cluster: str) -> Mirror | None:
     if data is None:
         return None
     try:
-        fields: dict[str, Any] = json.loads(data)
-        members = tuple(Member(**one) for one in fields.pop("members"))
-        pending = fields.pop("pending")
-        mirror = Mirror(members=members, pending=Member(**pending) if pending else None, **fields)
-        valid = bool(members)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        mirror = from_json(Mirror, data)
+    except RecordError as error:
         raise SmsError(
-            f"the mirror's note cannot be read: {error!r}",
+            f"the mirror's note cannot be read: {error}",
             hint="each member has a copy: `sms overlay mirror adopt DIR` restores it",
         ) from error
-    if not valid or mirror.cluster != cluster:
+    if not mirror.members or mirror.cluster != cluster:
         raise SmsError(f"the mirror's note is of cluster {mirror.cluster}", hint="do two clusters share a folder?")
     return mirror
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 
+from appliance.operations.upgrade.rehearse_folders import RECORD, Record, read_record, write_record
+from appliance.plan.overlay.mirror import read_mirror
 from appliance.plan.services.note import StartNote
 from appliance.shared.records import RecordError, from_json, to_json
 
@@ -27,9 +30,10 @@ class Whole:
     maybe: Optional[Part] = None  # noqa: UP045 - Python 3.9 reads these, too
     flag: bool = False
     more: Any = None
+    either: str | None = None
 
 
-WHOLE = Whole(1, (Part("a", 0.5), Part("b")), ["x"], {"y": 2}, Part("c"), True, [1, {"z": None}])
+WHOLE = Whole(1, (Part("a", 0.5), Part("b")), ["x"], {"y": 2}, Part("c"), True, [1, {"z": None}], "e")
 
 
 def test_round_trip() -> None:
@@ -56,6 +60,7 @@ def test_round_trip() -> None:
         ('{"number": 1, "words": [null]}', r"words\[0\] is not a str"),
         ('{"number": 1, "by_name": {"y": "2"}}', r"by_name\.y is not a int"),
         ('{"number": 1, "maybe": []}', "maybe is not an object"),
+        ('{"number": 1, "either": 5}', "either is not a str"),
     ],
 )
 def test_invalid_records(text: str, error: str) -> None:
@@ -75,3 +80,41 @@ def test_start_note_of_version_519381b() -> None:
         "started": 5.5,
     }
     assert from_json(StartNote, json.dumps(written, indent=1).encode()) == StartNote(**written)  # type: ignore[arg-type]
+
+
+def test_mirror_note_of_version_519381b() -> None:
+    """As that version wrote it, while a rebuild ran."""
+    member = {"number": 1, "folder": "/a", "devid": 1, "uuid": "u1", "lost": ""}
+    pending = {"number": 3, "folder": "/c", "devid": 2, "uuid": "", "lost": ""}
+    written = {
+        "cluster": "c",
+        "kind": "btrfs",
+        "size": 5 << 30,
+        "members": [member, {**member, "number": 2, "lost": "it missed writes"}],
+        "uuid": "u",
+        "pending": pending,
+        "due": "",
+        "mounted_on": "host-a",
+        "scrubbed": 1700000000.5,
+        "mended": 0,
+    }
+    text = (json.dumps(written, indent=1) + "\n").encode()
+    found = read_mirror(text, "c")
+    assert found and found.text() == text
+    alone = (json.dumps({**written, "pending": None, "mounted_on": None, "scrubbed": 0}) + "\n").encode()
+    other = read_mirror(alone, "c")
+    assert other and (other.pending, other.mounted_on, other.scrubbed) == (None, None, 0.0)
+
+
+def test_rehearsal_record_of_version_519381b(tmp_path: Path) -> None:
+    """As that version wrote it; an unreadable one gives only the name."""
+    written = {"name": "rh-0a1b2c3d", "image": "k", "snapshot": 7, "made": 1700000000.5, "kept": True}
+    text = json.dumps(written, indent=1).encode()
+    (tmp_path / RECORD).write_bytes(text)
+    record = read_record(tmp_path)
+    assert record == Record("rh-0a1b2c3d", "k", 7, 1700000000.5, kept=True)
+    write_record(tmp_path, record)
+    assert (tmp_path / RECORD).read_bytes() == text
+    for damaged in (text[:-5], b"[]", b"\xff", b'{"name": 1}'):
+        (tmp_path / RECORD).write_bytes(damaged)
+        assert read_record(tmp_path) == Record(tmp_path.name, "", 0, 0.0)
