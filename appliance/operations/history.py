@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 
+Event = Mapping[str, object]
+"""A line of the history: ``at``, ``host``, ``verb``, ``event``, and facts that depend on these two."""
 APPEND = """\
 umask 077
 mkdir -p -m 0700 "$(dirname "$1")" && line=$(cat) || exit
@@ -32,9 +35,9 @@ def note(cluster: Cluster, host: Host, verb: str, event: str, **facts: Any) -> N
     host.run("sh", "-c", APPEND, "note", str(cluster.places.history), str(len(text)), input=text)
 
 
-def read_history(cluster: Cluster, host: Host) -> list[dict[str, Any]]:
+def read_history(cluster: Cluster, host: Host) -> list[Event]:
     """Return the events on ``host``, the oldest first; lines truncated by a crash are skipped."""
-    lines = []
+    lines: list[Event] = []
     for text in (host.read(str(cluster.places.history)) or b"").splitlines():
         try:
             line = json.loads(text)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
@@ -209,7 +208,7 @@ class NewArchive:
 
 def create(
     host: Host, repository: Repository, archive: NewArchive, source: tuple[str, ...], progress: Progress
-) -> dict[str, Any]:
+) -> Mapping[str, int]:
     """Archive the output of ``source``, an agent command; return borg's statistics.
 
     Borg runs ``source`` and creates no archive unless it succeeds.
@@ -239,7 +238,7 @@ def create(
             reader.outcome(result)
         if result.status not in OK_STATUSES:
             raise error_of(host, repository, result.status, lines)
-    stats: dict[str, Any] = json.loads(output)["archive"]["stats"]
+    stats: Mapping[str, int] = json.loads(output)["archive"]["stats"]
     return stats
 
 
@@ -261,21 +260,32 @@ def extract_argv(repository: Repository, name: str) -> tuple[str, ...]:
     return repository.argv("extract", "--stdout", repository.at(name), ARCHIVE_FILE)
 
 
-def _log_messages(lines: list[str]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class LogMessage:
+    """A log message of borg; ``id`` names the error, if it is one."""
+
+    text: str
+    level: str = "WARNING"
+    id: str = ""
+
+
+def _log_messages(lines: list[str]) -> list[LogMessage]:
     """Return borg's log messages from lines of standard error."""
     found = []
     for line in lines:
         try:
             message = json.loads(line)
         except ValueError:
-            message = {"type": "log_message", "levelname": "WARNING", "message": line}
+            found.append(LogMessage(line))
+            continue
         if isinstance(message, dict) and message.get("type") == "log_message":
-            found.append(message)
+            text, level, name = (str(message.get(key) or "") for key in ("message", "levelname", "msgid"))
+            found.append(LogMessage(text, level, name))
     return found
 
 
 def _ids(lines: list[str]) -> set[str]:
-    return {str(message.get("msgid")) for message in _log_messages(lines)}
+    return {message.id for message in _log_messages(lines)}
 
 
 FOREIGN = "was not created by this site, or was replaced"
@@ -314,8 +324,8 @@ DAMAGED = ("IntegrityError", "CheckNeeded", "ObjectNotFound", "DecompressionErro
 def error_of(host: Host, repository: Repository, status: int, lines: list[str]) -> SmsError:
     """Return the error for borg's exit status and messages."""
     messages = _log_messages(lines)
-    ids = {str(one.get("msgid")) for one in messages}
-    text = "\n".join(str(one.get("message", "")) for one in messages)
+    ids = {one.id for one in messages}
+    text = "\n".join(one.text for one in messages)
     url, name = repository.url, host.name
     if ids & {"PassphraseWrong", "PasswordRetriesExceeded"}:
         return Refused(
@@ -394,9 +404,9 @@ def _connection_error(host: Host, repository: Repository, text: str) -> SmsError
     )
 
 
-def _last(messages: list[dict[str, Any]]) -> str:
+def _last(messages: list[LogMessage]) -> str:
     """Return the error message without borg's traceback and the platform information that follows it."""
-    texts = [str(one.get("message", "")).strip() for one in messages if one.get("levelname") in ("ERROR", "CRITICAL")]
+    texts = [one.text.strip() for one in messages if one.level in ("ERROR", "CRITICAL")]
     plain = [text for text in texts if text and not TRACE.search(text)]
     for text in plain[-1:] or texts[-1:]:
         # A traceback ends with the exception; what follows it begins with the platform.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,7 @@ class Guest:
                 f"the input has {len(input)} bytes; the guest agent accepts {MAX_INPUT}",
                 hint="copy large files over the network",
             )
-        request: dict[str, Any] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
+        request: dict[str, object] = {"path": argv[0], "arg": list(argv[1:]), "capture-output": True}
         if input is not None:
             request["input-data"] = base64.b64encode(input).decode()
         pid = self.start(request)
@@ -92,7 +92,7 @@ class Guest:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.3)
 
-    def start(self, request: dict[str, Any]) -> int:
+    def start(self, request: Mapping[str, object]) -> int:
         """Start a program; return its PID."""
         try:
             return _pid(self.execute("guest-exec", **request))
@@ -115,7 +115,7 @@ def _pid(reply: Any) -> int:
     return _number(reply.get("pid") if isinstance(reply, dict) else None, "guest-exec")
 
 
-def _result(found: dict[str, Any]) -> GuestResult:
+def _result(found: Mapping[str, Any]) -> GuestResult:
     signal = found.get("signal")
     code = found.get("exitcode", 1 if signal is None else 128 + _number(signal, "guest-exec-status"))
     status = _number(code, "guest-exec-status") & 0xFF

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypedDict
 
 from appliance.host.base import Host
+
+
+class LinkInfo(TypedDict, total=False):
+    """Details of an interface; ``info_kind``: veth, bridge, ..."""
+
+    info_kind: str
+
+
+class Link(TypedDict, total=False):
+    """A network interface, as iproute2 prints it. ``link_index``: index of a veth pair's other end."""
+
+    ifname: str
+    ifindex: int
+    link_index: int
+    link_type: str
+    flags: list[str]
+    linkinfo: LinkInfo
 
 
 def find_ports(host: Host, pid: int) -> dict[str, str]:
@@ -18,15 +35,17 @@ def find_ports(host: Host, pid: int) -> dict[str, str]:
     Raises:
         CommandError: the process does not exist any more.
     """
-    inside = _links(host, "nsenter", f"--net=/proc/{pid}/ns/net")
+    inside = list_links(host, "nsenter", f"--net=/proc/{pid}/ns/net")
     # Both ends must refer to each other: one index may belong to a peer in another namespace.
-    outside = {(link["ifindex"], link.get("link_index")): link["ifname"] for link in _links(host)}
+    outside = {(link["ifindex"], link.get("link_index")): link["ifname"] for link in list_links(host)}
     ends = ((link["ifname"], (link.get("link_index"), link["ifindex"])) for link in inside)
     return {name: outside[end] for name, end in ends if end in outside}
 
 
-def _links(host: Host, *prefix: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(host.run(*prefix, "ip", "-json", "link").stdout or b"[]")
+def list_links(host: Host, *prefix: str, details: bool = False) -> list[Link]:
+    """Return the interfaces of a network namespace, which ``prefix`` enters; ``linkinfo`` with ``details`` only."""
+    options = ("-json", "-details") if details else ("-json",)
+    found: list[Link] = json.loads(host.run(*prefix, "ip", *options, "link").stdout or b"[]")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
@@ -144,7 +144,21 @@ def unplug(host: Host, card: Card) -> None:
         host.run("ip", "link", "delete", "dev", card.tap)
 
 
-def image_info(host: Host, path: str) -> dict[str, Any] | None:
+DiskInfo = TypedDict(
+    "DiskInfo",
+    {
+        "format": str,
+        "virtual-size": int,
+        "actual-size": int,
+        "backing-filename": str,
+        "full-backing-filename": str,
+    },
+    total=False,
+)
+"""Information of qemu-img on a disk; sizes in bytes."""
+
+
+def image_info(host: Host, path: str) -> DiskInfo | None:
     """Return qemu-img's information on a disk, which may be in use; None if it does not exist."""
     output = host.run("qemu-img", "info", "-U", "--output=json", "--", path, ok=None)
     if output.status:
@@ -153,7 +167,7 @@ def image_info(host: Host, path: str) -> dict[str, Any] | None:
                 f"{host.name}: {path} is not a disk image: {output.stderr.decode(errors='replace').strip()[-300:]}"
             )
         return None
-    found: dict[str, Any] = json.loads(output.stdout)
+    found: DiskInfo = json.loads(output.stdout)
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,8 @@ while True:
             data = data[os.write(1, data):]
 """
 """Relay between standard input and output and a socket, until one closes or a timeout without data."""
+Message = Mapping[str, object]
+"""An object of QMP or of the guest agent. Its values are untrusted: the machine may be compromised."""
 MAX_BYTES = 64 << 20
 """Maximum size of a message: a guest agent's reply may contain 16 MiB of output as base64."""
 
@@ -70,14 +72,14 @@ class Channel:
         self.answer_s = answer_s
         self._rest = b""
 
-    def send(self, message: dict[str, Any], *, before: bytes = b"") -> None:
+    def send(self, message: Message, *, before: bytes = b"") -> None:
         """Send a message; NotResponding if the connection is closed."""
         try:
             self.stream.write(before + json.dumps(message).encode() + b"\n")
         except CommandError as error:
             raise self._not_responding(error) from error
 
-    def execute(self, command: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def execute(self, command: str, arguments: Mapping[str, object]) -> Iterator[Message]:
         """Send a command and yield the following messages; others may precede the reply.
 
         Raises:
@@ -92,7 +94,7 @@ class Channel:
         """Return the deadline for the reply to a command sent now."""
         return time.monotonic() + self.answer_s
 
-    def receive(self, deadline: float) -> dict[str, Any]:
+    def receive(self, deadline: float) -> Message:
         """Return the next message; NotResponding if the connection was closed, or after ``deadline``."""
         while True:
             # Other messages do not extend the time limit.
@@ -114,7 +116,7 @@ class Channel:
         return NotResponding(f"{self.what}: {reply[0] if reply else 'the connection was closed'}")
 
 
-def parse_line(line: bytes, what: str) -> dict[str, Any]:
+def parse_line(line: bytes, what: str) -> Message:
     """Parse one message; anything before 0xFF belongs to an earlier session.
 
     Raises:
@@ -132,7 +134,7 @@ def parse_line(line: bytes, what: str) -> dict[str, Any]:
     return found
 
 
-def error_of(reply: dict[str, Any], sender: str, command: str) -> SmsError:
+def error_of(reply: Message, sender: str, command: str) -> SmsError:
     """Return the error of an error reply, with the sender's message."""
     error = reply.get("error")
     description = error.get("desc") if isinstance(error, dict) else error
@@ -156,7 +158,7 @@ class Qmp:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Message] = []
 
     def execute(self, command: str, **arguments: Any) -> Any:
         """Run a QMP command; return its result.

@@ -89,7 +89,7 @@ class Controller:
         """Host and port, for messages."""
         return urlsplit(self.url).netloc
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, object]:
         """Send one request; return the JSON of the response, or an empty object.
 
         Raises:
@@ -125,7 +125,7 @@ class RedfishClient:
         self._token, self._session = "", ""
         self._left = max_requests
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, object]:
         """Send a request; return the JSON of the response, or an empty object.
 
         Raises:
@@ -305,7 +305,7 @@ def _reason(data: bytes) -> str:
     return ""
 
 
-def _object(data: bytes, what: str, hint: str) -> dict[str, Any]:
+def _object(data: bytes, what: str, hint: str) -> Mapping[str, object]:
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):

@@ -7,7 +7,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class StateManager:
         if self.token and not re.fullmatch(r"[!-~]+", self.token):
             raise ConfigError("the token is not a single line of text", hint="the token file must contain nothing else")
 
-    def collection(self, path: str, key: str, seen: Callable[[int], None]) -> list[dict[str, Any]]:
+    def collection(self, path: str, key: str, seen: Callable[[int], None]) -> list[Mapping[str, object]]:
         """Return the entries of a collection below ``/hsm/v2``; ``seen`` is called with the bytes received so far.
 
         Args:

@@ -97,12 +97,12 @@ def run_profiles(arguments: argparse.Namespace) -> int:
 
     profiles = list_profiles(open_site(arguments)[0])
     if arguments.json:
-        print_json(profiles)
+        print_json([asdict(each) for each in profiles])
         return 0
     for each in profiles:
-        groups = ", ".join(each["groups"]) or "all others"
-        state = each["current"][:12] if each["current"] else "not built"
-        out.print(f"{each['profile']:<16} {state:<12}  {each['kernel']:<7}  {groups}", markup=False)
+        groups = ", ".join(each.groups) or "all others"
+        state = each.current[:12] if each.current else "not built"
+        out.print(f"{each.profile:<16} {state:<12}  {each.kernel:<7}  {groups}", markup=False)
     return 0
 
 

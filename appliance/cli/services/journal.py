@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from appliance.cli.common import add_json, open_site, verb
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def text_of(line: dict[str, Any]) -> str:
+def text_of(line: Mapping[str, object]) -> str:
     """Return the text of one line."""
     at = line.get("at")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "?" * 19

@@ -12,7 +12,10 @@ from appliance.cli.common import add_host, add_json, open_target, verb
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from appliance.operations.overlay.mirrored import MirrorState
     from appliance.operations.services.status import Status
+    from appliance.operations.snapshots.status import SnapshotStatus
+    from appliance.operations.vm.deferred import Deferred
 
 EXAMPLES = """\
   sms status              a table; exit status 4 if a service does not answer
@@ -72,7 +75,7 @@ def watch(query: Any) -> int:
         return 0 if found.healthy else 4
 
 
-def mirror_text(mirror: dict[str, Any]) -> str:
+def mirror_text(mirror: MirrorState) -> str:
     """Return a mirror in one line: its members and the time of the last scrub."""
     from rich.markup import escape
 
@@ -80,38 +83,38 @@ def mirror_text(mirror: dict[str, Any]) -> str:
 
     colours = {"whole": "green", "sick": "red", "lost": "red"}
     members = ", ".join(
-        f"{escape(member['file'])} [{colours[member['state']]}]{member['state']}[/]" for member in mirror["members"]
+        f"{escape(member['file'])} [{colours[member['state']]}]{member['state']}[/]" for member in mirror.members
     )
-    scrubbed = f"scrubbed {when(mirror['scrubbed'])}" if mirror["scrubbed"] else "never scrubbed"
+    scrubbed = f"scrubbed {when(mirror.scrubbed)}" if mirror.scrubbed else "never scrubbed"
     return f"{members}; {scrubbed}"
 
 
-def snapshot_facts(snapshots: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def snapshot_facts(snapshots: SnapshotStatus) -> Iterator[tuple[str, str]]:
     """Yield rows about the newest verified snapshot and the schedule."""
     from appliance.operations.services.status import when
     from appliance.units import format_age, format_size
 
-    newest, run = snapshots["newest"], snapshots["last_run"]
-    if snapshots["problem"]:
-        yield "snapshots", f"not known: {snapshots['problem']}"
+    newest, run = snapshots.newest, snapshots.last_run
+    if snapshots.problem:
+        yield "snapshots", f"not known: {snapshots.problem}"
         return
-    parts = [f"{snapshots['count']} in all"]
+    parts = [f"{snapshots.count} in all"]
     if newest:
         frozen = f", writers waited {newest['frozen_ms']:.0f} ms" if newest["running"] else ""
         parts.insert(0, f"{newest['number']}, {format_age(newest['age_s'])} ago, by {newest['method']}{frozen}")
-    if snapshots["bytes"] is not None:
-        parts.append(format_size(snapshots["bytes"]))
-    yield "snapshots", "; ".join(parts) if snapshots["count"] else "none"
-    if not snapshots["schedule"]:
+    if snapshots.bytes is not None:
+        parts.append(format_size(snapshots.bytes))
+    yield "snapshots", "; ".join(parts) if snapshots.count else "none"
+    if not snapshots.schedule:
         yield "schedule", "none: `sms overlay schedule install` installs one"
         return
-    last = "no run yet" if not run else f"last run {when(run['started'])} {'succeeded' if run['ok'] else 'failed'}"
-    yield "schedule", f"every {snapshots['every_minutes']} min, by {snapshots['schedule']}; {last}"
+    last = "no run yet" if not run else f"last run {when(run.started)} {'succeeded' if run.ok else 'failed'}"
+    yield "schedule", f"every {snapshots.every_minutes} min, by {snapshots.schedule}; {last}"
 
 
-def deferred_text(vm: dict[str, Any]) -> str:
+def deferred_text(vm: Deferred) -> str:
     """Return whether the provisioning VM is up, and what is deferred while it is off."""
-    return "is up" if vm["up"] else f"is off; these wait for it: {', '.join(vm['waits'])}"
+    return "is up" if vm.up else f"is off; these wait for it: {', '.join(vm.waits)}"
 
 
 def view(found: Status) -> RenderableType:
@@ -123,8 +126,8 @@ def view(found: Status) -> RenderableType:
     from appliance.operations.services.status import uptime_text, when
 
     lease = found.lease
-    held = f"held by {lease['holder']} since {when(lease['since'])}" if lease["holder"] else "free"
-    if lease.get("problem"):
+    held = f"held by {lease.holder} since {when(lease.since)}" if lease.holder else "free"
+    if found.lease_problem:
         held = "not known"
     state = "[green]healthy[/]" if found.healthy else "[red]unhealthy[/]" if found.running else "[red]not running[/]"
     facts = [("services container", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
@@ -144,10 +147,10 @@ def view(found: Status) -> RenderableType:
             facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
     if found.mirror:
         facts.append(("mirror", mirror_text(found.mirror)))
-    facts.append(("lease", held if lease.get("problem") else f"{held}, generation {lease['generation']}"))
+    facts.append(("lease", held if found.lease_problem else f"{held}, generation {lease.generation}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
     if vm := found.provisioning:
-        facts.append(("provisioning", escape(f"{vm['hostname']} ({vm['address']}) {deferred_text(vm)}")))
+        facts.append(("provisioning", escape(f"{vm.hostname} ({vm.address}) {deferred_text(vm)}")))
     head = Table.grid(padding=(0, 2))
     for name, text in facts:
         head.add_row(name, text)

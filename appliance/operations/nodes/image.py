@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from appliance.catalog import read_bases
 from appliance.catalog.node import read_node_profile
@@ -333,16 +332,28 @@ def prune_nodes(cluster: Cluster, keep: int, *, dry_run: bool) -> list[NodeImage
     return old
 
 
-def list_profiles(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the site's node profiles, with the groups that boot them and their current images."""
+@dataclass(frozen=True)
+class ProfileLine:
+    """A node profile, with the groups that boot it; ``current``: digest of its current image on this machine."""
+
+    profile: str
+    groups: list[str]
+    kernel: str
+    packages: list[str]
+    arguments: str | None
+    current: str | None
+
+
+def list_profiles(cluster: Cluster) -> list[ProfileLine]:
+    """Return the site's node profiles."""
     return [
-        {
-            "profile": name,
-            "groups": list(profile.groups),
-            "kernel": profile.kernel,
-            "packages": list(profile.packages),
-            "arguments": profile.arguments,
-            "current": current_digest(nodes_folder(cluster) / name),
-        }
+        ProfileLine(
+            name,
+            list(profile.groups),
+            profile.kernel,
+            list(profile.packages),
+            profile.arguments,
+            current_digest(nodes_folder(cluster) / name),
+        )
         for name, profile in need_vm(cluster).profiles.items()
     ]

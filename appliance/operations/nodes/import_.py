@@ -100,7 +100,7 @@ def read_smd(
     if token_file:
         token = read_password(token_file)
     manager = StateManager(url, token, ca)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Mapping[str, object]]] = {}
     with progress.step(f"read {url}") as step:
         for name, path, key in COLLECTIONS:
 

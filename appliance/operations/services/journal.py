@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from appliance.errors import SmsError
 from appliance.operations.context import Cluster
-from appliance.operations.history import read_history
+from appliance.operations.history import Event, read_history
 
 
 @dataclass(frozen=True)
 class Journal:
     """Lines of all hosts, the oldest first; ``silent`` maps hosts that could not be read to the error."""
 
-    lines: list[dict[str, Any]]
+    lines: list[Event]
     silent: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,7 +32,7 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
     names = [only] if only else [host.name for host in cluster.site.admin_hosts]
     silent: dict[str, str] = {}
 
-    def read(name: str) -> list[dict[str, Any]]:
+    def read(name: str) -> list[Event]:
         host = cluster.host(name)
         try:
             return read_history(cluster, host)
@@ -51,6 +50,6 @@ def read_journal(cluster: Cluster, only: str | None, *, last: int) -> Journal:
     return Journal(lines[-last:] if last else lines, silent)
 
 
-def _time_of(line: dict[str, Any]) -> float:
+def _time_of(line: Event) -> float:
     at = line.get("at")
     return float(at) if isinstance(at, int | float) else 0.0

@@ -6,18 +6,17 @@ import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.migration.lease import query_lease
-from appliance.operations.overlay.mirrored import query_mirror
+from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.services.guarded import is_guarded
 from appliance.operations.services.start import PROBE, read_note
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.upgrade.note import read_last
-from appliance.operations.vm.deferred import probe_vm
+from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.migration.lease import Lease
 from appliance.tools import apptainer
@@ -42,35 +41,42 @@ class Answer:
 
 @dataclass(frozen=True)
 class Status:
-    """The services container on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, or None."""
+    """The services container on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, or None.
+
+    ``lease_problem``: why the lease could not be read.
+    """
 
     cluster: str
     host: str
     running: bool
     healthy: bool
-    lease: dict[str, Any]
+    lease: Lease
     services: list[Answer] = field(default_factory=list)
     image: dict[str, str] = field(default_factory=dict)
     overlay: dict[str, int] = field(default_factory=dict)
-    mirror: dict[str, Any] | None = None
+    mirror: MirrorState | None = None
     uptime_s: int = 0
     warnings: list[str] = field(default_factory=list)
-    snapshots: dict[str, Any] = field(default_factory=dict)
-    provisioning: dict[str, Any] | None = None
+    snapshots: SnapshotStatus = field(default_factory=SnapshotStatus)
+    provisioning: Deferred | None = None
+    lease_problem: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the value printed by --json."""
-        return asdict(self)
+        shown = {**asdict(self), "snapshots": self.snapshots.as_dict()}
+        if problem := shown.pop("lease_problem"):
+            shown["lease"]["problem"] = problem
+        return shown
 
 
 def status(cluster: Cluster, host: Host) -> Status:
     """Collect the status; changes nothing except for the log line that the syslog probe sends."""
     try:
-        lease, trouble, problem = query_lease(host, cluster), [], {}
+        lease, trouble, problem = query_lease(host, cluster), [], ""
     except Unreachable:
         raise
     except SmsError as error:  # the services must be shown nevertheless
-        lease, trouble, problem = Lease(cluster.site.cluster), [error.message], {"problem": error.message}
+        lease, trouble, problem = Lease(cluster.site.cluster), [error.message], error.message
     trouble += _interrupted_upgrade(cluster, host)
     with ThreadPoolExecutor(1) as pool:  # while services are probed
         snapshots = pool.submit(snapshot_status, cluster, host, lease)
@@ -83,13 +89,11 @@ def _with_snapshots(status: Status, query: Future[SnapshotStatus]) -> Status:
         status,
         healthy=status.healthy and found.judgement.healthy,
         warnings=[*status.warnings, *found.judgement.warnings],
-        snapshots=found.as_dict(),
+        snapshots=found,
     )
 
 
-def _container_status(
-    cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: dict[str, str]
-) -> Status:
+def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: str) -> Status:
     """Return the status without snapshots; ``trouble``: problems found so far, ``problem``: that of the lease."""
     running = apptainer.find_instance(host, instance_name(cluster.site))
     mirror, problems = _mirror(cluster, host)
@@ -100,8 +104,12 @@ def _container_status(
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
-        lease_facts = asdict(lease) | problem
-        return Status(cluster.site.cluster, host.name, False, False, lease_facts, mirror=mirror, warnings=warnings)
+        return Status(
+            *(cluster.site.cluster, host.name, False, False, lease),
+            mirror=mirror,
+            warnings=warnings,
+            lease_problem=problem,
+        )
     with ThreadPoolExecutor(1) as pool:  # a VM that is off is detected only by a timeout
         vm_query = pool.submit(probe_vm, cluster, host)
         answers = query_services(cluster, host)
@@ -134,14 +142,15 @@ def _container_status(
         host.name,
         True,
         all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
-        asdict(lease) | problem,
+        lease,
         answers,
         image,
         overlay,
         mirror,
         uptime,
         warnings,
-        provisioning=asdict(vm) if vm else None,
+        provisioning=vm,
+        lease_problem=problem,
     )
 
 
@@ -160,7 +169,7 @@ def _interrupted_upgrade(cluster: Cluster, host: Host) -> list[str]:
     ]
 
 
-def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[str]]:
+def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]]:
     """Return the state of the overlay's mirror, None without one, and its problems."""
     try:
         state = query_mirror(cluster, host)
@@ -168,7 +177,7 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[dict[str, Any] | None, list[s
         raise
     except SmsError as error:
         return None, [error.message]
-    return (asdict(state), list(state.problems)) if state else (None, [])
+    return state, list(state.problems) if state else []
 
 
 def query_services(cluster: Cluster, host: Host) -> list[Answer]:

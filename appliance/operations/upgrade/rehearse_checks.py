@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host, Result
@@ -20,6 +19,7 @@ from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.progress import Progress
 from appliance.tools import apptainer
+from appliance.tools.ports import Link, list_links
 
 RESERVATION = "sms-rehearsal"
 SETTLED_S = 10
@@ -100,10 +100,10 @@ def check_isolation(lab: Lab, cluster: Cluster) -> str:
     """
     spaces = {space: Local(space, ("nsenter", f"--net=/run/netns/{space}", "--")) for space in lab.layout.namespaces}
     running = apptainer.find_instance(lab.host(CARRIER), instance_name(cluster.site))
-    links: dict[str, Any] = {space: links_of(host) for space, host in spaces.items()}
+    links = {space: list_links(host, details=True) for space, host in spaces.items()}
     if running:
         inside = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "--")
-        links["the container"] = json.loads(lab.host(CARRIER).run(*inside, "ip", "-json", "-details", "link").stdout)
+        links["the container"] = list_links(lab.host(CARRIER), *inside, details=True)
     cables = count_cables(links)
     known = Local().run("ip", "-json", "netns", "list-id").stdout
     crossing = {entry.get("name") for entry in json.loads(known or b"[]")} & set(spaces)
@@ -112,17 +112,11 @@ def check_isolation(lab: Lab, cluster: Cluster) -> str:
     return f"{cables} cables, each from one of its {len(links)} network namespaces to another; none to this machine's"
 
 
-def links_of(host: Host) -> list[dict[str, Any]]:
-    """Return the interfaces of a network namespace."""
-    found: list[dict[str, Any]] = json.loads(host.run("ip", "-json", "-details", "link").stdout or b"[]")
-    return found
-
-
-def count_cables(links: dict[str, list[dict[str, Any]]]) -> int:
+def count_cables(links: Mapping[str, Sequence[Link]]) -> int:
     """Count the cables between networks.
 
     Args:
-        links: output of `ip -json -details link` by network.
+        links: interfaces with details, by network.
 
     Raises:
         SmsError: an interface that is up is neither a bridge nor part of a cable within the rehearsal.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -205,7 +206,7 @@ def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover
         pump = threading.Thread(target=_pump, args=(receiver, sender, failed), daemon=True)
         qmp.execute("migrate", uri=f"unix:{outgoing}")
         pump.start()
-        found = _wait(qmp, step, failed)
+        downtime_ms = _wait(qmp, step, failed)
         handover.commit()
         pump.join(SETTLE_S)
         if failed or pump.is_alive():
@@ -213,7 +214,7 @@ def move_memory(source: Host, target: Host, where: VmPlaces, step: Any, handover
             raise SmsError(f"the connection to {target.name} failed after the transfer: {reason}")
     with open_qmp(target, str(where.qmp)) as there:
         _wait_running(there)
-    return float(found.get("downtime", 0))
+    return downtime_ms
 
 
 def _pump(receiver: Stream, sender: Stream, failed: list[BaseException]) -> None:
@@ -225,14 +226,15 @@ def _pump(receiver: Stream, sender: Stream, failed: list[BaseException]) -> None
         failed.append(error)
 
 
-def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> dict[str, Any]:
+def _wait(qmp: Qmp, step: Any, failed: list[BaseException]) -> float:
+    """Wait until the memory is transferred; return the milliseconds for which the VM was stopped."""
     deadline = time.monotonic() + MIGRATE_S
     while True:
-        found: dict[str, Any] = qmp.execute("query-migrate")
+        found: Mapping[str, Any] = qmp.execute("query-migrate")
         ram = found.get("ram", {})
         step.moved(ram.get("transferred", 0), ram.get("transferred", 0) + ram.get("remaining", 0))
         if found.get("status") == "completed":
-            return found
+            return float(found.get("downtime", 0))
         if found.get("status") in ("failed", "cancelled"):
             raise SmsError(f"QEMU could not move the VM: {found.get('error-desc', found['status'])}")
         if failed:

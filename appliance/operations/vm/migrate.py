@@ -125,8 +125,8 @@ def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -
         return ""
     if live or written.key:
         return written.key
-    root = image_info(source, str(where.root)) or {}
-    return PurePosixPath(str(root.get("full-backing-filename") or "")).parent.name
+    root = image_info(source, str(where.root))
+    return PurePosixPath(root.get("full-backing-filename") or "" if root else "").parent.name
 
 
 def migrate_vm(

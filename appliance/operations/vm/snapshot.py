@@ -156,7 +156,7 @@ def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
     return taken, frozen_ms
 
 
-def _action(disk: str) -> dict[str, Any]:
+def _action(disk: str) -> dict[str, object]:
     # Of the root only what was written since the image: the image itself is read-only.
     data = {
         "job-id": f"snap-{disk}",
@@ -178,7 +178,7 @@ def _make_target(host: Host, where: VmPlaces, part: str, disk: str) -> None:
     host.run("sh", "-c", script, "create", *backing, path, str(info["virtual-size"]))
 
 
-def _target(part: str, disk: str) -> dict[str, Any]:
+def _target(part: str, disk: str) -> dict[str, object]:
     file = {"driver": "file", "filename": f"{part}/{disk}.qcow2", "node-name": f"snap-{disk}-file"}
     return {"driver": "qcow2", "node-name": f"snap-{disk}", "file": file, "backing": None}
 

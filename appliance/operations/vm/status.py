@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
@@ -58,7 +58,7 @@ class VmStatus:
     digest: str = ""
     snapshots: int = 0
     newest_snapshot: float = 0
-    api: dict[str, Any] = field(default_factory=dict)
+    api: Mapping[str, object] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     issuer_days: int = 0
     snapshots_elsewhere: dict[str, int] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class Health:
     services: dict[str, str] = field(default_factory=dict)
     state_used_kib: int = 0
     state_kib: int = 0
-    api: dict[str, Any] = field(default_factory=dict)
+    api: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -93,7 +93,7 @@ def read_health(text: str) -> Health:
     """Parse the output of ``sms-vm-health``. Pure."""
     services: dict[str, str] = {}
     used = size = 0
-    api: dict[str, Any] = {}
+    api: Mapping[str, object] = {}
     # The output is shown on a terminal: it must not contain control characters.
     for line in map(printable, text.split("\n")):
         kind, _, rest = line.partition(" ")
