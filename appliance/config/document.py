@@ -28,7 +28,7 @@ MAX_PROBLEMS = 100
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})\.[0-9]{1,18}")
-_WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False}
+_WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NULLS = ("", "~", "null", "Null", "NULL")
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = frozenset(_TAG + kind for kind in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value"))
@@ -165,8 +165,8 @@ class _Reader:
         self._complain(place, f"unsupported tag {printable(node.tag, SHORT)}", "remove the word that begins with !")
         return None
 
-    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[str, object]:
+        found: dict[str, object] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode) or not _encodable(key_node.value):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from appliance.config.model import Site
 
 
-def make_schema() -> dict[str, Any]:
+def make_schema() -> dict[str, object]:
     """Return the schema as a mapping."""
     body = Site.model_json_schema(by_alias=True)
     return {

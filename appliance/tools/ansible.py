@@ -77,7 +77,7 @@ def run_playbook(
     play = Play()
     output: list[str] = []
 
-    def on_event(event: dict[str, Any]) -> bool:
+    def on_event(event: Mapping[str, Any]) -> bool:
         output.extend(str(event.get("stdout") or "").splitlines())
         _note(play, event, on_task)
         return False
@@ -112,7 +112,7 @@ def run_playbook(
     return play
 
 
-def _connection(target: Target, folder: Path) -> dict[str, Any]:
+def _connection(target: Target, folder: Path) -> dict[str, object]:
     """Return the inventory variables for the connection."""
     python = {"ansible_python_interpreter": target.python}
     if target.root is not None:

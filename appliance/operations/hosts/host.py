@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from appliance.config.model import AdminHost
 from appliance.errors import SmsError
@@ -103,7 +102,7 @@ def _target(host: Host) -> Target:
     return Target(host.name, python, host.address, host.user, host.port, host.key, host.known_hosts)
 
 
-def _variables(cluster: Cluster) -> dict[str, Any]:
+def _variables(cluster: Cluster) -> dict[str, object]:
     networks = cluster.site.networks
     return {
         "sms_state": str(cluster.site.state),

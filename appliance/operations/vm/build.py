@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -216,7 +215,7 @@ def needed_packages() -> tuple[str, ...]:
     return tuple(packages)
 
 
-def _inputs(base: Base, packages: tuple[str, ...], versions: Mapping[str, str]) -> dict[str, Any]:
+def _inputs(base: Base, packages: tuple[str, ...], versions: Mapping[str, str]) -> dict[str, object]:
     """Return what the image's key depends on. Mirrors do not count: a version of a package is the same on each."""
     files = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(_sources())}
     scripts = [MAKE_ROOT, CLEAN, MAKE_DISK, KERNEL_LINE, ESP_MB, ROOT_MB]

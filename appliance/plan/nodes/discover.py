@@ -16,7 +16,7 @@ class Found:
     bmc: str
     macs: tuple[str, ...]
     xname: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Decision:
     found: Found
     what: str
     name: str = ""
-    change: Mapping[str, Any] = field(default_factory=dict)
+    change: Mapping[str, object] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
 
 
@@ -98,7 +98,7 @@ def _make(one: Found, name: Name, address: Address, groups: Sequence[str]) -> De
     if not one.macs:
         return Decision(one, CONFLICT, differences=("has no MAC address: add it with `sms node add`",))
     chosen = name()
-    change: dict[str, Any] = {"macs": list(one.macs), "bmc": one.bmc, "details": dict(one.facts)}
+    change: dict[str, object] = {"macs": list(one.macs), "bmc": one.bmc, "details": dict(one.facts)}
     if groups:
         change["groups"] = list(groups)
     if one.xname:
@@ -110,7 +110,7 @@ def _make(one: Found, name: Name, address: Address, groups: Sequence[str]) -> De
 
 def _compare(one: Found, node: Mapping[str, Any], update: bool) -> Decision:
     """Fill empty fields and update facts; report fields that are set and differ."""
-    change: dict[str, Any] = {}
+    change: dict[str, object] = {}
     differences = []
     for key, value in (("bmc", one.bmc), ("xname", one.xname)):
         has = str(node.get(key) or "")
@@ -137,6 +137,6 @@ def _compare(one: Found, node: Mapping[str, Any], update: bool) -> Decision:
     return Decision(one, what, str(node["name"]), change, shown)
 
 
-def _new_facts(found: Mapping[str, Any], has: Mapping[str, Any]) -> dict[str, Any]:
+def _new_facts(found: Mapping[str, Any], has: Mapping[str, Any]) -> dict[str, object]:
     """Return the existing facts updated by the found ones; empty if nothing changes."""
     return {} if all(has.get(key) == value for key, value in found.items()) else {**has, **found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from appliance.catalog import Service
 from appliance.plan.render import Templates
@@ -60,7 +59,7 @@ def supervisor_conf(services: Sequence[Service]) -> str:
     return HEADER + "".join(programs)
 
 
-def services_json(services: Sequence[Service], templates: Templates) -> dict[str, Any]:
+def services_json(services: Sequence[Service], templates: Templates) -> dict[str, object]:
     """Return what sms-run, sms-probe and sms-filesync read: services by name in starting order."""
     names = {service.name for service in services}
     return {
@@ -79,7 +78,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
     }
 
 
-def _probe(service: Service, templates: Templates) -> dict[str, Any]:
+def _probe(service: Service, templates: Templates) -> dict[str, object]:
     assert service.probe
     given = service.probe.model_dump(exclude_none=True, exclude={"outside"})
     kind = next(name for name in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if name in given)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from appliance.shared.records import to_json
+from appliance.shared.records import RecordError, from_json, to_json
 
 DAY_S = 86400
 GRACE_MINUTES = 5
@@ -55,13 +54,8 @@ class Run:
 def read_run(data: bytes | str | None) -> Run | None:
     """Parse a record; None where there is none or it cannot be read: the next run overwrites it."""
     try:
-        values = json.loads(data or b"null")
-        known = {field.name for field in fields(Run)}
-        run = Run(**{name: value for name, value in values.items() if name in known})
-        return Run(
-            **{**asdict(run), "started": float(run.started), "ended": float(run.ended), "notes": tuple(run.notes)}
-        )
-    except (ValueError, TypeError, AttributeError):
+        return from_json(Run, data.encode() if isinstance(data, str) else data or b"")
+    except RecordError:
         return None
 
 
@@ -74,7 +68,7 @@ def merge_previous(previous: Run | None, run: Run) -> tuple[Run, Notice]:
     since = previous.failing_since if previous else None
     mailed = previous.mailed if previous else None
     missed_mailed = previous.missed_mailed if previous else None
-    kept: dict[str, Any] = {"met_at": previous.met_at, "met": previous.met} if previous else {}
+    kept = replace(run, met_at=previous.met_at, met=previous.met) if previous else run
     notice: Notice = ""
     if run.ok:
         if since is not None:
@@ -89,8 +83,8 @@ def merge_previous(previous: Run | None, run: Run) -> tuple[Run, Notice]:
             notice = "still failing"
         since = run.ended if since is None else since
         mailed = run.ended if notice else mailed
-    kept["missed_mailed"] = run.ended if run.missed and notice else missed_mailed
-    return _with(run, **kept, failing_since=since, mailed=mailed), notice
+    missed_mailed = run.ended if run.missed and notice else missed_mailed
+    return replace(kept, missed_mailed=missed_mailed, failing_since=since, mailed=mailed), notice
 
 
 def _is_due(mailed: float | None, now: float) -> bool:
@@ -150,11 +144,7 @@ def find_gap(previous: Run | None, expected: Expected, *, now: float) -> str:
 
 def record_overlap(previous: Run | None, *, now: float, what: str) -> Run:
     """Return the record after a run that found another in progress: the previous record, with a note."""
-    return _with(previous or Run(now, now, True), met_at=now, met=what)
-
-
-def _with(run: Run, **changes: Any) -> Run:
-    return Run(**{**{field.name: getattr(run, field.name) for field in fields(Run)}, **changes})
+    return replace(previous or Run(now, now, True), met_at=now, met=what)
 
 
 def log_line(cluster: str, run: Run, notice: Notice) -> str:

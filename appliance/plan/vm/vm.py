@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from pathlib import PurePosixPath
-from typing import Any
 
 from appliance.config.model import Site
 from appliance.config.provisioning import Provisioning
@@ -189,7 +188,7 @@ def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
 
 def _disks(launch: Launch, seed: str) -> list[str]:
     """Return the disks' options. The backing chain is explicit: backing files named in the images are not trusted."""
-    nodes: list[dict[str, Any]] = [
+    nodes: list[dict[str, str | bool | None]] = [
         {"driver": "file", "node-name": "image-file", "filename": launch.image, "read-only": True},
         {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
         {"driver": "file", "node-name": "root-file", "filename": launch.root, "discard": "unmap", "locking": "on"},
@@ -205,7 +204,7 @@ def _disks(launch: Launch, seed: str) -> list[str]:
     return argv
 
 
-def provision_document(site: Site, *, database: str = "") -> dict[str, Any]:
+def provision_document(site: Site, *, database: str = "") -> dict[str, object]:
     """Return the contents of ``/etc/sms/provision.json`` of the VM.
 
     Args:

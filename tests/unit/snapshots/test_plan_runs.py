@@ -95,6 +95,31 @@ def test_a_record_of_a_later_version_is_read() -> None:
     assert read_run(json.dumps(record)) == run(T)
 
 
+def test_a_record_of_version_519381b_is_read() -> None:
+    """As that version wrote it."""
+    written = {
+        "started": T,
+        "ended": T + 1.5,
+        "ok": False,
+        "number": None,
+        "error": "e",
+        "notes": ["n"],
+        "stored_bytes": 5,
+        "failing_since": T,
+        "mailed": T,
+        "met_at": None,
+        "met": "",
+        "put_off": 2,
+        "missed": "",
+        "missed_mailed": None,
+        "generation": 3,
+    }
+    text = (json.dumps(written, indent=1) + "\n").encode()
+    record = read_run(text)
+    assert record and (record.started, record.notes, record.put_off, record.generation) == (T, ("n",), 2, 3)
+    assert json.loads(record.text()) == written
+
+
 def test_syslog_gets_one_line() -> None:
     failed = run(T, "e2fsck failed\n  on /dev/loop0\n")
     assert log_line("lab", failed, "") == "overlay snapshots of lab: e2fsck failed; on /dev/loop0", "every time"
