@@ -1,27 +1,26 @@
 """Open the file tree of an overlay, as the container sees it: of a snapshot, or of the current overlay.
 
-Of a snapshot only the metadata is written to an unnamed file and mounted read-only; contents are read from the store,
-each chunk verified.
+Of a snapshot the metadata is written to an unnamed sparse file and mounted read-only. The contents of single files are
+read from the store (to compare them), or written to that file as well (to copy them); each chunk is verified.
 """
 
 import os
 import stat
 import tempfile
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO, Dict, Iterator, List, Optional, Tuple
+from typing import BinaryIO, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from appliance.agent import ext, protocol
-from appliance.agent.check import metadata_chunks, open_image, write_all
+from appliance.agent.check import metadata_chunks, open_image, write_chunks
 from appliance.agent.clone import copy_into
 from appliance.agent.freeze import find_loops, mounted_again
 from appliance.agent.loops import image_mounted
 from appliance.agent.names import DirCursor
 from appliance.agent.protocol import Problem
-from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
+from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, disk_error
 from appliance.agent.take import host_locked
+from appliance.shared.files import free_bytes
 
-FLAGS = 32
-"""Offset of i_flags in a raw inode."""
 Token = Tuple[Tuple[int, int, bytes], ...]
 """Identifies the content of a window of a file: its blocks, and the digests of the chunks that contain them."""
 
@@ -121,29 +120,43 @@ class Tree:
         """Open the regular file ``name`` in an open folder of this tree."""
         return OpenFile(folder, name)
 
-    def flags(self, state: os.stat_result) -> int:
-        """Return the flags of chattr(1) of an entry."""
-        return 0
-
     def cursor(self) -> DirCursor:
         """Return a cursor at the root."""
         return DirCursor(self.root)
 
 
 class SnapshotTree(Tree):
-    """The tree of a snapshot."""
+    """The tree of a snapshot; ``file`` is the sparse file that is mounted."""
 
-    def __init__(self, root: int, reader: Reader, image: ext.Image) -> None:
+    def __init__(self, root: int, reader: Reader, image: ext.Image, file: int) -> None:
         Tree.__init__(self, root, float(reader.snapshot.manifest["taken"]))
         self.reader = reader
         self.image = image
+        self.file = file
 
     def contents(self, folder: int, name: bytes, state: os.stat_result) -> Contents:
         return StoredFile(self.image, self.reader, state.st_ino)
 
-    def flags(self, state: os.stat_result) -> int:
-        raw = self.image.inode(state.st_ino)
-        return int.from_bytes(raw[FLAGS : FLAGS + 4], "little")
+    def lay_out(self, inodes: Iterable[int]) -> None:
+        """Write the contents of files to the mounted file; before, they must not have been read through the mount.
+
+        Raises:
+            Problem: there is not enough space, or a chunk is damaged.
+        """
+        each = CHUNK // self.image.layout.block
+        numbers = {block // each for inode in inodes for _, block in self.image.file(self.image.inode(inode)).data}
+        needed = CHUNK * sum(self.reader.digest(number) != ZERO for number in numbers)
+        root, free = self.reader.snapshot.root, free_bytes(self.file)
+        if needed > free:
+            raise Problem(
+                "no room in %s for the files: they need %d MiB, %d are free" % (root, needed >> 20, free >> 20),
+                "`sms overlay prune` makes room",
+                3,
+            )
+        try:
+            write_chunks(self.reader, self.file, numbers)
+        except OSError as error:
+            raise disk_error(error, root)
 
 
 @contextmanager
@@ -173,12 +186,9 @@ def open_snapshot_tree(store: Store, snapshot: Snapshot) -> Iterator[SnapshotTre
         if image.layout.recover:
             raise snapshot.damaged("its journal was not replayed")
         file = stack.enter_context(temporary_file(store))
-        os.ftruncate(file.fileno(), reader.size)
-        for number in sorted(metadata_chunks(image)):
-            if reader.digest(number) != ZERO:
-                write_all(file.fileno(), image.read(number * CHUNK, reader.length(number)), number * CHUNK)
+        write_chunks(reader, file.fileno(), metadata_chunks(image))
         folder = stack.enter_context(image_mounted(file.fileno(), read_only=True))
-        yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image)
+        yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image, file.fileno())
 
 
 @contextmanager
