@@ -13,6 +13,7 @@ from appliance.agent import ext, protocol
 from appliance.agent.protocol import Problem
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader
+from appliance.shared.files import write_at
 
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
@@ -113,20 +114,12 @@ def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, pre
     def write(number: int) -> None:
         data = reader.read(number)
         if not present:
-            write_all(descriptor, data, number * CHUNK)
+            write_at(descriptor, data, number * CHUNK)
 
     with ThreadPoolExecutor(WORKERS) as pool:
         for done, _ in enumerate(pool.map(write, todo), 1):
             if done % 1024 == 0:
                 protocol.progress(done * CHUNK, len(todo) * CHUNK)
-
-
-def write_all(descriptor: int, data: Any, offset: int) -> None:
-    """Write all of ``data`` by pwrite(2)."""
-    view = memoryview(data)
-    while len(view):
-        done = os.pwrite(descriptor, view, offset)
-        view, offset = view[done:], offset + done
 
 
 def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:

@@ -6,7 +6,7 @@ import re
 import subprocess
 from typing import Iterable, List, Tuple
 
-from appliance.agent.names import LONGEST, DirCursor, Names, show, walk
+from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
 from appliance.agent.protocol import Problem
 from appliance.text import printable
 
@@ -38,11 +38,12 @@ def copy(source: int, target: int, paths: Iterable[Names], *, outside: bool) -> 
         OSError: the target's file system is full.
         Problem: something was not copied.
     """
-    names = [b"/".join(path) for path in paths]
+    # A leading slash is removed; without it, names that begin with # would be comments.
+    names = [b"/" + b"/".join(path) for path in paths]
     for name in names:
-        if len(name) >= LONGEST:
+        if len(name) >= LONGEST:  # rsync would cut it without an error
             raise Problem(
-                "%s... is longer than a path may be, and cannot be copied" % show([name[:200]]),
+                "%s... is longer than a path may be, and cannot be copied" % show_raw(name[:200]),
                 "`sms overlay restore NUMBER --as NAME` writes the whole snapshot to a file",
                 3,
             )
@@ -57,8 +58,7 @@ def copy(source: int, target: int, paths: Iterable[Names], *, outside: bool) -> 
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
     )
     try:
-        # A leading slash is removed; without it, names that begin with # would be comments.
-        errors = child.communicate(b"\0".join(b"/" + name for name in names))[1]
+        errors = child.communicate(b"\0".join(names))[1]
     except BaseException:
         child.kill()
         child.communicate()  # until its own children have ended as well

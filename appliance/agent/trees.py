@@ -19,7 +19,7 @@ from appliance.agent.names import DirCursor
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, disk_error
 from appliance.agent.take import host_locked
-from appliance.shared.files import free_bytes
+from appliance.shared.files import data_units, free_bytes
 
 Token = Tuple[Tuple[int, int, bytes], ...]
 """Identifies the content of a window of a file: its blocks, and the digests of the chunks that contain them."""
@@ -60,17 +60,7 @@ class OpenFile(Contents):
             raise FileNotFoundError("no longer a file")
 
     def windows(self) -> Iterator[int]:
-        offset = last = 0
-        while offset < self.size:
-            try:
-                begin = os.lseek(self.descriptor, offset, os.SEEK_DATA)
-                offset = os.lseek(self.descriptor, begin, os.SEEK_HOLE)
-            except OSError:  # ENXIO: a hole up to the end
-                return
-            first = max(begin // CHUNK, last)
-            last = (offset - 1) // CHUNK + 1
-            for number in range(first, last):
-                yield number
+        return data_units(self.descriptor, self.size, CHUNK)
 
     def window(self, number: int) -> bytes:
         wanted = max(0, min(CHUNK, self.size - number * CHUNK))

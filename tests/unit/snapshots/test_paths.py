@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from appliance.operations.snapshots.paths import (
     restore_paths,
 )
 from appliance.progress import Silent
+from appliance.shared import files
 from appliance.text import printable
 from tests.places import DEBIAN_SITE
 
@@ -260,7 +262,7 @@ def test_messages_of_rsync(status: int, lines: list[str], outside: bool, outcome
 
 def test_paths_that_rsync_would_cut_are_refused() -> None:
     with pytest.raises(Problem, match=r"/d/d/.*is longer than a path may be") as caught:
-        rsync.copy(-1, -1, [(b"d",) * 2048 + (b"x",)], outside=False)
+        rsync.copy(-1, -1, [(b"d",) * 2048], outside=False)
     assert caught.value.status == 3 and len(caught.value.message) < 300
     assert rsync.copy(-1, -1, [], outside=False) == 0
 
@@ -378,3 +380,19 @@ def test_a_host_without_rsync_is_refused() -> None:
         with pytest.raises(Refused, match=f"rsync is not installed on {host.name}") as caught:
             verb()
         assert "sms doctor" in caught.value.hint
+
+
+@given(st.lists(st.sampled_from([0, 1, 4096, 4097, 100_000]), min_size=1, max_size=8), st.sampled_from([4096, 10_000]))
+def test_units_with_data(lengths: list[int], unit: int) -> None:
+    """Alternately holes and data; a file system may keep small holes as data."""
+    with tempfile.TemporaryFile() as file:
+        wanted, offset = set(), 0
+        for index, length in enumerate(lengths):
+            if index % 2 and length:
+                files.write_at(file.fileno(), b"x" * length, offset)
+                wanted |= set(range(offset // unit, (offset + length - 1) // unit + 1))
+            offset += length
+        file.truncate(offset)
+        found = list(files.data_units(file.fileno(), offset, unit))
+        assert found == sorted(set(found)) and set(found) >= wanted
+        assert all(number * unit < offset for number in found)
