@@ -6,14 +6,13 @@ import re
 import subprocess
 from typing import Iterable, List, Tuple
 
+from appliance.agent.freeze import end_with_parent
 from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
 from appliance.agent.protocol import Problem
 from appliance.text import printable
 
 RSYNC = (
-    # Killed with us: it would keep mounts of our namespace.
-    *("setpriv", "--pdeathsig", "KILL", "rsync"),
-    *("--links", "--perms", "--times", "--owner", "--group", "--numeric-ids", "--devices", "--specials"),
+    *("rsync", "--links", "--perms", "--times", "--owner", "--group", "--numeric-ids", "--devices", "--specials"),
     # Twice: attributes that rsync reserves for itself as well. -1: times are compared in nanoseconds.
     *("--hard-links", "--acls", "--xattrs", "--xattrs", "--sparse", "--modify-window=-1"),
     *("--no-implied-dirs", "--from0", "--files-from=-"),
@@ -55,6 +54,7 @@ def copy(source: int, target: int, paths: Iterable[Names], *, outside: bool) -> 
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=(source, target),
+        preexec_fn=end_with_parent,
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
     )
     try:
