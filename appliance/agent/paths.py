@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
-from appliance.agent import ext, protocol
+from appliance.agent import protocol
 from appliance.agent.check import run_e2fsck
 from appliance.agent.clone import copy_into
 from appliance.agent.diff import OPAQUE, OVERLAY, descend, has_xattr
@@ -51,24 +51,15 @@ def restore_paths(request: Dict[str, Any]) -> Dict[str, Any]:
         os.makedirs(store.temporary, 0o700, exist_ok=True)
         try:
             was = _copy_overlay(overlay, beside)
-            _e2fsck(
-                beside,
-                "-p",
-                store,
-                "the overlay is damaged",
-                "`sms overlay restore` without --path restores a whole snapshot",
-            )
+            whole = "`sms overlay restore` without --path restores a whole snapshot"
+            _e2fsck(beside, "-p", store, "the overlay is damaged", whole)
             protocol.step("restore", "restore paths of snapshot %d" % snapshot.number)
             restored = _restore_into(store, snapshot, beside, paths)
             protocol.step("check", "check the copy")
             _e2fsck(beside, "-n", store, "the copy is damaged", "the overlay is unchanged; run it again")
-        except BaseException as error:
+        except BaseException:
             if os.path.lexists(beside):
                 os.unlink(beside)
-            if isinstance(error, ext.Unknown):
-                raise Problem(
-                    "its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged"
-                )
             raise
     return dict(restored, number=snapshot.number, staged=beside, was=was, seconds=time.monotonic() - began)
 
@@ -132,10 +123,6 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
         except BaseException as error:
             with DirCursor(top) as again:
                 remove(again, partial.encode())
-            if isinstance(error, ext.Unknown):
-                raise Problem(
-                    "its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged"
-                )
             raise disk_error(error, folder) if isinstance(error, OSError) else error
     return dict(restored, number=snapshot.number, folder=folder, seconds=time.monotonic() - began)
 
@@ -160,22 +147,17 @@ def _copy_overlay(overlay: str, beside: str) -> List[int]:
     if os.path.lexists(beside):
         os.unlink(beside)
     try:
-        source = os.open(overlay, os.O_RDONLY | os.O_CLOEXEC)
+        source = open(overlay, "rb", 0)
     except FileNotFoundError:
         raise Problem("there is no overlay %s" % overlay, "`sms overlay restore` without --path creates it", 3)
-    try:
+    with source:
         if find_loops(overlay):
             raise Problem("%s is in use" % overlay, "`sms stop`, or copy the paths to a folder with --to DIR", 3)
-        state = os.fstat(source)
-        target = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            protocol.detail("its blocks are shared" if copy_into(source, target, beside) else "")
-            os.fchown(target, state.st_uid, state.st_gid)
-            os.fchmod(target, stat.S_IMODE(state.st_mode))
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
+        state = os.fstat(source.fileno())
+        with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b", 0) as target:
+            protocol.detail("its blocks are shared" if copy_into(source.fileno(), target.fileno(), beside) else "")
+            os.fchown(target.fileno(), state.st_uid, state.st_gid)
+            os.fchmod(target.fileno(), stat.S_IMODE(state.st_mode))
     return _identity(state)
 
 
@@ -190,25 +172,23 @@ def _e2fsck(path: str, mode: str, store: Store, what: str, hint: str) -> None:
 
 
 def _restore_into(store: Store, snapshot: Snapshot, beside: str, paths: List[Names]) -> Dict[str, Any]:
-    file = os.open(beside, os.O_RDWR | os.O_CLOEXEC)
     try:
-        with open_snapshot_tree(store, snapshot) as tree, image_mounted(file, read_only=False) as folder:
-            with open_root(folder) as upper, _opened(folder) as top:
-                restored = PathRestore(tree, upper, outside=False).all(paths)
-                _flush(top, beside)
-        os.fsync(file)
+        with open(beside, "r+b", 0) as file:
+            with open_snapshot_tree(store, snapshot) as tree, image_mounted(file.fileno(), read_only=False) as folder:
+                with open_root(folder) as upper:
+                    restored = PathRestore(tree, upper, outside=False).all(paths)
+                    _flush(upper, beside)
+            os.fsync(file.fileno())
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Problem("the overlay is too small for it", "`sms overlay grow` enlarges it; nothing was changed")
         raise
-    finally:
-        os.close(file)
     return restored
 
 
-def _flush(top: int, beside: str) -> None:
+def _flush(upper: int, beside: str) -> None:
     """Flush the copy. A full file system below it loses writes without an error here, so check its free space."""
-    sync_file_system(top)
+    sync_file_system(upper)
     if free_bytes(os.path.dirname(beside)) < MIN_FREE:
         raise disk_error(OSError(errno.ENOSPC, "full"), beside)
 

@@ -168,7 +168,11 @@ def open_root(folder: str) -> Iterator[int]:
 
 @contextmanager
 def open_snapshot_tree(store: Store, snapshot: Snapshot) -> Iterator[SnapshotTree]:
-    """Open the tree of a snapshot. Needs ``private_mounts`` and the store's lock for reading."""
+    """Open the tree of a snapshot. Needs ``private_mounts`` and the store's lock for reading.
+
+    Raises:
+        Problem: it is damaged; also where that is found while the tree is used.
+    """
     os.makedirs(store.temporary, 0o700, exist_ok=True)
     with ExitStack() as stack:
         reader = stack.enter_context(Reader(snapshot))
@@ -178,7 +182,10 @@ def open_snapshot_tree(store: Store, snapshot: Snapshot) -> Iterator[SnapshotTre
         file = stack.enter_context(temporary_file(store))
         write_chunks(reader, file.fileno(), metadata_chunks(image))
         folder = stack.enter_context(image_mounted(file.fileno(), read_only=True))
-        yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image, file.fileno())
+        try:
+            yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image, file.fileno())
+        except ext.Unknown as error:
+            raise Problem("its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged")
 
 
 @contextmanager
