@@ -68,14 +68,18 @@ def copy(source: int, target: int, paths: Iterable[Names], *, outside: bool) -> 
 
 def judge(status: int, lines: List[str], *, outside: bool) -> int:
     """Return the number of attributes that were not set, from rsync's exit status and messages; raises as ``copy``."""
-    unset = [line for line in lines if NOT_SET.match(line)] if outside else []
-    failed = [line for line in lines if line not in unset and not line.startswith("rsync error: ")]
+    errors = [line for line in lines if not line.startswith("rsync error: ")]
+    failed = [line for line in errors if not (outside and NOT_SET.match(line))]
+    unset = len(errors) - len(failed)
     for number in (errno.ENOSPC, errno.EDQUOT):
         if any(line.endswith(" (%d)" % number) for line in failed):
             raise OSError(number, os.strerror(number))
     if status and not (status == PARTIAL_TRANSFER and unset and not failed):
-        raise Problem("rsync ended with status %d: %s" % (status, printable(" / ".join((failed or lines)[:3]), 500)))
-    return len(unset)
+        shown = " / ".join(
+            line if len(line) < 300 else line[:140] + "..." + line[-140:] for line in (failed or lines)[:3]
+        )
+        raise Problem("rsync ended with status %d: %s" % (status, printable(shown)))
+    return unset
 
 
 def remove(cursor: DirCursor, name: bytes) -> int:
