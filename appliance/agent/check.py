@@ -6,11 +6,14 @@ e2fsck runs on a sparse image of the metadata only: it does not read file conten
 import os
 import subprocess
 from collections import OrderedDict
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, Iterable, List, NamedTuple, Set, Tuple
 
-from appliance.agent import ext
+from appliance.agent import ext, protocol
 from appliance.agent.protocol import Problem
+from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader
+from appliance.shared.files import write_at
 
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
@@ -90,21 +93,33 @@ def write_metadata_image(reader: Reader, path: str) -> Set[int]:
     chunks = metadata_chunks(open_image(reader))
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, reader.size)
-        for number in sorted(chunks):
-            if reader.digest(number) != ZERO:
-                write_all(descriptor, reader.read(number), number * CHUNK)
+        write_chunks(reader, descriptor, chunks)
     finally:
         os.close(descriptor)
     return chunks
 
 
-def write_all(descriptor: int, data: Any, offset: int) -> None:
-    """Write all of ``data`` by pwrite(2)."""
-    view = memoryview(data)
-    while len(view):
-        done = os.pwrite(descriptor, view, offset)
-        view, offset = view[done:], offset + done
+def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, present: bool = False) -> None:
+    """Write chunks of a snapshot to their places in a file, each verified; zeros stay holes.
+
+    Args:
+        present: they are in the file already, such as by reflink: only verify them.
+
+    Raises:
+        Damage: a chunk is missing or has changed.
+    """
+    os.ftruncate(descriptor, reader.size)
+    todo = [number for number in sorted(numbers) if reader.digest(number) != ZERO]
+
+    def write(number: int) -> None:
+        data = reader.read(number)
+        if not present:
+            write_at(descriptor, data, number * CHUNK)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for done, _ in enumerate(pool.map(write, todo), 1):
+            if done % 1024 == 0:
+                protocol.progress(done * CHUNK, len(todo) * CHUNK)
 
 
 def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:

@@ -1,13 +1,12 @@
 """Copy an image: by reflink where the file system supports it, else without its holes."""
 
-import errno
 import fcntl
 import os
 
 from appliance.agent import protocol
 from appliance.agent.protocol import Problem
 from appliance.agent.store import disk_error
-from appliance.shared.files import free_bytes
+from appliance.shared.files import data_ranges, free_bytes
 
 FICLONE = 0x40049409
 """ioctl of linux/fs.h."""
@@ -52,18 +51,11 @@ def copy_into(source: int, target: int, where: str) -> bool:
 
 
 def _copy_data(source: int, target: int, size: int, used: int) -> None:
-    offset = done = reported = 0
-    while offset < size:
-        try:
-            begin = os.lseek(source, offset, os.SEEK_DATA)
-            offset = os.lseek(source, begin, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
+    done = reported = 0
+    for begin, end in data_ranges(source, size):
         os.lseek(target, begin, os.SEEK_SET)
-        while begin < offset:
-            moved = os.sendfile(target, source, begin, min(STEP, offset - begin))
+        while begin < end:
+            moved = os.sendfile(target, source, begin, min(STEP, end - begin))
             if not moved:
                 return
             begin += moved

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.protocol import Problem, field
-from appliance.shared.files import sync_folder
+from appliance.shared.files import data_units, sync_folder, write_at
 
 BLOCK = 1 << 20
 """Bytes that are read and compared at a time."""
@@ -45,31 +45,15 @@ def copy_file(request: Dict[str, Any]) -> Dict[str, Any]:
     return {"bytes": len(digests) * BLOCK, "size": size}
 
 
-def data_blocks(descriptor: int, size: int) -> Iterator[int]:
-    """Yield the offsets of blocks that are not holes; of all blocks where the file system does not report holes."""
-    at = 0
-    while at < size:
-        try:
-            begin = os.lseek(descriptor, at, os.SEEK_DATA)
-            end = os.lseek(descriptor, begin, os.SEEK_HOLE)
-        except OSError:
-            return  # ENXIO: no data after this offset
-        for block in range(max(begin // BLOCK * BLOCK, at), end, BLOCK):
-            yield block
-            at = block + BLOCK
-
-
 def _copy(reader: int, writer: int, size: int) -> Dict[int, bytes]:
     os.ftruncate(writer, size)
-    blocks = list(data_blocks(reader, size))
+    blocks = [number * BLOCK for number in data_units(reader, size, BLOCK)]
     digests = {}
     for done, at in enumerate(blocks, 1):
         data = _read(reader, at, size)
         digests[at] = hashlib.sha256(data).digest()
         for place, piece in _pieces(data):
-            while piece:
-                written = os.pwrite(writer, piece, at + place)
-                place, piece = place + written, piece[written:]
+            write_at(writer, piece, at + place)
         if done % 16 == 0:
             protocol.progress(done * BLOCK, len(blocks) * BLOCK)
     os.fsync(writer)
@@ -84,7 +68,8 @@ def _compare(descriptor: int, size: int, digests: Dict[int, bytes]) -> None:
             raise Problem("the copy differs at byte %d" % at, "is the disk failing? run it again")
         if done % 16 == 0:
             protocol.progress(done * BLOCK, len(digests) * BLOCK)
-    for at in data_blocks(descriptor, size):
+    for number in data_units(descriptor, size, BLOCK):
+        at = number * BLOCK
         if at not in digests and any(_read(descriptor, at, size)):
             raise Problem(
                 "the copy has data at byte %d, where the overlay has none" % at, "is the disk failing? run it again"

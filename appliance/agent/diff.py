@@ -3,12 +3,25 @@
 import errno
 import os
 import stat
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from appliance.agent import ext, protocol
+from appliance.agent import protocol
 from appliance.agent.freeze import private_mounts
-from appliance.agent.names import DirCursor, Names, kind_of, outermost, path_fields, show, show_raw, split_path
+from appliance.agent.names import (
+    DirCursor,
+    Names,
+    State,
+    enter,
+    kind_of,
+    lstat,
+    outermost,
+    path_fields,
+    show,
+    show_raw,
+    split_path,
+    walk,
+)
 from appliance.agent.protocol import Problem, field
 from appliance.agent.store import Store
 from appliance.agent.trees import Contents, Tree, open_current_tree, open_snapshot_tree
@@ -22,7 +35,6 @@ COARSE_S = 2
 BATCH = 200
 """Differences per message."""
 
-State = Optional[os.stat_result]
 Row = Dict[str, Any]
 
 
@@ -54,11 +66,8 @@ def diff(request: Dict[str, Any]) -> Dict[str, Any]:
             numbers.append(None if wanted is None else snapshot.number)
         protocol.step("compare", "compare")
         report = Report(field(request, "limit", (int, type(None)), None))  # type: ignore[arg-type]
-        try:
-            for path in paths:
-                TreeDiff(trees[0], trees[1], report).run(path)
-        except ext.Unknown as error:
-            raise Problem("its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged")
+        for path in paths:
+            TreeDiff(trees[0], trees[1], report).run(path)
         report.flush()
     return dict(report.summary(), a=numbers[0], b=numbers[1])
 
@@ -295,37 +304,23 @@ class TreeDiff:
     def _content(self, name: bytes, a: os.stat_result, b: os.stat_result) -> List[str]:
         if a.st_size != b.st_size:
             return ["content", "size"]
-        contents_a = self.a.contents(self.at_a.here, name, a)
-        try:
-            contents_b = self.b.contents(self.at_b.here, name, b)
-            try:
-                return [] if same_contents(contents_a, contents_b) else ["content"]
-            finally:
-                contents_b.close()
-        finally:
-            contents_a.close()
+        with closing(self.a.contents(self.at_a.here, name, a)) as before:
+            with closing(self.b.contents(self.at_b.here, name, b)) as after:
+                return [] if same_contents(before, after) else ["content"]
 
 
 def merge(a: List[bytes], b: List[bytes]) -> Iterator[Tuple[bytes, bool, bool]]:
-    """Merge two sorted lists of names; yield each name, and whether it is in each list."""
-    at_a = at_b = 0
-    while at_a < len(a) or at_b < len(b):
-        if at_b >= len(b) or (at_a < len(a) and a[at_a] < b[at_b]):
-            yield a[at_a], True, False
-            at_a += 1
-        elif at_a >= len(a) or b[at_b] < a[at_a]:
-            yield b[at_b], False, True
-            at_b += 1
-        else:
-            yield a[at_a], True, True
-            at_a, at_b = at_a + 1, at_b + 1
+    """Merge two lists of names; yield each name in order, and whether it is in each list."""
+    in_a, in_b = set(a), set(b)
+    for name in sorted(in_a | in_b):
+        yield name, name in in_a, name in in_b
 
 
 def same_contents(a: Contents, b: Contents) -> bool:
     """Whether two files have the same contents."""
     if a.size != b.size:
         return False
-    for number, _, _ in merge_numbers(a.windows(), b.windows()):
+    for number in sorted({*a.windows(), *b.windows()}):
         token = a.token(number)
         if token is not None and token == b.token(number):
             continue
@@ -334,42 +329,9 @@ def same_contents(a: Contents, b: Contents) -> bool:
     return True
 
 
-def merge_numbers(a: Iterator[int], b: Iterator[int]) -> Iterator[Tuple[int, bool, bool]]:
-    """Merge two sorted iterators of numbers; yield each number, and whether it is in each iterator."""
-    one, two = next(a, None), next(b, None)
-    while one is not None or two is not None:
-        if two is None or (one is not None and one < two):
-            assert one is not None
-            yield one, True, False
-            one = next(a, None)
-        elif one is None or two < one:
-            yield two, False, True
-            two = next(b, None)
-        else:
-            yield one, True, True
-            one, two = next(a, None), next(b, None)
-
-
-def lstat(cursor: DirCursor, name: bytes) -> State:
-    """lstat(2) of a name in the cursor's folder; None if there is none."""
-    try:
-        return os.stat(name, dir_fd=cursor.here, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
 def is_there(state: State) -> bool:
     """Whether the container sees an entry: a whiteout hides the image's."""
     return state is not None and kind_of(state) != "removed"
-
-
-def enter(cursor: DirCursor, name: bytes) -> bool:
-    """Enter a folder; return False if it is not a folder any more."""
-    try:
-        cursor.down(name)
-    except OSError:
-        return False
-    return True
 
 
 def descend(cursor: DirCursor, path: Sequence[bytes], when: str) -> bool:
@@ -392,12 +354,12 @@ def read_link(cursor: DirCursor, name: bytes) -> bytes:
     return os.readlink(name, dir_fd=cursor.here)
 
 
-def attributes(folder: int, name: bytes, *, internal: bool = False) -> Dict[str, bytes]:
-    """Return the extended attributes of an entry in an open folder, with ACLs; with ``internal``, also overlayfs's."""
+def attributes(folder: int, name: bytes) -> Dict[str, bytes]:
+    """Return the extended attributes of an entry in an open folder, with ACLs, without those internal to overlayfs."""
     path = b"/proc/self/fd/%d/%s" % (folder, name)
     found = {}
     for one in os.listxattr(path, follow_symlinks=False):
-        if internal or one not in INTERNAL:
+        if one not in INTERNAL:
             try:
                 found[one] = os.getxattr(path, one, follow_symlinks=False)
             except OSError as error:
@@ -429,22 +391,5 @@ def attribute_values(a: os.stat_result, b: os.stat_result, what: List[str]) -> R
 
 def measure(cursor: DirCursor, name: bytes) -> Tuple[int, int]:
     """Return the number of entries below a folder, and the bytes of the files among them."""
-    entries = size = 0
-    if not enter(cursor, name):
-        return 0, 0
-    stack = [iter(cursor.names())]
-    while stack:
-        one = next(stack[-1], None)
-        if one is None:
-            stack.pop()
-            cursor.up()
-            continue
-        state = lstat(cursor, one)
-        if state is None:
-            continue
-        entries += 1
-        if stat.S_ISREG(state.st_mode):
-            size += state.st_size
-        elif stat.S_ISDIR(state.st_mode) and enter(cursor, one):
-            stack.append(iter(cursor.names()))
-    return entries, size
+    below = [state.st_size if stat.S_ISREG(state.st_mode) else 0 for path, state in walk(cursor, name) if path[1:]]
+    return len(below), sum(below)

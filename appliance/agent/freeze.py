@@ -20,6 +20,7 @@ FITHAW = 0xC0045878
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE, MS_NOATIME, MS_NODEV, MS_NOSUID, MS_NOEXEC, MS_RDONLY = 16384, 1 << 18, 1024, 4, 2, 8, 1
 MNT_DETACH = 2
+PR_SET_PDEATHSIG = 1
 FOLDER = "/run/sms"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +42,11 @@ def private_mounts() -> None:
     _call("unshare", CLONE_NEWNS)
     _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     _remove_stale_folders()
+
+
+def end_with_parent() -> None:
+    """For ``preexec_fn``: the program is killed when we are, as it would keep the mounts of our namespace."""
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _remove_stale_folders() -> None:

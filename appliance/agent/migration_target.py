@@ -21,7 +21,7 @@ from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.protocol import Problem, field
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
-from appliance.shared.files import free_bytes, sync_folder
+from appliance.shared.files import free_bytes, sync_folder, write_at
 
 ARMED_S = 2.0
 """It attaches its ports within so many seconds of reporting that it is armed, or never: the source relies on that."""
@@ -185,10 +185,7 @@ class MigrationTarget:
     def _put(self, number: int, data: bytes) -> None:
         if len(data) != self._length(number):
             raise Problem("received chunk %d with %d bytes" % (number, len(data)))
-        view, at = memoryview(data), number * CHUNK
-        while len(view):
-            written = os.pwrite(self.descriptor, view, at)
-            view, at = view[written:], at + written
+        write_at(self.descriptor, data, number * CHUNK)
 
     def _check_room(self, wanted: int) -> None:
         free = free_bytes(self.descriptor)

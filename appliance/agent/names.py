@@ -1,9 +1,10 @@
 """Paths in the container, whose names are bytes: parse, validate and display them; a cursor through folders."""
 
 import base64
+import errno
 import os
 import stat
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from appliance.agent.protocol import Problem
 from appliance.text import printable
@@ -16,6 +17,7 @@ MAX_OPEN = 64
 
 Names = Tuple[bytes, ...]
 """A path as its components, from the root on; () is the root."""
+State = Optional[os.stat_result]
 
 
 def split_path(text: str) -> Names:
@@ -166,3 +168,48 @@ class DirCursor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def lstat(cursor: DirCursor, name: bytes) -> State:
+    """lstat(2) of a name in the cursor's folder; None if there is none."""
+    try:
+        return os.stat(name, dir_fd=cursor.here, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def enter(cursor: DirCursor, name: bytes) -> bool:
+    """Enter a folder; return False if it is not a folder, or not any more."""
+    try:
+        cursor.down(name)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return False
+    return True
+
+
+def walk(cursor: DirCursor, name: bytes) -> Iterator[Tuple[List[bytes], os.stat_result]]:
+    """Yield an entry of the cursor's folder, then all below it: its path from that folder on, and its state.
+
+    The list is the same one each time. The cursor is in the folder of the entry; at the end, where it was.
+    """
+    path: List[bytes] = [b""]
+    stack = [iter([name])]
+    while True:
+        one = next(stack[-1], None)
+        if one is None:
+            stack.pop()
+            if not stack:
+                return
+            path.pop()
+            cursor.up()
+            continue
+        state = lstat(cursor, one)
+        if state is None:
+            continue
+        path[-1] = one
+        yield path, state
+        if stat.S_ISDIR(state.st_mode) and enter(cursor, one):
+            stack.append(iter(cursor.names()))
+            path.append(b"")

@@ -1,4 +1,7 @@
-"""Restore single files and folders of a snapshot: into the overlay, or into a folder of the host."""
+"""Restore single files and folders of a snapshot: into the overlay, or into a folder of the host.
+
+What leads to a path is handled here: folders, and what overlayfs hides there. rsync copies what is at it and below.
+"""
 
 import errno
 import os
@@ -7,22 +10,23 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
-from appliance.agent import ext, protocol
+from appliance.agent import protocol
 from appliance.agent.check import run_e2fsck
 from appliance.agent.clone import copy_into
-from appliance.agent.copier import COPIED_FLAGS, Copier, Counts, make_writable, remove, set_flags
-from appliance.agent.diff import OPAQUE, State, descend, has_xattr, lstat
+from appliance.agent.diff import OPAQUE, OVERLAY, descend, has_xattr
 from appliance.agent.freeze import find_loops, private_mounts, sync_file_system
 from appliance.agent.loops import image_mounted
-from appliance.agent.names import DirCursor, Names, kind_of, outermost, show, split_path
+from appliance.agent.names import DirCursor, Names, State, kind_of, lstat, outermost, show, split_path, walk
 from appliance.agent.protocol import Problem, field
+from appliance.agent.rsync import copy, make_removable, remove
 from appliance.agent.store import Snapshot, Store, disk_error
 from appliance.agent.trees import SnapshotTree, open_root, open_snapshot_tree
 from appliance.shared.files import free_bytes, sync_folder
 
 BESIDE = ".with-paths"
 PARTIAL = ".sms-partial"
-LINKS = b".sms-links"
+METACOPY = OVERLAY + "metacopy"
+"""Attribute of a file whose contents are in the image."""
 MIN_FREE = 4 << 20
 """Bytes; with less free, a write may have been lost."""
 MAX_NOTED = 10
@@ -41,30 +45,21 @@ def restore_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     overlay = field(request, "overlay", str)
     paths = requested_paths(request, "without --path the whole snapshot is restored")
     beside, began = overlay + BESIDE, time.monotonic()
-    prepare_process()
+    private_mounts()
     with store.reading():
         snapshot = store.find(str(request["snapshot"]))
         os.makedirs(store.temporary, 0o700, exist_ok=True)
         try:
             was = _copy_overlay(overlay, beside)
-            _e2fsck(
-                beside,
-                "-p",
-                store,
-                "the overlay is damaged",
-                "`sms overlay restore` without --path restores a whole snapshot",
-            )
+            whole = "`sms overlay restore` without --path restores a whole snapshot"
+            _e2fsck(beside, "-p", store, "the overlay is damaged", whole)
             protocol.step("restore", "restore paths of snapshot %d" % snapshot.number)
             restored = _restore_into(store, snapshot, beside, paths)
             protocol.step("check", "check the copy")
             _e2fsck(beside, "-n", store, "the copy is damaged", "the overlay is unchanged; run it again")
-        except BaseException as error:
+        except BaseException:
             if os.path.lexists(beside):
                 os.unlink(beside)
-            if isinstance(error, ext.Unknown):
-                raise Problem(
-                    "its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged"
-                )
             raise
     return dict(restored, number=snapshot.number, staged=beside, was=was, seconds=time.monotonic() - began)
 
@@ -105,13 +100,13 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     if not os.path.isdir(parent):
         raise Problem("there is no folder %s" % parent, "`mkdir -p %s` creates it" % parent, 3)
     partial, began = "." + name + PARTIAL, time.monotonic()
-    prepare_process()
+    private_mounts()
     with store.reading(), ExitStack() as stack:
         snapshot = store.find(str(request["snapshot"]))
         top = stack.enter_context(_opened(parent))
         if field(request, "rehearse", bool, False):
             tree = stack.enter_context(open_snapshot_tree(store, snapshot))
-            found = PathRestore(tree, top, top, outside=True).rehearse(paths)
+            found = PathRestore(tree, top, outside=True).rehearse(paths)
             return dict(found, number=snapshot.number, folder=folder)
         beside = stack.enter_context(DirCursor(top))
         remove(beside, partial.encode())
@@ -120,7 +115,7 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
             os.mkdir(partial, 0o700, dir_fd=top)
             beside.down(partial.encode())
             tree = stack.enter_context(open_snapshot_tree(store, snapshot))
-            restored = PathRestore(tree, beside.here, beside.here, outside=True).all(paths)
+            restored = PathRestore(tree, beside.here, outside=True).all(paths)
             sync_file_system(beside.here)
             protocol.step("rename", "")
             os.rename(partial, name, src_dir_fd=top, dst_dir_fd=top)
@@ -128,18 +123,8 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
         except BaseException as error:
             with DirCursor(top) as again:
                 remove(again, partial.encode())
-            if isinstance(error, ext.Unknown):
-                raise Problem(
-                    "its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged"
-                )
             raise disk_error(error, folder) if isinstance(error, OSError) else error
     return dict(restored, number=snapshot.number, folder=folder, seconds=time.monotonic() - began)
-
-
-def prepare_process() -> None:
-    """Make mounts private, and clear the umask so that modes are set exactly."""
-    private_mounts()
-    os.umask(0)
 
 
 def requested_paths(request: Dict[str, Any], hint: str) -> List[Names]:
@@ -162,22 +147,17 @@ def _copy_overlay(overlay: str, beside: str) -> List[int]:
     if os.path.lexists(beside):
         os.unlink(beside)
     try:
-        source = os.open(overlay, os.O_RDONLY | os.O_CLOEXEC)
+        source = open(overlay, "rb", 0)
     except FileNotFoundError:
         raise Problem("there is no overlay %s" % overlay, "`sms overlay restore` without --path creates it", 3)
-    try:
+    with source:
         if find_loops(overlay):
             raise Problem("%s is in use" % overlay, "`sms stop`, or copy the paths to a folder with --to DIR", 3)
-        state = os.fstat(source)
-        target = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            protocol.detail("its blocks are shared" if copy_into(source, target, beside) else "")
-            os.fchown(target, state.st_uid, state.st_gid)
-            os.fchmod(target, stat.S_IMODE(state.st_mode))
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
+        state = os.fstat(source.fileno())
+        with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b", 0) as target:
+            protocol.detail("its blocks are shared" if copy_into(source.fileno(), target.fileno(), beside) else "")
+            os.fchown(target.fileno(), state.st_uid, state.st_gid)
+            os.fchmod(target.fileno(), stat.S_IMODE(state.st_mode))
     return _identity(state)
 
 
@@ -192,25 +172,23 @@ def _e2fsck(path: str, mode: str, store: Store, what: str, hint: str) -> None:
 
 
 def _restore_into(store: Store, snapshot: Snapshot, beside: str, paths: List[Names]) -> Dict[str, Any]:
-    file = os.open(beside, os.O_RDWR | os.O_CLOEXEC)
     try:
-        with open_snapshot_tree(store, snapshot) as tree, image_mounted(file, read_only=False) as folder:
-            with open_root(folder) as upper, _opened(folder) as top:
-                restored = PathRestore(tree, upper, top, outside=False).all(paths)
-                _flush(top, beside)
-        os.fsync(file)
+        with open(beside, "r+b", 0) as file:
+            with open_snapshot_tree(store, snapshot) as tree, image_mounted(file.fileno(), read_only=False) as folder:
+                with open_root(folder) as upper:
+                    restored = PathRestore(tree, upper, outside=False).all(paths)
+                    _flush(upper, beside)
+            os.fsync(file.fileno())
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Problem("the overlay is too small for it", "`sms overlay grow` enlarges it; nothing was changed")
         raise
-    finally:
-        os.close(file)
     return restored
 
 
-def _flush(top: int, beside: str) -> None:
+def _flush(upper: int, beside: str) -> None:
     """Flush the copy. A full file system below it loses writes without an error here, so check its free space."""
-    sync_file_system(top)
+    sync_file_system(upper)
     if free_bytes(os.path.dirname(beside)) < MIN_FREE:
         raise disk_error(OSError(errno.ENOSPC, "full"), beside)
 
@@ -229,113 +207,131 @@ class PathRestore:
 
     Args:
         root: the target tree's root.
-        scratch: a folder of its file system for temporary entries.
-        outside: the target tree is not an overlay: a path that the snapshot does not have is an error.
+        outside: the target tree is not an overlay: a path that the snapshot does not have is an error, whiteouts are
+            listed instead of created, and attributes that it does not support are counted.
     """
 
-    def __init__(self, tree: SnapshotTree, root: int, scratch: int, *, outside: bool) -> None:
+    def __init__(self, tree: SnapshotTree, root: int, *, outside: bool) -> None:
         self.tree = tree
         self.root = root
-        self.scratch = scratch
         self.outside = outside
-        self.made: Set[Names] = set()
-        self.links_name = LINKS
+        self.copied: List[Names] = []
+        self.files: Set[int] = set()
+        """Inodes of regular files."""
+        self.links: Dict[int, int] = {}
+        """Inodes with several names: how many of them are not copied."""
+        self.made: Dict[Names, bool] = {}
+        """Folders created above the paths: whether they hide the image's."""
+        self.opaque: List[Names] = []
+        """Folders that must hide the image's, other than in the snapshot."""
+        self.whiteouts: List[str] = []
+        self.hollow: List[str] = []
         self.notes: List[str] = []
 
     def all(self, paths: List[Names]) -> Dict[str, Any]:
         """Restore every path; return the result of each."""
-        results = []
-        with self._links() as links:
-            copier = Copier(self.tree, links, outside=self.outside)
-            for path in paths:
-                protocol.detail(show(path))
-                entries, size = copier.counts.entries, copier.counts.bytes
-                kind, removed = self._restore_one(copier, path)
-                new, more = copier.counts.entries - entries, copier.counts.bytes - size
-                results.append({"path": show(path), "kind": kind, "entries": new, "bytes": more, "removed": removed})
-            unlinked = copier.finish()
-        if unlinked:
-            self.notes.append(
-                "%d files have further hard links outside of the restored paths; these are separate files now"
-                % unlinked
-            )
-        self._add_notes(copier.counts)
+        results = [self._prepare(path) for path in paths]
+        self.tree.lay_out(self.files)
+        protocol.detail("%d entries" % len(self.copied))
+        unset = copy(self.tree.root, self.root, self.copied, outside=self.outside)
+        for path in self.opaque:
+            self._hide_image(path)
+        self._add_notes(unset)
         return {"paths": results, "notes": self.notes}
 
     def rehearse(self, paths: List[Names]) -> Dict[str, Any]:
         """Return what the paths are in the snapshot, without copying anything."""
         results = []
-        copier = Copier(self.tree, self.scratch, outside=self.outside)
         for path in paths:
             with self.tree.cursor() as source, DirCursor(self.root) as target:
-                cursor = PathCursor(self, copier, source, target, path)
+                cursor = PathCursor(self, source, target, path)
                 cursor.locate()
                 results.append({"path": show(path), "kind": kind_of(cursor.entry) if cursor.entry else "image"})
         return {"paths": results, "notes": self.notes}
 
-    @contextmanager
-    def _links(self) -> Iterator[int]:
-        if self.outside:  # restored files may have any name
-            self.links_name = LINKS + b"-" + os.urandom(8).hex().encode()
-        with DirCursor(self.scratch) as cursor:
-            remove(cursor, self.links_name)
-            os.mkdir(self.links_name, 0o700, dir_fd=self.scratch)
-            cursor.down(self.links_name)
-            yield cursor.here
-        os.rmdir(self.links_name, dir_fd=self.scratch)
-
-    def _add_notes(self, counts: Counts) -> None:
+    def _add_notes(self, unset: int) -> None:
+        unlinked = sum(count > 0 for count in self.links.values())
+        if unlinked:
+            self.notes.append(
+                "%d files have further hard links outside of the restored paths; these are separate files now"
+                % unlinked
+            )
         for paths, text in (
-            (counts.whiteouts, "removed from the image, so not created"),
-            (counts.hollow, "only its attributes were changed, its contents are in the image"),
+            (self.whiteouts, "removed from the image, so not created"),
+            (self.hollow, "only its attributes were changed, its contents are in the image"),
         ):
             self.notes += ["%s: %s" % (text, one) for one in paths[:MAX_NOTED]]
             if len(paths) > MAX_NOTED:
                 self.notes.append("%s: %d more" % (text, len(paths) - MAX_NOTED))
-        if counts.unset:
-            self.notes.append(
-                "%d attributes were not set: the target's file system does not support them" % counts.unset
-            )
+        if unset:
+            self.notes.append("%d attributes were not set: the target's file system does not support them" % unset)
 
-    def _restore_one(self, copier: Copier, path: Names) -> Tuple[str, int]:
-        """Restore one path; return its kind in the snapshot, and the number of entries removed in the target."""
+    def _prepare(self, path: Names) -> Dict[str, Any]:
+        """Remove what is at a path in the target, create the folders above it, and note what is to be copied."""
         with self.tree.cursor() as source, DirCursor(self.root) as target:
-            cursor = PathCursor(self, copier, source, target, path)
+            cursor = PathCursor(self, source, target, path)
             cursor.locate()
             found, entry, name = cursor.enter_target(), cursor.entry, path[-1]
-            removed = 0
+            entries = size = removed = 0
             if found:
-                cursor.make_writable()
-                removed = remove(target, name)
+                removed = self.remove(target, name)
             if entry:
-                copier.copy(source, target, name, list(path))
-                self._set_opaque(cursor, name, entry)
+                entries, size = self._add(source, path)
+                self._check_opaque(cursor, entry)
             elif cursor.hidden_in_snapshot and not cursor.hidden_in_target:
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=target.here)
             elif cursor.hidden_in_target and not cursor.hidden_in_snapshot:
                 self.notes.append("%s of the image stays hidden: a folder above it hides the image's" % show(path))
-            cursor.leave_target()
-            return kind_of(entry) if entry else "image", removed
+            kind = kind_of(entry) if entry else "image"
+            return {"path": show(path), "kind": kind, "entries": entries, "bytes": size, "removed": removed}
 
-    def _set_opaque(self, cursor: "PathCursor", name: bytes, entry: os.stat_result) -> None:
-        """Hide the image's contents of a folder if they were hidden in the snapshot; note if they cannot be shown."""
-        target = cursor.target
-        if self.outside or kind_of(entry) != "folder" or has_xattr(target, name, OPAQUE):
+    def remove(self, target: DirCursor, name: bytes) -> int:
+        """Remove an entry in the target; return the number of entries removed."""
+        if not self.outside:
+            make_removable(target, name)
+        return remove(target, name)
+
+    def _add(self, source: DirCursor, path: Names) -> Tuple[int, int]:
+        """Note an entry and all below it for copying; return the number of entries, and the bytes of files."""
+        entries = size = 0
+        for below, state in walk(source, path[-1]):
+            names, kind = (*path[:-1], *below), kind_of(state)
+            if kind == "removed" and self.outside:
+                self.whiteouts.append(show(names))
+                continue
+            self.copied.append(names)
+            entries += 1
+            if kind == "file" and state.st_ino not in self.files:
+                self.files.add(state.st_ino)
+                size += min(state.st_size, state.st_blocks * 512)
+                if self.outside and has_xattr(source, names[-1], METACOPY):
+                    self.hollow.append(show(names))
+            if kind != "folder" and state.st_nlink > 1:
+                self.links[state.st_ino] = self.links.get(state.st_ino, state.st_nlink) - 1
+        return entries, size
+
+    def _check_opaque(self, cursor: "PathCursor", entry: os.stat_result) -> None:
+        """Note whether a folder must hide the image's contents, as they were hidden in the snapshot."""
+        if self.outside or kind_of(entry) != "folder" or has_xattr(cursor.source, cursor.path[-1], OPAQUE):
             return
         if cursor.hidden_in_snapshot and not cursor.hidden_in_target:
-            path = b"/proc/self/fd/%d/%s" % (target.here, name)
-            os.setxattr(path, OPAQUE, b"y", follow_symlinks=False)
+            self.opaque.append(cursor.path)
         elif cursor.hidden_in_target and not cursor.hidden_in_snapshot:
             shown = show(cursor.path)
             self.notes.append("%s lacks the image's contents: a folder above it hides the image's" % shown)
+
+    def _hide_image(self, path: Names) -> None:
+        with DirCursor(self.root) as target:
+            for name in path:
+                target.down(name)
+            os.setxattr(target.here, OPAQUE, b"y")
 
 
 class PathCursor:
     """Walks the folders of a path in the snapshot and in the target tree."""
 
-    def __init__(self, restore: PathRestore, copier: Copier, source: DirCursor, target: DirCursor, path: Names) -> None:
+    def __init__(self, restore: PathRestore, source: DirCursor, target: DirCursor, path: Names) -> None:
         self.restore = restore
-        self.copier = copier
         self.source = source
         self.target = target
         self.path = path
@@ -345,9 +341,7 @@ class PathCursor:
         self.hidden_in_snapshot = False
         """Whether a folder above the path hides the image's entry, in the snapshot and in the target."""
         self.hidden_in_target = False
-        self.states: List[os.stat_result] = []
         self.hides: List[bool] = []
-        self.flags: Dict[int, int] = {}
 
     def locate(self) -> None:
         """Walk to the path in the snapshot.
@@ -385,7 +379,6 @@ class PathCursor:
                 part, "it was removed" if kind_of(state) == "removed" else "it was a " + kind_of(state)
             )
         self.hidden_in_snapshot = self.hidden_in_snapshot or hides
-        self.states.append(state)
         self.hides.append(hides)
         return True
 
@@ -400,7 +393,8 @@ class PathCursor:
         """Enter a folder in the target; return False where the image's shows, as in the snapshot."""
         now = lstat(self.target, part[-1])
         if now and stat.S_ISDIR(now.st_mode):
-            self.hidden_in_target = self.hidden_in_target or has_xattr(self.target, part[-1], OPAQUE)
+            hides = self.restore.made.get(part, has_xattr(self.target, part[-1], OPAQUE))
+            self.hidden_in_target = self.hidden_in_target or hides
         elif wanted:
             self._create(part, now)
         elif now:
@@ -415,34 +409,11 @@ class PathCursor:
         return True
 
     def _create(self, part: Names, now: State) -> None:
-        self.make_writable()
         if now:
-            remove(self.target, part[-1])
+            self.restore.remove(self.target, part[-1])
             what = "removed" if kind_of(now) == "removed" else "a " + kind_of(now)
             self.restore.notes.append("%s was %s, and is a folder again" % (show(part), what))
         os.mkdir(part[-1], 0o700, dir_fd=self.target.here)
-        self.hidden_in_target = self.hidden_in_target or self.hides[len(part) - 1]
-        self.restore.made.add(part)
-
-    def make_writable(self) -> None:
-        """Clear the flags that prevent changes to the current folder of the target."""
-        if self.target.depth not in self.flags:
-            self.flags[self.target.depth] = make_writable(self.target.here)
-
-    def leave_target(self) -> None:
-        """Walk back to the root; set the metadata of created folders, and restore the flags of the others."""
-        for depth in range(self.target.depth, -1, -1):
-            part = self.path[:depth]
-            made = part in self.restore.made
-            if made:
-                make_writable(self.target.here)
-            elif self.flags.get(depth, 0) & COPIED_FLAGS:
-                set_flags(self.target.here, self.flags[depth] & COPIED_FLAGS)
-            if not depth:
-                return
-            self.target.up()
-            if self.source.depth == depth:
-                self.source.up()
-            if made:
-                self.copier.path = list(part)
-                self.copier.apply_metadata(self.source.here, self.target.here, part[-1], self.states[depth - 1])
+        hides = self.restore.made[part] = self.hides[len(part) - 1]
+        self.hidden_in_target = self.hidden_in_target or hides
+        self.restore.copied.append(part)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Set, Tuple
 
 from appliance.agent import protocol
-from appliance.agent.check import check, run_e2fsck, write_all
+from appliance.agent.check import check, run_e2fsck, write_chunks
 from appliance.agent.clone import reflink
 from appliance.agent.freeze import find_loops
 from appliance.agent.protocol import Problem, field
@@ -195,18 +195,7 @@ def write_image(reader: Reader, path: str) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         cloned = reader.image is not None and reflink(reader.image, descriptor)
-        os.ftruncate(descriptor, reader.size)
-        todo = [number for number in range(reader.count) if reader.digest(number) != ZERO]
-
-        def write(number: int) -> None:
-            data = reader.read(number)
-            if not cloned:
-                write_all(descriptor, data, number * CHUNK)
-
-        with ThreadPoolExecutor(WORKERS) as pool:
-            for done, _ in enumerate(pool.map(write, todo), 1):
-                if done % 1024 == 0:
-                    protocol.progress(done * CHUNK, len(todo) * CHUNK)
+        write_chunks(reader, descriptor, range(reader.count), present=cloned)
         os.fsync(descriptor)
     except OSError as error:
         raise disk_error(error, path)

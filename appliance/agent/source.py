@@ -1,12 +1,12 @@
 """Read an overlay for a snapshot: find the chunks that hold data, and their digests."""
 
-import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from appliance.agent import ext, protocol
 from appliance.agent.store import CHUNK, ZERO, count_chunks, digest_of
+from appliance.shared.files import data_units
 
 SPAN = 64
 """Chunks that a worker reads at once."""
@@ -85,20 +85,7 @@ class Source:
 
     def data_chunks(self) -> List[int]:
         """Return the numbers of the chunks that are not holes."""
-        found: List[int] = []
-        offset = last = 0
-        while offset < self.size:
-            try:
-                begin = os.lseek(self.descriptor, offset, os.SEEK_DATA)
-                offset = os.lseek(self.descriptor, begin, os.SEEK_HOLE)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    break
-                raise
-            first = max(begin // CHUNK, last)
-            last = (offset - 1) // CHUNK + 1
-            found.extend(range(first, last))
-        return found
+        return list(data_units(self.descriptor, self.size, CHUNK))
 
     def read_chunks(self, numbers: Iterable[int], sink: Sink, *, show: bool = False) -> None:
         """Read chunks in several threads, pass them to ``sink``, and keep their digests; ``show`` reports progress."""

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from appliance.agent.protocol import Busy, Problem
-from appliance.shared.files import free_bytes, replace_file, sync_folder
+from appliance.shared.files import free_bytes, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
 
 CHUNK = 1 << 16
@@ -345,10 +345,7 @@ class Store:
 
     def put_into(self, image: int, number: int, data: Any) -> bytes:
         """Store a chunk in a snapshot's own image; return its digest."""
-        offset, view = number * CHUNK, memoryview(data)
-        while len(view):
-            done = os.pwrite(image, view, offset)
-            view, offset = view[done:], offset + done
+        write_at(image, data, number * CHUNK)
         return self.count_only(number, data)
 
     def count_only(self, number: int, data: Any) -> bytes:

@@ -1,27 +1,26 @@
 """Open the file tree of an overlay, as the container sees it: of a snapshot, or of the current overlay.
 
-Of a snapshot only the metadata is written to an unnamed file and mounted read-only; contents are read from the store,
-each chunk verified.
+Of a snapshot the metadata is written to an unnamed sparse file and mounted read-only. The contents of single files are
+read from the store (to compare them), or written to that file as well (to copy them); each chunk is verified.
 """
 
 import os
 import stat
 import tempfile
 from contextlib import ExitStack, contextmanager
-from typing import BinaryIO, Dict, Iterator, List, Optional, Tuple
+from typing import BinaryIO, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from appliance.agent import ext, protocol
-from appliance.agent.check import metadata_chunks, open_image, write_all
+from appliance.agent.check import metadata_chunks, open_image, write_chunks
 from appliance.agent.clone import copy_into
 from appliance.agent.freeze import find_loops, mounted_again
 from appliance.agent.loops import image_mounted
 from appliance.agent.names import DirCursor
 from appliance.agent.protocol import Problem
-from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
+from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, disk_error
 from appliance.agent.take import host_locked
+from appliance.shared.files import data_units, free_bytes
 
-FLAGS = 32
-"""Offset of i_flags in a raw inode."""
 Token = Tuple[Tuple[int, int, bytes], ...]
 """Identifies the content of a window of a file: its blocks, and the digests of the chunks that contain them."""
 
@@ -61,17 +60,7 @@ class OpenFile(Contents):
             raise FileNotFoundError("no longer a file")
 
     def windows(self) -> Iterator[int]:
-        offset = last = 0
-        while offset < self.size:
-            try:
-                begin = os.lseek(self.descriptor, offset, os.SEEK_DATA)
-                offset = os.lseek(self.descriptor, begin, os.SEEK_HOLE)
-            except OSError:  # ENXIO: a hole up to the end
-                return
-            first = max(begin // CHUNK, last)
-            last = (offset - 1) // CHUNK + 1
-            for number in range(first, last):
-                yield number
+        return data_units(self.descriptor, self.size, CHUNK)
 
     def window(self, number: int) -> bytes:
         wanted = max(0, min(CHUNK, self.size - number * CHUNK))
@@ -121,29 +110,43 @@ class Tree:
         """Open the regular file ``name`` in an open folder of this tree."""
         return OpenFile(folder, name)
 
-    def flags(self, state: os.stat_result) -> int:
-        """Return the flags of chattr(1) of an entry."""
-        return 0
-
     def cursor(self) -> DirCursor:
         """Return a cursor at the root."""
         return DirCursor(self.root)
 
 
 class SnapshotTree(Tree):
-    """The tree of a snapshot."""
+    """The tree of a snapshot; ``file`` is the sparse file that is mounted."""
 
-    def __init__(self, root: int, reader: Reader, image: ext.Image) -> None:
+    def __init__(self, root: int, reader: Reader, image: ext.Image, file: int) -> None:
         Tree.__init__(self, root, float(reader.snapshot.manifest["taken"]))
         self.reader = reader
         self.image = image
+        self.file = file
 
     def contents(self, folder: int, name: bytes, state: os.stat_result) -> Contents:
         return StoredFile(self.image, self.reader, state.st_ino)
 
-    def flags(self, state: os.stat_result) -> int:
-        raw = self.image.inode(state.st_ino)
-        return int.from_bytes(raw[FLAGS : FLAGS + 4], "little")
+    def lay_out(self, inodes: Iterable[int]) -> None:
+        """Write the contents of files to the mounted file; before, they must not have been read through the mount.
+
+        Raises:
+            Problem: there is not enough space, or a chunk is damaged.
+        """
+        each = CHUNK // self.image.layout.block
+        numbers = {block // each for inode in inodes for _, block in self.image.file(self.image.inode(inode)).data}
+        needed = CHUNK * sum(self.reader.digest(number) != ZERO for number in numbers)
+        root, free = self.reader.snapshot.root, free_bytes(self.file)
+        if needed > free:
+            raise Problem(
+                "no room in %s for the files: they need %d MiB, %d are free" % (root, needed >> 20, free >> 20),
+                "`sms overlay prune` makes room",
+                3,
+            )
+        try:
+            write_chunks(self.reader, self.file, numbers)
+        except OSError as error:
+            raise disk_error(error, root)
 
 
 @contextmanager
@@ -165,7 +168,11 @@ def open_root(folder: str) -> Iterator[int]:
 
 @contextmanager
 def open_snapshot_tree(store: Store, snapshot: Snapshot) -> Iterator[SnapshotTree]:
-    """Open the tree of a snapshot. Needs ``private_mounts`` and the store's lock for reading."""
+    """Open the tree of a snapshot. Needs ``private_mounts`` and the store's lock for reading.
+
+    Raises:
+        Problem: it is damaged; also where that is found while the tree is used.
+    """
     os.makedirs(store.temporary, 0o700, exist_ok=True)
     with ExitStack() as stack:
         reader = stack.enter_context(Reader(snapshot))
@@ -173,12 +180,12 @@ def open_snapshot_tree(store: Store, snapshot: Snapshot) -> Iterator[SnapshotTre
         if image.layout.recover:
             raise snapshot.damaged("its journal was not replayed")
         file = stack.enter_context(temporary_file(store))
-        os.ftruncate(file.fileno(), reader.size)
-        for number in sorted(metadata_chunks(image)):
-            if reader.digest(number) != ZERO:
-                write_all(file.fileno(), image.read(number * CHUNK, reader.length(number)), number * CHUNK)
+        write_chunks(reader, file.fileno(), metadata_chunks(image))
         folder = stack.enter_context(image_mounted(file.fileno(), read_only=True))
-        yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image)
+        try:
+            yield SnapshotTree(stack.enter_context(open_root(folder)), reader, image, file.fileno())
+        except ext.Unknown as error:
+            raise Problem("its file system is damaged: %s" % error, "`sms overlay verify` shows which are undamaged")
 
 
 @contextmanager

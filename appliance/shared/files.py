@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Any, Iterator
 
 
 def sync_folder(path: str) -> None:
@@ -44,3 +46,35 @@ def free_bytes(where: str | os.PathLike[str] | int) -> int:
     """Return the free bytes of the file system of a path or an open file."""
     state = os.statvfs(where)
     return state.f_bavail * state.f_frsize
+
+
+def write_at(descriptor: int, data: Any, offset: int) -> None:
+    """Write all of ``data`` by pwrite(2)."""
+    view = memoryview(data)
+    while len(view):
+        done = os.pwrite(descriptor, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def data_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges (begin, end) of the first ``size`` bytes of a file that are not holes."""
+    end = 0
+    while end < size:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole up to the end
+                return
+            raise
+        if begin < size:
+            yield begin, min(end, size)
+
+
+def data_units(descriptor: int, size: int, unit: int) -> Iterator[int]:
+    """Yield the numbers of the units of ``unit`` bytes that are not entirely holes, in order."""
+    last = 0
+    for begin, end in data_ranges(descriptor, size):
+        first = max(begin // unit, last)
+        last = (end - 1) // unit + 1
+        yield from range(first, last)

@@ -22,6 +22,7 @@ from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions,
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress, Silent
 from appliance.tools import agent, apptainer
+from appliance.tools.programs import has_program
 
 MAX_LINES = 1000
 """Differences that are reported unless all are requested."""
@@ -214,8 +215,17 @@ def rehearse_paths(cluster: Cluster, host: Host, selector: str, paths: Sequence[
     return _query_diff(cluster, host, Comparison(None, chosen["number"], paths, lock=True), Silent())
 
 
+def _check_rsync(host: Host) -> None:
+    if not has_program(host, "rsync"):
+        raise Refused(
+            f"rsync is not installed on {host.name}",
+            hint=f"`sms doctor --host {host.name}` prints the command that installs it",
+        )
+
+
 def _check_restore(cluster: Cluster, host: Host, selector: str) -> Snapshot:
     check_programs(host)
+    _check_rsync(host)
     chosen = find_snapshot(list_snapshots(cluster, host), selector)
     if apptainer.find_instance(host, instance_name(cluster.site)):
         raise Refused(
@@ -235,6 +245,7 @@ def extract_paths(
         SmsError: the snapshot is damaged, or there is no room; nothing is left behind.
     """
     check_programs(host)
+    _check_rsync(host)
     chosen, folder = find_snapshot(list_snapshots(cluster, host), options.selector), options.folder
     if not folder.startswith("/"):
         if not isinstance(host, Local):

@@ -27,7 +27,7 @@ PROGRAMS = (
         "nft",
         "ps",
     ),
-    *("setpriv", "unsquashfs"),
+    *("rsync", "setpriv", "unsquashfs"),
 )
 """Programs that `sms` and Apptainer call on an admin host."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.real.overlays import Bed, Said, bed, file_system, sample, sh, wait_until
-from tests.real.trees import Print, fingerprint, make_everything, stir, thaw_flags, write
+from tests.real.trees import Print, access_list, fingerprint, make_everything, stir, thaw_flags, write
 
 pytestmark = pytest.mark.real
 
@@ -82,7 +82,7 @@ def test_all_that_files_have_survives(overlay: Bed, tmp_path: Path) -> None:
     after = fingerprint(overlay.upper, below=(b"keep",))
     assert set(after) == set(before)
     for name, one in before.items():
-        assert after[name] == one, name
+        assert {**after[name], "flags": 0} == {**one, "flags": 0}, name  # chattr's are not restored
     assert len(before) >= len(made) and said["notes"] == []
     assert (overlay.upper / "other/stays").read_bytes() == b"2"
     assert (overlay.upper / "keep/sparse").stat().st_blocks <= 64
@@ -361,9 +361,24 @@ def test_paths_that_are_none(overlay: Bed, path: str, words: str, tmp_path: Path
     assert not Path(folder).exists()
 
 
-def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
-    """Deeper than any path, and a file with very many names."""
+def test_a_file_with_many_names(overlay: Bed, tmp_path: Path) -> None:
     top = overlay.upper / "h"
+    write(top / "linked")
+    for number in range(2000):
+        os.link(top / "linked", top / f"l{number}\n\x1b")
+    first = overlay.take()["number"]
+    sh("rm", "-rf", top)
+    assert diff(overlay, first, None)["/h"]["entries"] == 2001
+    said = bring(overlay, first, "/h")
+    assert said["paths"][0]["entries"] == 2002 and said["notes"] == []
+    assert (top / "linked").stat().st_nlink == 2001
+    assert diff(overlay, first, None)[""]["lines"] == 0
+    said = overlay.ask("extract_paths", snapshot=str(first), paths=["/h"], folder=str(tmp_path / "out"))
+    assert said.status == 0 and said.last["paths"][0]["entries"] == 2002
+
+
+def make_deep(top: Path) -> None:
+    """Make a tree that is deeper than any path."""
     top.mkdir()
     here = os.open(top, os.O_RDONLY)
     for _ in range(3000):
@@ -373,23 +388,23 @@ def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
         here = below
     os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=here))
     os.close(here)
-    write(top / "linked")
-    for number in range(2000):
-        os.link(top / "linked", top / f"l{number}\n\x1b")
+
+
+def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
+    """It is compared and removed; no path leads to all of it, so it is restored with the whole snapshot only."""
+    write(overlay.upper / "g/x")
     first = overlay.take()["number"]
-    sh("rm", "-rf", top)
-    told = diff(overlay, first, None)
-    assert told["/h"]["entries"] == 3000 + 1 + 2001
+    make_deep(overlay.upper / "h")
+    second = overlay.take()["number"]
+    assert diff(overlay, first, second)["/h"]["entries"] == 3001
     everything = diff(overlay, first, None, limit=None)
     assert max(len(path) for path in everything) <= 4096
+    said = overlay.ask("extract_paths", snapshot=str(second), paths=["/h"], folder=str(tmp_path / "out"))
+    refused(said, "longer than a path may be")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bed"]
     said = bring(overlay, first, "/h")
-    assert said["paths"][0]["entries"] == 5003 and said["notes"] == []
-    assert (top / "linked").stat().st_nlink == 2001
+    assert said["paths"] == [{"path": "/h", "kind": "image", "entries": 0, "bytes": 0, "removed": 3002}]
     assert diff(overlay, first, None)[""]["lines"] == 0
-    said = overlay.ask("extract_paths", snapshot=str(first), paths=["/h"], folder=str(tmp_path / "out"))
-    assert said.status == 0 and said.last["paths"][0]["entries"] == 5003
-    sh("rm", "-rf", tmp_path / "out")
-    bring(overlay, first, "/h")
 
 
 def test_names_outside_are_told(overlay: Bed) -> None:
@@ -402,6 +417,24 @@ def test_names_outside_are_told(overlay: Bed) -> None:
         "1 files have further hard links outside of the restored paths; these are separate files now"
     ]
     assert (overlay.upper / "p/one").read_bytes() == b"x" and (overlay.upper / "two").read_bytes() == b"changed"
+
+
+def test_a_file_system_without_attributes(overlay: Bed, tmp_path: Path) -> None:
+    write(overlay.upper / "p/one", b"1")
+    os.setxattr(overlay.upper / "p/one", "user.a", b"1")
+    os.setxattr(overlay.upper / "p/one", "system.posix_acl_access", access_list((2, 6, 77)))
+    write(overlay.upper / "p/two", b"2")
+    first = overlay.take()["number"]
+    target = tmp_path / "ram"
+    target.mkdir()
+    sh("mount", "-t", "ramfs", "none", target)
+    try:
+        said = overlay.ask("extract_paths", snapshot=str(first), paths=["/p"], folder=str(target / "out"))
+        assert said.status == 0, said.last
+        assert (target / "out/p/one").read_bytes() + (target / "out/p/two").read_bytes() == b"12"
+        assert said.last["notes"] == ["2 attributes were not set: the target's file system does not support them"]
+    finally:
+        sh("umount", target)
 
 
 def test_a_stopped_overlay_that_was_not_closed(overlay: Bed) -> None:
@@ -477,6 +510,41 @@ def test_killed_on_the_way_out(overlay: Bed, step: str, tmp_path: Path) -> None:
     refused(overlay.ask("extract_paths", **request), "already exists")
 
 
+SLOW = """
+import os, signal, threading
+from appliance.agent import rsync
+rsync.RSYNC += ("--bwlimit=50",)
+threading.Timer(2, lambda: os.kill(os.getpid(), signal.{name})).start()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("command", ["restore_paths", "extract_paths"])
+def test_killed_while_rsync_copies(overlay: Bed, command: str, name: str, tmp_path: Path) -> None:
+    """With the agent its rsync ends, and with that its mounts and loop devices."""
+    write(overlay.upper / "p/state", os.urandom(10 << 20))
+    first = overlay.take()["number"]
+    write(overlay.upper / "p/state", b"now")
+    overlay.unmount()
+    was = digest(overlay.overlay)
+    request: dict[str, Any] = {"snapshot": str(first), "paths": ["/p"]}
+    request["overlay" if command == "restore_paths" else "folder"] = str(
+        overlay.overlay if command == "restore_paths" else tmp_path / "out"
+    )
+    said = overlay.ask(command, before=SLOW.format(name=name), **request)
+    assert said.status == (-9 if name == "SIGKILL" else 1) and said.steps[-1] == "restore", (said.last, said.stderr)
+    wait_until(lambda: str(overlay.folder) not in sh("losetup", "-l"))
+    wait_until(lambda: "--bwlimit=50" not in sh("ps", "-eo", "args"))
+    assert digest(overlay.overlay) == was and not (tmp_path / "out").exists()
+    if name == "SIGTERM":
+        assert [path.name for path in tmp_path.iterdir()] == ["bed"]
+        assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
+    done = overlay.ask(command, **request)
+    assert done.status == 0, (done.last, done.stderr)
+    (overlay.folder / "ov.img.with-paths").unlink(missing_ok=True)
+    overlay.mount()
+
+
 @pytest.mark.parametrize("step", sample(("open", "compare"), "compare"))
 def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
     first = overlay.take()["number"]
@@ -549,6 +617,12 @@ def test_no_room(overlay: Bed, tmp_path: Path) -> None:
         sh("mkfs.ext3", "-q", "-F", small / "ov.img")
         write(small / "fill", os.urandom(12 << 20))
         refused(overlay.ask("restore_paths", **{**request, "overlay": str(small / "ov.img")}), "no room for a copy")
-    assert digest(overlay.overlay) == was
+    with file_system(tmp_path / "full", "ext4", 64) as small:  # nor do the files fit into the store
+        shutil.copytree(overlay.store, small / "store")
+        write(small / "fill", os.urandom(16 << 20))
+        request = {"store": str(small / "store"), "snapshot": str(first), "paths": ["/p"]}
+        refused(overlay.ask("extract_paths", folder=str(tmp_path / "out"), **request), "no room in")
+        refused(overlay.ask("restore_paths", overlay=str(overlay.overlay), **request), "no room in")
+    assert digest(overlay.overlay) == was and not (tmp_path / "out").exists()
     assert [path.name for path in overlay.folder.glob("ov.img*")] == ["ov.img"]
     overlay.mount()

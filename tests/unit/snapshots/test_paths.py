@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.agent import diff, names
-from appliance.agent.copier import PAGE, data_ranges
+from appliance.agent import diff, names, rsync
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK
 from appliance.agent.trees import Contents
 from appliance.cli import main
 from appliance.cli.snapshots.paths_view import diff_line, diff_summary, restored_paths_lines
-from appliance.operations.snapshots.paths import Diff, RestoredPaths, Rows
+from appliance.errors import Refused
+from appliance.host.fake import Fake
+from appliance.operations.context import open_cluster
+from appliance.operations.snapshots.paths import (
+    Diff,
+    ExtractOptions,
+    RestoredPaths,
+    Rows,
+    extract_paths,
+    rehearse_paths,
+    restore_paths,
+)
+from appliance.progress import Silent
+from appliance.shared import files
 from appliance.text import printable
+from tests.places import DEBIAN_SITE
 
 NAME = st.binary(min_size=1, max_size=40).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
@@ -132,7 +147,8 @@ def test_links_are_never_followed(tmp_path: Path) -> None:
     with names.DirCursor(root) as cursor:
         with pytest.raises(OSError):
             cursor.down(b"link")
-        assert not diff.enter(cursor, b"link")
+        assert not names.enter(cursor, b"link")
+        assert [path for path, _ in names.walk(cursor, b"link")] == [[b"link"]]
         with pytest.raises(Problem, match=r"/link was a symbolic link before, to \.\./elsewhere"):
             diff.descend(cursor, [b"link"], "before")
     os.close(root)
@@ -185,13 +201,70 @@ def test_holes_equal_zeros(a: bytes, b: bytes, holes_a: bool, holes_b: bool) -> 
     assert diff.same_contents(Bytes(a, holes_a), Bytes(b, holes_b)) == (a == b)
 
 
-@given(st.lists(st.sampled_from([bytes(PAGE), b"x" * PAGE, b"tail"]), max_size=6).map(b"".join))
-def test_pages_of_zeros_are_not_written(data: bytes) -> None:
-    out = bytearray(len(data))
-    for begin, end in data_ranges(memoryview(data)):
-        assert any(data[begin:end])
-        out[begin:end] = data[begin:end]
-    assert out == data
+def test_a_walk_visits_everything_once(tmp_path: Path) -> None:
+    for path in ("top/b/deep/er/x", "top/a", "top/c"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"12")
+    root = os.open(tmp_path, os.O_RDONLY)
+    with names.DirCursor(root) as cursor:
+        found = [b"/".join(path).decode() for path, _ in names.walk(cursor, b"top")]
+        assert found == ["top", "top/a", "top/b", "top/b/deep", "top/b/deep/er", "top/b/deep/er/x", "top/c"]
+        assert cursor.depth == 0 and diff.measure(cursor, b"top") == (6, 6)
+        assert not list(names.walk(cursor, b"missing"))
+    os.close(root)
+
+
+NOT_SET = [
+    'rsync: [receiver] rsync_xal_set: fsetxattr("/o/.f.ZU","user.a") failed: Operation not supported (95)',
+    'rsync: rsync_xal_set: lsetxattr("/o/f","user.a") failed: Operation not supported (95)',
+    "rsync: [receiver] set_acl: sys_acl_set_file(.f.ZU, ACL_TYPE_ACCESS): Operation not supported (95)",
+]
+PARTIAL = (
+    "rsync error: some files/attrs were not transferred (see previous errors) (code 23) at main.c(1394) [sender=3.5.0]"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "lines", "outside", "outcome"),
+    [
+        (0, [], False, 0),
+        (23, [*NOT_SET, PARTIAL], True, 3),
+        (23, [*NOT_SET, PARTIAL], False, "rsync ended with status 23: .*fsetxattr"),
+        (
+            23,
+            [NOT_SET[0], 'rsync: chown "/o/f" failed: Operation not permitted (1)', PARTIAL],
+            True,
+            "status 23: .*chown",
+        ),
+        (11, ['rsync: [receiver] write failed on "/o/big": No space left on device (28)'], True, errno.ENOSPC),
+        (11, ['rsync: write failed on "/o/big": Disk quota exceeded (122)'], False, errno.EDQUOT),
+        (
+            23,
+            ['rsync: open "/o/(28)\x1b" failed: Input/output error (5)', PARTIAL],
+            False,
+            r"\(28\)\\x1b.*error \(5\)$",
+        ),
+        (1, ["rsync: --acls: unknown option"], True, "status 1: rsync: --acls"),
+        (-9, [], True, "rsync ended with status -9"),
+    ],
+)
+def test_messages_of_rsync(status: int, lines: list[str], outside: bool, outcome: int | str) -> None:
+    if isinstance(outcome, str):
+        with pytest.raises(Problem, match=outcome):
+            rsync.judge(status, lines, outside=outside)
+    elif status in (0, 23):
+        assert rsync.judge(status, lines, outside=outside) == outcome
+    else:
+        with pytest.raises(OSError) as caught:
+            rsync.judge(status, lines, outside=outside)
+        assert caught.value.errno == outcome
+
+
+def test_paths_that_rsync_would_cut_are_refused() -> None:
+    with pytest.raises(Problem, match=r"/d/d/.*is longer than a path may be") as caught:
+        rsync.copy(-1, -1, [(b"d",) * 2048], outside=False)
+    assert caught.value.status == 3 and len(caught.value.message) < 300
+    assert rsync.copy(-1, -1, [], outside=False) == 0
 
 
 LINES: list[tuple[dict[str, Any], str]] = [
@@ -290,3 +363,36 @@ def test_a_whiteout_is_not_a_device() -> None:
     assert names.kind_of(state(stat.S_IFCHR, 0)) == "removed"
     assert names.kind_of(state(stat.S_IFCHR, 259)) == "device"
     assert names.kind_of(state(stat.S_IFBLK, 0)) == "device"
+
+
+def test_a_host_without_rsync_is_refused() -> None:
+    cluster = open_cluster(DEBIAN_SITE, None, Silent())
+
+    def run(argv: tuple[str, ...], given: bytes | None) -> tuple[int, str]:
+        return 0, "rsync" if argv[-1] == "rsync" else ""
+
+    host = Fake({("sh",): run})
+    for verb in (
+        lambda: rehearse_paths(cluster, host, "3", ["/etc"]),
+        lambda: restore_paths(cluster, host, "3", ["/etc"], Silent()),
+        lambda: extract_paths(cluster, host, ExtractOptions("3", ["/etc"], "/root/x"), Silent()),
+    ):
+        with pytest.raises(Refused, match=f"rsync is not installed on {host.name}") as caught:
+            verb()
+        assert "sms doctor" in caught.value.hint
+
+
+@given(st.lists(st.sampled_from([0, 1, 4096, 4097, 100_000]), min_size=1, max_size=8), st.sampled_from([4096, 10_000]))
+def test_units_with_data(lengths: list[int], unit: int) -> None:
+    """Alternately holes and data; a file system may keep small holes as data."""
+    with tempfile.TemporaryFile() as file:
+        wanted, offset = set(), 0
+        for index, length in enumerate(lengths):
+            if index % 2 and length:
+                files.write_at(file.fileno(), b"x" * length, offset)
+                wanted |= set(range(offset // unit, (offset + length - 1) // unit + 1))
+            offset += length
+        file.truncate(offset)
+        found = list(files.data_units(file.fileno(), offset, unit))
+        assert found == sorted(set(found)) and set(found) >= wanted
+        assert all(number * unit < offset for number in found)
