@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+LARGEST_OVERLAY = 1 << 44
+"""16 TiB, in bytes: the limit of ext3 with blocks of 4 KiB."""
 YEAR_S = 366 * 86400
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
