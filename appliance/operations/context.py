@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from appliance.catalog import Base, Service, read_bases, read_catalog, select
+from appliance.catalog import Base, Service, read_bases, select
 from appliance.catalog.model import Role
 from appliance.config.model import AdminHost, Site
 from appliance.errors import ConfigError, Refused
@@ -84,9 +84,8 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
     for notice in loaded.notices:
         progress.report(f"note: {notice}")
     site = loaded.site
-    catalog = read_catalog(share("definitions", "services"))
     bases = read_bases(share("definitions", "bases"))
-    return Cluster(site, select(catalog, site.service_names), bases[site.base.os], path.absolute())
+    return Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
 
 
 def _over_ssh(site: Site, host: AdminHost) -> Host:
