@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from appliance.errors import ConfigError, Refused
+from appliance.errors import Refused
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
 from appliance.operations.context import Cluster
@@ -47,9 +47,10 @@ def inspect_hosts(
         With ``recover``, the result of a migration that an earlier run completed and did not record; it is now.
 
     Raises:
+        ConfigError: no admin host has that name.
         Refused: with all problems.
     """
-    target = _find_target(cluster, name)
+    target = cluster.host(name)
     with progress.step("check both hosts") as step:
         _check_target_programs(target)
         source, lease = find_source(cluster, target, recover=recover, progress=progress)
@@ -68,13 +69,6 @@ def inspect_hosts(
     return Inspected(source, target, running.pid, lease, plan)
 
 
-def _find_target(cluster: Cluster, name: str) -> Host:
-    known = [host.name for host in cluster.site.admin_hosts]
-    if name not in known:
-        raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}")
-    return cluster.host(name)
-
-
 def _check_target_programs(target: Host) -> None:
     try:
         check_programs(target)
@@ -88,7 +82,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     Raises:
         Refused: no host holds it, or the holder cannot be reached.
     """
-    hosts = [target if host.name == target.name else cluster.host(host.name) for host in cluster.site.admin_hosts]
+    hosts = [cluster.host(host.name) for host in cluster.site.admin_hosts]
     unreachable: list[str] = []
 
     def query(host: Host) -> Lease | None:
