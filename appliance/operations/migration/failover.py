@@ -143,7 +143,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         )
     with progress.step(f"check {host.name}"):
         check_bridges(cluster, host)
-        trust(cluster, host, deliver(cluster, host, options.image, progress, before_sending=lambda: None))
+        trust(cluster, host, *deliver(cluster, host, options.image, progress))
     mine = leases.views[host.name].lease
     assert mine
     shared, snapshot = _choose_origin(cluster, host, options, mine, interrupted)

@@ -49,7 +49,7 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
             exists = check_overlay(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
             host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))
-            image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+            image = trust(cluster, host, *deliver(cluster, host, None, progress))
             if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
                 return Created(host.name, path, False, False)
             ready_overlay(cluster, host, image, progress)
@@ -67,7 +67,7 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
         return []
     check_lease(host, cluster)
     exists = check_overlay(cluster, host)
-    image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+    image = trust(cluster, host, *deliver(cluster, host, None, progress))
     mark = overlay_mark(archive_for(cluster), image)
     if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
         return []

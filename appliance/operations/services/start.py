@@ -168,7 +168,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     with progress.step("check the host"):
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
-    trusted = trust(cluster, host, deliver(cluster, host, image, progress, before_sending=lambda: None))
+    trusted = trust(cluster, host, *deliver(cluster, host, image, progress))
     query_all_leases(host, cluster).check()
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
@@ -243,10 +243,10 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     with ThreadPoolExecutor(1) as pool:
         # The query for an unused address takes a second.
         addresses = pool.submit(refuse_taken, cluster, host)
-        path = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
+        delivered = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
         stopwatch.lap("deliver")
         with progress.step("verify the signature; check the addresses") as step:
-            image = trust(cluster, host, path)
+            image = trust(cluster, host, *delivered)
             addresses.result()
             step.detail(image.signer)
     if image.runtime != runtime_digest(runtime_files()):
