@@ -18,7 +18,7 @@ from appliance.errors import SmsError
 from appliance.host.base import SIZE_MISMATCH, WRITE_ATOMIC, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
-from appliance.operations.migration.lease import LOST_RACE, SWAP
+from appliance.operations.lease import LOST_RACE, SWAP
 from appliance.plan.migration.lease import digest
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"

@@ -10,16 +10,15 @@ from appliance.errors import Refused
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_bridges, check_programs
 from appliance.operations.image.deliver import Image, trust
-from appliance.operations.migration.lease import query_all_leases, query_lease
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.steps import Inspected, MigrationResult
-from appliance.operations.migration.unfinished import recover_migration
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
+from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
-from appliance.operations.services.start import read_note, record_start
-from appliance.operations.upgrade.note import read_last
+from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
+from appliance.operations.start_note import read_note, record_start
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import Lease, View, find_holder
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
@@ -154,7 +153,7 @@ def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Inst
         raise Refused(
             f"an instance runs on {target.name}, too (process {left.pid})", hint=f"sms stop --host {target.name}"
         )
-    upgrade = read_last(cluster, source)
+    upgrade = read_last_upgrade(cluster, source)
     if upgrade and not upgrade.ended:
         raise Refused(f"an upgrade was interrupted on {source.name}", hint="`sms upgrade` resumes it")
     note = read_note(cluster, source)

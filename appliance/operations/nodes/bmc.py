@@ -12,8 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from appliance.errors import Refused, SmsError
-from appliance.operations.context import Cluster
-from appliance.operations.migration.fence import read_password
+from appliance.operations.context import Cluster, read_password
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.vm.vm import need_vm
 from appliance.tools.redfish import Controller

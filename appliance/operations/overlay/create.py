@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs, only_one
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.migration.lease import check_lease, hold_lease_still
+from appliance.operations.lease import check_lease, hold_lease_still
 from appliance.operations.overlay.mirrored import opened
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -18,6 +17,7 @@ from appliance.operations.overlay.overlay import (
     ready_overlay,
     seeded_with,
 )
+from appliance.operations.preflight import check_programs, only_one
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress
 from appliance.tools import apptainer

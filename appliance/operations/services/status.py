@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import query_mirror
 from appliance.operations.services.guarded import is_guarded
-from appliance.operations.services.start import PROBE, read_note
+from appliance.operations.services.start import PROBE
+from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
-from appliance.operations.upgrade.note import read_last
+from appliance.operations.start_note import read_note
 from appliance.operations.vm.deferred import probe_vm
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.migration.lease import Lease
@@ -148,7 +148,7 @@ def _container_status(
 def _interrupted_upgrade(cluster: Cluster, host: Host) -> list[str]:
     """Return the warning about an unfinished upgrade, if there is one."""
     try:
-        last = read_last(cluster, host)
+        last = read_last_upgrade(cluster, host)
     except Unreachable:
         raise
     except SmsError as error:
@@ -197,20 +197,3 @@ def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
     except (IndexError, ValueError):
         return {}
     return {"size": size, "used": used}
-
-
-def uptime_text(seconds: int) -> str:
-    """Format seconds for the user: 3 d 4 h, 12 min."""
-    days, rest = divmod(seconds, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes else f"{rest} s"
-
-
-def when(stamp: float) -> str:
-    """Format Unix time as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))

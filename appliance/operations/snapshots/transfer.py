@@ -12,7 +12,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import only_one
+from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
 from appliance.plan.snapshots.offsite import (
     BORG,

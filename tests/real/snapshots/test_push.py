@@ -387,7 +387,7 @@ def test_somebody_else_is_at_work_on_it(with_one: Place, monkeypatch: pytest.Mon
 
 
 def test_a_second_run_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.operations.hosts.preflight.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("appliance.operations.preflight.LOCK_WAIT_S", 0.1)
     place.add()
     with place.host.lock(str(place.cluster.places.borg_lock)):
         assert "another push or pull is at work" in place.failed().error

@@ -14,7 +14,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host, OnLine, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.migration.lease import Leases, check_lease, query_lease, release_lease, take_lease
+from appliance.operations.lease import Leases, check_lease, query_lease, release_lease, take_lease
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
