@@ -108,12 +108,12 @@ def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOp
         last = read_last_upgrade(cluster, host)
         if last and not last.ended:
             done = _resume(cluster, host, progress, last, options)
-            if done and (not options.image or _is(cluster, options.image, done.after)):
+            if done and (not options.image or _is(options.image, done.after)):
                 return done
         return _upgrade(cluster, host, progress, options, read_last_upgrade(cluster, host, done=True))
 
 
-def _is(cluster: Cluster, image: Path, side: Side) -> bool:
+def _is(image: Path, side: Side) -> bool:
     return image.is_file() and find_digest(Local(), str(image)) == side.sha256
 
 
