@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from appliance.lab import Lab
+from appliance.lab.layout import PUBLIC
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built, build
 from appliance.operations.lab.demo import as_alice, wait_for, wait_idle
@@ -631,6 +633,34 @@ def test_what_runs_nowhere(hosts: Hosts) -> None:
     assert "not running on any host" in told and "sms start" in told
     assert picture(hosts) == before
     hosts.sms("-q", "start", "--host", source, on="admin")
+
+
+# Connections
+
+
+def count_connections(hosts: Hosts) -> dict[str, int]:
+    """Connections from the admin's machine that the sshd of each admin host has accepted since it was started."""
+    (admin,) = [one for one in hosts.lab.layout.hosts if one.name == "admin"]
+    line = re.compile(rf"^Accepted publickey for root from {re.escape(admin.addresses[PUBLIC])} port ", re.MULTILINE)
+    logs = {host: hosts.host(host).read("/var/log/lab/sshd.log") or b"" for host in CARRIERS}
+    return {host: len(line.findall(log.decode(errors="replace"))) for host, log in logs.items()}
+
+
+def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
+    source, target = where(hosts)
+    hosts.sms("-q", "overlay", "snapshot", on=source)
+    verbs = {
+        ("status", "--host", source): (1, 0),
+        ("overlay", "push", "--host", source, "--to", target): (1, 1),
+        ("migrate", "--force", target): (1, 1),
+    }
+    for words, least in verbs.items():
+        before = count_connections(hosts)
+        hosts.sms("-q", *words, on="admin")
+        after = count_connections(hosts)
+        opened = tuple(after[host] - before[host] for host in (source, target))
+        assert all(few <= number <= 1 for few, number in zip(least, opened, strict=True)), (words, opened)
+    forget_copies(hosts, source)
 
 
 # Accounting
