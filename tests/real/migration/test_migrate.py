@@ -656,7 +656,7 @@ def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
     }
     for words, least in verbs.items():
         before = count_connections(hosts)
-        hosts.sms("-q", *words, on="admin")
+        hosts.sms("-q", *words, on="admin", ok=(0, 4))
         after = count_connections(hosts)
         opened = tuple(after[host] - before[host] for host in (source, target))
         assert all(few <= number <= 1 for few, number in zip(least, opened, strict=True)), (words, opened)
