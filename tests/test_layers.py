@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "provision": {"shared"},
     "operations": {"config", "catalog", "plan", "shared", "export", "host", "tools", "lab", "provision", "analysis"},
     "cli": {"operations", "config"},
-    # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.
+    # Reads captures wherever they are: it imports nothing of `appliance`, not even its errors.
     "analysis": set(),
 }
 """Package, and the packages it may import besides the leaves and itself."""

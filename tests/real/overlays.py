@@ -93,12 +93,12 @@ class Bed:
         state.write_bytes(SLURM)
 
     def mount(self) -> None:
-        """As the appliance does."""
+        """As the services container does."""
         self.loop = sh("losetup", "--find", "--show", self.overlay).strip()
         sh("mount", "-t", "ext3", self.loop, self.tree)
 
     def unmount(self) -> None:
-        """As the appliance does when it ends."""
+        """As the services container does when it ends."""
         if self.loop:
             # Whatever a test has left: a frozen file system would hold every sync of this machine.
             subprocess.run(["fsfreeze", "--unfreeze", str(self.tree)], capture_output=True, check=False)

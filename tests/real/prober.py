@@ -1,4 +1,4 @@
-"""Asks the appliance every 10 ms from a compute node, and writes down when it answered. Standard library alone.
+"""Probes the services container every 10 ms from a compute node and records when it answered. Standard library alone.
 
 ``python3 prober.py FOLDER``: the questions end with standard input. FOLDER/asked.json then has, by service, pairs of
 when it was asked and when it answered (null: never), in seconds of the machine's monotonic clock.

@@ -306,7 +306,7 @@ def test_man_page_is_up_to_date(tmp_path: Path) -> None:
     subprocess.run(
         ["make", "-s", "-o", "setup", "man", f"MAN={target}", f"PYTHON={sys.executable}"], cwd=ROOT, check=True
     )
-    assert target.read_text() == (ROOT / "docs" / "man" / "sms.1").read_text(), "`make man` writes it anew"
+    assert target.read_text() == (ROOT / "docs" / "man" / "sms.1").read_text(), "`make man` updates it"
     for name in VERBS:
         assert f"COMMAND \\fI\\,'sms {name}'" in target.read_text()
 

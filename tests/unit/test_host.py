@@ -30,7 +30,7 @@ def host() -> Host:
 
 
 class Shrinks(io.BytesIO):
-    """A file that is cut off while it is read."""
+    """A file that is truncated while it is read."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
@@ -61,7 +61,7 @@ def names(folder: Path) -> list[str]:
         (BOTH, None, bytes(5_000_000), bytes(5_000_000)),
         ("cat | tr a b", b"a" * 3_000_000, b"b" * 3_000_000, b""),
     ],
-    ids=["input", "empty input", "bytes", "input nobody reads", "much on both", "much through"],
+    ids=["input", "empty input", "bytes", "unread input", "much on both", "much through"],
 )
 def test_a_command_gives_both_its_outputs(
     host: Host, on_line: bool, script: str, given: bytes | None, out: bytes, errors: bytes

@@ -46,7 +46,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
 
 @pytest.fixture(scope="module")
 def cluster(playground: Playground, built: Built) -> Playground:
-    """The appliance runs on host-a and every node is registered."""
+    """The services container runs on host-a and every node is registered."""
     playground.sms("-q", "start", "--host", "host-a", on="admin")
     demo.wait_idle(playground.host("node1"), NODES)
     return playground

@@ -215,7 +215,7 @@ def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str)
     assert "within 1 s" in caught.value.hint
     assert time.monotonic() - began < 120
     assert soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
-    assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is no timeout"
+    assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"
 
 
 def test_a_connection_that_breaks_is_told_and_made_anew(host: Host, server: Server) -> None:

@@ -62,7 +62,7 @@ class Site:
         return found
 
     def adopt(self, image: Path) -> None:
-        """Take over the files of an image that was built elsewhere, signed anew by this site."""
+        """Take over the files of an image that was built elsewhere, signed again by this site."""
         self.images.mkdir(parents=True, exist_ok=True)
         for suffix in (".sif", ".json", ".cdx.json", ".packages"):
             shutil.copy(image.with_suffix(suffix), self.images)

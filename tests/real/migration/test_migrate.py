@@ -84,7 +84,7 @@ stat -c %Y "file 5"
 
 @pytest.fixture(scope="module")
 def hosts(playground: Playground, built: Built) -> Iterator[Hosts]:
-    """The appliance runs on one of the hosts; afterwards it is where other tests expect it."""
+    """The services container runs on one of the hosts; afterwards it is where other tests expect it."""
     found = Hosts(playground.lab)
     for host in CARRIERS:
         found.sms("-q", "stop", on=host)
@@ -323,7 +323,7 @@ def test_time_is_told_while_the_controller_is_away(seen: Seen) -> None:
     while_away = [one for one in seen.ntp if stopping < one[0] and one[1] < released]
     after = [one for one in seen.ntp if one[0] > up]
     assert len(while_away) >= 3 and len(after) >= 3
-    print(f"slurmctld was away for {seen.controller_away_s:.2f} s, as a node saw it; told {seen.told['outage']}")
+    print(f"outage of slurmctld: {seen.controller_away_s:.2f} s, as a node saw it; told {seen.told['outage']}")
     assert set(seen.told["outage"]) == set(seen.told["services"])
     assert seen.told["outage"]["nat"] < seen.told["outage"]["slurmctld"]
 
@@ -369,7 +369,7 @@ def test_no_secret_is_seen_while_it_moves(seen: Seen) -> None:
 
 @pytest.mark.parametrize("changed_mb", [pytest.param(1, marks=pytest.mark.full), 12])
 def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: int) -> None:
-    """And on the way back: what lies there is used."""
+    """Back again: what is there is used."""
     hosts = seen.hosts
     source, target = where(hosts)
     run = Stepping(hosts.lab, "-q", "migrate", "--json", target)

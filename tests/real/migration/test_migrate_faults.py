@@ -115,7 +115,7 @@ class World:
         return "is UP" in node.run("timeout", "3", "scontrol", "ping", ok=None).text
 
     def make_whole(self) -> str:
-        """The appliance serves somewhere, both hosts are alive; where."""
+        """The services container serves on one host, both hosts are alive; where."""
         for host in CARRIERS:
             if not Path(f"/proc/{self.lab.host(host).pid}").exists():
                 self.lab.power_on(host)
@@ -366,7 +366,7 @@ def cells() -> Iterator[Cell]:
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
         yield Cell("target gone", target_gone, step, source if number < given else none, step == "send")
-        # What runs nowhere else yet cannot go on anywhere: the host comes back, or `sms failover`.
+        # Not running on any other host yet: the host returns, or `sms failover` is needed.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
         yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
@@ -463,7 +463,7 @@ def tell_history(world: World, source: str, target: str, before: dict[str, int])
 
 
 def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:
-    """The command once more, after all is mended: it ends with the appliance on the target."""
+    """The command once more, after all is repaired: it ends with the services container on the target."""
     if found == "none":
         # A host that was switched off starts what it has held, as its unit does.
         for host in CARRIERS:

@@ -1,4 +1,4 @@
-"""Growing an overlay for real: stopped, cut off in the middle, and under an appliance's feet."""
+"""Growing an overlay for real: stopped, interrupted, and in use."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_noise_over_a_member_while_closed_is_a_member_lost(bench: Bench) -> None
 
 
 def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
-    """It was away for one start: what it holds is whole, and old."""
+    """It was missing at one start: its content is complete, and stale."""
     bench.create()
     path = bench.member(2)
     path.rename(f"{path}.away")

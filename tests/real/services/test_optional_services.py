@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 
 @dataclass(frozen=True)
 class Full:
-    """The appliance with all optional services on host-a."""
+    """The services container with all optional services on host-a."""
 
     playground: Playground
     site: str

@@ -1,4 +1,4 @@
-"""Snapshots compared, and single files taken back out of them: held against trees as the kernel shows them."""
+"""Snapshots compared, and single files restored: verified against trees as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -247,9 +247,9 @@ CHANGES: dict[str, Any] = {
     "a file of the image is written": lambda root: write(root / "a/b/g", b"mine"),
     "a file of the image is removed": lambda root: rm(root / "a/b/g"),
     "a folder of the image is removed": lambda root: rm(root / "a/b"),
-    "a folder of the image is made anew": lambda root: (rm(root / "a/b"), write(root / "a/b/own")),
+    "a folder of the image is recreated": lambda root: (rm(root / "a/b"), write(root / "a/b/own")),
     "the folder above is removed": lambda root: rm(root / "a"),
-    "the folder above is made anew": lambda root: (rm(root / "a"), write(root / "a/b/c/own")),
+    "the folder above is recreated": lambda root: (rm(root / "a"), write(root / "a/b/c/own")),
     "the folder above is a file": lambda root: (rm(root / "a"), write(root / "a")),
     "the folder is a link": lambda root: (rm(root / "a/b"), (root / "a/b").symlink_to("/etc")),
     "new files": lambda root: (write(root / "new/n"), write(root / "a/fresh"), write(root / "a/b/c/d/e")),

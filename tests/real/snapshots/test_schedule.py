@@ -24,7 +24,7 @@ RUN = ("-q", "overlay", "snapshot", "--scheduled")
 
 @pytest.fixture
 def carrier(running: Playground) -> Iterator[Playground]:
-    """The appliance runs on host-a, which has no snapshots and no schedule; afterwards neither."""
+    """The services container runs on host-a, which has no snapshots and no schedule; afterwards neither."""
     clear(running)
     yield running
     clear(running)
@@ -86,7 +86,7 @@ def test_cron_takes_them_every_minute(carrier: Playground, need: Callable[[str],
     assert carrier.status()["snapshots"]["schedule"] == "" and carrier.status()["healthy"]
     assert doctor(carrier)["state"] == "warning"
     told = carrier.sms("overlay", "schedule", "install", "--host", "host-a", "--every", "1", on="admin")
-    assert b"note: cron does not run on host-a" in told.stderr, "the appliance's own cron does not count"
+    assert b"note: cron does not run on host-a" in told.stderr, "cron in the services container does not count"
     assert b"sms overlay schedule install --host host-b" in told.stderr
     assert (doctor(carrier)["state"], doctor(carrier)["mend"]) == ("missing", "cron")
     host.run("cron")

@@ -1,4 +1,4 @@
-"""`sms upgrade`: another image, the same jobs; and back by itself when the image does not do."""
+"""`sms upgrade`: another image, the same jobs; rolled back automatically when the image fails."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ KILLED = (
     pytest.param("seed the overlay", "good", "upgrade", marks=pytest.mark.full),
     ("start the instance", "good", "upgrade"),
     pytest.param("start the instance", "good", "start", marks=pytest.mark.full),
-    ("write the overlay", "broken", "upgrade"),  # on the way back
+    ("write the overlay", "broken", "upgrade"),  # during the rollback
 )
 
 

@@ -140,7 +140,7 @@ def test_all_that_was_read_and_not_read_is_shown() -> None:
     expected += [
         "ARP (190,400)",
         "tcp/7860 (804,119)",
-        "118 x IPv4 header cut off",
+        "118 x IPv4 header truncated",
         "ends in the middle",
         "byte 812,004,112",
     ]

@@ -40,7 +40,7 @@ class HostInFolder(Local):
         on_line: OnLine | None = None,
     ) -> Result:
         if self.cut:
-            raise Unreachable(f"{self.name}: cut off")
+            raise Unreachable(f"{self.name}: interrupted")
         if self.stuck and "query" in argv:
             raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)

@@ -116,7 +116,7 @@ MERGED = [
     ("toor:x:+0:0::/:/bin/sh", [], "a sign"),
     ("toor:x: 0:0::/:/bin/sh", [], "a blank"),
     ("toor:x:0x0:0::/:/bin/sh", [], "hexadecimal"),
-    ("toor:x:²:0::/:/bin/sh", [], "a digit that is no number"),
+    ("toor:x:²:0::/:/bin/sh", [], "a digit that is not a number"),
     ("toor:x:١٠٠١:0::/:/bin/sh", [], "digits of another script"),
     ("munge:x:3000:3000::/:/bin/sh", [], "a name of the image's"),
     ("other:x:105:105::/:/bin/sh", [], "an id of the image's"),
