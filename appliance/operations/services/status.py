@@ -186,7 +186,7 @@ def query_services(cluster: Cluster, host: Host) -> list[Answer]:
         raise SmsError(
             f"the services container does not answer: {result.stderr.decode(errors='replace').strip()[-300:]}"
         )
-    return [found.get(name) or Answer(name, False, "the image does not know it", 0) for name in names]
+    return [found.get(name) or Answer(name, False, "the image does not have it", 0) for name in names]
 
 
 def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
