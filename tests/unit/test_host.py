@@ -168,7 +168,7 @@ def test_a_lock_is_waited_for(host: Host, tmp_path: Path) -> None:
         assert first.poll() is not None
 
 
-def test_write_says_whether_anything_changed(host: Host, tmp_path: Path) -> None:
+def test_write_returns_whether_anything_changed(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     steps = [(b"a", 0o644, True), (b"a", 0o644, False), (b"a", 0o600, True), (b"b", 0o600, True), (b"", 0o600, True)]
     for data, mode, changed in steps:

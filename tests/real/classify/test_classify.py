@@ -217,7 +217,7 @@ def test_one_node_can_be_looked_at_as_the_paper_did(capture: Path) -> None:
     assert by_name(alone)["ssh"]["verdict"] == "deferrable"
 
 
-def test_a_pipe_says_the_same_as_the_file(capture: Path, found: dict[str, Any]) -> None:
+def test_a_pipe_gives_the_same_result_as_the_file(capture: Path, found: dict[str, Any]) -> None:
     piped = classify("-", given=capture.read_bytes())
     assert piped["capture"].pop("files") == ["-"]
     assert {**piped, "capture": piped["capture"]} == {

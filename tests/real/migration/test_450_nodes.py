@@ -1,4 +1,4 @@
-"""The cluster of "Decoupled management nodes" (2018): 450 compute nodes are registered and jobs run on them while the controller moves.
+"""The cluster of "Decoupled management nodes" (2018): 450 nodes are registered and run jobs while the controller moves.
 
 Every node is a real slurmd; several share a host of the lab, each with a port of its own (Slurm's MULTIPLE_SLURMD).
 ``SMS_TEST_NODES``, ``SMS_TEST_HOSTS``, ``SMS_TEST_WATCHED_S``: how many, and for how long they are looked at after it.

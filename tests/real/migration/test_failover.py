@@ -103,7 +103,7 @@ def both(stopped: Playground, built: Built) -> Iterator[Playground]:
         host.run("sh", "-c", forget)
 
 
-def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: Playground) -> None:
+def test_the_newest_snapshot_is_started_elsewhere_and_the_old_host_steps_down(both: Playground) -> None:
     with controller(both, "bmc") as bmc:
 
         def fenced(document: dict[str, Any]) -> None:

@@ -294,7 +294,7 @@ def test_the_same_jobs_run_and_end_as_they_should(seen: Seen) -> None:
     assert int(following) > max(int(job) for job in seen.jobs.values()), "numbers go on"
 
 
-def test_a_download_goes_on_over_the_same_connection(seen: Seen) -> None:
+def test_a_download_continues_over_the_same_connection(seen: Seen) -> None:
     code, size, connects, seconds = seen.download.split()
     assert (code, int(size), connects) == ("200", BIG, "1")
     assert seen.asked + float(seconds) > seen.at(seen.target, "up"), "it was under way then"
@@ -314,7 +314,7 @@ def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
     assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 20
 
 
-def test_time_is_told_while_the_controller_is_away(seen: Seen) -> None:
+def test_time_is_served_during_the_outage_of_the_controller(seen: Seen) -> None:
     stopping, released, up = (
         seen.at(seen.source, "stopping"),
         seen.at(seen.source, "released"),
@@ -388,7 +388,7 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
     assert told["copied_bytes"] < told["overlay_bytes"] / 2, "most of it was there"
 
 
-def test_nodes_that_did_not_hear_the_new_controller_are_asked_at_once(hosts: Hosts) -> None:
+def test_nodes_that_did_not_reach_the_new_controller_are_queried_at_once(hosts: Hosts) -> None:
     """By itself it asks them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
     _, target = where(hosts)
     site = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent()).site
@@ -421,7 +421,7 @@ def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("cut", marks=pytest.mark.full)])
-def test_a_copy_that_was_cut_short_goes_on(seen: Seen, how: str) -> None:
+def test_an_interrupted_copy_resumes(seen: Seen, how: str) -> None:
     hosts = seen.hosts
     source, target = where(hosts)
     inside(hosts, source, "head -c 60M /dev/urandom >/root/much; sync /root/much")
@@ -597,7 +597,7 @@ def test_what_cannot_be_is_refused_and_nothing_changed(hosts: Hosts, name: str) 
     assert hosts.status(source)["healthy"]
 
 
-def test_a_budget_gives_way_to_force(hosts: Hosts) -> None:
+def test_force_ignores_a_budget(hosts: Hosts) -> None:
     source, target = where(hosts)
     with over_budget(hosts, source, target):
         planned = json.loads(hosts.sms("-q", "migrate", "-n", "--json", target, on="admin", ok=(3,)).stdout)
@@ -617,7 +617,7 @@ def test_a_rehearsal_changes_nothing(hosts: Hosts) -> None:
     assert picture(hosts) == before
 
 
-def test_where_it_runs_already_and_where_nobody_lives(hosts: Hosts) -> None:
+def test_the_host_that_runs_it_and_an_unknown_host_are_refused(hosts: Hosts) -> None:
     source, _ = where(hosts)
     before = picture(hosts)
     assert f"runs on {source} already" in hosts.sms("migrate", source, on="admin", ok=(3,)).stderr.decode()
@@ -625,7 +625,7 @@ def test_where_it_runs_already_and_where_nobody_lives(hosts: Hosts) -> None:
     assert picture(hosts) == before
 
 
-def test_what_runs_nowhere(hosts: Hosts) -> None:
+def test_what_is_not_running_on_any_host(hosts: Hosts) -> None:
     source, target = where(hosts)
     hosts.sms("-q", "stop", on=source)
     before = picture(hosts)

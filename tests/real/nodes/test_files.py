@@ -270,7 +270,7 @@ class Cutting:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_transfer_that_is_cut_off_keeps_the_old_file(vm: Vm, clients: Callable[..., Client]) -> None:
+def test_an_interrupted_transfer_keeps_the_old_file(vm: Vm, clients: Callable[..., Client]) -> None:
     vm.add_node("node1", "127.0.0.1")
     vm.start()
     before, after = os.urandom(2 << 20), os.urandom(2 << 20)
@@ -368,7 +368,7 @@ def test_a_node_gets_its_certificate_once(vm: Vm, tmp_path: Path, need: Callable
     assert hashlib.sha256(token.encode()).hexdigest().encode() not in vm.state.joinpath("inventory.db").read_bytes()
 
 
-def test_nobody_is_taken_for_another(vm: Vm, clients: Callable[..., Client], tmp_path: Path) -> None:
+def test_no_client_is_mistaken_for_another(vm: Vm, clients: Callable[..., Client], tmp_path: Path) -> None:
     vm.add_node("node1", "127.0.0.1")
     vm.start()
     put(vm, KEY, b"secret of nodes\n", nodes=["node2"])

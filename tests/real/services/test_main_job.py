@@ -139,7 +139,7 @@ def test_a_service_that_dies_is_restarted(running: Playground, service: str, pro
     assert further >= 900 if service == "slurmctld" else further == 0
 
 
-def test_a_service_that_is_away_makes_status_unhealthy(running: Playground) -> None:
+def test_a_stopped_service_makes_status_unhealthy(running: Playground) -> None:
     control = ("exec", "--", "supervisorctl", "-c", "/etc/sms/supervisord.conf")
     running.sms(*control, "stop", "postfix")
     try:

@@ -86,7 +86,7 @@ def test_it_holds_the_data_and_nothing_of_the_checkout(wheel: Path) -> None:
     assert [name for name, text in texts.items() if str(ROOT).encode() + b"/" in text] == []
 
 
-def test_it_says_its_version_and_its_help(sms: Sms) -> None:
+def test_it_prints_its_version_and_its_help(sms: Sms) -> None:
     assert re.fullmatch(r"sms \d+\.\d+\.\d+\n", sms("--version").stdout)
     assert "exit status: 0 success" in sms("--help").stdout
 

@@ -392,7 +392,7 @@ def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
     bring(overlay, first, "/h")
 
 
-def test_names_outside_are_told(overlay: Bed) -> None:
+def test_names_outside_are_reported(overlay: Bed) -> None:
     write(overlay.upper / "p/one")
     os.link(overlay.upper / "p/one", overlay.upper / "two")
     first = overlay.take()["number"]

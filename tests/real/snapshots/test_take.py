@@ -538,7 +538,7 @@ agent.call(Local(), "take", json.loads(sys.argv[1]))
 """
 
 
-def test_who_asked_is_killed(overlay: Bed) -> None:
+def test_the_caller_is_killed(overlay: Bed) -> None:
     """The locks that it held are gone with it, so the agent ends; nothing of it counts."""
     lock = overlay.folder / "lock"
     request = {"store": str(overlay.store), "overlay": str(overlay.overlay), "lock": str(lock), "facts": FACTS}

@@ -160,7 +160,7 @@ def test_what_is_refused(old: Stage, words: tuple[str, ...], said: str, status: 
     assert old.play.status()["healthy"] and old.key() == old.built.key
 
 
-def test_the_plan_is_told(old: Stage) -> None:
+def test_the_plan_is_printed(old: Stage) -> None:
     steps = "\n".join(json.loads(old.play.sms("-q", "upgrade", "-n", "--json").stdout))
     assert "predicted outage" in steps and "1 running" in steps
 
@@ -177,7 +177,7 @@ KILLED = (
 
 
 @pytest.mark.parametrize(("step", "image", "verb"), KILLED)
-def test_one_that_is_killed_goes_on(old: Stage, step: str, image: str, verb: str) -> None:
+def test_a_killed_one_resumes(old: Stage, step: str, image: str, verb: str) -> None:
     jobs = running(old.jobs())
     process = begin(old.play, "upgrade", "--image", f"/etc/sms/{image}.sif", *(QUICK if image == "good" else GIVES_UP))
     if step != "write the overlay":

@@ -301,7 +301,7 @@ def test_an_image_that_was_changed_does_not_boot(world: World) -> None:
     assert world.leftovers("host-a") == ""
 
 
-def test_a_snapshot_is_restored_and_a_restore_that_was_cut_off_goes_on(world: World) -> None:
+def test_a_snapshot_is_restored_and_an_interrupted_restore_resumes(world: World) -> None:
     """The disks before it are kept; killed between the two disks, the next run finishes it."""
     restored = json.loads(world.vm("restore", "first", "--json").stdout)
     listed = {one["name"] for one in json.loads(world.vm("snapshot", "--list", "--json").stdout)}
