@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the controller."""
+    """A worker reports to the controller."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["causes"] = (dict(causes.seconds), dict(causes.counts))
 

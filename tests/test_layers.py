@@ -1,4 +1,4 @@
-"""The import rule: who may know whom. HACKING.md says why."""
+"""The import rules; HACKING.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from appliance.tools.python import OLDEST
 ROOT = Path(__file__).parents[1]
 
 LEAVES = {"errors", "progress", "share", "text", "units", "__version__"}
-"""Small modules that know nothing of the rest; anybody may import them."""
+"""Small modules that import nothing of the rest; any package may import them."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -27,18 +27,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "units": set(),
     "config": set(),
-    # A catalogue file is read, and its mistakes are told, as those of a site file are.
+    # A catalogue file is read, and its mistakes are reported, as those of a site file are.
     "catalog": {"config"},
-    # On both ends of a connection: it goes with the agent.
+    # On both ends of a connection: copied with the agent.
     "shared": set(),
     "plan": {"config", "catalog", "shared"},
     "export": {"plan", "config", "catalog"},
     "host": {"shared"},
-    # Brought to admin hosts as it is: nothing of the rest goes with it.
+    # Copied to admin hosts: nothing of the rest is copied with it.
     "agent": {"shared"},
     "tools": {"host", "plan", "shared"},
     "lab": {"host", "tools", "plan"},
-    # Brought into the VM as it is, and it runs there on Debian's own packages.
+    # Copied into the VM, where it runs on Debian's own packages.
     "provision": {"shared"},
     "operations": {"config", "catalog", "plan", "shared", "export", "host", "tools", "lab", "provision", "analysis"},
     "cli": {"operations", "config"},
@@ -88,7 +88,7 @@ SUBJECTS = {
 What several of them need is in modules beside their folders: context, preflight, history, lease, start_note."""
 
 PURE = {"shared", "config", "catalog", "plan", "export", "errors", "progress", "share", "text", "units"}
-"""Packages that only think: text and values in, text and values out."""
+"""Packages without effects: text and values in, text and values out."""
 
 EFFECTS = {"subprocess", "socket", "paramiko", "spython", "ansible_runner", "rich"}
 
@@ -97,7 +97,7 @@ ONLY_IN = {
     "ansible_runner": {"appliance/tools/ansible.py"},
     "paramiko": {"appliance/host/ssh.py"},
 }
-"""Outside modules that one file hides from all others."""
+"""External modules that only one file may import."""
 
 ONLY_BELOW = {"rich": "appliance/cli/", "scapy": "analysis/protocols/", "shtab": "appliance/cli/"}
 
@@ -163,7 +163,7 @@ def breaks(path: Path) -> list[str]:
     found = []
     for one in imports_of(path):
         where, target, top = f"{name}:{one.line}", target_package(one.module), one.module.split(".")[0]
-        # An annotation binds nobody at run time; the command line may name the types it is handed.
+        # An annotation has no effect at run time; the command line may name the types of its results.
         if target and target not in allowed and not (one.for_types and package == "cli"):
             found.append(f"{where}: {package} must not import {one.module}")
         if top in EFFECTS and package in PURE:
@@ -224,7 +224,7 @@ def test_shared_modules_of_operations_import_no_verb() -> None:
 
 def test_every_package_is_in_the_table() -> None:
     packages = {package_of(path) for path in sources()} - {"__init__", "__main__"}
-    assert packages <= set(MAY_IMPORT), "a new package: say in MAY_IMPORT whom it may know, and in HACKING.md why"
+    assert packages <= set(MAY_IMPORT), "a new package: add it to MAY_IMPORT and HACKING.md"
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))

@@ -82,7 +82,7 @@ class Playground:
         return json.loads(data) if data else {}
 
     def at_rest(self, on: str) -> bool:
-        """Nothing for `sms stop` to do: no instance, nobody has the overlay open, no lease held."""
+        """Nothing for `sms stop` to do: no instance, the overlay is not open, no lease held."""
         return not (self.instances(on) or self.loops(on) or self.lease(on).get("holder"))
 
     def assert_nothing_runs(self, on: str = "host-a") -> None:

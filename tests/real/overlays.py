@@ -161,7 +161,7 @@ class Bed:
         return target
 
     def writes(self) -> bool:
-        """Whether a write goes through at once: nobody holds the writers."""
+        """Whether a write succeeds at once: the file system is not frozen."""
         program = "import os,sys; f=os.open(sys.argv[1], os.O_WRONLY|os.O_CREAT); os.write(f, b'x'); os.fsync(f)"
         try:
             subprocess.run([sys.executable, "-c", program, str(self.upper / "probe")], timeout=1.5, check=True)

@@ -325,7 +325,7 @@ STREAMS: dict[str, tuple[str, int, str]] = {
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_standard_streams(name: str, tmp_path: Path) -> None:
-    """Closed, full, or nobody at the other end: a message at most, never a traceback."""
+    """Closed, full, or without a reader: a message at most, never a traceback."""
     words, status, message = STREAMS[name]
     code = "import sys; from appliance.cli import main; sys.exit(main(sys.argv[1:]))"
     command = ["bash", "-c", f'"$0" -c "$1" {words}', sys.executable, code]

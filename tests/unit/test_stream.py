@@ -85,7 +85,7 @@ def test_its_standard_error_never_blocks_it(host: Host) -> None:
 
 
 def test_it_waits_for_its_reader(host: Host, tmp_path: Path) -> None:
-    """Flow control: what nobody takes is not made."""
+    """Flow control: what is not read is not produced."""
     script = f"head -c 400000000 /dev/zero; echo done >{tmp_path}/done"
     with host.stream("sh", "-c", script) as stream:
         stream.read_exactly(1)

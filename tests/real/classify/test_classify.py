@@ -41,7 +41,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
     ask.sendto(bytes([0x23]) + bytes(47), ("10.78.0.254", 123))
     assert len(ask.recv(99)) == 48
 """
-"""A node asks the time of the outside, past the container: UDP through NAT."""
+"""A node queries the time of the outside, past the container: UDP through NAT."""
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_slurm_is_one_service_with_its_dynamic_ports(found: dict[str, Any]) -> N
     assert {"tcp/6817", "tcp/6818"} <= set(slurm["ports"])
     assert slurm["connections"]["node"] > 0 and slurm["connections"]["sms"] > 0
     strangers = [what["what"] for what in found["unclassified"]["top"]]
-    # The controller's call to a command that ends just then is reset before it says a word: nothing tells whose it was.
+    # The controller's call to a command that ends just then is reset before it sends anything: nothing identifies it.
     others = [each for each in found["services"] if each["bytes"] > EMPTY_B * each["packets"]]
     unknown = [each["name"] for each in others if each["name"] not in (*CRITICAL, "ssh")]
     assert not [name for name in (*strangers, *unknown) if "tcp" in name], (strangers, others)

@@ -66,7 +66,7 @@ class Server:
 
 
 def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iterator[Server]:
-    """An sshd with keys of its own; it takes root with the key ``user`` and nobody else."""
+    """An sshd with keys of its own; it accepts only root with the key ``user``."""
     sshd, keygen = find_tool("sshd"), find_tool("ssh-keygen")
     for name in ("host", "other_host", "user", "other_user"):
         subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)

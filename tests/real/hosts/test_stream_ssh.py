@@ -199,7 +199,7 @@ def test_left_early_what_it_left_behind_is_ended(host: Ssh, tmp_path: Path) -> N
 
 @pytest.fixture
 def chatty(tmp_path: Path) -> Iterator[Server]:
-    """As sudo on a host whose name nobody resolves, or a start file of a shell: it has a word for every command."""
+    """As sudo on a host whose name cannot be resolved, or a start file of a shell: a message before every command."""
     words = """ForceCommand echo "unable to resolve host" >&2; eval "exec $SSH_ORIGINAL_COMMAND"\n"""
     yield from run_sshd(tmp_path, "127.0.0.1", config=words)
 

@@ -1,4 +1,4 @@
-"""Builds for real: not done twice, locked, signed, told; nothing left when they fail or are killed."""
+"""Real builds: not repeated, locked, signed, reported; nothing is left when they fail or are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sms migrate` as it should be: nobody notices; and where it cannot be, nothing is changed."""
+"""`sms migrate` goes unnoticed; where it is refused, nothing is changed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def where(hosts: Hosts) -> tuple[str, str]:
 
 
 def move(hosts: Hosts, *words: str) -> dict[str, Any]:
-    """To the other host, from the admin's machine; what `--json` tells."""
+    """To the other host, from the admin's machine; what `--json` prints."""
     _, target = where(hosts)
     argv = ("-q", *words, "migrate", "--force", "--json", target)
     told: dict[str, Any] = json.loads(hosts.sms(*argv, on="admin").stdout)
@@ -272,7 +272,7 @@ def whole(lines: list[str]) -> list[list[str]]:
 
 
 def hosts_state(hosts: Hosts, job: str) -> str:
-    """A job's state, as a node is told."""
+    """A job's state, as seen by a node."""
     return job_states(hosts.host("node1").run("scontrol", "-o", "show", "job", job).text).get(job, "")
 
 
@@ -308,7 +308,7 @@ def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
     released, up = seen.at(seen.source, "released"), seen.at(seen.target, "up")
     print(f"{len(missing)} of {len(seen.sent)} lines missing, {seen.told['lost_datagrams']} told; {missing}")
     assert len(seen.sent) > 500
-    # The switch is told within a moment after the ports are up; clocks of one machine need no slack for more.
+    # The switch is reported within a moment after the ports are up; clocks of one machine need no slack for more.
     assert [n for n in missing if not released - 0.5 < seen.sent[n] < up + 0.5] == []
     # Other nodes send a line now and then, which is counted as well.
     assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 20
@@ -389,7 +389,7 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
 
 
 def test_nodes_that_did_not_reach_the_new_controller_are_queried_at_once(hosts: Hosts) -> None:
-    """By itself it asks them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
+    """Without it, it queries them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
     _, target = where(hosts)
     site = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent()).site
     silent = ("sinfo", "--noheader", "--dead", "--format=%D")

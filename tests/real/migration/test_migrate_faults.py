@@ -151,7 +151,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A lab of two nodes whose appliance is asked all the time."""
+    """A lab of two nodes whose services container is probed all the time."""
     lab_down(NAME, False, Silent())
     shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
     lab_up(NAME, NODES, Silent())
@@ -343,7 +343,7 @@ class Cell:
 
     @property
     def at(self) -> str:
-        """The step as the command tells it; a mark before it says on which side of it."""
+        """The step as the command names it; a mark before it: before or after it."""
         mark, name = (self.step[0], self.step[1:]) if self.step[0] in "<>" else (">", self.step)
         return f"{mark}probe 2" if name == "check" else f"{mark}{name}"
 
@@ -362,7 +362,7 @@ def cells() -> Iterator[Cell]:
             ("SIGKILL", kill, ("stop",)),
             ("SSH cut", cut, ("release",)),
         ):
-            # With the line cut, a target that was told to go up does; what of it the command hears is another thing.
+            # With the network interrupted, a target that was told to go up does; the command may not learn of it.
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
         yield Cell("target gone", target_gone, step, source if number < given else none, step == "send")
@@ -446,7 +446,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
             stream.write(f"{row.line}\n")
     assert world.watch.twice == []
     assert world.jobs.given_twice == []
-    # What a controller had not written down as its host's power failed nobody can know.
+    # What a controller had not saved when its host's power failed is unknown.
     unsaved = (began - SAVED_S, began) if found == "none" else (0.0, 0.0)
     assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
     assert world.power_lost or not world.jobs.resumed

@@ -398,7 +398,7 @@ def test_no_client_is_mistaken_for_another(vm: Vm, clients: Callable[..., Client
     headers = {"X-SMS-Scheme": "https", "X-SMS-Verify": "SUCCESS", "X-SMS-Subject": "CN=admin,OU=admin"}
     plain.request("GET", "/sms/v1/sync/manifest.json", headers=headers)
     assert plain.getresponse().status == 404
-    # Somebody else's authority vouches for nobody here, and is not believed by a client.
+    # Another authority's certificates are accepted neither here nor by a client.
     make_ca(tmp_path / "foreign")
     pair = issue_client(tmp_path / "foreign", "admin", "admin")
     foreign = tmp_path / "shown"
@@ -434,7 +434,7 @@ def test_a_disk_that_is_full_loses_nothing(vm: Vm, clients: Callable[..., Client
 
 
 async def wait_all(vm: Vm, node: Client, many: int) -> int:
-    """So many clients that wait for a push, and then one; how many heard of it."""
+    """So many clients that wait for a push, and then one; how many received it."""
     context = ssl.create_default_context(cafile=str(vm.ca / "ca.pem"))
     tls = node.root / "run/sms/tls"
     context.load_cert_chain(tls / "cert.pem", tls / "key.pem")

@@ -111,7 +111,7 @@ class Cutting(Local):
         raise Gone
 
     def remove(self, path: str) -> None:
-        """Nobody cleans up after a power failure."""
+        """After a power failure nothing is cleaned up."""
 
 
 class Gone(BaseException):
@@ -141,7 +141,7 @@ def test_an_interrupted_one_leaves_the_overlay_unchanged(cluster: Cluster, at: s
 
 
 def grow_until_gone(cluster: Cluster, at: str) -> None:
-    """The part that changes something: what it asks before is asked of a host that works."""
+    """The part that changes something; its queries before that reach a host that works."""
     host = Cutting(at)
     _grow_stopped(host, str(cluster.places.overlay), 2 * GIB, Silent())
 

@@ -146,7 +146,7 @@ def test_a_capture_is_classified(sms: Sms) -> None:
 
 
 def test_the_playbook_is_found(sms: Sms) -> None:
-    """`sms host prepare` reaches nobody here, but gets as far as saying so."""
+    """`sms host prepare` reaches no host here, but gets as far as reporting it."""
     text = sms("init", "--profile", "lab", "-o", "-").stdout
     work = Path(sms("config", "schema").args[0]).parents[2] / "work"
     (work / "far.yaml").write_text(text.replace("10.78.0.11", "127.0.0.1\n    port: 1"))

@@ -1,4 +1,4 @@
-"""kill -9 at the worst moment, two runs at once, a host that goes down: the next run goes on."""
+"""kill -9 at the worst moment, two runs at once, a host that goes down: the next run resumes."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def naive(before: Print, after: Print) -> dict[bytes, str]:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 def test_against_a_comparison_file_by_file(overlay: Bed, seed: int) -> None:
-    """Random changes; and all that a comparison tells is mended by a restore of these paths."""
+    """Random changes; a restore of the paths that a comparison reports undoes them."""
     root = overlay.upper / "r"
     root.mkdir()
     stir(root, seed, 150)
@@ -321,7 +321,7 @@ def _comes_back(overlay: Bed, lower: Path, number: int, path: str, saw: Print, n
 
 
 def test_no_link_leads_out(overlay: Bed, tmp_path: Path) -> None:
-    """A container that is somebody else's by now points folders at the host."""
+    """A compromised container points folders at the host."""
     outside = tmp_path / "host"
     write(outside / "slurmctld/key", b"the host's")
     seen = fingerprint(outside)
@@ -484,7 +484,7 @@ def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
     assert overlay.ask("diff", before=KILLED.format(name=step), **request).status == -9
     wait_until(lambda: str(overlay.store) not in sh("losetup", "-l"))
     assert overlay.ask("diff", **request).status == 0
-    overlay.unmount()  # nobody else holds it
+    overlay.unmount()  # it has no other user
     overlay.mount()
 
 

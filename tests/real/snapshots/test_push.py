@@ -619,7 +619,7 @@ def test_a_clock_that_was_set_back_prunes_nothing_new(with_one: Place) -> None:
 
 
 def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
-    """It was sent and removed by turns, for ever."""
+    """It was sent and removed in turns, forever."""
     place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     day, now = 86400, time.time()
     place.add(seed=1, taken=now - 40 * day, reason="before restore of 8")
@@ -666,7 +666,7 @@ def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
 
 
 def test_archives_of_others_are_left_alone(with_one: Place) -> None:
-    """A cluster whose name begins like ours, a checkpoint, a file of somebody's."""
+    """A cluster whose name begins like ours, a checkpoint, an unrelated file."""
     place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     one = place.store.find("1")
     name, uuid = place.cluster.site.cluster, one.manifest["uuid"]

@@ -224,7 +224,7 @@ def test_sms_is_killed_and_the_next_run_resumes(hosts: Hosts, chunks: int) -> No
 
 
 def test_a_network_that_is_cut(hosts: Hosts) -> None:
-    """Nobody tells the end: this side gives up after a while, and so does the other one's agent."""
+    """The end is not signalled: this side gives up after a while, and so does the other one's agent."""
     hosts.add("big.img")
     host = hosts.lab.host("host-a")
     sms = [*host.prefix, sys.executable, "-c", IMPATIENT]

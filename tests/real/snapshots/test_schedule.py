@@ -1,4 +1,4 @@
-"""Snapshots by themselves: Debian's cron and systemd take them, failures reach syslog and a mailbox, status tells."""
+"""Scheduled snapshots: Debian's cron and systemd take them; failures are in syslog, in a mailbox and in the status."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_cron_takes_them_every_minute(carrier: Playground, need: Callable[[str],
     assert status["snapshots"]["newest"]["number"] == first[0]["number"]
     assert (status["snapshots"]["limit_minutes"], status["snapshots"]["every_minutes"]) == (7, 1)
 
-    # cron dies: nobody says so but status.
+    # cron dies: only the status reports it.
     host.run("sh", "-c", "pkill -x --ns $$ --nslist pid cron")
     wait("the end of the run", lambda: not host.works("pgrep", "-f", "overlay snapshot --scheduled"))
     file = "/etc/cron.d/sms-lab"

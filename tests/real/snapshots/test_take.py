@@ -189,7 +189,7 @@ take.Changes.collect = gone
 
 
 def test_started_meanwhile(overlay: Bed) -> None:
-    """Whoever held the lock for us has been killed, and somebody has started the services container."""
+    """The holder of our lock was killed, and another run has started the services container."""
     overlay.unmount()
     start = f"""
 import subprocess

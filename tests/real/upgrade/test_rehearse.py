@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real
 
 NAME = "t-rehearse"
 SETTLED_S = 12
-"""Seconds after which the controller has written a job down for sure, and a rehearsal asks for it."""
+"""Seconds after which the controller has certainly saved a job, and a rehearsal checks for it."""
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_two_at_once_and_one_of_them_is_kept(stage: Playground) -> None:
     said, _ = other.communicate()
     one = json.loads(said)
     assert one["ok"] and kept["ok"] and one["name"] != kept["name"] and kept["kept"]
-    # Nobody's job but its own is run there: that of production still waits.
+    # Only its own job is run there: that of production still waits.
     jobs = stage.sms(
         "lab", "exec", "--name", kept["name"], "node1", "--", "squeue", "--noheader", "--format=%i %T"
     ).text

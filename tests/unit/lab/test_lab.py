@@ -1,4 +1,4 @@
-"""The lab's texts: who is in it, what its hosts are told."""
+"""The lab's rendered files: its members, and the configuration of its hosts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_exit_statuses_of_e2fsck(status: int, said: str, words: str | None) -> N
 
 
 def test_an_overlay_that_cannot_be_written_is_an_error() -> None:
-    """Apptainer only warns of a read-only overlay and goes on."""
+    """Apptainer only warns of a read-only overlay and continues."""
     inside = ("apptainer", "exec", "instance://sms-x")
     prove_writable(Fake({inside: (0, "")}), inside)
     with pytest.raises(SmsError, match="the overlay cannot be written"):

@@ -665,7 +665,7 @@ def test_seed_reports_an_unknown_owner(root: Path) -> None:
     assert not (root / "etc/x").exists()
 
 
-# sms-filesync, against a server that asks for a certificate
+# sms-filesync, against a server that requires a certificate
 
 
 class Store(BaseHTTPRequestHandler):
