@@ -21,7 +21,7 @@ COMMANDS: Dict[str, str] = {
     "remove": "remove.remove",
     "brief": "status.brief",
     "grow": "grow.grow",
-    "copy": "copy_file.copy_file",
+    "carry": "copy_file.copy_file",
     "diff": "diff.diff",
     "restore_paths": "paths.restore_paths",
     "place_paths": "paths.place_paths",

@@ -1,4 +1,4 @@
-"""Where sms and its site file are on a host."""
+"""Where sms and its site file are on a host, and whether systemd runs there."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def find_sms(host: Host) -> str:
     if isinstance(host, Local):
         return shutil.which("sms") or shutil.which(sys.argv[0]) or ""
     return host.run("sh", "-c", "command -v sms", ok=None).text
+
+
+def has_systemd(host: Host) -> bool:
+    """Return whether the host runs systemd."""
+    return host.works("test", "-d", "/run/systemd/system")

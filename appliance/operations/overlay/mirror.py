@@ -192,7 +192,7 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
             mount_members(cluster, host, new)
         with progress.step("check the overlay"):
             ext3.check(host, path, whole=True)
-        agent.call(host, "copy", {"source": path, "target": _inside(cluster)}, progress)
+        agent.call(host, "carry", {"source": path, "target": _inside(cluster)}, progress)
         # Kept until the overlay has been checked through its new path.
         host.run("ln", "-fT", path, _before(cluster))
         with progress.step("switch to the mirror"):
@@ -284,7 +284,7 @@ def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = 
             if not dry_run:
                 with progress.step("check the overlay"):
                     ext3.check(host, path, whole=True)
-                agent.call(host, "copy", {"source": _inside(cluster), "target": f"{path}.new"}, progress)
+                agent.call(host, "carry", {"source": _inside(cluster), "target": f"{path}.new"}, progress)
                 host.run("sh", "-c", REPLACE_SCRIPT, "put", path, f"{path}.new", timeout=600)
         if not dry_run:
             with progress.step("remove the mirror"):

@@ -7,7 +7,7 @@ import os
 from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.installed import SITE_FILE, find_sms, lies_there
+from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
 from appliance.plan.machine import stop_timeout
 from appliance.plan.services.unit import unit_name, unit_text
 from appliance.progress import Progress
@@ -38,11 +38,6 @@ def _why_not(cluster: Cluster, host: Host) -> str:
     if not lies_there(cluster, host):
         return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
     return ""
-
-
-def has_systemd(host: Host) -> bool:
-    """Return whether the host runs systemd."""
-    return host.works("test", "-d", "/run/systemd/system")
 
 
 def _install(cluster: Cluster, host: Host) -> None:
