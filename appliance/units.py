@@ -1,9 +1,12 @@
-"""Parse and format sizes and durations."""
+"""Parse and format sizes, durations and times."""
 
 from __future__ import annotations
 
 import re
+import time
 
+LARGEST_OVERLAY = 1 << 44
+"""16 TiB, in bytes: the limit of ext3 with blocks of 4 KiB."""
 YEAR_S = 366 * 86400
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
@@ -25,6 +28,23 @@ def format_age(seconds: float) -> str:
         if seconds < limit:
             return f"{max(0, int(seconds // each))} {unit}"
     return f"{int(seconds // 86400)} d"
+
+
+def format_uptime(seconds: int) -> str:
+    """Format seconds for the user: 3 d 4 h, 12 min."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
+
+
+def format_time(stamp: float) -> str:
+    """Format Unix time as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
 
 
 def read_duration(text: str) -> float:

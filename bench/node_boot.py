@@ -33,7 +33,7 @@ ENDS = (
     ("kernel", r"sms: .* the kernel is up"),
     ("initramfs: drivers", r"sms: .* asking for an address"),
     ("initramfs: DHCP", r"sms: .* fetching "),
-    ("initramfs: image", r"sms: .* holding it against its digest"),
+    ("initramfs: image", r"sms: .* verifying its digest"),
     ("initramfs: digest, mounts", r"sms: .* starting the system of"),
     ("systemd, Python", r"sms-filesync: a node boots"),
     ("enrolment", r"has its certificate"),

@@ -23,7 +23,7 @@ ROOT = "/redfish/v1"
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked: method, path, headers in lower case, body."""
+    """A request: method, path, headers in lower case, body."""
 
     method: str
     path: str
@@ -155,7 +155,7 @@ def hangs(request: Request, link: ssl.SSLSocket) -> bytes | None:
 
 
 def drips(request: Request, link: ssl.SSLSocket) -> bytes | None:
-    """Sends a byte now and then, for ever."""
+    """Sends a byte now and then, forever."""
     with suppress(OSError):
         link.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
         while True:

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the controller."""
+    """A worker reports to the controller."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["causes"] = (dict(causes.seconds), dict(causes.counts))
 
@@ -100,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
 
 
 @pytest.fixture

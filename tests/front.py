@@ -87,7 +87,7 @@ class Front:
         self.server = server
 
     def stop(self) -> None:
-        """Nobody answers any more."""
+        """It no longer answers."""
         if self.server:
             self.server.shutdown()
             self.server.server_close()

@@ -116,7 +116,7 @@ class Provd:
     def ask(
         self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None, address: str = ""
     ) -> Answer:
-        """One request, by the admin if nobody else is named; ``address``: whom nginx saw."""
+        """One request, by the admin if no other client is named; ``address``: the client that nginx saw."""
         given = dict(ADMIN if headers is None else headers)
         if address:
             given["X-Real-IP"] = address

@@ -100,7 +100,7 @@ class Vm:
         (self.folder / "nginx.conf").write_text("daemon off;\n" + text)
 
     def start(self, ask: Callable[[], object] | None = None) -> None:
-        """Both servers, until they answer what ``ask`` asks."""
+        """Both servers, until they answer the request of ``ask``."""
         ask = ask or (lambda: self.admin.request("GET", "/sms/v1/files"))
         argv = [
             *self.prefix,

@@ -1,4 +1,4 @@
-"""The import rule: who may know whom. HACKING.md says why."""
+"""The import rules; HACKING.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from appliance.tools.python import OLDEST
 ROOT = Path(__file__).parents[1]
 
 LEAVES = {"errors", "progress", "share", "text", "units", "__version__"}
-"""Small modules that know nothing of the rest; anybody may import them."""
+"""Small modules that import nothing of the rest; any package may import them."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -27,22 +27,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "units": set(),
     "config": set(),
-    # A catalogue file is read, and its mistakes are told, as those of a site file are.
+    # A catalogue file is read, and its mistakes are reported, as those of a site file are.
     "catalog": {"config"},
-    # On both ends of a connection: it goes with the agent.
+    # On both ends of a connection: copied with the agent.
     "shared": set(),
     "plan": {"config", "catalog", "shared"},
     "export": {"plan", "config", "catalog"},
     "host": {"shared"},
-    # Brought to admin hosts as it is: nothing of the rest goes with it.
+    # Copied to admin hosts: nothing of the rest is copied with it.
     "agent": {"shared"},
     "tools": {"host", "plan", "shared"},
     "lab": {"host", "tools", "plan"},
-    # Brought into the VM as it is, and it runs there on Debian's own packages.
+    # Copied into the VM, where it runs on Debian's own packages.
     "provision": {"shared"},
     "operations": {"config", "catalog", "plan", "shared", "export", "host", "tools", "lab", "provision", "analysis"},
     "cli": {"operations", "config"},
-    # Reads captures wherever they are: it knows nothing of the appliance, not even its errors.
+    # Reads captures wherever they are: it imports nothing of `appliance`, not even its errors.
     "analysis": set(),
 }
 """Package, and the packages it may import besides the leaves and itself."""
@@ -50,16 +50,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 PUBLIC: dict[str, dict[str, set[str]]] = {
     "operations": {
         "classify": {"classify"},
-        "hosts": {"host", "preflight"},
+        "hosts": {"host", "installed"},
         "image": {"build", "copy", "deliver"},
         "lab": {"demo"},
-        "migration": {"fence", "lease", "unfinished"},
         "nodes": {"image"},
         "overlay": {"mirror", "mirrored", "overlay"},
-        "services": {"boot", "guarded", "inside", "start", "status", "stop"},
+        "services": {"boot", "guarded", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "keys"},
         "snapshots": {"list", "restore", "snapshot", "status", "transfer"},
-        "upgrade": {"note"},
         "vm": {"build", "client", "deferred"},
     },
     "plan": {
@@ -71,8 +69,26 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
 }
 """Of each subject, the modules that other subjects may import."""
 
+SUBJECTS = {
+    "site": set(),
+    "classify": {"site"},
+    "hosts": {"site"},
+    "image": {"site"},
+    "vm": {"image", "site"},
+    "nodes": {"image", "vm"},
+    "lab": {"classify", "image", "nodes", "site", "vm"},
+    "overlay": {"image"},
+    "snapshots": {"hosts", "overlay"},
+    "services": {"hosts", "image", "overlay", "snapshots", "vm"},
+    "migration": {"image", "overlay", "services", "snapshots"},
+    "upgrade": {"hosts", "image", "lab", "services", "snapshots"},
+}
+"""Subject of operations, and the subjects that it imports: only those above it, so that there is no cycle.
+
+What several of them need is in modules beside their folders: context, preflight, history, lease, start_note."""
+
 PURE = {"shared", "config", "catalog", "plan", "export", "errors", "progress", "share", "text", "units"}
-"""Packages that only think: text and values in, text and values out."""
+"""Packages without effects: text and values in, text and values out."""
 
 EFFECTS = {"subprocess", "socket", "paramiko", "spython", "ansible_runner", "rich"}
 
@@ -81,7 +97,7 @@ ONLY_IN = {
     "ansible_runner": {"appliance/tools/ansible.py"},
     "paramiko": {"appliance/host/ssh.py"},
 }
-"""Outside modules that one file hides from all others."""
+"""External modules that only one file may import."""
 
 ONLY_BELOW = {"rich": "appliance/cli/", "scapy": "analysis/protocols/", "shtab": "appliance/cli/"}
 
@@ -147,7 +163,7 @@ def breaks(path: Path) -> list[str]:
     found = []
     for one in imports_of(path):
         where, target, top = f"{name}:{one.line}", target_package(one.module), one.module.split(".")[0]
-        # An annotation binds nobody at run time; the command line may name the types it is handed.
+        # An annotation has no effect at run time; the command line may name the types of its results.
         if target and target not in allowed and not (one.for_types and package == "cli"):
             found.append(f"{where}: {package} must not import {one.module}")
         if top in EFFECTS and package in PURE:
@@ -186,9 +202,29 @@ def test_subjects_know_only_public_modules_of_each_other(package: str) -> None:
     assert used == {(subject, module) for subject, modules in PUBLIC[package].items() for module in modules}
 
 
+def test_subjects_of_operations_do_not_import_each_other_in_circles() -> None:
+    used: dict[str, set[str]] = {}
+    for path in (ROOT / "appliance" / "operations").glob("*/*.py"):
+        used.setdefault(path.parent.name, set()).update(subject for subject, _ in sideways(path))
+    assert used == SUBJECTS
+    names = list(SUBJECTS)
+    assert [name for name in names if not SUBJECTS[name] <= set(names[: names.index(name)])] == []
+
+
+SHARED = ("context", "preflight", "history", "lease", "start_note")
+"""Modules of operations that all subjects may import."""
+
+
+def test_shared_modules_of_operations_import_no_verb() -> None:
+    folder = ROOT / "appliance" / "operations"
+    assert sorted(path.stem for path in folder.glob("*.py")) == sorted(("__init__", *SHARED))
+    used = {(name, *one) for name in SHARED for one in sideways(folder / f"{name}.py")}
+    assert used == {("context", "site", "find"), ("start_note", "image", "deliver")}
+
+
 def test_every_package_is_in_the_table() -> None:
     packages = {package_of(path) for path in sources()} - {"__init__", "__main__"}
-    assert packages <= set(MAY_IMPORT), "a new package: say in MAY_IMPORT whom it may know, and in HACKING.md why"
+    assert packages <= set(MAY_IMPORT), "a new package: add it to MAY_IMPORT and HACKING.md"
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PATTERNS = (
+    *("appliance/**/*.py", "analysis/**/*.py", "analysis/core/*.[ch]", "bench/*.py", "tests/**/*.py", "scripts/*"),
+    *("definitions/**/*", "overlays/**/*", "playbooks/**/*", "docs/*.md", "docs/*.json", "*.md"),
+)
 FILES = [
     path
-    for pattern in ("appliance/**/*.py", "analysis/**/*.py", "docs/*.md", "README.md", "HACKING.md")
+    for pattern in PATTERNS
     for path in sorted(ROOT.glob(pattern))
+    if path.is_file() and path != Path(__file__) and path.suffix != ".pyc" and "vendor" not in path.parts
 ]
 FORBIDDEN = {
     r"(?<!there )(?<!There )\bis no (?!longer|such)[a-z]": "is not a ...; invalid ...",

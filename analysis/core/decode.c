@@ -1,6 +1,6 @@
 /* Records -> packets: decodes the headers from the link to the transport.
  *
- * LINKTYPE_ numbers and cooked headers: www.tcpdump.org/linktypes. A frame may be cut off anywhere (snap length):
+ * LINKTYPE_ numbers and cooked headers: www.tcpdump.org/linktypes. A frame may be truncated anywhere (snap length):
  * the available bytes are used, and nothing beyond them is read.
  */
 #include "core.h"

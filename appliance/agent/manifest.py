@@ -6,9 +6,8 @@ from typing import Any, Callable, Dict, List
 from appliance.agent.protocol import Problem
 from appliance.agent.store import FORMAT
 from appliance.text import one_line
+from appliance.units import LARGEST_OVERLAY
 
-LARGEST = 1 << 44
-"""Bytes of the largest overlay that a site file allows (overlay.size_mb)."""
 LAST_NUMBER = 999999
 """Six digits, as in the folder names of a store and the archive names of a repository."""
 LAST_GENERATION = 1000000
@@ -91,9 +90,9 @@ KEYS: Dict[str, Check] = {
     "frozen_ms": _amount(1e9),
     "method": _text(40, WORD),
     "found_by": _text(40, WORD),
-    "size": _whole(1, LARGEST),
-    "used_bytes": _whole(0, LARGEST),
-    "new_bytes": _whole(0, LARGEST),
+    "size": _whole(1, LARGEST_OVERLAY),
+    "used_bytes": _whole(0, LARGEST_OVERLAY),
+    "new_bytes": _whole(0, LARGEST_OVERLAY),
     "digests": _text(64, "[0-9a-f]{64}"),
     "checks": CHECKS,
     "notes": _many(_prose),

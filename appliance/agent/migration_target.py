@@ -27,13 +27,11 @@ ARMED_S = 2.0
 """It attaches its ports within so many seconds of reporting that it is armed, or never: the source relies on that."""
 PORTS_LIMIT_S = 2.9
 """Less than ``migration_source.RECLAIM_S``: after that the source may ask who answers."""
-CLOCK_BOOTTIME = 7
-"""Clock of clock_gettime(2) that includes suspended time. Python 3.6 has no name for it."""
 
 
 def boot_time() -> float:
     """Return the seconds since the boot, including those spent suspended."""
-    return time.clock_gettime(CLOCK_BOOTTIME)
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def run_target(request: Dict[str, Any]) -> Dict[str, Any]:

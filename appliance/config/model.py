@@ -29,6 +29,7 @@ from appliance.config.types import (
     Text,
     Url,
 )
+from appliance.units import LARGEST_OVERLAY
 
 SshUser = Annotated[
     str, Text(r"[a-z_][a-z0-9_-]{0,31}", "a user name", "use lower case letters, digits, dashes and underscores")
@@ -236,7 +237,7 @@ class Signing(Section):
 class Overlay(Section):
     """The writable layer of the container: an ext3 image file."""
 
-    size_mb: int = Field(2048, ge=64, le=1 << 24, description="Size in MiB; the file is sparse.")
+    size_mb: int = Field(2048, ge=64, le=LARGEST_OVERLAY >> 20, description="Size in MiB; the file is sparse.")
     directory: File | None = Field(None, description="Folder of the overlay (default: overlays/ in the state folder).")
 
 

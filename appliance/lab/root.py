@@ -54,7 +54,7 @@ def _mirrors() -> Iterable[str]:
     lines = source_lines(Local().run("apt-get", "indextargets", "--format", shown, "Created-By: Packages").text)
     if not lines:
         raise SmsError(
-            f"apt on this machine knows no mirror of Debian {SUITE}", hint="run `apt-get update`, or add one to apt"
+            f"apt on this machine has no mirror of Debian {SUITE}", hint="run `apt-get update`, or add one to apt"
         )
     return lines
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from appliance.catalog import Base, Service, read_bases, read_catalog, select
+from appliance.catalog import Base, Service, read_bases, select
 from appliance.catalog.model import Role
 from appliance.config.model import AdminHost, Site
 from appliance.errors import ConfigError, Refused
@@ -84,9 +84,8 @@ def open_cluster(path: Path, state: Path | None, progress: Progress, *, classifi
     for notice in loaded.notices:
         progress.report(f"note: {notice}")
     site = loaded.site
-    catalog = read_catalog(share("definitions", "services"))
     bases = read_bases(share("definitions", "bases"))
-    return Cluster(site, select(catalog, site.service_names), bases[site.base.os], path.absolute())
+    return Cluster(site, select(loaded.catalog, site.service_names), bases[site.base.os], path.absolute())
 
 
 def _over_ssh(site: Site, host: AdminHost) -> Host:
@@ -124,3 +123,20 @@ def read_given(names: Sequence[tuple[str, Path | None]]) -> dict[str, bytes]:
             hint = f"the site file names it as {name}{create}"
             raise Refused(f"cannot read {path}: {error.strerror}", hint=hint) from error
     return given
+
+
+def read_password(path: Path) -> str:
+    """Return the password in a file that only its owner may read.
+
+    Raises:
+        Refused: it cannot be read, others may read it, or it is empty.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot read {path}: {error}", hint="the site file names it as password_file") from error
+    if mode & 0o077:
+        raise Refused(f"others may read the password in {path}", hint=f"chmod 600 {path}")
+    if not text or "\n" in text:
+        raise Refused(f"{path} does not contain exactly one line", hint="write only the password into it")
+    return text

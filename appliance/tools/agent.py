@@ -20,7 +20,7 @@ from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
 from appliance.tools.python import find_python
 
-LEAVES = ("text.py",)
+LEAVES = ("text.py", "units.py")
 """Modules of the package's top level that the agent uses."""
 FOLDER = "/run/sms"
 LIFELINE = "lifeline"

@@ -161,7 +161,7 @@ def serve(address, context):
 def run():
     password = (HERE / "bmc.password").read_bytes().strip()
     with os.fdopen(os.open(USERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-        # Few rounds: it is asked at every request.
+        # Few rounds: it is verified at every request.
         print(f"{USER}:{bcrypt.hashpw(password, bcrypt.gensalt(4)).decode()}", file=stream)
     systems = [
         {"uuid": identity, "name": one["name"], "boot_mode": "Legacy", "nics": [{"mac": one["mac"]}]}
@@ -176,7 +176,7 @@ def run():
         }
     )
     main.fakedriver.FakeDriver = Machines
-    # The emulator makes these, and their databases, at the first request for each: two at once are in each other's way.
+    # The emulator makes these, and their databases, at the first request for each: two concurrent ones conflict.
     for part in ("systems", "chassis", "managers", "indicators", "vmedia", "storage", "drives", "volumes"):
         getattr(main.app, part)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

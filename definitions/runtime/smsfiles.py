@@ -1,4 +1,4 @@
-"""Files of the site in the container and on nodes: replaced whole, accounts merged. Python 3.9 and later."""
+"""Files of the site in the container and on nodes: replaced whole, accounts merged. Python 3.6 and later."""
 
 import os
 import re

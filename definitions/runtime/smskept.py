@@ -70,7 +70,7 @@ def wanted_owner(entry):
         return owner_of(entry["path"])
     mode = int(entry["mode"], 8)
     if not 0 <= mode <= 0o777:
-        raise ValueError("%s: %s is no mode of a file" % (entry["path"], entry["mode"]))
+        raise ValueError("%s: invalid mode %s" % (entry["path"], entry["mode"]))
     user, group = entry.get("owner", "root"), entry.get("group", "root")
     try:
         return mode, pwd.getpwnam(user).pw_uid, grp.getgrnam(group).gr_gid

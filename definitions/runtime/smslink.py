@@ -37,7 +37,7 @@ def trust(ca, cert=None, key=None):
 
 
 class Link:
-    """One connection to the server at ``base``, kept while it is used, made anew when it is lost."""
+    """One connection to the server at ``base``, kept while it is used, reopened when it is lost."""
 
     def __init__(self, base, context=None, low_port=False):
         """``low_port``: ask from a port below 1024, which shows that root asks."""
@@ -123,14 +123,14 @@ class Link:
         try:
             data = answer.read(largest + 1)
         except http.client.IncompleteRead as error:
-            raise ValueError("%s%s: cut off: %s" % (self.base, path, error))
+            raise ValueError("%s%s: interrupted: %s" % (self.base, path, error))
         if len(data) > largest:
             self.close()
             raise ValueError("%s%s is larger than %d bytes" % (self.base, path, largest))
         wanted = answer.getheader("Content-Length")
         if wanted and wanted.isdigit() and len(data) < int(wanted):
             self.close()
-            raise ValueError("%s%s: cut off after %d of %s bytes" % (self.base, path, len(data), wanted))
+            raise ValueError("%s%s: interrupted after %d of %s bytes" % (self.base, path, len(data), wanted))
         if not 200 <= answer.status < 300:
             self.close()
             raise Said(answer.status, "%s%s: %s" % (self.base, path, _words(answer, data)))

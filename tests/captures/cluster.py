@@ -129,7 +129,7 @@ def provisioning(made: Made, number: int, rng: Random) -> None:
 
 
 def dhcp(made: Made, node: Station, time_s: float, rng: Random, *, vendor: bytes) -> float:
-    """DISCOVER, OFFER, REQUEST, ACK; the answers are broadcasts, as the flag in the request asks (RFC 2131, 4.1)."""
+    """DISCOVER, OFFER, REQUEST, ACK; the answers are broadcasts, as its flag requires (RFC 2131, 4.1)."""
     unspecified, broadcast = "0.0.0.0", "255.255.255.255"
     requests = made.open((p.UDP, unspecified, 68, broadcast, 67), "provisioning", "node")
     replies = made.open((p.UDP, made.sms.address, 67, broadcast, 68), "provisioning", "node")

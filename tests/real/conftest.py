@@ -82,7 +82,7 @@ class Playground:
         return json.loads(data) if data else {}
 
     def at_rest(self, on: str) -> bool:
-        """Nothing for `sms stop` to do: no instance, nobody has the overlay open, no lease held."""
+        """Nothing for `sms stop` to do: no instance, the overlay is not open, no lease held."""
         return not (self.instances(on) or self.loops(on) or self.lease(on).get("holder"))
 
     def assert_nothing_runs(self, on: str = "host-a") -> None:
@@ -105,7 +105,7 @@ class Playground:
 
 @pytest.fixture(scope="session")
 def playground() -> Iterator[Playground]:
-    """A fresh lab whose admin hosts have never seen the appliance."""
+    """A fresh lab whose admin hosts have never run the services container."""
     name = "t-main"
     lab_down(name, False, Silent())
     shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)
@@ -126,7 +126,7 @@ def built(playground: Playground) -> Built:
 
 @pytest.fixture
 def stopped(playground: Playground, built: Built) -> Playground:
-    """The appliance does not run anywhere, and its image is where the admin hosts look."""
+    """The services container is not running on any host; its image is where the admin hosts expect it."""
     for host in ("host-a", "host-b"):
         if not playground.at_rest(host):
             playground.sms("-q", "stop", on=host)
@@ -136,7 +136,7 @@ def stopped(playground: Playground, built: Built) -> Playground:
 
 @pytest.fixture
 def running(playground: Playground, built: Built) -> Playground:
-    """The appliance runs on host-a and every service answers."""
+    """The services container runs on host-a and every service answers."""
     playground.sms("-q", "start", "--host", "host-a", on="admin")
     return playground
 

@@ -82,7 +82,7 @@ class Watch:
     def _ports(self, host: str, bridge: str) -> set[str]:
         folder = f"/proc/{self.lab.host(host).pid}/root/sys/class/net/{bridge}/brif"
         try:
-            return {name for name in os.listdir(folder) if name.startswith("veth")}  # noqa: PTH208 - asked often
+            return {name for name in os.listdir(folder) if name.startswith("veth")}  # noqa: PTH208 - called often
         except OSError:
             return set()
 
@@ -96,7 +96,7 @@ class Watch:
 
 
 class Prober:
-    """Connects to an address from a node again and again; tells for how long nobody answered."""
+    """Connects to an address from a node again and again; measures its outages."""
 
     def __init__(self, lab: Lab, node: str, where: tuple[str, int], every_s: float = PROBE_S) -> None:
         argv = ["nsenter", f"--net=/proc/{lab.host(node).pid}/ns/net", sys.executable, "-c", PROBER]
@@ -111,7 +111,7 @@ class Prober:
             self.answers.append((float(began), float(ended)))
 
     def away_s(self, since: float, until: float) -> float:
-        """The longest time within which nobody answered."""
+        """The longest time without an answer."""
         inside = [one for one in self.answers if since <= one[0] <= until]
         ends = [since, *(end for _, end in inside)]
         begins = [*(begin for begin, _ in inside), until]
@@ -124,7 +124,7 @@ class Prober:
 
 
 class Stepping:
-    """`sms migrate` from the admin's machine, held at every step until it is told to go on.
+    """`sms migrate` from the admin's machine, stopped at every step until it may continue.
 
     Forced, as all moves whose subject is not the budget: after a slow one, on a busy machine, the next is refused.
     """
@@ -156,7 +156,7 @@ class Stepping:
         self._said += [out, said]
 
     def to(self, step: str) -> bool:
-        """Let it go on as far as this step (`>stop`, `<probe`, `>probe 2` for the second); False: it never came."""
+        """Let it continue as far as this step (`>stop`, `<probe`, `>probe 2` for the second); False: it never came."""
         name, _, times = step.partition(" ")
         while line := self._told.readline().decode().strip():
             self.steps.append(line)
@@ -171,7 +171,7 @@ class Stepping:
             os.write(self._word, b".")
 
     def free(self) -> None:
-        """Go on to the end without waiting at steps."""
+        """Let it continue to the end without waiting at steps."""
         self.go()
         while self._told.readline():
             self.go()
@@ -281,7 +281,7 @@ class ShortJobs:
                     self.given_twice.append(job)
                 self.ids.add(job)
             except SmsError:
-                self.refused += 1  # the user is told, and nothing is lost
+                self.refused += 1  # the user gets an error, and nothing is lost
 
     def resume_nodes(self) -> None:
         """What an administrator does after a power loss (docs/failover.md)."""

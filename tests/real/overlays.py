@@ -93,12 +93,12 @@ class Bed:
         state.write_bytes(SLURM)
 
     def mount(self) -> None:
-        """As the appliance does."""
+        """As the services container does."""
         self.loop = sh("losetup", "--find", "--show", self.overlay).strip()
         sh("mount", "-t", "ext3", self.loop, self.tree)
 
     def unmount(self) -> None:
-        """As the appliance does when it ends."""
+        """As the services container does when it ends."""
         if self.loop:
             # Whatever a test has left: a frozen file system would hold every sync of this machine.
             subprocess.run(["fsfreeze", "--unfreeze", str(self.tree)], capture_output=True, check=False)
@@ -161,7 +161,7 @@ class Bed:
         return target
 
     def writes(self) -> bool:
-        """Whether a write goes through at once: nobody holds the writers."""
+        """Whether a write succeeds at once: the file system is not frozen."""
         program = "import os,sys; f=os.open(sys.argv[1], os.O_WRONLY|os.O_CREAT); os.write(f, b'x'); os.fsync(f)"
         try:
             subprocess.run([sys.executable, "-c", program, str(self.upper / "probe")], timeout=1.5, check=True)

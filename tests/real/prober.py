@@ -1,4 +1,4 @@
-"""Asks the appliance every 10 ms from a compute node, and writes down when it answered. Standard library alone.
+"""Probes the services container every 10 ms from a compute node and records when it answered. Standard library alone.
 
 ``python3 prober.py FOLDER``: the questions end with standard input. FOLDER/asked.json then has, by service, pairs of
 when it was asked and when it answered (null: never), in seconds of the machine's monotonic clock.
@@ -27,7 +27,7 @@ TAG = f"outage-{os.getpid()}-{time.time_ns() % 10**9}"
 """Before the number of each line that goes to the system log."""
 
 Rows = list[list[float | None]]
-"""When it was asked, and when it answered."""
+"""Time of the request and of the answer."""
 
 
 class Datagrams:
@@ -42,7 +42,7 @@ class Datagrams:
 
     def ask(self, address: tuple[str, int], now: float) -> None:
         self.rows.append([now, None])
-        with contextlib.suppress(OSError):  # an answer of before said that nobody is there
+        with contextlib.suppress(OSError):  # a former ICMP reply reported that no server is there
             self.socket.sendto(self.wrap(len(self.rows) - 1), address)
 
     def ready(self, events: int, now: float) -> None:
@@ -108,7 +108,7 @@ class Ping:
 
 
 class Prober:
-    """All of it: what is asked, and who waits for an answer."""
+    """All probes, and those that wait for an answer."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Rows] = {name: [] for name in ("slurmctld", "scontrol ping", "nat", "chrony", "rsyslog")}

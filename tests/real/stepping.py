@@ -1,4 +1,4 @@
-"""`sms`, but at every step of a move it tells a test where it is and waits for its word.
+"""`sms`, but at every step of a migration it reports its position to a test and waits for its reply.
 
 argv: descriptor to tell by, descriptor of the word, seconds that services may take on the target, then words of `sms`.
 Told is a line: `<` before a step, `>` as soon as an end has got the word for it, and the step's name.
@@ -21,13 +21,13 @@ SILENT = ("ping", "parcels")
 
 
 def tell(mark: str, name: str) -> None:
-    """Say where it is; go on when the test says so."""
+    """Report the position; continue when the test replies."""
     os.write(TELL, f"{mark}{name}\n".encode())
     os.read(WORD, 1)
 
 
 def step(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The call, told before and after."""
+    """The call, reported before and after."""
 
     def told(*args: Any, **options: Any) -> Any:
         tell("<", name)
@@ -39,7 +39,7 @@ def step(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 class Endpoint(move.Endpoint):
-    """Tells each word of the driver's."""
+    """Reports each message of the driver."""
 
     def send(self, do: str, data: bytes = b"", **facts: Any) -> None:
         if do in SILENT:

@@ -1,4 +1,4 @@
-"""Trees with everything that files can have, and what tells two of them apart: written without the agent's code."""
+"""Trees with everything that files can have, and a comparison of two of them: written without the agent's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium that is told what to do over a pair of pipes (DevTools protocol); no driver, no network."""
+"""A headless Chromium that is controlled over a pair of pipes (DevTools protocol); no driver, no network."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Browser:
         return base64.b64decode(answer["data"])
 
     def requests(self) -> list[str]:
-        """What the page asked for since it was visited, itself included."""
+        """The requests of the page since it was visited, including the page itself."""
         sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 

@@ -309,7 +309,7 @@ def paper() -> Classification:
         start="2024-03-05T06:00:00.125000Z",
         duration_s=DAY,
         truncated=True,
-        skipped={"record longer than 262144 bytes": 3, "IPv4 header cut off by the snap length": 118},
+        skipped={"record longer than 262144 bytes": 3, "IPv4 header truncated by the snap length": 118},
         problems=(
             "/var/tmp/sms.pcap3: byte 812,004,112: record length 4,026,531,840 is invalid; resumed 1,204 bytes later",
             "/var/tmp/sms.pcap7: byte 1,000,341,504: the file ends in the middle of a record",

@@ -306,7 +306,7 @@ def test_man_page_is_up_to_date(tmp_path: Path) -> None:
     subprocess.run(
         ["make", "-s", "-o", "setup", "man", f"MAN={target}", f"PYTHON={sys.executable}"], cwd=ROOT, check=True
     )
-    assert target.read_text() == (ROOT / "docs" / "man" / "sms.1").read_text(), "`make man` writes it anew"
+    assert target.read_text() == (ROOT / "docs" / "man" / "sms.1").read_text(), "`make man` updates it"
     for name in VERBS:
         assert f"COMMAND \\fI\\,'sms {name}'" in target.read_text()
 
@@ -325,7 +325,7 @@ STREAMS: dict[str, tuple[str, int, str]] = {
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_standard_streams(name: str, tmp_path: Path) -> None:
-    """Closed, full, or nobody at the other end: a message at most, never a traceback."""
+    """Closed, full, or without a reader: a message at most, never a traceback."""
     words, status, message = STREAMS[name]
     code = "import sys; from appliance.cli import main; sys.exit(main(sys.argv[1:]))"
     command = ["bash", "-c", f'"$0" -c "$1" {words}', sys.executable, code]

@@ -88,7 +88,7 @@ def test_the_example_of_a_classification_is_what_comes_out(tmp_path: Path) -> No
     (tmp_path / "sms.pcap").write_bytes(files.pcap(simulate(Plan()).packets()))
     made = view_text(classify(ClassifyOptions((str(tmp_path / "sms.pcap"),)), Silent())).replace(f"{tmp_path}/", "")
     (shown,) = re.findall(r"(?<=^    sms classify sms\.pcap\n\n)(?:    .*\n|\n)+", DOCS["classify"], re.MULTILINE)
-    assert [line.removeprefix("    ") for line in shown.splitlines()] == [*made.splitlines(), ""], "paste it anew"
+    assert [line.removeprefix("    ") for line in shown.splitlines()] == [*made.splitlines(), ""], "paste it again"
 
 
 def test_refusals_are_those_of_the_code() -> None:

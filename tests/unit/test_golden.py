@@ -1,4 +1,4 @@
-"""All that is rendered from a sample site, held against files that a person can read."""
+"""All that is rendered from a sample site, verified against files that a person can read."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from appliance.errors import SmsError
 from appliance.host.base import SIZE_MISMATCH, WRITE_ATOMIC, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
-from appliance.operations.migration.lease import LOST_RACE, SWAP
+from appliance.operations.lease import LOST_RACE, SWAP
 from appliance.plan.migration.lease import digest
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
@@ -30,7 +30,7 @@ def host() -> Host:
 
 
 class Shrinks(io.BytesIO):
-    """A file that is cut off while it is read."""
+    """A file that is truncated while it is read."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
@@ -61,7 +61,7 @@ def names(folder: Path) -> list[str]:
         (BOTH, None, bytes(5_000_000), bytes(5_000_000)),
         ("cat | tr a b", b"a" * 3_000_000, b"b" * 3_000_000, b""),
     ],
-    ids=["input", "empty input", "bytes", "input nobody reads", "much on both", "much through"],
+    ids=["input", "empty input", "bytes", "unread input", "much on both", "much through"],
 )
 def test_a_command_gives_both_its_outputs(
     host: Host, on_line: bool, script: str, given: bytes | None, out: bytes, errors: bytes
@@ -168,7 +168,7 @@ def test_a_lock_is_waited_for(host: Host, tmp_path: Path) -> None:
         assert first.poll() is not None
 
 
-def test_write_says_whether_anything_changed(host: Host, tmp_path: Path) -> None:
+def test_write_returns_whether_anything_changed(host: Host, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     steps = [(b"a", 0o644, True), (b"a", 0o644, False), (b"a", 0o600, True), (b"b", 0o600, True), (b"", 0o600, True)]
     for data, mode, changed in steps:

@@ -54,7 +54,7 @@ def soon(path: Path) -> bool:
     return path.exists()
 
 
-def test_bytes_go_in_and_out_and_words_are_heard(host: Host) -> None:
+def test_bytes_pass_both_ways_and_messages_are_received(host: Host) -> None:
     heard: list[str] = []
     with host.stream("sh", "-c", "echo ready >&2; cat; printf 'no end' >&2; exit 3", on_line=heard.append) as stream:
         stream.write(b"a\0b")
@@ -76,7 +76,7 @@ def test_much_goes_both_ways_at_once(host: Host) -> None:
         assert stream.result().status == 0
 
 
-def test_what_it_says_never_blocks_it(host: Host) -> None:
+def test_its_standard_error_never_blocks_it(host: Host) -> None:
     with host.stream("sh", "-c", BOTH) as stream:
         thread = feed(stream, 8 << 20)
         assert drain(stream) == 8 << 20
@@ -84,8 +84,8 @@ def test_what_it_says_never_blocks_it(host: Host) -> None:
         assert stream.result().status == 0
 
 
-def test_nobody_reads_so_it_waits(host: Host, tmp_path: Path) -> None:
-    """Flow control: what nobody takes is not made."""
+def test_it_waits_for_its_reader(host: Host, tmp_path: Path) -> None:
+    """Flow control: what is not read is not produced."""
     script = f"head -c 400000000 /dev/zero; echo done >{tmp_path}/done"
     with host.stream("sh", "-c", script) as stream:
         stream.read_exactly(1)
@@ -95,7 +95,7 @@ def test_nobody_reads_so_it_waits(host: Host, tmp_path: Path) -> None:
         stream.result()
 
 
-def test_one_that_ends_early_says_why(host: Host) -> None:
+def test_one_that_ends_early_reports_why(host: Host) -> None:
     with host.stream("sh", "-c", "head -c 10 >/dev/null; echo full >&2; exit 7") as stream:
         with pytest.raises(CommandError, match=r"(?s)status 7.*full") as caught:
             for _ in range(1000):

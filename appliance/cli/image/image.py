@@ -53,7 +53,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         return image_nodes.run_list(arguments)
     from appliance.cli.screen import out, print_json
     from appliance.operations.image.list import list_images
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     images = list_images(open_site(arguments)[0])
     if arguments.json:
@@ -63,7 +63,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         mark = "*" if image.current else " "
         size = f"{image.bytes >> 20} MiB"
         out.print(
-            f"{mark} {image.key[:12]}  {when(image.built)}  {size:>8}  {image.base}  {','.join(image.services)}",
+            f"{mark} {image.key[:12]}  {format_time(image.built)}  {size:>8}  {image.base}  {','.join(image.services)}",
             markup=False,
         )
     if not images:

@@ -111,7 +111,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import list_nodes
     from appliance.operations.nodes.push import query_images
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     cluster, _ = open_site(arguments)
     images, (there, why) = list_nodes(cluster), query_images(cluster)
@@ -122,7 +122,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     for image in images:
         mark = "*" if image.current else " "
         out.print(
-            f"{mark} {image.profile:<16} {image.digest[:12]}  {when(image.built)}  {image.bytes >> 20:>5} MiB",
+            f"{mark} {image.profile:<16} {image.digest[:12]}  {format_time(image.built)}  {image.bytes >> 20:>5} MiB",
             markup=False,
         )
     if not images:

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(result: FailoverResult, cluster: str, services: int) -> None:
     from appliance.cli.screen import out
-    from appliance.operations.services.status import uptime_text, when
+    from appliance.units import format_time, format_uptime
 
     answer = f"{len(result.services)} of {services} services answer"
     lines = [
@@ -79,8 +79,9 @@ def _show(result: FailoverResult, cluster: str, services: int) -> None:
     ]
     if result.lost_s is not None:
         lines.append(
-            f"lost: {uptime_text(int(result.lost_s))}. Restored as it was on {result.taken_on} at {when(result.taken)} "
-            f"(snapshot {result.snapshot}): jobs submitted, accounting and messages since then are lost"
+            f"lost: {format_uptime(int(result.lost_s))}. Restored as it was on {result.taken_on} at "
+            f"{format_time(result.taken)} (snapshot {result.snapshot}): "
+            "jobs submitted, accounting and messages since then are lost"
         )
     elif result.shared:
         lines.append("lost: nothing that was written to the shared overlay")

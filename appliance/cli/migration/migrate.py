@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_json, filled, verb
+from appliance.cli.common import add_json, filled, open_site, verb
 
 if TYPE_CHECKING:
     from appliance.operations.migration.steps import MigrationResult
@@ -37,14 +37,12 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Migrate, or show the plan."""
-    from appliance.cli.screen import print_json, progress
-    from appliance.operations.context import need_root, open_cluster
+    from appliance.cli.screen import print_json
+    from appliance.operations.context import need_root
     from appliance.operations.migration.migrate import migrate, refuse_over_budget, rehearse_migrate
-    from appliance.operations.site.find import find_site
 
-    shown = progress(arguments.quiet)
     need_root()
-    cluster = open_cluster(find_site(arguments.site), arguments.state, shown)
+    cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = rehearse_migrate(cluster, arguments.to, shown)
         if arguments.json:

@@ -43,13 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def rows(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line per file, without truncation or wrapping, so that paths can be copied."""
-    from appliance.operations.services.status import when
-    from appliance.units import format_size
+    from appliance.units import format_size, format_time
 
     table = [TITLES]
     for each in found:
         owner = f"{each['mode']} {each['owner']}:{each['group']}"
-        words = (each["path"], str(each["version"]), format_size(each["size"]), owner, when(each["made"])[:16])
+        words = (each["path"], str(each["version"]), format_size(each["size"]), owner, format_time(each["made"])[:16])
         table.append((*words, audience(each)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.files import need_known_path, read_reports
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     cluster, api, _ = open_vm(arguments)
     reports = read_reports(cluster, api)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for one in reports:
         has = one.has.get(arguments.path)
-        words = f"{has['sha256'][:16]} since {when(has['since'])[:16]}" if has else "-"
+        words = f"{has['sha256'][:16]} since {format_time(has['since'])[:16]}" if has else "-"
         late = "  not the newest" if arguments.path in one.missing else ""
         out.print(f"{one.client:<20} {words}{late}", markup=False)
     return 0
@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _offline_lines(reports: Sequence[ClientReport]) -> Iterator[str]:
     """Yield a line per state, when all clients are offline."""
     from appliance.config.hostlist import fold
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     states: dict[str, list[str]] = {}
     for one in reports:
-        contact = f"last report {when(one.at)[:16]}" if one.at is not None else "no report yet"
+        contact = f"last report {format_time(one.at)[:16]}" if one.at is not None else "no report yet"
         lacks = f"{len(one.missing)} files missing" if one.missing else "up to date"
         states.setdefault(f"{contact}, {lacks}", []).append(one.client)
     rows = [(fold(names), words) for words, names in states.items()]

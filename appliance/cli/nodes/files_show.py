@@ -29,8 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.errors import Refused
     from appliance.operations.nodes.files import read_content, show_master
-    from appliance.operations.services.status import when
-    from appliance.units import format_size
+    from appliance.units import format_size, format_time
 
     _, api, _ = open_vm(arguments)
     found = show_master(api, arguments.path)
@@ -48,6 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
     for each in found["versions"]:
         sign = "*" if each["version"] == found["current"] else " "
         facts = f"{each['mode']} {each['owner']}:{each['group']}  {audience(each)}"
-        words = f"{when(each['made'])[:16]}  {format_size(each['size']):>9}  {each['sha256'][:16]}"
+        words = f"{format_time(each['made'])[:16]}  {format_size(each['size']):>9}  {each['sha256'][:16]}"
         out.print(f"{sign} {each['version']:>3}  {words}  {facts}", markup=False)
     return 0

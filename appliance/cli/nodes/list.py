@@ -55,13 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_unknown(machines: Sequence[UnknownMachine], *, json: bool) -> int:
     from appliance.cli.screen import out, print_json
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     if json:
         print_json(machines)
     for one in machines if not json else ():
         words = f"{one.get('mac')}  {one.get('address') or '-':<15}  {one.get('count')} times"
-        out.print(f"{words}, last {when(float(one.get('last') or 0))}", markup=False)
+        out.print(f"{words}, last {format_time(float(one.get('last') or 0))}", markup=False)
     if not machines and not json:
         out.print("no unknown machine has tried to boot", markup=False)
     return 0

@@ -154,7 +154,7 @@ def _show(state: MirrorState) -> None:
     from rich.table import Table
 
     from appliance.cli.screen import out
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("member", "file", "state", "detail"):
@@ -166,7 +166,7 @@ def _show(state: MirrorState) -> None:
     out.print(table)
     how = f"open, {state.free >> 20} of {state.size >> 20} MiB free" if state.open else "closed"
     repaired = f", {state.mended} errors repaired" if state.mended else ""
-    scrubbed = f"last scrub {when(state.scrubbed)}{repaired}" if state.scrubbed else "never scrubbed"
+    scrubbed = f"last scrub {format_time(state.scrubbed)}{repaired}" if state.scrubbed else "never scrubbed"
     out.print(f"{state.kind}, {how}; {scrubbed}", markup=False)
     for problem in state.problems:
         out.print(f"[yellow]warning:[/] {escape(problem)}")

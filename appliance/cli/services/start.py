@@ -41,7 +41,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start, or show the commands."""
     from appliance.cli.screen import err, out, print_json, progress
-    from appliance.operations.migration.lease import query_lease
+    from appliance.operations.lease import query_lease
     from appliance.operations.services.start import StartOptions, rehearse_start, start
 
     cluster, host = open_target(arguments)

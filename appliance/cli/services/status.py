@@ -79,20 +79,19 @@ def mirror_text(mirror: MirrorState) -> str:
     """Return a mirror in one line: its members and the time of the last scrub."""
     from rich.markup import escape
 
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     colours = {"whole": "green", "sick": "red", "lost": "red"}
     members = ", ".join(
         f"{escape(member['file'])} [{colours[member['state']]}]{member['state']}[/]" for member in mirror.members
     )
-    scrubbed = f"scrubbed {when(mirror.scrubbed)}" if mirror.scrubbed else "never scrubbed"
+    scrubbed = f"scrubbed {format_time(mirror.scrubbed)}" if mirror.scrubbed else "never scrubbed"
     return f"{members}; {scrubbed}"
 
 
 def snapshot_facts(snapshots: SnapshotStatus) -> Iterator[tuple[str, str]]:
     """Yield rows about the newest verified snapshot and the schedule."""
-    from appliance.operations.services.status import when
-    from appliance.units import format_age, format_size
+    from appliance.units import format_age, format_size, format_time
 
     newest, run = snapshots.newest, snapshots.last_run
     if snapshots.problem:
@@ -108,7 +107,7 @@ def snapshot_facts(snapshots: SnapshotStatus) -> Iterator[tuple[str, str]]:
     if not snapshots.schedule:
         yield "schedule", "none: `sms overlay schedule install` installs one"
         return
-    last = "no run yet" if not run else f"last run {when(run.started)} {'succeeded' if run.ok else 'failed'}"
+    last = "no run yet" if not run else f"last run {format_time(run.started)} {'succeeded' if run.ok else 'failed'}"
     yield "schedule", f"every {snapshots.every_minutes} min, by {snapshots.schedule}; {last}"
 
 
@@ -123,16 +122,16 @@ def view(found: Status) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    from appliance.operations.services.status import uptime_text, when
+    from appliance.units import format_time, format_uptime
 
     lease = found.lease
-    held = f"held by {lease.holder} since {when(lease.since)}" if lease.holder else "free"
+    held = f"held by {lease.holder} since {format_time(lease.since)}" if lease.holder else "free"
     if found.lease_problem:
         held = "not known"
     state = "[green]healthy[/]" if found.healthy else "[red]unhealthy[/]" if found.running else "[red]not running[/]"
     facts = [("services container", f"{escape(found.cluster)} on {escape(found.host)}: {state}")]
     if found.running:
-        facts.append(("up for", uptime_text(found.uptime_s)))
+        facts.append(("up for", format_uptime(found.uptime_s)))
         facts.append(
             (
                 "image",

@@ -53,15 +53,14 @@ def lines(done: Pruned, dry_run: bool) -> Iterator[str]:
     """Format the decision on each snapshot with its reason, in rich markup; then the totals."""
     from rich.markup import escape
 
-    from appliance.operations.services.status import when
     from appliance.text import printable
-    from appliance.units import format_size
+    from appliance.units import format_size, format_time
 
     facts = {one["number"]: one for one in done.snapshots}
     for one in done.decisions:
         word = "keep" if one.keep else "would remove" if dry_run else "removed"
         shown = f"[green]{word:<12}[/]" if one.keep else f"[yellow]{word:<12}[/]"
-        taken = when(facts[one.number]["taken"])[:16] if one.number in facts else "-"
+        taken = format_time(facts[one.number]["taken"])[:16] if one.number in facts else "-"
         yield f"{one.number:>6}  {taken:<16}  {shown}  {escape(printable(', '.join(one.why)))}"
     named = {one.number for one in done.decisions}
     for number, why in sorted(done.broken.items()):

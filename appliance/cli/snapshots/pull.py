@@ -74,17 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """List the snapshots at the source."""
     from appliance.cli.screen import out, print_json
-    from appliance.operations.services.status import when
     from appliance.operations.snapshots.pull import list_remote, remote_name
     from appliance.text import printable
-    from appliance.units import format_size
+    from appliance.units import format_size, format_time
 
     there = list_remote(cluster, host, arguments.source)
     if arguments.json:
         print_json(there)
         return 0
     for one in there:
-        line = f"{one['number']:>6}  {when(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
+        line = f"{one['number']:>6}  {format_time(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
         out.print(f"{line}  {printable(one['host'])}  {remote_name(one)}", markup=False)
     if not there:
         out.print(f"no snapshots at {arguments.source}", markup=False)

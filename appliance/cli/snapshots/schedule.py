@@ -109,7 +109,7 @@ def _print_schedule(arguments: argparse.Namespace, done: Scheduled, *, files: bo
 
 def lines(done: Scheduled) -> Iterator[str]:
     """Format the schedule."""
-    from appliance.operations.services.status import when
+    from appliance.units import format_time
 
     if not done.kind:
         yield f"no snapshots are scheduled on {done.host}"
@@ -117,7 +117,9 @@ def lines(done: Scheduled) -> Iterator[str]:
     yield f"every {done.every} min on {done.host}, by {done.kind}{'' if done.runs else ', which is not running'}"
     run = done.last_run
     if run:
-        yield f"last run {when(run.started)}: " + (f"snapshot {run.number}" if run.ok else f"failed: {run.error}")
+        yield f"last run {format_time(run.started)}: " + (
+            f"snapshot {run.number}" if run.ok else f"failed: {run.error}"
+        )
         yield from (f"note: {note}" for note in run.notes)
         if run.met_at:
-            yield f"{when(run.met_at)} a run was skipped: {run.met}"
+            yield f"{format_time(run.met_at)} a run was skipped: {run.met}"

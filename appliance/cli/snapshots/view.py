@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from appliance.operations.services.status import uptime_text, when
 from appliance.text import printable
-from appliance.units import YEAR_S, format_age, format_size
+from appliance.units import YEAR_S, format_age, format_size, format_time, format_uptime
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.list import Listing, Snapshot, Verified
@@ -28,7 +27,7 @@ FOUND_BY = {
 
 def day(stamp: float, now: float) -> str:
     """Format date and time to the minute; with the year only if it may be another one."""
-    text = when(stamp)[:16]
+    text = format_time(stamp)[:16]
     return text[5:] if abs(now - stamp) < YEAR_S * 0.8 else text
 
 
@@ -129,7 +128,10 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
     found = f" ({FOUND_BY[one['found_by']]})" if one["found_by"] in FOUND_BY else ""
     facts: list[tuple[str, str]] = [
         ("snapshot", f"{one['number']} of {one['cluster']}, {one['uuid']}"),
-        ("taken", f"{when(one['taken'])}, {uptime_text(max(0, int(now - one['taken'])))} ago, on {one['host']}"),
+        (
+            "taken",
+            f"{format_time(one['taken'])}, {format_uptime(max(0, int(now - one['taken'])))} ago, on {one['host']}",
+        ),
         ("how", f"{one['method']}{found}, {ran}"),
         ("lease", f"generation {one['generation']}"),
         ("Slurm cluster", one["slurm_cluster"]),
@@ -155,7 +157,7 @@ def show_lines(one: Snapshot, now: float) -> Iterator[str]:
 
 def _health(one: Snapshot) -> str:
     health = one["health"]
-    at = f", checked {when(health['at'])}" if "at" in health else ""
+    at = f", checked {format_time(health['at'])}" if "at" in health else ""
     return state(one) + at
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, filled, seconds, verb
+from appliance.cli.common import add_json, filled, open_site, seconds, verb
 from appliance.errors import ConfigError
 
 EXAMPLES = """\
@@ -51,13 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Rehearse."""
     from dataclasses import asdict
 
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.context import open_cluster
-    from appliance.operations.site.find import find_site
+    from appliance.cli.screen import out, print_json
     from appliance.operations.upgrade.rehearse import RehearsalOptions, plan_rehearsal, rehearse, tear_down
 
-    shown = progress(arguments.quiet)
-    cluster = open_cluster(find_site(arguments.site), arguments.state, shown)
+    cluster, shown = open_site(arguments)
     if arguments.down:
         if arguments.image or arguments.keep:
             raise ConfigError("--down takes no image", hint="sms rehearse --down")

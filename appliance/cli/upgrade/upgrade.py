@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_host, add_json, seconds, verb
+from appliance.cli.common import add_host, add_json, open_site, seconds, verb
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Upgrade."""
     from dataclasses import asdict
 
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.context import open_cluster
+    from appliance.cli.screen import out, print_json
     from appliance.operations.image.build import build
     from appliance.operations.site.find import find_site
     from appliance.operations.upgrade.rehearse import find_source
@@ -60,14 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--with-snapshot requires --undo", hint="sms upgrade --undo --with-snapshot")
     if arguments.undo and arguments.image:
         raise ConfigError("--undo and --image exclude each other", hint="omit one of them")
-    path = find_site(arguments.site)
-    shown = progress(arguments.quiet)
-    cluster = open_cluster(path, arguments.state, shown)
+    cluster, shown = open_site(arguments)
     # Without --host, the host that runs the container; an admin host acts on itself.
     host = cluster.target(arguments.host or find_source(cluster, "").name)
 
     def build_one() -> Path:
-        return Path(build(cluster, shown, lock=path.with_name("sms.lock"), current=False).image)
+        return Path(build(cluster, shown, lock=find_site(arguments.site).with_name("sms.lock"), current=False).image)
 
     options = UpgradeOptions(
         arguments.image,

@@ -12,7 +12,7 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress
 from appliance.share import share

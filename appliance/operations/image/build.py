@@ -16,8 +16,8 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.hosts.preflight import only_one
 from appliance.operations.image.deliver import check_signature
+from appliance.operations.preflight import only_one
 from appliance.plan.image.definition import (
     BuildInputs,
     BuildPlan,

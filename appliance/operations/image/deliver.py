@@ -34,9 +34,15 @@ class Image:
 
 
 def deliver(
-    cluster: Cluster, host: Host, chosen: Path | None, progress: Progress, *, before_sending: Callable[[], object]
-) -> str:
-    """Send the image to ``host`` if it is missing there; return its path on the host.
+    cluster: Cluster,
+    host: Host,
+    chosen: Path | None,
+    progress: Progress,
+    *,
+    before_sending: Callable[[], object] = lambda: None,
+) -> tuple[str, str]:
+    """Send the image to ``host`` if it is missing there; return its path on the host, and its digest if it was computed
+    there, as arguments of ``trust``.
 
     Args:
         chosen: an image other than the current one: a path on this machine or on the host.
@@ -48,23 +54,26 @@ def deliver(
     current = chosen or Path(cluster.places.current)
     if not current.is_file():
         if not isinstance(host, Local) and host.works("test", "-f", str(current)):
-            return host.run("readlink", "-f", str(current)).text
+            return host.run("readlink", "-f", str(current)).text, ""
         raise Refused(f"there is no image {current}", hint="`sms build` creates one")
     source = current.resolve()
     if isinstance(host, Local):
-        return str(source)
+        return str(source), ""
     target = f"{cluster.places.images}/{source.name}"
     digest = find_digest(Local(), str(source))
     # Compared by digest, so that a damaged copy, or one signed with an older key, is sent again.
     if find_digest(host, target, needed=False) == digest:
-        return target
+        return target, digest
     before_sending()
     send_file(source, host, path=target, what="the image", progress=progress)
-    return target
+    return target, ""
 
 
-def trust(cluster: Cluster, host: Host, path: str) -> Image:
+def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:
     """Verify the image on the host with the site's keys; return its description.
+
+    Args:
+        sha256: its digest, if it was just computed there.
 
     Raises:
         Refused: it is not trusted, was not built by `sms build`, or lacks a service.
@@ -85,7 +94,7 @@ def trust(cluster: Cluster, host: Host, path: str) -> Image:
         raise Refused(
             f"the image lacks {', '.join(missing)}, which the site file enables", hint="`sms build` builds a new image"
         )
-    return Image(path, key, find_digest(host, path), signer, labels.get("sms.runtime", ""))
+    return Image(path, key, sha256 or find_digest(host, path), signer, labels.get("sms.runtime", ""))
 
 
 def check_signature(cluster: Cluster, host: Host, image: str) -> str:

@@ -12,12 +12,11 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.hosts.preflight import check_bridges, check_programs
 from appliance.operations.image.deliver import deliver, trust
+from appliance.operations.lease import Leases, query_all_leases
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
-from appliance.operations.migration.lease import Leases, query_all_leases
+from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.start import Started, StartOptions, start
-from appliance.operations.services.status import uptime_text
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
@@ -25,6 +24,7 @@ from appliance.plan.migration.failover import OpenFailover, choose_snapshot, fin
 from appliance.plan.migration.lease import GENERATION_BUMP, Lease, find_holder, has_own_overlay
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
+from appliance.units import format_uptime
 
 VERB = "failover"
 
@@ -143,7 +143,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         )
     with progress.step(f"check {host.name}"):
         check_bridges(cluster, host)
-        trust(cluster, host, deliver(cluster, host, options.image, progress, before_sending=lambda: None))
+        trust(cluster, host, *deliver(cluster, host, options.image, progress))
     mine = leases.views[host.name].lease
     assert mine
     shared, snapshot = _choose_origin(cluster, host, options, mine, interrupted)
@@ -246,7 +246,7 @@ def _steps(cluster: Cluster, plan: Plan, options: FailoverOptions) -> tuple[str,
         how = "assumed to be off (--i-have-fenced)" if options.fenced else describe_fence(_admin(cluster, name))
         steps.append(f"{name}: {how}")
     if plan.snapshot:
-        age = uptime_text(int(time.time() - plan.snapshot["taken"]))
+        age = format_uptime(int(time.time() - plan.snapshot["taken"]))
         steps.append(f"restore snapshot {plan.snapshot['number']} of {plan.snapshot['host']}, {age} old")
     elif plan.shared:
         steps.append(f"start from the shared overlay {cluster.places.overlay}")
@@ -284,7 +284,7 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult, p
     result.lost_s = round(time.time() - chosen["taken"], 1)
     with progress.step(f"restore snapshot {chosen['number']}") as step:
         restored = restore(cluster, host, str(chosen["number"]), progress, fenced=plan.old)
-        step.detail(f"of {chosen['host']}, {uptime_text(int(result.lost_s))} old")
+        step.detail(f"of {chosen['host']}, {format_uptime(int(result.lost_s))} old")
     if restored.kept and not restored.kept.same:
         result.kept = restored.kept.path or f"snapshot {restored.kept.snapshot}"
     note(cluster, host, VERB, "restored", snapshot=chosen["number"], uuid=chosen["uuid"], kept=result.kept)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from appliance.config.model import AdminHost, Redfish
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
+from appliance.operations.context import read_password
 from appliance.tools import ipmi, redfish
 
 
@@ -39,23 +39,6 @@ def check_fence(admin: AdminHost) -> None:
     assert admin.fence
     if controller := admin.fence.redfish or admin.fence.ipmi:
         read_password(controller.password_file)
-
-
-def read_password(path: Path) -> str:
-    """Return the password in a file that only its owner may read.
-
-    Raises:
-        Refused: it cannot be read, others may read it, or it is empty.
-    """
-    try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
-    except (OSError, ValueError) as error:
-        raise Refused(f"cannot read {path}: {error}", hint="the site file names it as password_file") from error
-    if mode & 0o077:
-        raise Refused(f"others may read the password in {path}", hint=f"chmod 600 {path}")
-    if not text or "\n" in text:
-        raise Refused(f"{path} does not contain exactly one line", hint="write only the password into it")
-    return text
 
 
 def fence(admin: AdminHost) -> None:

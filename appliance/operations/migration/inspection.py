@@ -6,20 +6,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from appliance.errors import ConfigError, Refused
+from appliance.errors import Refused
 from appliance.host.base import Host, Unreachable
 from appliance.operations import history
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_bridges, check_programs
 from appliance.operations.image.deliver import Image, trust
-from appliance.operations.migration.lease import query_all_leases, query_lease
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.steps import Inspected, MigrationResult
-from appliance.operations.migration.unfinished import recover_migration
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
+from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
-from appliance.operations.services.start import read_note, record_start
-from appliance.operations.upgrade.note import read_last
+from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
+from appliance.operations.start_note import read_note, record_start
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import Lease, View, find_holder
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
@@ -47,9 +46,10 @@ def inspect_hosts(
         With ``recover``, the result of a migration that an earlier run completed and did not record; it is now.
 
     Raises:
+        ConfigError: no admin host has that name.
         Refused: with all problems.
     """
-    target = _find_target(cluster, name)
+    target = cluster.host(name)
     with progress.step("check both hosts") as step:
         _check_target_programs(target)
         source, lease = find_source(cluster, target, recover=recover, progress=progress)
@@ -68,13 +68,6 @@ def inspect_hosts(
     return Inspected(source, target, running.pid, lease, plan)
 
 
-def _find_target(cluster: Cluster, name: str) -> Host:
-    known = [host.name for host in cluster.site.admin_hosts]
-    if name not in known:
-        raise ConfigError(f"no admin host named {name}", hint=f"the site has: {', '.join(known)}")
-    return cluster.host(name)
-
-
 def _check_target_programs(target: Host) -> None:
     try:
         check_programs(target)
@@ -88,7 +81,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
     Raises:
         Refused: no host holds it, or the holder cannot be reached.
     """
-    hosts = [target if host.name == target.name else cluster.host(host.name) for host in cluster.site.admin_hosts]
+    hosts = [cluster.host(host.name) for host in cluster.site.admin_hosts]
     unreachable: list[str] = []
 
     def query(host: Host) -> Lease | None:
@@ -160,7 +153,7 @@ def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Inst
         raise Refused(
             f"an instance runs on {target.name}, too (process {left.pid})", hint=f"sms stop --host {target.name}"
         )
-    upgrade = read_last(cluster, source)
+    upgrade = read_last_upgrade(cluster, source)
     if upgrade and not upgrade.ended:
         raise Refused(f"an upgrade was interrupted on {source.name}", hint="`sms upgrade` resumes it")
     note = read_note(cluster, source)

@@ -11,12 +11,12 @@ from appliance.operations import history
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import copy_image
 from appliance.operations.image.deliver import Image, trust
+from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.inspection import inspect_hosts
-from appliance.operations.migration.lease import query_all_leases, query_lease
 from appliance.operations.migration.steps import Inspected, Migration, MigrationResult, isolated_conflists
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard, stop_guard
-from appliance.operations.services.start import record_start
+from appliance.operations.start_note import record_start
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress

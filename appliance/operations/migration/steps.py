@@ -14,10 +14,10 @@ from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
+from appliance.operations.lease import query_lease
 from appliance.operations.migration.fence import fence
-from appliance.operations.migration.lease import query_lease
-from appliance.operations.migration.unfinished import mark_path
 from appliance.operations.services.start import PROBE
+from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
 from appliance.plan.migration.lease import GENERATION_BUMP, Lease

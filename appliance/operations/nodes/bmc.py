@@ -12,9 +12,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from appliance.errors import Refused, SmsError
-from appliance.operations.context import Cluster
-from appliance.operations.migration.fence import read_password
-from appliance.operations.vm.client import need_vm, tls_folder
+from appliance.operations.context import Cluster, read_password
+from appliance.operations.vm.client import tls_folder
+from appliance.plan.vm.vm import need_vm
 from appliance.tools.redfish import Controller
 
 USER, PASSWORD = "SMS_BMC_USER", "SMS_BMC_PASSWORD"
@@ -43,7 +43,7 @@ def find_login(cluster: Cluster) -> Login:
     Raises:
         Refused: neither has a password, others can read the password file, or the CA does not exist.
     """
-    settings = need_vm(cluster).bmc
+    settings = need_vm(cluster.site).bmc
     user = os.environ.get(USER) or settings.user
     password = os.environ.get(PASSWORD, "")
     if not password and settings.password_file is None:

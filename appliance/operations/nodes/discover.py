@@ -22,10 +22,10 @@ from appliance.operations.nodes.inventory import (
     reserved_addresses,
     site_addresses,
 )
-from appliance.operations.vm.client import need_vm
 from appliance.plan.nodes.discover import CHANGED, CONFLICT, DIFFERS, NEW, Decision, Found, decide
 from appliance.plan.nodes.nodes import GROUP, XNAME
 from appliance.plan.nodes.scan import check_pattern, find_targets, free_addresses, free_names
+from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.provision.payloads import Endpoint, Node
 from appliance.tools.provision import VmUnreachable
@@ -119,13 +119,13 @@ def discover(cluster: Cluster, ranges: Sequence[str], options: Options, progress
     """Scan the ranges, read the controllers found, decide what changes, and write it to the inventory.
 
     Raises:
-        ConfigError: a range, a pattern or an address is invalid.
-        Refused: no credentials, or the site has no VM; nothing was scanned.
+        ConfigError: a range, a pattern or an address is invalid, or the site has no VM.
+        Refused: no credentials; nothing was scanned.
         VmUnreachable: the VM does not answer.
     """
     targets = find_targets(ranges)
     _check_names(targets)
-    pattern = check_pattern(options.pattern or need_vm(cluster).node_names)
+    pattern = check_pattern(options.pattern or need_vm(cluster.site).node_names)
     _check(cluster, options)
     login = find_login(cluster)
     inventory = open_inventory(cluster)

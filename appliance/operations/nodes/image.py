@@ -17,9 +17,9 @@ from appliance.config.provisioning import Profile
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.hosts.preflight import only_one
 from appliance.operations.image.build import find_mirrors
-from appliance.operations.vm.client import need_vm, tls_folder
+from appliance.operations.preflight import only_one
+from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources
 from appliance.plan.nodes.image import (
     CA,
@@ -33,6 +33,7 @@ from appliance.plan.nodes.image import (
     packages_of,
     plan_node,
 )
+from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import mmdebstrap
@@ -69,9 +70,10 @@ def find_profile(cluster: Cluster, name: str) -> Profile:
     """Return the site's profile of that name.
 
     Raises:
-        Refused: the site has no such profile, or no VM.
+        ConfigError: the site has no VM.
+        Refused: the site has no such profile.
     """
-    profiles = need_vm(cluster).profiles
+    profiles = need_vm(cluster.site).profiles
     if name not in profiles:
         raise Refused(
             f"the site has no node profile {name}", hint=f"it has {', '.join(profiles)}: `sms image profiles`"
@@ -355,5 +357,5 @@ def list_profiles(cluster: Cluster) -> list[ProfileLine]:
             profile.arguments,
             current_digest(nodes_folder(cluster) / name),
         )
-        for name, profile in need_vm(cluster).profiles.items()
+        for name, profile in need_vm(cluster.site).profiles.items()
     ]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.errors import ConfigError, Problem, Refused, SmsError
-from appliance.operations.context import Cluster
-from appliance.operations.migration.fence import read_password
+from appliance.operations.context import Cluster, read_password
 from appliance.operations.nodes.convert import LISTS, Converted, Smd, from_smd, read_document
 from appliance.operations.nodes.inventory import node_network, open_inventory, reserved_addresses
 from appliance.plan.nodes.scan import check_pattern

@@ -17,8 +17,9 @@ from appliance.config.hostlist import HostListError, expand
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.vm.client import need_vm, open_api, tls_folder
+from appliance.operations.vm.client import open_api, tls_folder
 from appliance.plan.nodes.nodes import choose_nodes
+from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.provision import payloads
 from appliance.provision.payloads import Node
@@ -121,7 +122,7 @@ def cache_path(cluster: Cluster) -> Path:
     try:
         identity = (tls_folder(cluster) / "ca.pem").read_bytes()
     except OSError:
-        identity = str(need_vm(cluster).address).encode()
+        identity = str(need_vm(cluster.site).address).encode()
     return cluster.site.state / "nodes" / f"{cluster.site.cluster}-{hashlib.sha256(identity).hexdigest()[:12]}.json"
 
 
@@ -205,7 +206,7 @@ def find_node(nodes: Sequence[Node], word: str) -> Node:
 
 def reserved_addresses(cluster: Cluster) -> dict[str, str]:
     """Return the addresses that no node may have, with their owners."""
-    site, vm = cluster.site, need_vm(cluster)
+    site, vm = cluster.site, need_vm(cluster.site)
     pool: dict[str, str] = {}
     if vm.pool:
         numbers = range(int(vm.pool.first), min(int(vm.pool.last), int(vm.pool.first) + 65535) + 1)
@@ -231,7 +232,7 @@ def _addresses(host: str) -> list[str]:
 
 def node_network(cluster: Cluster) -> IPv4Network:
     """Return the network that nodes boot in."""
-    return need_vm(cluster).address.network
+    return need_vm(cluster.site).address.network
 
 
 def site_addresses(cluster: Cluster) -> dict[str, str]:

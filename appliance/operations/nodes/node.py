@@ -16,8 +16,8 @@ from appliance.operations.nodes.inventory import (
     pick,
     reserved_addresses,
 )
-from appliance.operations.vm.client import need_vm
 from appliance.plan.nodes.nodes import choose_groups, clean_mac, find_problems
+from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.provision.payloads import Node, UnknownMachine
 
@@ -191,7 +191,7 @@ def _choose_macs(current: list[str], changes: Sequence[str]) -> list[str]:
 def _check(cluster: Cluster, node: Node, others: Sequence[Node]) -> None:
     """Raise ConfigError that names every problem."""
     problems = find_problems(node, others, node_network(cluster), reserved_addresses(cluster))
-    profile, known = node.get("profile"), need_vm(cluster).profiles
+    profile, known = node.get("profile"), need_vm(cluster.site).profiles
     if profile and profile not in known:
         problems.append(f"the site has no profile {str(profile)[:60]!r}: {', '.join(known)}")
     if problems:

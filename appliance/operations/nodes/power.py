@@ -12,7 +12,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.bmc import Login, controller_of, find_login, run_parallel
 from appliance.operations.nodes.inventory import known_nodes, open_inventory, pick
-from appliance.operations.vm.client import need_vm
+from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress, Step
 from appliance.provision.payloads import Node
 from appliance.tools.redfish_power import read_power, set_boot, switch
@@ -125,7 +125,7 @@ def _check_images(cluster: Cluster, nodes: Sequence[Node]) -> None:
         return
     if own_kernel:
         return
-    sites = {name: profile.groups for name, profile in need_vm(cluster).profiles.items()}
+    sites = {name: profile.groups for name, profile in need_vm(cluster.site).profiles.items()}
     for node in nodes:
         groups, named = [str(one) for one in node.get("groups") or ()], str(node.get("profile") or "")
         if named in current if named else profile_for(groups, current):

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs, only_one
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.migration.lease import check_lease, hold_lease_still
+from appliance.operations.lease import check_lease, hold_lease_still
 from appliance.operations.overlay.mirrored import opened
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -18,6 +17,7 @@ from appliance.operations.overlay.overlay import (
     ready_overlay,
     seeded_with,
 )
+from appliance.operations.preflight import check_programs, only_one
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress
 from appliance.tools import apptainer
@@ -49,7 +49,7 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
             exists = check_overlay(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
             host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))
-            image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+            image = trust(cluster, host, *deliver(cluster, host, None, progress))
             if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
                 return Created(host.name, path, False, False)
             ready_overlay(cluster, host, image, progress)
@@ -67,7 +67,7 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
         return []
     check_lease(host, cluster)
     exists = check_overlay(cluster, host)
-    image = trust(cluster, host, deliver(cluster, host, None, progress, before_sending=lambda: None))
+    image = trust(cluster, host, *deliver(cluster, host, None, progress))
     mark = overlay_mark(archive_for(cluster), image)
     if exists and seeded_with(host, str(cluster.places.overlay)) == mark:
         return []

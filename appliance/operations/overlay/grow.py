@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs, only_one
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirror import check_members_room, enlarge
 from appliance.operations.overlay.mirrored import find_mirror, is_linked
 from appliance.operations.overlay.overlay import keep_stopped
+from appliance.operations.preflight import check_programs, only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.progress import Progress

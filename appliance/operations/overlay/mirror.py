@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs, only_one
-from appliance.operations.migration.lease import hold_lease_still
+from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import (
     TOOLS,
     MirrorState,
@@ -27,6 +26,7 @@ from appliance.operations.overlay.mirrored import (
     write_note,
 )
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
+from appliance.operations.preflight import check_programs, only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.overlay.mirror import (
     GIB,

@@ -11,10 +11,10 @@ from appliance.catalog import read_extra_files
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, read_given
-from appliance.operations.hosts.preflight import only_one
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration.lease import hold_lease_still
+from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
+from appliance.operations.preflight import only_one
 from appliance.plan.machine import inside_argv, instance_name, seed_argv
 from appliance.plan.migration.lease import Lease
 from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files

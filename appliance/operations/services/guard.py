@@ -16,9 +16,9 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.hosts.preflight import only_one
-from appliance.operations.migration.lease import Leases
+from appliance.operations.lease import Leases
 from appliance.operations.overlay.overlay import retire_overlay
+from appliance.operations.preflight import only_one
 from appliance.operations.services.stop import take_down
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import Lease, View, find_newer, has_own_overlay

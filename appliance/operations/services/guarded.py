@@ -8,7 +8,7 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.services.boot import SITE_FILE, find_sms, has_systemd, lies_there
+from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.progress import Progress
 

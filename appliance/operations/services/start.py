@@ -14,10 +14,8 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import note
-from appliance.operations.hosts.preflight import check_bridges, check_programs, only_one, refuse_taken
 from appliance.operations.image.deliver import Image, deliver, trust
-from appliance.operations.migration.lease import Leases, query_all_leases, query_lease, restore_lease, take_lease
-from appliance.operations.migration.unfinished import recover_migration
+from appliance.operations.lease import Leases, query_all_leases, query_lease, restore_lease, take_lease
 from appliance.operations.overlay.mirrored import open_mirror
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -29,17 +27,17 @@ from appliance.operations.overlay.overlay import (
     retire_overlay,
     running_mark,
 )
+from appliance.operations.preflight import check_bridges, check_programs, only_one, refuse_taken
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.stop import take_down
-from appliance.operations.upgrade.note import image_of_unfinished
+from appliance.operations.services.unfinished import image_of_unfinished, recover_migration
+from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, instance_name, start_argv
 from appliance.plan.migration.lease import Lease, find_newer
 from appliance.plan.services.network import conflists
-from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
-from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import apptainer
 
 SETTLE_S = 10
@@ -168,7 +166,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     with progress.step("check the host"):
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
-    trusted = trust(cluster, host, deliver(cluster, host, image, progress, before_sending=lambda: None))
+    trusted = trust(cluster, host, *deliver(cluster, host, image, progress))
     query_all_leases(host, cluster).check()
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
@@ -243,10 +241,10 @@ def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path
     with ThreadPoolExecutor(1) as pool:
         # The query for an unused address takes a second.
         addresses = pool.submit(refuse_taken, cluster, host)
-        path = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
+        delivered = deliver(cluster, host, chosen, progress, before_sending=addresses.result)
         stopwatch.lap("deliver")
         with progress.step("verify the signature; check the addresses") as step:
-            image = trust(cluster, host, path)
+            image = trust(cluster, host, *delivered)
             addresses.result()
             step.detail(image.signer)
     if image.runtime != runtime_digest(runtime_files()):
@@ -346,22 +344,3 @@ def _failure_text(cluster: Cluster, host: Host, failed: dict[str, str]) -> str:
         log = host.run(*inside_argv(cluster.site, "tail", "-n", "8", f"/var/log/sms/{name}.log"), ok=None).text
         lines += [f"    {line}" for line in log.splitlines()]
     return "\n".join(lines)
-
-
-def read_note(cluster: Cluster, host: Host) -> StartNote | None:
-    """Return the record of the last start; None if it is missing or unreadable: the next start rewrites it."""
-    data = host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json")
-    try:
-        return from_json(StartNote, data) if data is not None else None
-    except RecordError:
-        return None
-
-
-def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
-    """Record the running image, for status and later verbs."""
-    note = StartNote(image.path, image.key, image.sha256, image.signer, lease.generation, host.name, time.time())
-    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", to_json(note))
-    current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
-    if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
-        # The next start, such as after a reboot, must use the same image.
-        host.run("sh", "-c", 'ln -sfn "$1" "$2.new" && mv -fT "$2.new" "$2"', "current", name, current)

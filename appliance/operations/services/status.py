@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.services.guarded import is_guarded
-from appliance.operations.services.start import PROBE, read_note
+from appliance.operations.services.start import PROBE
+from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
-from appliance.operations.upgrade.note import read_last
+from appliance.operations.start_note import read_note
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.migration.lease import Lease
@@ -157,7 +157,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
 def _interrupted_upgrade(cluster: Cluster, host: Host) -> list[str]:
     """Return the warning about an unfinished upgrade, if there is one."""
     try:
-        last = read_last(cluster, host)
+        last = read_last_upgrade(cluster, host)
     except Unreachable:
         raise
     except SmsError as error:
@@ -195,7 +195,7 @@ def query_services(cluster: Cluster, host: Host) -> list[Answer]:
         raise SmsError(
             f"the services container does not answer: {result.stderr.decode(errors='replace').strip()[-300:]}"
         )
-    return [found.get(name) or Answer(name, False, "the image does not know it", 0) for name in names]
+    return [found.get(name) or Answer(name, False, "the image does not have it", 0) for name in names]
 
 
 def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
@@ -206,20 +206,3 @@ def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
     except (IndexError, ValueError):
         return {}
     return {"size": size, "used": used}
-
-
-def uptime_text(seconds: int) -> str:
-    """Format seconds for the user: 3 d 4 h, 12 min."""
-    days, rest = divmod(seconds, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes else f"{rest} s"
-
-
-def when(stamp: float) -> str:
-    """Format Unix time as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))

@@ -10,9 +10,9 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.hosts.preflight import check_programs, only_one
-from appliance.operations.migration.lease import Leases, query_lease, release_lease
+from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
+from appliance.operations.preflight import check_programs, only_one
 from appliance.operations.services.guarded import stop_guard
 from appliance.plan.machine import instance_name, stop_argv, stop_timeout
 from appliance.progress import Progress

@@ -23,10 +23,11 @@ from appliance.text import printable
 
 @dataclass(frozen=True)
 class Loaded:
-    """A valid site, the document it was read from, and notices for the administrator."""
+    """A valid site, the document it was read from, the shipped catalogue, and notices for the administrator."""
 
     site: Site
     document: Document
+    catalog: Mapping[str, Service]
     notices: tuple[str, ...]
 
 
@@ -96,7 +97,7 @@ def open_site(path: Path, state: Path | None = None, classification: Path | None
     if state is not None:
         changes["state"] = state.absolute()
     site = fill_provisioning(site.model_copy(update=changes), path.absolute().parent)
-    return Loaded(site, document, notices)
+    return Loaded(site, document, catalog, notices)
 
 
 def advice_of(catalog: Mapping[str, Service]) -> dict[str, str]:

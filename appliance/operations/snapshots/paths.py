@@ -13,9 +13,9 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
+from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.restore import other_image, real_path, restore_reason
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot

@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs
-from appliance.operations.migration.lease import check_lease
+from appliance.operations.lease import check_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
+from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.plan.migration.lease import Lease

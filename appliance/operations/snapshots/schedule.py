@@ -11,7 +11,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.services.boot import SITE_FILE, find_sms, lies_there
+from appliance.operations.hosts.installed import SITE_FILE, find_sms, lies_there
 from appliance.plan.snapshots.runs import Run, read_run
 from appliance.plan.snapshots.schedule import (
     Kind,

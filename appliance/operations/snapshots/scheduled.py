@@ -10,11 +10,10 @@ from functools import partial
 from appliance.errors import Busy, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import only_one
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirror import scrub
 from appliance.operations.overlay.mirrored import find_mirror
-from appliance.operations.services.status import when
+from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import store
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.schedule import run_record, schedule_files
@@ -39,6 +38,7 @@ from appliance.plan.snapshots.runs import (
 from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress
 from appliance.tools import agent
+from appliance.units import format_time
 
 REREAD_EVERY_S = 86400
 SENDMAIL = """\
@@ -244,7 +244,7 @@ def _log(cluster: Cluster, host: Host, run: Run, notice: Notice, problems: list[
 def _mail(cluster: Cluster, host: Host, run: Run, notice: Notice) -> list[str]:
     """Send mail through the services container, else the host's sendmail; return the error if both fail."""
     to = cluster.site.mail.root or "root"
-    since = when(run.failing_since) if run.failing_since else ""
+    since = format_time(run.failing_since) if run.failing_since else ""
     text = mail_text(cluster.site.cluster, host.name, run, notice, to=to, since=since).encode()
     try:
         if cluster.find_role("mail"):

@@ -10,11 +10,11 @@ from appliance.catalog import Service
 from appliance.errors import Refused
 from appliance.host.base import CommandError, Host, Result
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import check_programs
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import is_on_closed_mirror, keep_stopped
-from appliance.operations.services.start import read_note
+from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
+from appliance.operations.start_note import read_note
 from appliance.plan.machine import dump_argv, instance_name
 from appliance.plan.migration.lease import Lease
 from appliance.plan.services.note import StartNote

@@ -12,7 +12,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import only_one
+from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
 from appliance.plan.snapshots.offsite import (
     BORG,
@@ -25,12 +25,13 @@ from appliance.plan.snapshots.offsite import (
 )
 from appliance.progress import Progress
 from appliance.tools import agent, borg
+from appliance.units import LARGEST_OVERLAY
 
 EMPTY_REQUEST = struct.pack(">I", 0)
 HEADER = struct.Struct(">4sIQ")
 """Header of a snapshot stream: magic, bytes of the manifest, bytes of the digests (agent/transfer.py)."""
-MAX_CHUNKS = 1 << 28
-"""Chunks of 64 KiB in the largest overlay that a site file allows (overlay.size_mb)."""
+MAX_CHUNKS = LARGEST_OVERLAY >> 16
+"""Chunks of 64 KiB in the largest overlay."""
 MAX_BYTES = {"a manifest": 1 << 18, "a list of digests": MAX_CHUNKS * 32, "a list of chunks": MAX_CHUNKS // 8}
 """Largest parts of a stream, in bytes: a host may be compromised."""
 BLOCK = 1 << 18

@@ -14,10 +14,10 @@ from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
-from appliance.operations.hosts.preflight import check_programs
 from appliance.operations.image.copy import fetch_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lab import demo
+from appliance.operations.preflight import check_programs
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.snapshots.list import (
     Snapshot,

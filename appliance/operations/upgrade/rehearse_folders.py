@@ -16,7 +16,7 @@ from appliance.host.local import Local
 from appliance.lab import down
 from appliance.lab.layout import LOCKS
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import LOCKED
+from appliance.operations.preflight import LOCKED
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json
 

@@ -13,16 +13,17 @@ from appliance.host.local import Local
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
-from appliance.operations.hosts.preflight import check_bridges, check_programs, only_one
 from appliance.operations.image.deliver import trust
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
+from appliance.operations.preflight import check_bridges, check_programs, only_one
 from appliance.operations.services.inside import need_running
-from appliance.operations.services.start import Started, StartOptions, read_note, start
+from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
+from appliance.operations.services.unfinished import read_last_upgrade, restore_overlay, write_phase
 from appliance.operations.snapshots.restore import restore
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
+from appliance.operations.start_note import read_note
 from appliance.operations.upgrade.image import check_rollback_image, make_current_here, send_image
-from appliance.operations.upgrade.note import read_last, restore_overlay, write_phase
 from appliance.operations.upgrade.rehearse import RehearsalOptions, find_image, rehearse
 from appliance.plan.machine import inside_argv, instance_name
 from appliance.plan.services.jobs import JOBS, read_jobs
@@ -104,15 +105,15 @@ def upgrade(cluster: Cluster, host: Host, progress: Progress, options: UpgradeOp
     check_programs(host)
     lock = f"{cluster.places.lock.parent}/{cluster.site.cluster}.upgrade.lock"
     with only_one(host, lock, f"another upgrade is under way on {host.name}"):
-        last = read_last(cluster, host)
+        last = read_last_upgrade(cluster, host)
         if last and not last.ended:
             done = _resume(cluster, host, progress, last, options)
-            if done and (not options.image or _is(cluster, options.image, done.after)):
+            if done and (not options.image or _is(options.image, done.after)):
                 return done
-        return _upgrade(cluster, host, progress, options, read_last(cluster, host, done=True))
+        return _upgrade(cluster, host, progress, options, read_last_upgrade(cluster, host, done=True))
 
 
-def _is(cluster: Cluster, image: Path, side: Side) -> bool:
+def _is(image: Path, side: Side) -> bool:
     return image.is_file() and find_digest(Local(), str(image)) == side.sha256
 
 
@@ -122,7 +123,7 @@ def plan_upgrade(cluster: Cluster, host: Host, options: UpgradeOptions) -> list[
     Raises:
         Refused: the upgrade cannot be started.
     """
-    before, target = _preflight(cluster, host, options, read_last(cluster, host, done=True))
+    before, target = _preflight(cluster, host, options, read_last_upgrade(cluster, host, done=True))
     predicted, basis = predict_outage(read_history(cluster, host), {}, _round_trip(host))
     image = f"the previous image {target.key[:12]}" if target else str(options.image or "an image built now")
     jobs = count_jobs(_jobs(cluster, host))

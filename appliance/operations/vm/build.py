@@ -21,7 +21,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.hosts.preflight import only_one
+from appliance.operations.preflight import only_one
 from appliance.operations.vm.image import DISK
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
 from appliance.plan.vm.vm import need_vm, vm_places

@@ -5,25 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from appliance.config.provisioning import Provisioning
-from appliance.errors import Refused
+from appliance.errors import ConfigError, Refused
 from appliance.operations.context import Cluster
+from appliance.plan.vm.vm import need_vm
 from appliance.tools.provision import Api
 
 PORT = 8443
 """TCP port of its HTTPS server."""
-
-
-def need_vm(cluster: Cluster) -> Provisioning:
-    """Return the site's settings of the provisioning VM.
-
-    Raises:
-        Refused: the site has no VM.
-    """
-    if cluster.site.provisioning is None:
-        raise Refused(
-            "the site has no provisioning VM", hint="add a section `provisioning` to the site file: docs/vm.md"
-        )
-    return cluster.site.provisioning
 
 
 def tls_folder(cluster: Cluster) -> Path:
@@ -37,7 +25,10 @@ def open_api(cluster: Cluster) -> Api:
     Raises:
         Refused: the site has no VM.
     """
-    vm = need_vm(cluster)
+    try:
+        vm = need_vm(cluster.site)
+    except ConfigError as error:
+        raise Refused(error.message, hint=error.hint) from None
     folder = tls_folder(cluster)
     address = _reachable(vm)
     return Api(f"https://{address}:{PORT}", folder / "ca.pem", folder / "admin.pem", folder / "admin.key")

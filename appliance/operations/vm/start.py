@@ -27,7 +27,7 @@ from appliance.operations.vm.vm import (
     view_hosts,
     wait_for_health,
 )
-from appliance.plan.vm.holder import Holder, HostView, may_start
+from appliance.plan.vm.holder import Holder, HostView, may_start, newest_holder
 from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import (
     FIRMWARE,
@@ -172,11 +172,8 @@ def rehearse_start_vm(
 
 def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options: StartOptions) -> Holder:
     """Return the holder record to write; raises Refused if the disks are on another host."""
-    known = [view.holder for view in views if view.holder]
-    newest = max(known, key=lambda one: one.generation, default=None)
-    shared = False
-    if newest and newest.host != host.name:
-        shared = shares_disks(cluster, host, newest.host)
+    newest = newest_holder(views)
+    shared = newest is not None and newest.host != host.name and shares_disks(cluster, host, newest.host)
     return may_start(host.name, views, shared=shared, force=options.force)
 
 

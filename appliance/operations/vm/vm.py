@@ -14,7 +14,7 @@ from typing import Any
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import only_one
+from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
 from appliance.plan.vm.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
 from appliance.text import printable

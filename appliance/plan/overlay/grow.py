@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass
 
 from appliance.errors import ConfigError, Refused
+from appliance.units import LARGEST_OVERLAY
 
 MIB = 1 << 20
 UNITS = {"M": MIB, "G": 1 << 30, "T": 1 << 40}
-LARGEST = 1 << 44
-"""16 TiB: the limit of ext3 with blocks of 4 KiB, and of the site file."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def parse_size(text: str) -> SizeSpec:
     if not found:
         raise ConfigError(f"invalid size {text!r}", hint="write it as 4096M, 4G or +1G")
     size = int(float(found[2]) * UNITS[found[3].upper()]) // MIB * MIB
-    if not 0 < size <= LARGEST:
+    if not 0 < size <= LARGEST_OVERLAY:
         raise ConfigError(f"{text} is less than 1M or more than 16T", hint="write it as 4096M, 4G or +1G")
     return SizeSpec(size, bool(found[1]))
 
@@ -48,7 +47,7 @@ def new_size(spec: SizeSpec, *, file: int, system: int) -> int:
         ConfigError: ext3 cannot be that large.
     """
     size = spec.size if not spec.relative else -(-system // MIB) * MIB + spec.size
-    if size > LARGEST:
+    if size > LARGEST_OVERLAY:
         raise ConfigError("an overlay has 16T at most", hint="give a smaller size")
     if size < file and size // MIB < file // MIB:
         if size > system and spec.relative:

@@ -14,7 +14,7 @@ RequiresMountsFor={overlays}
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-# Tells sms that this unit runs it.
+# By this, sms recognizes that the unit runs it.
 Environment=SMS_UNIT={cluster}
 # Starts only if the lease is still held by this host.
 ExecStart={sms} --quiet --site {site} --state {state} start --boot

@@ -120,7 +120,7 @@ def may_start(here: str, views: Sequence[HostView], *, shared: bool = False, for
     if lost:
         raise Refused(
             f"the VM's disks are on {newest.host}, which is unreachable",
-            hint=f"if it is lost for good, `--force` starts with the disks of {here}, which may be older",
+            hint=f"if it is permanently lost, `--force` starts with the disks of {here}, which may be older",
         )
     raise Refused(
         f"the VM's disks are on {newest.host}",

@@ -41,12 +41,12 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
     ask.sendto(bytes([0x23]) + bytes(47), ("10.78.0.254", 123))
     assert len(ask.recv(99)) == 48
 """
-"""A node asks the time of the outside, past the container: UDP through NAT."""
+"""A node queries the time of the outside, past the container: UDP through NAT."""
 
 
 @pytest.fixture(scope="module")
 def cluster(playground: Playground, built: Built) -> Playground:
-    """The appliance runs on host-a and every node is registered."""
+    """The services container runs on host-a and every node is registered."""
     playground.sms("-q", "start", "--host", "host-a", on="admin")
     demo.wait_idle(playground.host("node1"), NODES)
     return playground
@@ -184,7 +184,7 @@ def test_slurm_is_one_service_with_its_dynamic_ports(found: dict[str, Any]) -> N
     assert {"tcp/6817", "tcp/6818"} <= set(slurm["ports"])
     assert slurm["connections"]["node"] > 0 and slurm["connections"]["sms"] > 0
     strangers = [what["what"] for what in found["unclassified"]["top"]]
-    # The controller's call to a command that ends just then is reset before it says a word: nothing tells whose it was.
+    # The controller's call to a command that ends just then is reset before it sends anything: nothing identifies it.
     others = [each for each in found["services"] if each["bytes"] > EMPTY_B * each["packets"]]
     unknown = [each["name"] for each in others if each["name"] not in (*CRITICAL, "ssh")]
     assert not [name for name in (*strangers, *unknown) if "tcp" in name], (strangers, others)
@@ -217,7 +217,7 @@ def test_one_node_can_be_looked_at_as_the_paper_did(capture: Path) -> None:
     assert by_name(alone)["ssh"]["verdict"] == "deferrable"
 
 
-def test_a_pipe_says_the_same_as_the_file(capture: Path, found: dict[str, Any]) -> None:
+def test_a_pipe_gives_the_same_result_as_the_file(capture: Path, found: dict[str, Any]) -> None:
     piped = classify("-", given=capture.read_bytes())
     assert piped["capture"].pop("files") == ["-"]
     assert {**piped, "capture": piped["capture"]} == {

@@ -100,7 +100,7 @@ def test_prepare_makes_what_doctor_misses_and_then_changes_nothing(cluster: lab.
     file = host.read(f"/etc/network/interfaces.d/sms-{BRIDGE}")
     if host.works("test", "-e", "/sbin/ifup"):
         assert f"pre-up ip link set dev {PORT} master {BRIDGE} up" in (file or b"").decode()
-    else:  # nobody would read the file; that is said instead
+    else:  # no program would read the file; a message says so instead
         assert file is None and any("does not persist across reboots" in note for note in first["notes"])
     assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays").text == "700"
 

@@ -37,7 +37,7 @@ from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     test_hold_tells_an_early_end,
     test_lines_come_while_the_command_runs,
     test_send_and_fetch_keep_every_byte,
-    test_write_says_whether_anything_changed,
+    test_write_returns_whether_anything_changed,
 )
 
 pytestmark = pytest.mark.real
@@ -66,7 +66,7 @@ class Server:
 
 
 def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iterator[Server]:
-    """An sshd with keys of its own; it takes root with the key ``user`` and nobody else."""
+    """An sshd with keys of its own; it accepts only root with the key ``user``."""
     sshd, keygen = find_tool("sshd"), find_tool("ssh-keygen")
     for name in ("host", "other_host", "user", "other_user"):
         subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
@@ -165,7 +165,7 @@ def test_only_the_right_keys_are_taken(
     assert soon(lambda: threading.active_count() <= threads), "the connection's thread ends as well"
 
 
-def test_nobody_listens(server: Server) -> None:
+def test_no_server_listens(server: Server) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         far = Ssh("far", "127.0.0.1", port=closed.getsockname()[1], key=server.folder / "user")
@@ -215,10 +215,10 @@ def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str)
     assert "within 1 s" in caught.value.hint
     assert time.monotonic() - began < 120
     assert soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
-    assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is no timeout"
+    assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"
 
 
-def test_a_connection_that_breaks_is_told_and_made_anew(host: Host, server: Server) -> None:
+def test_a_broken_connection_is_reported_and_reopened(host: Host, server: Server) -> None:
     threading.Timer(0.5, server.signal, (signal.SIGKILL,)).start()
     with pytest.raises(Unreachable, match="connection broke") as caught:
         host.run("sh", "-c", "echo half; sleep 3")

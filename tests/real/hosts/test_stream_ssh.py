@@ -31,14 +31,14 @@ from tests.unit.test_stream import (  # noqa: F401  the same must be true over S
     feed,
     soon,
     test_a_result_waits_and_leaves_the_rest,
-    test_bytes_go_in_and_out_and_words_are_heard,
+    test_bytes_pass_both_ways_and_messages_are_received,
+    test_it_waits_for_its_reader,
+    test_its_standard_error_never_blocks_it,
     test_left_early_it_is_ended_with_all_it_started,
     test_left_early_it_may_clean_up,
     test_much_goes_both_ways_at_once,
-    test_nobody_reads_so_it_waits,
-    test_one_that_ends_early_says_why,
+    test_one_that_ends_early_reports_why,
     test_too_few_bytes_are_an_error,
-    test_what_it_says_never_blocks_it,
 )
 
 pytestmark = pytest.mark.real
@@ -139,7 +139,7 @@ def test_a_slow_command_is_waited_for(host: Ssh, monkeypatch: pytest.MonkeyPatch
         stream.result()
 
 
-def test_cut_off_from_the_far_side(
+def test_the_far_side_closes_the_connection(
     away: tuple[Server, Callable[[], None]],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +199,7 @@ def test_left_early_what_it_left_behind_is_ended(host: Ssh, tmp_path: Path) -> N
 
 @pytest.fixture
 def chatty(tmp_path: Path) -> Iterator[Server]:
-    """As sudo on a host whose name nobody resolves, or a start file of a shell: it has a word for every command."""
+    """As sudo on a host whose name cannot be resolved, or a start file of a shell: a message before every command."""
     words = """ForceCommand echo "unable to resolve host" >&2; eval "exec $SSH_ORIGINAL_COMMAND"\n"""
     yield from run_sshd(tmp_path, "127.0.0.1", config=words)
 

@@ -1,4 +1,4 @@
-"""Builds for real: not done twice, locked, signed, told; nothing left when they fail or are killed."""
+"""Real builds: not repeated, locked, signed, reported; nothing is left when they fail or are killed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Site:
         return found
 
     def adopt(self, image: Path) -> None:
-        """Take over the files of an image that was built elsewhere, signed anew by this site."""
+        """Take over the files of an image that was built elsewhere, signed again by this site."""
         self.images.mkdir(parents=True, exist_ok=True)
         for suffix in (".sif", ".json", ".cdx.json", ".packages"):
             shutil.copy(image.with_suffix(suffix), self.images)

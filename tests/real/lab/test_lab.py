@@ -97,7 +97,7 @@ def test_ssh_needs_the_key_and_the_right_host_key(cluster: lab.Lab) -> None:
     assert not admin.works("ssh", "-o", "BatchMode=yes", "-F", "none", "-i", "/dev/null", "10.78.0.11", "true")
 
 
-def test_the_outside_tells_who_asked(cluster: lab.Lab) -> None:
+def test_the_outside_logs_its_clients(cluster: lab.Lab) -> None:
     fetch = "exec 3<>/dev/tcp/10.78.0.254/80; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
     assert cluster.host("host-a").run("bash", "-c", fetch).text.endswith("outside sees 10.78.0.11")
     outside = cluster.host("outside")
@@ -210,7 +210,7 @@ def test_down_after_a_kill_leaves_nothing(cluster: lab.Lab, run: int) -> None:
     assert_gone(CRASH)
 
 
-def test_a_half_made_lab_is_made_anew(cluster: lab.Lab) -> None:
+def test_an_incomplete_lab_is_recreated(cluster: lab.Lab) -> None:
     running = start_up(CRASH)
     # The first process of all writes the lab's record.
     while not (Path(f"/run/sms-lab/{CRASH}/journal.json").exists() and remains(CRASH)["processes"]):

@@ -129,7 +129,7 @@ def test_without_the_network_as_its_boot_device_it_has_none(row: Row) -> None:
     row.redfish("metal2", "ForceOff")
 
 
-def test_each_controller_knows_its_own_machine_and_asks_for_the_password(row: Row) -> None:
+def test_each_controller_has_its_own_machine_and_requires_the_password(row: Row) -> None:
     ask = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", str(row.lab.etc / "tls/ca.pem"))
     password = (row.lab.etc / "keys/bmc.password").read_text()
     codes = []

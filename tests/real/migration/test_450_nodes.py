@@ -1,4 +1,4 @@
-"""The cluster of the paper: 450 compute nodes are registered and jobs run on them while the controller moves.
+"""The cluster of "Decoupled management nodes" (2018): 450 nodes are registered and run jobs while the controller moves.
 
 Every node is a real slurmd; several share a host of the lab, each with a port of its own (Slurm's MULTIPLE_SLURMD).
 ``SMS_TEST_NODES``, ``SMS_TEST_HOSTS``, ``SMS_TEST_WATCHED_S``: how many, and for how long they are looked at after it.
@@ -44,7 +44,7 @@ FIRST_PORT = 20000
 SHARE = 5
 """One in so many nodes has a job of its own, and as many have a part of one job."""
 SETTLED_S = 150
-"""The controller asks every node anew after its start, and has heard all of them within so many seconds."""
+"""The controller queries every node again after its start, and has the replies of all within so many seconds."""
 START = """\
 number=$1
 mkdir -p /etc/slurm /var/spool/slurmd
@@ -77,7 +77,7 @@ def change_site(path: Path) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[Playground]:
-    """A lab with the appliance on host-a, and all nodes registered."""
+    """A lab with the services container on host-a, and all nodes registered."""
     lab_down(LAB, False, Silent())
     shutil.rmtree(f"/var/lib/sms-lab/{LAB}", ignore_errors=True)
     lab_up(LAB, HOSTS, Silent())

@@ -60,7 +60,7 @@ def test_nothing_is_written_any_more(image: Path) -> None:
     assert ext3.read_inside(Local("here"), copy, "/log") == b"before\n"
 
 
-def test_one_that_two_have_is_not_cut_off(image: Path) -> None:
+def test_one_with_two_users_is_not_ended(image: Path) -> None:
     """One of them may be the other host's, in a lab on one machine."""
     loop = subprocess.run(["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True)
     try:
@@ -71,7 +71,7 @@ def test_one_that_two_have_is_not_cut_off(image: Path) -> None:
         subprocess.run(["losetup", "--detach", loop.stdout.strip()], check=True)
 
 
-def test_an_image_that_nobody_has_is_left_alone(tmp_path: Path) -> None:
+def test_an_unused_image_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.img"
     path.write_bytes(bytes(1 << 20))
     ext3.shut_down(Local("here"), str(path))

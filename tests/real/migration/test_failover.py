@@ -1,6 +1,6 @@
-"""A host that is gone: it is fenced, another takes over from its snapshot or overlay, and it gives way once it is back.
+"""A failed host: it is fenced, another one takes over from its snapshot or overlay, and it steps down when it returns.
 
-A lab host is cut off by its cables in the switch: it goes on running, as the worst kind of dead host does.
+A lab host is disconnected by its cables in the switch and keeps running: the worst kind of failed host.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def both(stopped: Playground, built: Built) -> Iterator[Playground]:
         host.run("sh", "-c", forget)
 
 
-def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: Playground) -> None:
+def test_the_newest_snapshot_is_started_elsewhere_and_the_old_host_steps_down(both: Playground) -> None:
     with controller(both, "bmc") as bmc:
 
         def fenced(document: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def test_the_newest_snapshot_goes_on_elsewhere_and_the_old_host_gives_way(both: 
             both.sms("--site", site, "exec", "--", "test", "!", "-e", f"{MARK}-too-late", on=HERE)
             assert both.instances(DEAD) == ["sms-lab"], "its own controller lied: it still runs"
             both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,))
-        wait("the old host gave way", lambda: not both.instances(DEAD))
+        wait("the old host stepped down", lambda: not both.instances(DEAD))
         wait("it was written down", lambda: both.lease(DEAD)["holder"] == HERE)
         wait("it was told", lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")])
         said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
@@ -209,7 +209,7 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
         kept = json.loads(both.sms("--site", site, "overlay", "list", "--json", on=HERE).stdout)["snapshots"]
         # One that was killed before it put the snapshot in place has kept the same overlay as well.
         assert sum(one["reason"].startswith("before restore") for one in kept) >= 1
-    wait("the old host gave way", lambda: not both.instances(DEAD))
+    wait("the old host stepped down", lambda: not both.instances(DEAD))
 
 
 def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:

@@ -1,9 +1,10 @@
-"""`sms migrate` as it should be: nobody notices; and where it cannot be, nothing is changed."""
+"""`sms migrate` goes unnoticed; where it is refused, nothing is changed."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from appliance.lab import Lab
+from appliance.lab.layout import PUBLIC
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built, build
 from appliance.operations.lab.demo import as_alice, wait_for, wait_idle
@@ -82,7 +84,7 @@ stat -c %Y "file 5"
 
 @pytest.fixture(scope="module")
 def hosts(playground: Playground, built: Built) -> Iterator[Hosts]:
-    """The appliance runs on one of the hosts; afterwards it is where other tests expect it."""
+    """The services container runs on one of the hosts; afterwards it is where other tests expect it."""
     found = Hosts(playground.lab)
     for host in CARRIERS:
         found.sms("-q", "stop", on=host)
@@ -105,7 +107,7 @@ def where(hosts: Hosts) -> tuple[str, str]:
 
 
 def move(hosts: Hosts, *words: str) -> dict[str, Any]:
-    """To the other host, from the admin's machine; what `--json` tells."""
+    """To the other host, from the admin's machine; what `--json` prints."""
     _, target = where(hosts)
     argv = ("-q", *words, "migrate", "--force", "--json", target)
     told: dict[str, Any] = json.loads(hosts.sms(*argv, on="admin").stdout)
@@ -270,7 +272,7 @@ def whole(lines: list[str]) -> list[list[str]]:
 
 
 def hosts_state(hosts: Hosts, job: str) -> str:
-    """A job's state, as a node is told."""
+    """A job's state, as seen by a node."""
     return job_states(hosts.host("node1").run("scontrol", "-o", "show", "job", job).text).get(job, "")
 
 
@@ -292,7 +294,7 @@ def test_the_same_jobs_run_and_end_as_they_should(seen: Seen) -> None:
     assert int(following) > max(int(job) for job in seen.jobs.values()), "numbers go on"
 
 
-def test_a_download_goes_on_over_the_same_connection(seen: Seen) -> None:
+def test_a_download_continues_over_the_same_connection(seen: Seen) -> None:
     code, size, connects, seconds = seen.download.split()
     assert (code, int(size), connects) == ("200", BIG, "1")
     assert seen.asked + float(seconds) > seen.at(seen.target, "up"), "it was under way then"
@@ -306,13 +308,13 @@ def test_syslog_is_lost_in_the_switch_alone_and_counted(seen: Seen) -> None:
     released, up = seen.at(seen.source, "released"), seen.at(seen.target, "up")
     print(f"{len(missing)} of {len(seen.sent)} lines missing, {seen.told['lost_datagrams']} told; {missing}")
     assert len(seen.sent) > 500
-    # The switch is told within a moment after the ports are up; clocks of one machine need no slack for more.
+    # The switch is reported within a moment after the ports are up; clocks of one machine need no slack for more.
     assert [n for n in missing if not released - 0.5 < seen.sent[n] < up + 0.5] == []
     # Other nodes send a line now and then, which is counted as well.
     assert len(missing) <= seen.told["lost_datagrams"] <= len(missing) + 20
 
 
-def test_time_is_told_while_the_controller_is_away(seen: Seen) -> None:
+def test_time_is_served_during_the_outage_of_the_controller(seen: Seen) -> None:
     stopping, released, up = (
         seen.at(seen.source, "stopping"),
         seen.at(seen.source, "released"),
@@ -321,7 +323,7 @@ def test_time_is_told_while_the_controller_is_away(seen: Seen) -> None:
     while_away = [one for one in seen.ntp if stopping < one[0] and one[1] < released]
     after = [one for one in seen.ntp if one[0] > up]
     assert len(while_away) >= 3 and len(after) >= 3
-    print(f"slurmctld was away for {seen.controller_away_s:.2f} s, as a node saw it; told {seen.told['outage']}")
+    print(f"outage of slurmctld: {seen.controller_away_s:.2f} s, as a node saw it; told {seen.told['outage']}")
     assert set(seen.told["outage"]) == set(seen.told["services"])
     assert seen.told["outage"]["nat"] < seen.told["outage"]["slurmctld"]
 
@@ -367,7 +369,7 @@ def test_no_secret_is_seen_while_it_moves(seen: Seen) -> None:
 
 @pytest.mark.parametrize("changed_mb", [pytest.param(1, marks=pytest.mark.full), 12])
 def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: int) -> None:
-    """And on the way back: what lies there is used."""
+    """Back again: what is there is used."""
     hosts = seen.hosts
     source, target = where(hosts)
     run = Stepping(hosts.lab, "-q", "migrate", "--json", target)
@@ -386,8 +388,8 @@ def test_bytes_sent_in_the_outage_follow_what_changed(seen: Seen, changed_mb: in
     assert told["copied_bytes"] < told["overlay_bytes"] / 2, "most of it was there"
 
 
-def test_nodes_that_did_not_hear_the_new_controller_are_asked_at_once(hosts: Hosts) -> None:
-    """By itself it asks them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
+def test_nodes_that_did_not_reach_the_new_controller_are_queried_at_once(hosts: Hosts) -> None:
+    """Without it, it queries them again after a third of SlurmdTimeout, 100 s, and begins no job until then."""
     _, target = where(hosts)
     site = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent()).site
     silent = ("sinfo", "--noheader", "--dead", "--format=%D")
@@ -419,7 +421,7 @@ def test_the_newest_snapshot_there_is_used(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("cut", marks=pytest.mark.full)])
-def test_a_copy_that_was_cut_short_goes_on(seen: Seen, how: str) -> None:
+def test_an_interrupted_copy_resumes(seen: Seen, how: str) -> None:
     hosts = seen.hosts
     source, target = where(hosts)
     inside(hosts, source, "head -c 60M /dev/urandom >/root/much; sync /root/much")
@@ -595,7 +597,7 @@ def test_what_cannot_be_is_refused_and_nothing_changed(hosts: Hosts, name: str) 
     assert hosts.status(source)["healthy"]
 
 
-def test_a_budget_gives_way_to_force(hosts: Hosts) -> None:
+def test_force_ignores_a_budget(hosts: Hosts) -> None:
     source, target = where(hosts)
     with over_budget(hosts, source, target):
         planned = json.loads(hosts.sms("-q", "migrate", "-n", "--json", target, on="admin", ok=(3,)).stdout)
@@ -615,7 +617,7 @@ def test_a_rehearsal_changes_nothing(hosts: Hosts) -> None:
     assert picture(hosts) == before
 
 
-def test_where_it_runs_already_and_where_nobody_lives(hosts: Hosts) -> None:
+def test_the_host_that_runs_it_and_an_unknown_host_are_refused(hosts: Hosts) -> None:
     source, _ = where(hosts)
     before = picture(hosts)
     assert f"runs on {source} already" in hosts.sms("migrate", source, on="admin", ok=(3,)).stderr.decode()
@@ -623,7 +625,7 @@ def test_where_it_runs_already_and_where_nobody_lives(hosts: Hosts) -> None:
     assert picture(hosts) == before
 
 
-def test_what_runs_nowhere(hosts: Hosts) -> None:
+def test_what_is_not_running_on_any_host(hosts: Hosts) -> None:
     source, target = where(hosts)
     hosts.sms("-q", "stop", on=source)
     before = picture(hosts)
@@ -631,6 +633,34 @@ def test_what_runs_nowhere(hosts: Hosts) -> None:
     assert "not running on any host" in told and "sms start" in told
     assert picture(hosts) == before
     hosts.sms("-q", "start", "--host", source, on="admin")
+
+
+# Connections
+
+
+def count_connections(hosts: Hosts) -> dict[str, int]:
+    """Connections from the admin's machine that the sshd of each admin host has accepted since it was started."""
+    (admin,) = [one for one in hosts.lab.layout.hosts if one.name == "admin"]
+    line = re.compile(rf"^Accepted publickey for root from {re.escape(admin.addresses[PUBLIC])} port ", re.MULTILINE)
+    logs = {host: hosts.host(host).read("/var/log/lab/sshd.log") or b"" for host in CARRIERS}
+    return {host: len(line.findall(log.decode(errors="replace"))) for host, log in logs.items()}
+
+
+def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
+    source, target = where(hosts)
+    hosts.sms("-q", "overlay", "snapshot", on=source)
+    verbs = {
+        ("status", "--host", source): (1, 0),
+        ("overlay", "push", "--host", source, "--to", target): (1, 1),
+        ("migrate", "--force", target): (1, 1),
+    }
+    for words, least in verbs.items():
+        before = count_connections(hosts)
+        hosts.sms("-q", *words, on="admin", ok=(0, 4))
+        after = count_connections(hosts)
+        opened = tuple(after[host] - before[host] for host in (source, target))
+        assert all(few <= number <= 1 for few, number in zip(least, opened, strict=True)), (words, opened)
+    forget_copies(hosts, source)
 
 
 # Accounting

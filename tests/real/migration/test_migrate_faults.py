@@ -115,7 +115,7 @@ class World:
         return "is UP" in node.run("timeout", "3", "scontrol", "ping", ok=None).text
 
     def make_whole(self) -> str:
-        """The appliance serves somewhere, both hosts are alive; where."""
+        """The services container serves on one host, both hosts are alive; where."""
         for host in CARRIERS:
             if not Path(f"/proc/{self.lab.host(host).pid}").exists():
                 self.lab.power_on(host)
@@ -151,7 +151,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A lab of two nodes whose appliance is asked all the time."""
+    """A lab of two nodes whose services container is probed all the time."""
     lab_down(NAME, False, Silent())
     shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
     lab_up(NAME, NODES, Silent())
@@ -343,7 +343,7 @@ class Cell:
 
     @property
     def at(self) -> str:
-        """The step as the command tells it; a mark before it says on which side of it."""
+        """The step as the command names it; a mark before it: before or after it."""
         mark, name = (self.step[0], self.step[1:]) if self.step[0] in "<>" else (">", self.step)
         return f"{mark}probe 2" if name == "check" else f"{mark}{name}"
 
@@ -362,11 +362,11 @@ def cells() -> Iterator[Cell]:
             ("SIGKILL", kill, ("stop",)),
             ("SSH cut", cut, ("release",)),
         ):
-            # With the line cut, a target that was told to go up does; what of it the command hears is another thing.
+            # With the network interrupted, a target that was told to go up does; the command may not learn of it.
             yield Cell(name, work, step, mine, step in sample)
         # A target that has been handed the addresses and dies then has died after the move.
         yield Cell("target gone", target_gone, step, source if number < given else none, step == "send")
-        # What runs nowhere else yet cannot go on anywhere: the host comes back, or `sms failover`.
+        # Not running on any other host yet: the host returns, or `sms failover` is needed.
         without = none if number < STEPS.index("stop") else target if step != "stop" else none | target
         yield Cell("source gone", source_gone, step, without, step == "release")
     for step in ("arm", "release", "up"):
@@ -446,7 +446,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
             stream.write(f"{row.line}\n")
     assert world.watch.twice == []
     assert world.jobs.given_twice == []
-    # What a controller had not written down as its host's power failed nobody can know.
+    # What a controller had not saved when its host's power failed is unknown.
     unsaved = (began - SAVED_S, began) if found == "none" else (0.0, 0.0)
     assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
     assert world.power_lost or not world.jobs.resumed
@@ -463,7 +463,7 @@ def tell_history(world: World, source: str, target: str, before: dict[str, int])
 
 
 def run_again(world: World, found: str, source: str, target: str, *, ended: bool) -> str:
-    """The command once more, after all is mended: it ends with the appliance on the target."""
+    """The command once more, after all is repaired: it ends with the services container on the target."""
     if found == "none":
         # A host that was switched off starts what it has held, as its unit does.
         for host in CARRIERS:

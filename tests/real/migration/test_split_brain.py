@@ -1,4 +1,4 @@
-"""Both hosts told to start at the same moment, many times: there is never an instance on both."""
+"""Both hosts start at the same moment, many times: there is never an instance on both."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ class Cutting:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_transfer_that_is_cut_off_keeps_the_old_file(vm: Vm, clients: Callable[..., Client]) -> None:
+def test_an_interrupted_transfer_keeps_the_old_file(vm: Vm, clients: Callable[..., Client]) -> None:
     vm.add_node("node1", "127.0.0.1")
     vm.start()
     before, after = os.urandom(2 << 20), os.urandom(2 << 20)
@@ -368,7 +368,7 @@ def test_a_node_gets_its_certificate_once(vm: Vm, tmp_path: Path, need: Callable
     assert hashlib.sha256(token.encode()).hexdigest().encode() not in vm.state.joinpath("inventory.db").read_bytes()
 
 
-def test_nobody_is_taken_for_another(vm: Vm, clients: Callable[..., Client], tmp_path: Path) -> None:
+def test_no_client_is_mistaken_for_another(vm: Vm, clients: Callable[..., Client], tmp_path: Path) -> None:
     vm.add_node("node1", "127.0.0.1")
     vm.start()
     put(vm, KEY, b"secret of nodes\n", nodes=["node2"])
@@ -398,7 +398,7 @@ def test_nobody_is_taken_for_another(vm: Vm, clients: Callable[..., Client], tmp
     headers = {"X-SMS-Scheme": "https", "X-SMS-Verify": "SUCCESS", "X-SMS-Subject": "CN=admin,OU=admin"}
     plain.request("GET", "/sms/v1/sync/manifest.json", headers=headers)
     assert plain.getresponse().status == 404
-    # Somebody else's authority vouches for nobody here, and is not believed by a client.
+    # Another authority's certificates are accepted neither here nor by a client.
     make_ca(tmp_path / "foreign")
     pair = issue_client(tmp_path / "foreign", "admin", "admin")
     foreign = tmp_path / "shown"
@@ -434,7 +434,7 @@ def test_a_disk_that_is_full_loses_nothing(vm: Vm, clients: Callable[..., Client
 
 
 async def wait_all(vm: Vm, node: Client, many: int) -> int:
-    """So many clients that wait for a push, and then one; how many heard of it."""
+    """So many clients that wait for a push, and then one; how many received it."""
     context = ssl.create_default_context(cafile=str(vm.ca / "ca.pem"))
     tls = node.root / "run/sms/tls"
     context.load_cert_chain(tls / "cert.pem", tls / "key.pem")

@@ -80,7 +80,7 @@ def test_nothing_is_built_when_nothing_changed(cluster: Cluster, image: NodeImag
 
 
 def test_no_secret_is_in_it(cluster: Cluster, image: NodeImage, tmp_path: Path) -> None:
-    """Whoever asks the VM by plain HTTP has it."""
+    """Anybody gets it from the VM by plain HTTP."""
     root = tmp_path / "root"
     subprocess.run(["unsquashfs", "-q", "-n", "-d", root, Path(image.path) / "root.squashfs"], check=True)
     assert not (root / "etc/munge/munge.key").exists()

@@ -1,4 +1,4 @@
-"""Growing an overlay for real: stopped, cut off in the middle, and under an appliance's feet."""
+"""Growing an overlay for real: stopped, interrupted, and in use."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_stopped_one_grows_and_then_has_its_size(cluster: Cluster) -> None:
     assert Path(overlay).stat().st_size == GIB + 64 * MIB
 
 
-def test_one_cut_off_is_finished_not_done_twice(cluster: Cluster) -> None:
+def test_an_interrupted_one_is_finished_not_done_twice(cluster: Cluster) -> None:
     overlay = str(cluster.places.overlay)
     lengthen(overlay, 96 * MIB + GIB)
     assert grow(cluster, Local("host-a"), Silent(), parse_size("+1G")).size == 96 * MIB + GIB
@@ -111,7 +111,7 @@ class Cutting(Local):
         raise Gone
 
     def remove(self, path: str) -> None:
-        """Nobody cleans up after a power failure."""
+        """After a power failure nothing is cleaned up."""
 
 
 class Gone(BaseException):
@@ -123,7 +123,7 @@ MORE = [pytest.param("resize2fs", marks=pytest.mark.full)] * 5
 
 
 @pytest.mark.parametrize("at", ["resize2fs", "truncate", "sh", *MORE])
-def test_one_cut_off_leaves_the_overlay_as_it_was(cluster: Cluster, at: str) -> None:
+def test_an_interrupted_one_leaves_the_overlay_unchanged(cluster: Cluster, at: str) -> None:
     overlay = Path(cluster.places.overlay)
     subprocess.run(["e2fsck", "-fp", overlay], check=True, capture_output=True)
     before = overlay.read_bytes()
@@ -141,7 +141,7 @@ def test_one_cut_off_leaves_the_overlay_as_it_was(cluster: Cluster, at: str) -> 
 
 
 def grow_until_gone(cluster: Cluster, at: str) -> None:
-    """The part that changes something: what it asks before is asked of a host that works."""
+    """The part that changes something; its queries before that reach a host that works."""
     host = Cutting(at)
     _grow_stopped(host, str(cluster.places.overlay), 2 * GIB, Silent())
 

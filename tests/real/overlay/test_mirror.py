@@ -171,7 +171,7 @@ def test_two_folders_on_one_disk_are_for_trying_out_only(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("sick, other", [(1, 2), pytest.param(2, 1, marks=pytest.mark.full)])
-def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: int, other: int) -> None:
+def test_noise_over_a_member_in_use_is_repaired_by_a_rebuild(bench: Bench, sick: int, other: int) -> None:
     bench.create()
     open_mirror(bench.cluster, bench.host, QUIET)
     noise_over(bench.member(sick))
@@ -196,7 +196,7 @@ def test_noise_over_a_member_in_use_is_mended_by_a_rebuild(bench: Bench, sick: i
 
 
 @pytest.mark.parametrize("sick, other", [(2, 1), pytest.param(1, 2, marks=pytest.mark.full)])
-def test_a_member_lost_while_closed_is_made_anew_elsewhere(bench: Bench, sick: int, other: int) -> None:
+def test_a_member_lost_while_closed_is_recreated_elsewhere(bench: Bench, sick: int, other: int) -> None:
     bench.create()
     away = bench.member(sick).rename(f"{bench.member(sick)}.away")
     planned = mirror.rebuild(bench.cluster, bench.host, QUIET, mirror.RebuildOptions(bench.disk(3)), dry_run=True)
@@ -235,7 +235,7 @@ def test_noise_over_a_member_while_closed_is_a_member_lost(bench: Bench) -> None
 
 
 def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
-    """It was away for one start: what it holds is whole, and old."""
+    """It was missing at one start: its content is complete, and stale."""
     bench.create()
     path = bench.member(2)
     path.rename(f"{path}.away")
@@ -251,7 +251,7 @@ def test_a_member_that_missed_writes_never_counts_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_file_removed_while_in_use_is_seen_and_made_anew(bench: Bench, closed: bool) -> None:
+def test_a_file_removed_while_in_use_is_detected_and_recreated(bench: Bench, closed: bool) -> None:
     bench.create()
     open_mirror(bench.cluster, bench.host, QUIET)
     bench.member(1).unlink()

@@ -83,7 +83,7 @@ def test_noise_over_a_member_while_jobs_run(disks: Playground) -> None:
     host.run("sh", "-c", "echo 3 >/proc/sys/vm/drop_caches")
 
     def seen() -> str:
-        # What nobody reads only a scrub finds: the appliance reads its own files here.
+        # Damage in unread blocks is found by a scrub only: the services container reads its own files here.
         disks.sms(
             "exec",
             "--",

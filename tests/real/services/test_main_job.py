@@ -134,12 +134,12 @@ def test_a_service_that_dies_is_restarted(running: Playground, service: str, pro
         return now if now not in ("", before) and answers.get(service) else ""
 
     demo.wait_for(f"the return of {service}", back)
-    # What it had given out since it last saved its state, nobody knows.
+    # The ids that it had assigned since it last saved its state are unknown.
     further = next_job(running) - next_id
     assert further >= 900 if service == "slurmctld" else further == 0
 
 
-def test_a_service_that_is_away_makes_status_unhealthy(running: Playground) -> None:
+def test_a_stopped_service_makes_status_unhealthy(running: Playground) -> None:
     control = ("exec", "--", "supervisorctl", "-c", "/etc/sms/supervisord.conf")
     running.sms(*control, "stop", "postfix")
     try:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 
 @dataclass(frozen=True)
 class Full:
-    """The appliance with all optional services on host-a."""
+    """The services container with all optional services on host-a."""
 
     playground: Playground
     site: str
@@ -52,7 +52,7 @@ def full(playground: Playground) -> Iterator[Full]:
 
 
 def test_a_database_is_dumped(full: Full) -> None:
-    """MariaDB's dump is in the snapshot, for nobody's eyes; one that fails is said and does not stop it."""
+    """MariaDB's dump is in the snapshot, readable by root only; a failed one is reported and does not stop it."""
     told = full.sms("overlay", "snapshot")
     assert b"dump mariadb" in told.stderr
     dump = "/var/lib/mysql-dump/all.sql"

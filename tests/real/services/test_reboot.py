@@ -1,4 +1,4 @@
-"""A host with systemd: its reboot brings the appliance back. systemd is real, booted in a lab host."""
+"""A host with systemd: its reboot restarts the services container. systemd is real, booted in a lab host."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
                 return "yes" if status.status == 0 and json.loads(status.stdout)["healthy"] else ""
 
             # nspawn's read-only cgroups let its first try fail; the unit tries again by itself.
-            wait("the appliance", back)
+            wait("the services container", back)
             assert stopped.lease(HOST)["generation"] > lease["generation"]
             assert system.works("systemctl", "is-active", "-q", "sms-lab-guard")
             system.run("sms", "stop", timeout=120)

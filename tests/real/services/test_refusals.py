@@ -138,7 +138,7 @@ def test_a_host_that_cannot_carry_it_is_refused_and_nothing_is_changed(stopped: 
         assert stopped.instances() == []
         assert stopped.sms("start", "--dry-run", ok=None).status in (3, 0)
     stopped.assert_nothing_runs()
-    # What was refused was only that: the next start goes on.
+    # Only this was refused: the next start succeeds.
     if trouble in (lease_elsewhere, overlay_in_use):
         stopped.sms("-q", "start")
         stopped.sms("-q", "stop")
@@ -202,14 +202,14 @@ def test_a_disk_that_fills_while_the_overlay_is_made_leaves_no_half_overlay(stop
     try:
         process = begin(stopped, "--site", site, "start")
         wait_for_step(process, "take the lease")
-        # There was room when it was asked; now somebody else takes it.
+        # There was space when it was queried; now it is used up.
         host.run("sh", "-c", "dd if=/dev/zero of=/mnt/small/rest bs=64k status=none", ok=(1,))
         told = process.communicate()[1].decode()
         assert process.returncode in (1, 5) and "hint" in told, told
         assert stopped.instances() == []
         assert "lab.img.new" not in host.run("ls", "/mnt/small").text.split()
         host.remove("/mnt/small/rest")
-        # The lease lies on the same disk: it is let go now at the latest, and the next start goes on.
+        # The lease is on the same disk: it is released now at the latest, and the next start succeeds.
         stopped.sms("--site", site, "-q", "stop")
         stopped.sms("--site", site, "-q", "start")
         stopped.sms("--site", site, "-q", "stop")

@@ -22,7 +22,7 @@ def test_the_munge_key_is_in_the_overlay_with_mode_0600(running: Playground) -> 
     assert host.run("stat", "-c", "%a", "/var/lib/sms/overlays").text == "700"
 
 
-def test_no_secret_is_in_the_image_or_in_what_lies_beside_it(running: Playground, built: Built, tmp_path: Path) -> None:
+def test_no_secret_is_in_the_image_or_the_files_beside_it(running: Playground, built: Built, tmp_path: Path) -> None:
     key = (running.lab.etc / "keys" / "munge.key").read_bytes()
     private = (running.lab.etc / "keys" / "sign.pem").read_bytes().splitlines()[1]
     root = tmp_path / "root"

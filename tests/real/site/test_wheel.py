@@ -86,7 +86,7 @@ def test_it_holds_the_data_and_nothing_of_the_checkout(wheel: Path) -> None:
     assert [name for name, text in texts.items() if str(ROOT).encode() + b"/" in text] == []
 
 
-def test_it_says_its_version_and_its_help(sms: Sms) -> None:
+def test_it_prints_its_version_and_its_help(sms: Sms) -> None:
     assert re.fullmatch(r"sms \d+\.\d+\.\d+\n", sms("--version").stdout)
     assert "exit status: 0 success" in sms("--help").stdout
 
@@ -146,7 +146,7 @@ def test_a_capture_is_classified(sms: Sms) -> None:
 
 
 def test_the_playbook_is_found(sms: Sms) -> None:
-    """`sms host prepare` reaches nobody here, but gets as far as saying so."""
+    """`sms host prepare` reaches no host here, but gets as far as reporting it."""
     text = sms("init", "--profile", "lab", "-o", "-").stdout
     work = Path(sms("config", "schema").args[0]).parents[2] / "work"
     (work / "far.yaml").write_text(text.replace("10.78.0.11", "127.0.0.1\n    port: 1"))

@@ -1,4 +1,4 @@
-"""kill -9 at the worst moment, two runs at once, a host that goes down: the next run goes on."""
+"""kill -9 at the worst moment, two runs at once, a host that goes down: the next run resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.real.conftest import Playground
 pytestmark = pytest.mark.real
 
 STEPS = ("check the host", "verify the signature", "take the lease", "seed the overlay", "start the instance")
-"""Steps of `sms start`, by words of the lines that say that they are done; what comes after each is cut off."""
+"""Steps of `sms start`, by words of the lines that report them done; it is interrupted after each."""
 
 
 def sampled(*sample: str) -> list[Any]:

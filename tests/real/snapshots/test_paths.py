@@ -1,4 +1,4 @@
-"""Snapshots compared, and single files taken back out of them: held against trees as the kernel shows them."""
+"""Snapshots compared, and single files restored: verified against trees as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def naive(before: Print, after: Print) -> dict[bytes, str]:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 def test_against_a_comparison_file_by_file(overlay: Bed, seed: int) -> None:
-    """Random changes; and all that a comparison tells is mended by a restore of these paths."""
+    """Random changes; a restore of the paths that a comparison reports undoes them."""
     root = overlay.upper / "r"
     root.mkdir()
     stir(root, seed, 150)
@@ -247,9 +247,9 @@ CHANGES: dict[str, Any] = {
     "a file of the image is written": lambda root: write(root / "a/b/g", b"mine"),
     "a file of the image is removed": lambda root: rm(root / "a/b/g"),
     "a folder of the image is removed": lambda root: rm(root / "a/b"),
-    "a folder of the image is made anew": lambda root: (rm(root / "a/b"), write(root / "a/b/own")),
+    "a folder of the image is recreated": lambda root: (rm(root / "a/b"), write(root / "a/b/own")),
     "the folder above is removed": lambda root: rm(root / "a"),
-    "the folder above is made anew": lambda root: (rm(root / "a"), write(root / "a/b/c/own")),
+    "the folder above is recreated": lambda root: (rm(root / "a"), write(root / "a/b/c/own")),
     "the folder above is a file": lambda root: (rm(root / "a"), write(root / "a")),
     "the folder is a link": lambda root: (rm(root / "a/b"), (root / "a/b").symlink_to("/etc")),
     "new files": lambda root: (write(root / "new/n"), write(root / "a/fresh"), write(root / "a/b/c/d/e")),
@@ -321,7 +321,7 @@ def _comes_back(overlay: Bed, lower: Path, number: int, path: str, saw: Print, n
 
 
 def test_no_link_leads_out(overlay: Bed, tmp_path: Path) -> None:
-    """A container that is somebody else's by now points folders at the host."""
+    """A compromised container points folders at the host."""
     outside = tmp_path / "host"
     write(outside / "slurmctld/key", b"the host's")
     seen = fingerprint(outside)
@@ -407,7 +407,7 @@ def test_a_hostile_tree(overlay: Bed, tmp_path: Path) -> None:
     assert diff(overlay, first, None)[""]["lines"] == 0
 
 
-def test_names_outside_are_told(overlay: Bed) -> None:
+def test_names_outside_are_reported(overlay: Bed) -> None:
     write(overlay.upper / "p/one")
     os.link(overlay.upper / "p/one", overlay.upper / "two")
     first = overlay.take()["number"]
@@ -552,7 +552,7 @@ def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
     assert overlay.ask("diff", before=KILLED.format(name=step), **request).status == -9
     wait_until(lambda: str(overlay.store) not in sh("losetup", "-l"))
     assert overlay.ask("diff", **request).status == 0
-    overlay.unmount()  # nobody else holds it
+    overlay.unmount()  # it has no other user
     overlay.mount()
 
 

@@ -386,8 +386,8 @@ def test_somebody_else_is_at_work_on_it(with_one: Place, monkeypatch: pytest.Mon
     place.pushed()
 
 
-def test_a_second_run_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.operations.hosts.preflight.LOCK_WAIT_S", 0.1)
+def test_a_second_run_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.operations.preflight.LOCK_WAIT_S", 0.1)
     place.add()
     with place.host.lock(str(place.cluster.places.borg_lock)):
         assert "another push or pull is at work" in place.failed().error
@@ -496,7 +496,7 @@ KILLED = [
 
 
 @pytest.mark.parametrize("where, word, moments", KILLED)
-def test_borg_is_killed_and_the_next_run_goes_on(
+def test_borg_is_killed_and_the_next_run_resumes(
     place: Place,
     server: Server,  # noqa: F811
     where: str,
@@ -571,7 +571,7 @@ def test_what_feeds_borg_is_killed(with_one: Place) -> None:
     assert place.numbers() == [1, 2]
 
 
-def test_a_half_made_repository_is_made_anew_only_where_we_were_making_it(place: Place) -> None:
+def test_an_incomplete_repository_is_recreated_only_if_sms_was_creating_it(place: Place) -> None:
     place.add()
     repository = place.folder / "repo"
     mark = Path(str(place.cluster.places.borg)) / "making"
@@ -619,7 +619,7 @@ def test_a_clock_that_was_set_back_prunes_nothing_new(with_one: Place) -> None:
 
 
 def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
-    """It was sent and removed by turns, for ever."""
+    """It was sent and removed in turns, forever."""
     place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     day, now = 86400, time.time()
     place.add(seed=1, taken=now - 40 * day, reason="before restore of 8")
@@ -632,7 +632,7 @@ def test_what_a_restore_kept_stays_there_as_long_as_here(place: Place) -> None:
         assert place.numbers() == [2, 4]
 
 
-def test_a_standby_is_thinned_out_when_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_is_pruned_on_request(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place = place.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     standby = replace(place.elsewhere(), host=Local("host-b"))
     monkeypatch.setattr(Cluster, "host", lambda *_: standby.host)
@@ -666,7 +666,7 @@ def test_all_that_is_missing_goes_the_oldest_first(place: Place) -> None:
 
 
 def test_archives_of_others_are_left_alone(with_one: Place) -> None:
-    """A cluster whose name begins like ours, a checkpoint, a file of somebody's."""
+    """A cluster whose name begins like ours, a checkpoint, an unrelated file."""
     place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     one = place.store.find("1")
     name, uuid = place.cluster.site.cluster, one.manifest["uuid"]

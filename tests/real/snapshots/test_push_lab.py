@@ -201,7 +201,7 @@ def test_how_fast(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, *(pytest.param(count, marks=pytest.mark.full) for count in (0, 500, 1000))])
-def test_sms_is_killed_and_the_next_run_goes_on(hosts: Hosts, chunks: int) -> None:
+def test_sms_is_killed_and_the_next_run_resumes(hosts: Hosts, chunks: int) -> None:
     """Once so many chunks have come; there are some 1,900."""
     hosts.add("big.img")
     host = hosts.lab.host("host-a")
@@ -224,7 +224,7 @@ def test_sms_is_killed_and_the_next_run_goes_on(hosts: Hosts, chunks: int) -> No
 
 
 def test_a_network_that_is_cut(hosts: Hosts) -> None:
-    """Nobody tells the end: this side gives up after a while, and so does the other one's agent."""
+    """The end is not signalled: this side gives up after a while, and so does the other one's agent."""
     hosts.add("big.img")
     host = hosts.lab.host("host-a")
     sms = [*host.prefix, sys.executable, "-c", IMPATIENT]

@@ -1,4 +1,4 @@
-"""Snapshots by themselves: Debian's cron and systemd take them, failures reach syslog and a mailbox, status tells."""
+"""Scheduled snapshots: Debian's cron and systemd take them; failures are in syslog, in a mailbox and in the status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = ("-q", "overlay", "snapshot", "--scheduled")
 
 @pytest.fixture
 def carrier(running: Playground) -> Iterator[Playground]:
-    """The appliance runs on host-a, which has no snapshots and no schedule; afterwards neither."""
+    """The services container runs on host-a, which has no snapshots and no schedule; afterwards neither."""
     clear(running)
     yield running
     clear(running)
@@ -86,7 +86,7 @@ def test_cron_takes_them_every_minute(carrier: Playground, need: Callable[[str],
     assert carrier.status()["snapshots"]["schedule"] == "" and carrier.status()["healthy"]
     assert doctor(carrier)["state"] == "warning"
     told = carrier.sms("overlay", "schedule", "install", "--host", "host-a", "--every", "1", on="admin")
-    assert b"note: cron does not run on host-a" in told.stderr, "the appliance's own cron does not count"
+    assert b"note: cron does not run on host-a" in told.stderr, "cron in the services container does not count"
     assert b"sms overlay schedule install --host host-b" in told.stderr
     assert (doctor(carrier)["state"], doctor(carrier)["mend"]) == ("missing", "cron")
     host.run("cron")
@@ -103,7 +103,7 @@ def test_cron_takes_them_every_minute(carrier: Playground, need: Callable[[str],
     assert status["snapshots"]["newest"]["number"] == first[0]["number"]
     assert (status["snapshots"]["limit_minutes"], status["snapshots"]["every_minutes"]) == (7, 1)
 
-    # cron dies: nobody says so but status.
+    # cron dies: only the status reports it.
     host.run("sh", "-c", "pkill -x --ns $$ --nslist pid cron")
     wait("the end of the run", lambda: not host.works("pgrep", "-f", "overlay snapshot --scheduled"))
     file = "/etc/cron.d/sms-lab"

@@ -1,4 +1,4 @@
-"""Snapshots while a writer writes and Slurm works: each holds, and nobody notices that they are taken."""
+"""Snapshots while a writer writes and Slurm works: each is consistent, and none is noticed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def overlay(playground: Playground, *words: str, ok: tuple[int, ...] = (0,), on:
 
 
 def take(playground: Playground, *words: str) -> dict[str, Any]:
-    """A snapshot, as --json tells it."""
+    """A snapshot, as --json prints it."""
     told: dict[str, Any] = json.loads(playground.sms("overlay", "snapshot", "--json", *words).stdout)
     return told
 

@@ -189,7 +189,7 @@ take.Changes.collect = gone
 
 
 def test_started_meanwhile(overlay: Bed) -> None:
-    """Whoever held the lock for us has been killed, and somebody has started the appliance."""
+    """The holder of our lock was killed, and another run has started the services container."""
     overlay.unmount()
     start = f"""
 import subprocess
@@ -313,7 +313,7 @@ def test_the_steps_are_these(overlay: Bed) -> None:
 
 @pytest.mark.parametrize("step", sample(STEPS_WHILE_RUNNING, "read", "frozen", "commit"))
 def test_killed(step: str, overlay: Bed) -> None:
-    """The appliance runs on, nothing half counts, the next run clears away and goes on."""
+    """The services container keeps running, nothing partial is committed, the next run removes it and resumes."""
     first = overlay.take()
     (overlay.upper / "more").write_bytes(os.urandom(1 << 20))
     said = overlay.ask("take", before=KILL.format(step=step))
@@ -538,7 +538,7 @@ agent.call(Local(), "take", json.loads(sys.argv[1]))
 """
 
 
-def test_who_asked_is_killed(overlay: Bed) -> None:
+def test_the_caller_is_killed(overlay: Bed) -> None:
     """The locks that it held are gone with it, so the agent ends; nothing of it counts."""
     lock = overlay.folder / "lock"
     request = {"store": str(overlay.store), "overlay": str(overlay.overlay), "lock": str(lock), "facts": FACTS}
@@ -595,7 +595,7 @@ def test_damage_is_found_and_healed(harm: str, overlay: Bed) -> None:
     assert not told["ok"]
     assert [line.startswith("chunk ") for line in told["damage"]] == [True]
     assert overlay.ask("restore", snapshot="latest", target=str(overlay.folder / "back.img")).status == 3
-    # The next snapshot has the same contents, and stores them anew.
+    # The next snapshot has the same contents, and stores them again.
     overlay.take()
     assert [one["ok"] for one in overlay.ask("verify", numbers=[]).last["snapshots"]] == [True, True]
 

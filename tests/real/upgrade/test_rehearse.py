@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real
 
 NAME = "t-rehearse"
 SETTLED_S = 12
-"""Seconds after which the controller has written a job down for sure, and a rehearsal asks for it."""
+"""Seconds after which the controller has certainly saved a job, and a rehearsal checks for it."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_good_image_does_and_production_feels_nothing(stage: Playground, tmp_p
     assert_nothing_left(stage)
 
 
-def test_a_broken_service_is_told_with_its_last_words(stage: Playground) -> None:
+def test_a_broken_service_is_reported_with_its_last_lines(stage: Playground) -> None:
     before = production(stage)
     done = rehearse(stage, "/etc/sms/broken.sif", "--nodes", "0", "--wait", "5", ok=(4,))
     failed = [check for check in done["checks"] if not check["ok"]]
@@ -169,7 +169,7 @@ def test_two_at_once_and_one_of_them_is_kept(stage: Playground) -> None:
     said, _ = other.communicate()
     one = json.loads(said)
     assert one["ok"] and kept["ok"] and one["name"] != kept["name"] and kept["kept"]
-    # Nobody's job but its own is run there: that of production still waits.
+    # Only its own job is run there: that of production still waits.
     jobs = stage.sms(
         "lab", "exec", "--name", kept["name"], "node1", "--", "squeue", "--noheader", "--format=%i %T"
     ).text
@@ -202,7 +202,7 @@ def test_what_a_killed_one_leaves_the_next_one_clears(stage: Playground, step: s
     assert_nothing_left(stage)
 
 
-def test_names_are_answered_from_the_address_that_was_asked(tmp_path: Path) -> None:
+def test_names_are_answered_from_the_address_that_was_queried(tmp_path: Path) -> None:
     outside = LabHost(
         "out", "outside", {"public": "192.0.2.1", "provisioning": "10.1.0.53"}, more=(("lo", "203.0.113.4/32"),)
     )
@@ -256,7 +256,7 @@ def test_another_machine_rehearses_on_what_it_is_sent_for_a_site_of_large_nodes_
     assert_nothing_left(stage, "host-b")
 
 
-def test_without_the_provisioning_vm_all_goes_on_and_only_polls_ask_for_it(stage: Playground) -> None:
+def test_without_the_provisioning_vm_all_keeps_running_and_only_polls_reach_for_it(stage: Playground) -> None:
     def change(site: dict[str, Any]) -> None:
         site["provisioning"] = {"address": "10.77.0.99/24", "mac": "02:00:0a:4d:00:63"}
 

@@ -1,4 +1,4 @@
-"""`sms upgrade`: another image, the same jobs; and back by itself when the image does not do."""
+"""`sms upgrade`: another image, the same jobs; rolled back automatically when the image fails."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_what_is_refused(old: Stage, words: tuple[str, ...], said: str, status: 
     assert old.play.status()["healthy"] and old.key() == old.built.key
 
 
-def test_the_plan_is_told(old: Stage) -> None:
+def test_the_plan_is_printed(old: Stage) -> None:
     steps = "\n".join(json.loads(old.play.sms("-q", "upgrade", "-n", "--json").stdout))
     assert "predicted outage" in steps and "1 running" in steps
 
@@ -172,12 +172,12 @@ KILLED = (
     pytest.param("seed the overlay", "good", "upgrade", marks=pytest.mark.full),
     ("start the instance", "good", "upgrade"),
     pytest.param("start the instance", "good", "start", marks=pytest.mark.full),
-    ("write the overlay", "broken", "upgrade"),  # on the way back
+    ("write the overlay", "broken", "upgrade"),  # during the rollback
 )
 
 
 @pytest.mark.parametrize(("step", "image", "verb"), KILLED)
-def test_one_that_is_killed_goes_on(old: Stage, step: str, image: str, verb: str) -> None:
+def test_a_killed_one_resumes(old: Stage, step: str, image: str, verb: str) -> None:
     jobs = running(old.jobs())
     process = begin(old.play, "upgrade", "--image", f"/etc/sms/{image}.sif", *(QUICK if image == "good" else GIVES_UP))
     if step != "write the overlay":

@@ -180,7 +180,7 @@ def test_the_cluster_runs_on_without_the_vm(thread: Thread, tmp_path: Path) -> N
     assert not status["provisioning"]["up"] and "nodes that boot" in status["provisioning"]["waits"]
     found = classify(ClassifyOptions(captures=(str(capture),), sms=CONTAINER), Silent())
     assert "slurmctld" in {service.name for service in found.services if service.verdict == "time-critical"}
-    # It sees none of what the VM does but file synchronisation's polls, to which nobody answers.
+    # It sees none of what the VM does but file synchronisation's polls, which are not answered.
     assert not {"provisioning", "warewulf"} & {service.name for service in found.services}
     clients = find_clients(capture, VM)
     assert not [link for link in clients if link[1:] != (TCP, API_PORT) or link[0] not in (CONTAINER, *NODES)], clients

@@ -1,4 +1,4 @@
-"""The provisioning VM for real: built, booted on host-a of a lab, asked, photographed, put back, moved, switched off.
+"""The provisioning VM for real: built, booted on host-a of a lab, queried, snapshotted, restored, moved, switched off.
 
 One machine for all of it, in the order of the file: a boot takes half a minute.
 """
@@ -160,7 +160,7 @@ def test_a_start_that_lacks_something_is_refused_and_leaves_nothing(world: World
 
 
 def test_it_starts_although_sms_was_killed_and_serves(world: World) -> None:
-    """The first start is killed half-way; the next goes on with what it began."""
+    """The first start is killed half-way; the next continues with what it began."""
     world.vm("start", "--host", "host-a", "--dry-run")
     # The image is brought over by a start from admin that is refused at its last check.
     world.host("host-a").run("mkdir", "-p", "-m", "0700", IMAGES)
@@ -257,7 +257,7 @@ setsid sh /var/lib/sms-provision/writer.sh >/dev/null 2>&1 &
 
 
 def test_a_snapshot_is_of_one_moment_while_it_is_written_to(world: World) -> None:
-    """Writers are held for a moment and go on; what was taken is whole."""
+    """Writers are frozen for a moment and continue; the snapshot is complete."""
     world.inside(WRITER)
     taken = json.loads(world.vm("snapshot", "first", "--reason", "a test", "--json").stdout)
     assert taken["running"] and taken["verified"] and taken["frozen_ms"] > 0
@@ -280,7 +280,7 @@ def test_it_is_switched_off_and_leaves_nothing_running(world: World) -> None:
 
 
 def test_an_image_that_was_changed_does_not_boot(world: World) -> None:
-    """One byte of it; or a signature of somebody else's."""
+    """One byte of it; or another key's signature."""
     host = world.host("host-a")
     disk = host.run("readlink", "-f", f"{IMAGES}/current/disk.qcow2").text
     before = host.run("sha256sum", disk).text
@@ -301,7 +301,7 @@ def test_an_image_that_was_changed_does_not_boot(world: World) -> None:
     assert world.leftovers("host-a") == ""
 
 
-def test_a_snapshot_is_restored_and_a_restore_that_was_cut_off_goes_on(world: World) -> None:
+def test_a_snapshot_is_restored_and_an_interrupted_restore_resumes(world: World) -> None:
     """The disks before it are kept; killed between the two disks, the next run finishes it."""
     restored = json.loads(world.vm("restore", "first", "--json").stdout)
     listed = {one["name"] for one in json.loads(world.vm("snapshot", "--list", "--json").stdout)}
@@ -351,7 +351,7 @@ def test_it_moves_while_it_runs(world: World) -> None:
         if not done.status:
             break
         # The machine that took the memory in ended at it, seen once on a busy machine: the disks are whole, and a
-        # start goes on from them, as the words say.
+        # start continues from them, as the message says.
         print(done.stderr.decode())
         assert f"`sms vm start --host {here}`".encode() in done.stderr
         world.vm("start", "--host", here, "--wait", WAIT, site="shared.yaml")

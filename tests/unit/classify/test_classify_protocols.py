@@ -317,7 +317,7 @@ def test_leases_that_cut_packets_hide(rows: list[Row], seconds: float, source: s
     assert (found.capture.cut_packets, found.capture.cut_at) == (900, 128)
 
 
-def test_leases_that_cut_packets_hide_for_longer_than_the_catalogue_says() -> None:
+def test_leases_that_truncated_packets_hide_for_longer_than_the_catalogue_has() -> None:
     found = run([BOOT], samples=samples(67, CUT, *ASKED), duration_s=40 * 86400, cut=900, cut_at=128)
     dhcpd = service(found, "provisioning")
     assert (dhcpd.budget_s, dhcpd.budget_from) == (2592000, "catalogue")

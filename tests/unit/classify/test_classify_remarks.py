@@ -154,7 +154,7 @@ def classify_capture(folder: Path, data: bytes, **options: Any) -> Classificatio
     return classify(reading.observe(roles.by_index, hosts, links), roles, SIGNATURES)
 
 
-def test_boots_that_are_cut_off_are_reported_as_hidden(tmp_path: Path, made: Made) -> None:
+def test_boots_that_are_truncated_are_reported_as_hidden(tmp_path: Path, made: Made) -> None:
     found = classify_capture(tmp_path, files.pcap(made.packets(), snap=64))
     assert (found.nodes.booted, found.nodes.boots_hidden) == (0, True)
     (remark,) = found.capture.remarks

@@ -38,7 +38,7 @@ TABLE_1 = {
     "chrony": "time-critical",
     "ssh": "deferrable",
 }
-"""The paper's Table 1, and the administrator's ssh, which the management node opens."""
+"""Table 1 of "Decoupled management nodes" (2018), and the administrator's ssh, which the management node opens."""
 
 HTTP_ALT = iana_name((TCP, 8080))
 
@@ -239,7 +239,7 @@ CASES: dict[str, tuple[list[Row], dict[str, Any], str, str, str]] = {
         "deferrable",
         "none of its 36 contacts fell in a boot",
     ),
-    "a boot whose beginning is cut off": (
+    "a boot whose beginning is missing": (
         [make_row(NODE, GROUP, UDP, 67, opened=9, contacts_boot=72, contacts_steady=36)],
         {},
         "provisioning",

@@ -99,7 +99,7 @@ def test_a_row(service: Service, row: str) -> None:
     assert row in [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_what_cannot_be_carried_is_named_with_advice() -> None:
+def test_services_that_the_container_cannot_run_have_advice() -> None:
     text = " ".join(screen(example.paper()).split())
     assert "Time-critical, but cannot run in the container nfs move files into the node image" in text
     assert "ganglia send monitoring through syslog" in text
@@ -140,7 +140,7 @@ def test_all_that_was_read_and_not_read_is_shown() -> None:
     expected += [
         "ARP (190,400)",
         "tcp/7860 (804,119)",
-        "118 x IPv4 header cut off",
+        "118 x IPv4 header truncated",
         "ends in the middle",
         "byte 812,004,112",
     ]

@@ -1,4 +1,4 @@
-"""The agent's file on a host: brought once, and those of other versions are not kept for ever."""
+"""The agent's file on a host: copied once; those of other versions are removed in the end."""
 
 from __future__ import annotations
 

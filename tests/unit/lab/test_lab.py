@@ -1,4 +1,4 @@
-"""The lab's texts: who is in it, what its hosts are told."""
+"""The lab's rendered files: its members, and the configuration of its hosts."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_node_goes_out_through_the_container() -> None:
     assert render.host_batch(HOSTS["node1"]).splitlines()[-1] == "route add default via 10.77.0.1"
 
 
-def test_the_outside_knows_no_way_to_the_nodes() -> None:
+def test_the_outside_has_no_route_to_the_nodes() -> None:
     assert "route" not in render.host_batch(HOSTS["outside"])
 
 
@@ -161,7 +161,7 @@ def test_secrets_are_for_their_owner_only_and_only_where_needed() -> None:
     assert "etc/munge/munge.key" not in files(HOSTS["host-a"])
 
 
-def test_each_daemon_is_started_and_asked() -> None:
+def test_each_daemon_is_started_and_probed() -> None:
     for host in HOSTS.values():
         for daemon in render.DAEMONS[host.kind]:
             assert f"[program:{daemon.name}]" in files(host)["lab/supervisord.conf"].data.decode()

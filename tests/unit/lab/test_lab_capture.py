@@ -234,7 +234,7 @@ def test_much_on_standard_error_holds_nothing_up() -> None:
 
 
 def test_ctrl_c_lets_the_last_second_come_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one waits, the second one does not, and nobody sees a KeyboardInterrupt."""
+    """The first one waits, the second one does not, and no KeyboardInterrupt is visible."""
     monkeypatch.setattr(tcpdump, "LAST_S", 30.0)
     script = "trap 'echo bye; exit' INT; echo hello; while :; do sleep 0.05; done"
     with Local().running("sh", "-c", script) as running, tcpdump._stopped_by_signals(running) as came:

@@ -14,7 +14,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host, OnLine, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.migration.lease import Leases, check_lease, query_lease, release_lease, take_lease
+from appliance.operations.lease import Leases, check_lease, query_lease, release_lease, take_lease
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE
@@ -40,7 +40,7 @@ class HostInFolder(Local):
         on_line: OnLine | None = None,
     ) -> Result:
         if self.cut:
-            raise Unreachable(f"{self.name}: cut off")
+            raise Unreachable(f"{self.name}: interrupted")
         if self.stuck and "query" in argv:
             raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)

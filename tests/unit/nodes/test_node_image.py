@@ -197,7 +197,7 @@ def test_the_port_that_the_firmware_used(cmdline: str, ports: str, tmp_path: Pat
 def test_invalid_node_names(name: str, tmp_path: Path) -> None:
     give(tmp_path, f"sms.node={name}")
     done = run_init(tmp_path, "ip=10.77.0.101 dns= ntpsrv= logsrv= write_lease")
-    assert done.returncode == 9 and "is no name of a node" in (tmp_path / "dev/console").read_text()
+    assert done.returncode == 9 and "is not a node name" in (tmp_path / "dev/console").read_text()
 
 
 def test_dhcp_options_are_written_to_the_system(tmp_path: Path) -> None:

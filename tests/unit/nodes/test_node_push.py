@@ -146,7 +146,7 @@ def test_corrupt_files_are_reported_and_discarded(tmp_path: Path, key: Path) -> 
     with pytest.raises(HttpProblem, match=r"root\.squashfs does not match its digest") as caught:
         images.finish("compute", one.name)
     assert caught.value.status == 422
-    assert "root.squashfs" not in images.received("compute", one.name), "it is sent anew"
+    assert "root.squashfs" not in images.received("compute", one.name), "it is sent again"
     assert images.current("compute") is None
 
 

@@ -12,10 +12,10 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError
 from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
-from appliance.operations.hosts.preflight import check_bridges, check_programs, refuse_taken
 from appliance.operations.image.list import prune_images
-from appliance.operations.migration.lease import query_lease
+from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import prove_writable
+from appliance.operations.preflight import check_bridges, check_programs, refuse_taken
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3
 from tests.places import DEBIAN_SITE
@@ -43,7 +43,7 @@ def test_exit_statuses_of_e2fsck(status: int, said: str, words: str | None) -> N
 
 
 def test_an_overlay_that_cannot_be_written_is_an_error() -> None:
-    """Apptainer only warns of a read-only overlay and goes on."""
+    """Apptainer only warns of a read-only overlay and continues."""
     inside = ("apptainer", "exec", "instance://sms-x")
     prove_writable(Fake({inside: (0, "")}), inside)
     with pytest.raises(SmsError, match="the overlay cannot be written"):

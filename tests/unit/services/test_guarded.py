@@ -11,7 +11,7 @@ from appliance.config.model import Overlay
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
-from appliance.operations.services.boot import SITE_FILE, lies_there
+from appliance.operations.hosts.installed import SITE_FILE, lies_there
 from appliance.operations.services.guarded import IS_LOCKED, START, STOP, start_guard
 from appliance.progress import Silent
 from tests.places import DEBIAN_SITE

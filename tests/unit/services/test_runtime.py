@@ -116,7 +116,7 @@ MERGED = [
     ("toor:x:+0:0::/:/bin/sh", [], "a sign"),
     ("toor:x: 0:0::/:/bin/sh", [], "a blank"),
     ("toor:x:0x0:0::/:/bin/sh", [], "hexadecimal"),
-    ("toor:x:²:0::/:/bin/sh", [], "a digit that is no number"),
+    ("toor:x:²:0::/:/bin/sh", [], "a digit that is not a number"),
     ("toor:x:١٠٠١:0::/:/bin/sh", [], "digits of another script"),
     ("munge:x:3000:3000::/:/bin/sh", [], "a name of the image's"),
     ("other:x:105:105::/:/bin/sh", [], "an id of the image's"),
@@ -665,7 +665,7 @@ def test_seed_reports_an_unknown_owner(root: Path) -> None:
     assert not (root / "etc/x").exists()
 
 
-# sms-filesync, against a server that asks for a certificate
+# sms-filesync, against a server that requires a certificate
 
 
 class Store(BaseHTTPRequestHandler):

@@ -93,7 +93,7 @@ def test_init_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_init_never_replaces_unasked(folder: Path) -> None:
+def test_init_replaces_only_with_force(folder: Path) -> None:
     file = folder / "sms.yaml"
     file.write_text("mine")
     with pytest.raises(Refused) as caught:

@@ -12,11 +12,12 @@ from appliance.agent import transfer
 from appliance.agent.manifest import LAST_GENERATION, LAST_NUMBER, check_manifest
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, Store
-from appliance.config.model import Overlay, Retention
+from appliance.config.model import Retention
 from appliance.errors import SmsError
 from appliance.operations.snapshots import transfer as flow_transfer
 from appliance.plan.snapshots.offsite import archive_name, read_comment
 from appliance.plan.snapshots.retention import Candidate, decide
+from appliance.units import LARGEST_OVERLAY
 from tests import stores
 
 FULL_CHECKS = {"e2fsck": "clean", "state_files": 3, "state_bytes": 9, "state_unread": True, "heads": ["/a/b"]}
@@ -129,11 +130,8 @@ def test_accepted_times_work_in_retention(manifest: dict[str, Any]) -> None:
         assert decide([Candidate(1, one["taken"], True, one["reason"])], Retention(), now=1e9)
 
 
-def test_the_largest_size_is_that_of_the_site_file() -> None:
-    from appliance.agent import manifest as ours
-
-    (most,) = [one.le for one in Overlay.model_fields["size_mb"].metadata if hasattr(one, "le")]
-    assert ours.LARGEST == most << 20 == flow_transfer.MAX_CHUNKS * CHUNK
+def test_both_ends_of_a_transfer_have_the_same_limits() -> None:
+    assert flow_transfer.MAX_CHUNKS * CHUNK == LARGEST_OVERLAY
     assert flow_transfer.MAX_BYTES["a manifest"] == transfer.LONGEST_MANIFEST
 
 

@@ -150,7 +150,7 @@ TRACE = (
         ),
     ],
 )
-def test_damage_is_told_by_the_line_that_says_what(lines: list[str], said: str) -> None:
+def test_damage_is_reported_by_the_line_that_names_it(lines: list[str], said: str) -> None:
     error = borg.error_of(Fake({}, name="host-a"), FAR, 2, lines)
     assert error.message == said
     command, _, then = error.hint.partition("; then: ")
@@ -160,7 +160,7 @@ def test_damage_is_told_by_the_line_that_says_what(lines: list[str], said: str) 
     assert shlex.split(command)[3:] == ["borg", "check", "--repair", FAR.url]
 
 
-def test_borg_is_told_nothing_secret_and_asks_nothing() -> None:
+def test_borg_gets_no_secret_argument_and_never_prompts() -> None:
     environment = FAR.environment()
     assert environment["BORG_PASSCOMMAND"] == "cat -- '/etc/sms/borg pass'"
     for option in ("BatchMode=yes", "StrictHostKeyChecking=yes", "UserKnownHostsFile=/known", "-i /key"):
@@ -200,7 +200,7 @@ def test_why_borg_failed(name: str) -> None:
 
 
 @pytest.mark.parametrize("read", [[], [REMOTE % "No ED25519 host key is known for far"], [REMOTE % "a banner"]])
-def test_a_reason_that_borg_did_not_read_to_its_end_is_asked_of_ssh(read: list[str]) -> None:
+def test_a_reason_that_borg_truncates_is_taken_from_ssh(read: list[str]) -> None:
     asked = Fake({("ssh",): (255, "Host key verification failed.")}, name="host-a")
     assert "host key is not in known_hosts" in borg.error_of(asked, FAR, 2, [*read, CLOSED]).message
     assert asked.asked[0][-6:] == ("2222", "-l", "borg", "far", "borg", "--version")

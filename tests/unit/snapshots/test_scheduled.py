@@ -413,7 +413,7 @@ def test_status_of_a_site_without_a_schedule(cluster: Cluster) -> None:
     assert not Path(cluster.places.snapshots).exists()
     stores.fill(Path(cluster.places.snapshots), 2, start=time.time() - 7 * 86400)
     found = snapshot_status(cluster, Local(NAME), HELD)
-    assert found.judgement.healthy and not found.judgement.warnings, "without a schedule their age is no problem"
+    assert found.judgement.healthy and not found.judgement.warnings, "without a schedule their age does not matter"
     assert found.newest and found.newest["number"] == 2 and 604000 < found.newest["age_s"] < 605000
 
 

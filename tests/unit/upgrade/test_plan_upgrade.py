@@ -56,7 +56,7 @@ def test_jobs_are_read_and_counted() -> None:
     assert set(active_jobs(jobs)) == {"7", "8_[2-9]"}
 
 
-def test_jobs_that_the_log_says_have_ended() -> None:
+def test_jobs_that_have_ended_according_to_the_log() -> None:
     log = (
         "slurmctld: _job_complete: JobId=5 WEXITSTATUS 0\nslurmctld: _job_complete: JobId=5 done\n"
         "[2026-11-21T21:51:28.178] _job_complete: JobId=12_3(15) done\nslurmctld: _slurm_rpc_submit: JobId=9 usec=1\n"

@@ -180,7 +180,7 @@ def test_a_journal_finds_all_of_it_again(tmp_path: Path) -> None:
     assert again.layout == Layout("rh-1", 2, plan())
 
 
-def test_the_site_of_a_rehearsal_writes_nowhere_else() -> None:
+def test_the_site_of_a_rehearsal_writes_to_its_own_folders_only() -> None:
     mine = rehearsal_site(site(), Path("/s/rh-1"))
     assert str(mine.state) == "/s/rh-1/state" and mine.overlay.directory is None
     assert [host.name for host in mine.admin_hosts] == [CARRIER]

@@ -35,7 +35,7 @@ def test_ansible_accepts_the_syntax(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_build_knows_every_role() -> None:
+def test_the_build_has_every_role() -> None:
     """Every role is part of the image's key."""
     (play,) = yaml.safe_load(PLAYBOOK.read_text())
     assert tuple(play["roles"]) == ROLES

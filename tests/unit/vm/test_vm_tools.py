@@ -271,7 +271,7 @@ def test_an_agent_that_sends_other_messages_times_out(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_does_not_read_times_out(tmp_path: Path) -> None:
-    """Data that is not read stays in the pipe; the sender does not block for ever."""
+    """Data that is not read stays in the pipe; the sender does not block forever."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "guest"))
     server.listen(1)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from appliance.errors import Refused, SmsError
 from appliance.host.base import SIZE_MISMATCH, CommandError, CommandTimeout, Host, Stuck, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.preflight import only_one
+from appliance.operations.preflight import only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import (
     Lease,

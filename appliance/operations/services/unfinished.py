@@ -1,4 +1,7 @@
-"""The record of the last upgrade: written before each step, so that the next run can resume it."""
+"""What an interrupted migration or upgrade left on a host: a start recovers it first.
+
+An upgrade writes its record before each step, so that the next run can resume it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,34 @@ from typing import Any
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
+from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import instance_name
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress
-from appliance.tools import apptainer
+from appliance.tools import agent, apptainer
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
 """Verbs and events of the history after which the host has another overlay."""
+
+
+def mark_path(cluster: Cluster) -> str:
+    """Return the path of the record of a migration's progress. Not in /run: it must survive a power loss."""
+    return f"{cluster.places.journal}/{cluster.site.cluster}.move"
+
+
+def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
+    """Complete or roll back a killed migration on a host; does nothing when there is none.
+
+    Raises:
+        Busy: a migration is under way.
+    """
+    if not host.works("test", "-e", mark_path(cluster)):
+        return
+    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
+    if found["found"]:
+        progress.report(
+            f"note: a migration was interrupted on {host.name} ({found['found']}); it is {found['state']} there now"
+        )
 
 
 def note_path(cluster: Cluster, *, done: bool = False) -> str:
@@ -22,7 +46,7 @@ def note_path(cluster: Cluster, *, done: bool = False) -> str:
     return f"{cluster.places.journal}/{cluster.site.cluster}.{'upgraded' if done else 'upgrade'}.json"
 
 
-def read_last(cluster: Cluster, host: Host, *, done: bool = False) -> Upgrade | None:
+def read_last_upgrade(cluster: Cluster, host: Host, *, done: bool = False) -> Upgrade | None:
     """Return the last upgrade on the host, with ``done`` the last completed one; None if there was none.
 
     An interrupted upgrade is ignored if the overlay was replaced since, by a migration or failover.
@@ -57,8 +81,6 @@ def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Pr
     Raises:
         Refused, SmsError: as ``restore``.
     """
-    from appliance.operations.snapshots.restore import restore  # circular import
-
     if upgrade.kept:
         restore(cluster, host, str(upgrade.kept), progress)
     return write_phase(cluster, host, upgrade.at(RESTORED))
@@ -72,7 +94,7 @@ def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Pat
     Raises:
         Refused, SmsError: the restore failed.
     """
-    last = read_last(cluster, host)
+    last = read_last_upgrade(cluster, host)
     if last is None or last.ended or apptainer.find_instance(host, instance_name(cluster.site)):
         return None
     if last.phase in (LAYING, RETURNING):

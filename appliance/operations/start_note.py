@@ -1,0 +1,31 @@
+"""The start note of a host: written by each start, read by other verbs."""
+
+from __future__ import annotations
+
+import time
+
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import Image
+from appliance.plan.migration.lease import Lease
+from appliance.plan.services.note import StartNote
+from appliance.shared.records import RecordError, from_json, to_json
+
+
+def read_note(cluster: Cluster, host: Host) -> StartNote | None:
+    """Return the record of the last start; None if it is missing or unreadable: the next start rewrites it."""
+    data = host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json")
+    try:
+        return from_json(StartNote, data) if data is not None else None
+    except RecordError:
+        return None
+
+
+def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
+    """Record the running image, for status and later verbs."""
+    note = StartNote(image.path, image.key, image.sha256, image.signer, lease.generation, host.name, time.time())
+    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", to_json(note))
+    current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
+    if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
+        # The next start, such as after a reboot, must use the same image.
+        host.run("sh", "-c", 'ln -sfn "$1" "$2.new" && mv -fT "$2.new" "$2"', "current", name, current)
