@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from appliance.errors import SmsError
 
 if TYPE_CHECKING:
     from appliance.host.stream import Stream
+    from appliance.shared.requests import Request
 
 BLOCK = 1 << 18
 """Block size of ``send`` and ``fetch``, in bytes."""
@@ -198,6 +199,15 @@ class Host(ABC):
         result = self.run(*argv, input=data, ok=None)
         check_written(self.name, path, result.status, result.stderr)
         return True
+
+    def perform(self, request: Request) -> Any:
+        """Perform a request in this process if the host is this machine.
+
+        Raises:
+            NotImplementedError: it is another machine, where the agent performs it (``tools.agent.perform``).
+            OSError: the request failed.
+        """
+        raise NotImplementedError
 
     def remove(self, path: str) -> None:
         """Remove one file, if it exists. Never a folder."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from appliance.errors import SmsError
 from appliance.host.base import (
@@ -29,6 +29,7 @@ from appliance.host.base import (
     count_bytes,
 )
 from appliance.host.stream import LATE_S, LineReader, Stream
+from appliance.shared.requests import Request
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """Variables set in addition to the caller's environment: untranslated messages and a full PATH."""
@@ -284,6 +285,9 @@ class Local(Host):
             yield stream
         finally:
             stream.close()
+
+    def perform(self, request: Request) -> Any:
+        return super().perform(request) if self.prefix else request.perform()
 
     def interact(self, *argv: str) -> int:
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode

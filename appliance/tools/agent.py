@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import queue
 import shlex
+import signal
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import CommandError, Host, OnLine, Result
+from appliance.host.base import CommandError, CommandTimeout, Host, OnLine, Result
 from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
+from appliance.shared.requests import Request
 from appliance.tools.python import find_python
 
 LEAVES = ("text.py",)
@@ -95,6 +100,48 @@ def call(
                 lines.feed(block)
             lines.feed(b"")
             return reader.outcome(stream.result(ok=None))
+
+
+def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
+    """Perform a request of ``shared/requests.py`` on the host; return its reply.
+
+    Raises:
+        SmsError: the host reports that it failed.
+        CommandTimeout, Unreachable: as ``Host.run``.
+    """
+    try:
+        return _within(timeout, host, request)
+    except NotImplementedError:
+        fields = {"kind": type(request).__name__, "of": asdict(request)}
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}") from error
+    result = host.run(*argv(install(host), "perform", fields), ok=None, timeout=timeout)
+    reader = MessageReader(Silent(), ExitStack())
+    for line in result.text.splitlines():
+        reader.feed(line)
+    return reader.outcome(result)["reply"]
+
+
+def _within(timeout: float, host: Host, request: Request) -> Any:
+    """Perform a request in this process, in a thread of its own: a failed disk may block it for ever."""
+    done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((host.perform(request), None))
+        except Exception as error:
+            done.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        reply, error = done.get(timeout=timeout)
+    except queue.Empty:
+        result = Result(host.name, (type(request).__name__, request.path), -signal.SIGKILL, b"", b"")
+        raise CommandTimeout(result, hint=f"it did not end within {timeout:g} s; has the disk failed?") from None
+    if error:
+        raise error
+    return reply
 
 
 @contextmanager

@@ -21,10 +21,11 @@ from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.start import read_note, record_start
 from appliance.operations.upgrade.note import read_last
 from appliance.plan.machine import instance_name
-from appliance.plan.migration.lease import Lease, View, find_holder
+from appliance.plan.migration.lease import View, find_holder
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
 from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge
 from appliance.tools.apptainer import Instance
 from appliance.tools.programs import find_missing

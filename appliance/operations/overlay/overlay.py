@@ -16,10 +16,10 @@ from appliance.operations.image.deliver import Image
 from appliance.operations.migration.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
 from appliance.plan.machine import inside_argv, instance_name, seed_argv
-from appliance.plan.migration.lease import Lease
 from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
 from appliance.share import share
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer, ext3
 from appliance.tools.space import query_space
 

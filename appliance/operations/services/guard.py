@@ -21,7 +21,8 @@ from appliance.operations.migration.lease import Leases
 from appliance.operations.overlay.overlay import retire_overlay
 from appliance.operations.services.stop import take_down
 from appliance.plan.machine import instance_name
-from appliance.plan.migration.lease import Lease, View, find_newer, has_own_overlay
+from appliance.plan.migration.lease import View, find_newer, has_own_overlay
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer, ext3, ports
 
 OWN_INTERVAL_S = 1

@@ -35,10 +35,11 @@ from appliance.operations.services.stop import take_down
 from appliance.operations.upgrade.note import image_of_unfinished
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, instance_name, start_argv
-from appliance.plan.migration.lease import Lease, find_newer
+from appliance.plan.migration.lease import find_newer
 from appliance.plan.services.network import conflists
 from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import apptainer
 

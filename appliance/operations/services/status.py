@@ -19,7 +19,7 @@ from appliance.operations.snapshots.status import SnapshotStatus, snapshot_statu
 from appliance.operations.upgrade.note import read_last
 from appliance.operations.vm.deferred import probe_vm
 from appliance.plan.machine import inside_argv, instance_name
-from appliance.plan.migration.lease import Lease
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer
 
 UNSYNCHRONISED = "stratum 10,"

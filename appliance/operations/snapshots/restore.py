@@ -15,8 +15,8 @@ from appliance.operations.migration.lease import check_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
-from appliance.plan.migration.lease import Lease
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -20,7 +20,6 @@ from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.schedule import run_record, schedule_files
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.lease import Lease
 from appliance.plan.overlay.mirror import scrub_is_due
 from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.snapshots.runs import (
@@ -38,6 +37,7 @@ from appliance.plan.snapshots.runs import (
 )
 from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 
 REREAD_EVERY_S = 86400

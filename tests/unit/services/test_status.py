@@ -9,9 +9,9 @@ import pytest
 from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.services import status
-from appliance.plan.migration.lease import Lease
 from appliance.plan.services.note import StartNote
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
 

@@ -27,10 +27,10 @@ from appliance.operations.snapshots.schedule import install_schedule, remove_sch
 from appliance.operations.snapshots.scheduled import run_scheduled
 from appliance.operations.snapshots.snapshot import SnapshotOptions, Taken
 from appliance.operations.snapshots.status import snapshot_status
-from appliance.plan.migration.lease import Lease
 from appliance.plan.snapshots.runs import Run, read_run
 from appliance.plan.snapshots.schedule import job, plan_schedule
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 from tests import stores
 from tests.places import DEBIAN_SITE
