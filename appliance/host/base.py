@@ -34,6 +34,12 @@ chmod "$2" "$1.new" && sync "$1.new" && mv -fT "$1.new" "$1"
 The size is checked because a broken connection looks like the end of the input.
 """
 
+
+def write_argv(path: str, mode: int, size: int) -> tuple[str, ...]:
+    """Return the command that writes ``size`` bytes of its standard input to ``path``, atomically."""
+    return ("sh", "-c", WRITE_ATOMIC, "write", path, f"{mode:o}", str(size))
+
+
 OnLine = Callable[[str], None]
 Progress = Callable[[int], None]
 """Called with the number of bytes copied so far."""
@@ -195,8 +201,7 @@ class Host(ABC):
         state = self.run("sh", "-c", '[ -f "$1" ] && stat -c %a "$1" && exec cat -- "$1"', "state", path, ok=None)
         if state.status == 0 and state.stdout == f"{mode:o}\n".encode() + data:
             return False
-        argv = ("sh", "-c", WRITE_ATOMIC, "write", path, f"{mode:o}", str(len(data)))
-        result = self.run(*argv, input=data, ok=None)
+        result = self.run(*write_argv(path, mode, len(data)), input=data, ok=None)
         check_written(self.name, path, result.status, result.stderr)
         return True
 

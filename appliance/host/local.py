@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
-    WRITE_ATOMIC,
     CommandError,
     CommandTimeout,
     Host,
@@ -27,6 +26,7 @@ from appliance.host.base import (
     Result,
     check_written,
     count_bytes,
+    write_argv,
 )
 from appliance.host.stream import LATE_S, LineReader, Stream
 from appliance.shared.requests import Request
@@ -192,7 +192,7 @@ class Local(Host):
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         size = count_bytes(source)
-        process = self._spawn(("sh", "-c", WRITE_ATOMIC, "send", path, f"{mode:o}", str(size)), subprocess.PIPE)
+        process = self._spawn(write_argv(path, mode, size), subprocess.PIPE)
         assert process.stdin
         done = 0
         try:

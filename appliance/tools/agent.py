@@ -33,8 +33,6 @@ LIFELINE = "lifeline"
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
-REMOVE_OLD = 'exec find "$1" -maxdepth 1 -type f -name "agent-*.pyz" ! -path "$2" -mtime +0 -exec rm -f {} +'
-"""Shell script: remove other versions older than a day; newer ones may be in use by an sms of another version."""
 MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
 
 
@@ -65,7 +63,9 @@ def install(host: Host) -> tuple[str, ...]:
     path, python = installed_path(), find_python(host)
     if not host.works("test", "-s", path):
         host.write(path, build_zipapp(), mode=0o600)
-        host.run("sh", "-c", REMOVE_OLD, "old", FOLDER, path, ok=None)
+        # Newer ones may be in use by an sms of another version.
+        old = ("-name", "agent-*.pyz", "!", "-path", path, "-mtime", "+0")
+        host.run("find", FOLDER, "-maxdepth", "1", "-type", "f", *old, "-exec", "rm", "-f", "{}", "+", ok=None)
     return (python, "-I", path)
 
 

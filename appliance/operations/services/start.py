@@ -41,7 +41,7 @@ from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, from_json, to_json
-from appliance.tools import apptainer
+from appliance.tools import apptainer, files
 
 SETTLE_S = 10
 """Seconds that the services of a running instance may take to answer."""
@@ -365,4 +365,4 @@ def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> No
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
         # The next start, such as after a reboot, must use the same image.
-        host.run("sh", "-c", 'ln -sfn "$1" "$2.new" && mv -fT "$2.new" "$2"', "current", name, current)
+        files.link(host, current, name)

@@ -48,6 +48,9 @@ class Files(Fake):
         super().__init__(
             {
                 ("sh", "-c"): self.shell,
+                ("test", "-d", "/run/systemd/system"): lambda *_: (0 if self.kind == "systemd" else 1, ""),
+                ("test", "-d", "/etc/cron.d"): lambda *_: (0 if self.kind == "cron" else 1, ""),
+                ("env", "pgrep"): (0, ""),
                 ("systemctl",): (0, ""),
                 ("systemctl", "is-enabled"): lambda *_: (0 if TIMER in self.files else 1, ""),
                 ("systemctl", "is-active"): lambda *_: (0 if TIMER in self.files else 1, ""),
@@ -59,8 +62,6 @@ class Files(Fake):
         self.files["/etc/sms/sms.yaml"] = b"cluster: sample\n"
 
     def shell(self, argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        if "systemd/system" in argv[2]:
-            return (0, self.kind) if self.kind else (1, "")
         return (0, "/usr/bin/sms") if "command -v sms" in argv[2] else (0, "")
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
