@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host, OnLine, Result, Stuck, Unreachable
+from appliance.host.base import CommandTimeout, Host, OnLine, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.migration.lease import Leases, check_lease, query_lease, release_lease, take_lease
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
+from appliance.shared.lease import SwapLease
 from appliance.shared.requests import Request
 from appliance.tools import agent
 from tests.places import DEBIAN_SITE
@@ -315,6 +316,17 @@ def test_a_folder_that_cannot_be_made_is_reported(apart: Pair, tmp_path: Path, m
     for apart.hosts["host-a"].remote in (False, True):
         with pytest.raises(SmsError, match=r"^host-a: .*host-a.*: (file exists|not a directory)$"):
             leases.take()
+
+
+def test_a_request_that_blocks_is_given_up() -> None:
+    """The disk of this host hangs."""
+
+    class Hanging(Local):
+        def perform(self, request: Request) -> Any:
+            threading.Event().wait()
+
+    with pytest.raises(CommandTimeout, match="SwapLease /x"):
+        agent.perform(Hanging("host-a"), SwapLease("/x", ""), timeout=0.1)
 
 
 def test_host_in_folder_is_a_host(apart: Pair) -> None:
