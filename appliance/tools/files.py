@@ -71,14 +71,14 @@ def is_locked(host: Host, path: str) -> bool:
 
 def free_memory_mb(host: Host) -> int:
     """Return the memory that new programs can use without swapping, in MiB."""
-    return _read_kib(host.read("/proc/meminfo"), "MemAvailable") >> 10
+    return _read_kib(host, "/proc/meminfo", "MemAvailable") >> 10
 
 
 def used_memory_mb(host: Host, pid: int) -> int:
     """Return the memory that a process occupies, in MiB; 0 if there is no such process."""
-    return _read_kib(host.read(f"/proc/{pid}/status"), "VmRSS") >> 10
+    return _read_kib(host, f"/proc/{pid}/status", "VmRSS") >> 10
 
 
-def _read_kib(text: bytes | None, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$".encode(), text or b"", re.MULTILINE)
+def _read_kib(host: Host, path: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", host.run("cat", path, ok=None).text, re.MULTILINE)
     return int(found.group(1)) if found else 0

@@ -12,13 +12,6 @@ from appliance.host.base import CommandError, Host
 from appliance.plan.vm.vm import Card, choose_accel
 from appliance.tools import files
 
-# $1 PID file, $2 the machine's name: print PID and start time if the process is that machine.
-FIND = """
-pid=$(cat "$1" 2>/dev/null) && [ -n "$pid" ] && [ -r "/proc/$pid/cmdline" ] || exit 0
-tr '\\0' '\\n' <"/proc/$pid/cmdline" | grep -qxF -- "$2,debug-threads=on" || exit 0
-echo "$pid $(stat -c %Y "/proc/$pid")"
-"""
-
 # $1 QMP socket, $2 log; then the command. It runs in its own session and outlives this program.
 LAUNCH = """
 socket=$1 log=$2
@@ -67,8 +60,13 @@ def probe_accel(host: Host) -> tuple[str, str]:
 
 def find_machine(host: Host, pid_file: str, name: str) -> Process | None:
     """Return the machine's process; None if it does not run."""
-    fields = host.run("sh", "-c", FIND, "find", pid_file, name).text.split()
-    return Process(int(fields[0]), float(fields[1])) if len(fields) == 2 else None
+    pid = host.run("cat", "--", pid_file, ok=None).text
+    if not pid.isdecimal():
+        return None
+    # The file may be of an earlier boot: the process must be the machine.
+    words = host.run("cat", f"/proc/{pid}/cmdline", ok=None).stdout.split(b"\0")
+    since = host.run("stat", "-c", "%Y", f"/proc/{pid}", ok=None).text
+    return Process(int(pid), float(since)) if f"{name},debug-threads=on".encode() in words and since else None
 
 
 def launch(host: Host, argv: Sequence[str], *, qmp: str, log: str) -> None:
@@ -94,8 +92,8 @@ def _why(output: str) -> str:
 
 def has_ended(host: Host, process: Process) -> bool:
     """Return whether a machine's process has ended. QEMU removes its PID file before it closes its disks."""
-    status = host.read(f"/proc/{process.pid}/status")
-    return status is None or b"\nState:\tZ" in status
+    shown = host.run("cat", f"/proc/{process.pid}/status", ok=None)
+    return bool(shown.status) or b"\nState:\tZ" in shown.stdout
 
 
 def end_machine(host: Host, process: Process, *, patience_s: int = 10) -> None:

@@ -27,6 +27,9 @@ from appliance.plan.snapshots.schedule import (
 from appliance.progress import Progress
 from appliance.tools.programs import find_missing
 
+CRON_RUNS = "exec pgrep --ns $$ --nslist pid -x 'crond?'"
+"""Shell. The services container runs its own cron in its own process namespace, which is not the host's."""
+
 
 @dataclass(frozen=True)
 class Scheduled:
@@ -162,8 +165,7 @@ def _read(cluster: Cluster, host: Host) -> dict[str, str]:
 
 def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
     if kind == "cron":
-        # Of the host only: the services container runs its own cron in its own process namespace.
-        return host.works("env", "pgrep", "--ns", "1", "--nslist", "pid", "-x", "crond?")
+        return host.works("sh", "-c", CRON_RUNS)
     return host.works("systemctl", "is-active", "--quiet", timer_name(cluster.site.cluster))
 
 

@@ -81,7 +81,8 @@ def test_names_like_a_pattern(tmp_path: Path) -> None:
 
 def test_memory() -> None:
     assert files.free_memory_mb(HERE) > 0 and files.used_memory_mb(HERE, os.getpid()) > 0
-    host = Fake({})
-    host.files = {"/proc/meminfo": b"MemTotal:  9000 kB\nMemAvailable:    4096 kB\n", "/proc/7/status": b"Name:\tq\n"}
+    meminfo = "MemTotal:  9000 kB\nMemAvailable:    4096 kB\n"
+    answers = {("cat", "/proc/meminfo"): (0, meminfo), ("cat", "/proc/7/status"): (0, "Name:\tq\n"), ("cat",): (1, "")}
+    host = Fake(answers)  # type: ignore[arg-type]
     assert files.free_memory_mb(host) == 4
     assert (files.used_memory_mb(host, 7), files.used_memory_mb(host, 8)) == (0, 0)

@@ -50,7 +50,6 @@ class Files(Fake):
                 ("sh", "-c"): self.shell,
                 ("test", "-d", "/run/systemd/system"): lambda *_: (0 if self.kind == "systemd" else 1, ""),
                 ("test", "-d", "/etc/cron.d"): lambda *_: (0 if self.kind == "cron" else 1, ""),
-                ("env", "pgrep"): (0, ""),
                 ("systemctl",): (0, ""),
                 ("systemctl", "is-enabled"): lambda *_: (0 if TIMER in self.files else 1, ""),
                 ("systemctl", "is-active"): lambda *_: (0 if TIMER in self.files else 1, ""),

@@ -128,9 +128,9 @@ def test_disks_are_empty_and_readable_by_root_only(tmp_path: Path, need: Need) -
 
 
 def test_when_a_machine_has_ended() -> None:
-    host = Fake({})
-    states = {7: b"S (sleeping)", 8: b"Z (zombie)"}
-    host.files = {f"/proc/{pid}/status": b"Name:\tq\nState:\t" + state + b"\n" for pid, state in states.items()}
+    host = Fake({("cat",): (1, "No such file or directory")})
+    for pid, state in {7: "S (sleeping)", 8: "Z (zombie)"}.items():
+        host.answers["cat", f"/proc/{pid}/status"] = (0, f"Name:\tq\nState:\t{state}\n")
     assert [has_ended(host, Process(pid, 0.0)) for pid in (7, 8, 9)] == [False, True, True]
 
 
