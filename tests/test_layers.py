@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -314,6 +315,57 @@ def test_functions_have_few_parameters() -> None:
     assert [line for path in sources() for line in long_signatures(path)] == []
 
 
+SHELL = {
+    "appliance/host/base.py": 4,
+    "appliance/host/ssh.py": 2,
+    "appliance/lab/down.py": 1,
+    "appliance/lab/etc.py": 1,
+    "appliance/lab/power.py": 1,
+    "appliance/lab/root.py": 1,
+    "appliance/lab/up.py": 1,
+    "appliance/operations/hosts/doctor.py": 1,
+    "appliance/operations/hosts/installed.py": 1,
+    "appliance/operations/lease.py": 1,
+    "appliance/operations/overlay/overlay.py": 1,
+    "appliance/operations/services/guarded.py": 2,
+    "appliance/operations/snapshots/schedule.py": 1,
+    "appliance/operations/snapshots/scheduled.py": 1,
+    "appliance/operations/upgrade/rehearse_checks.py": 2,
+    "appliance/operations/vm/build.py": 3,
+    "appliance/operations/vm/deferred.py": 1,
+    "appliance/operations/vm/snapshot.py": 1,
+    "appliance/operations/vm/snapshots.py": 2,
+    "appliance/operations/vm/start.py": 1,
+    "appliance/operations/vm/vm.py": 1,
+    "appliance/plan/machine.py": 1,
+    "appliance/plan/services/jobs.py": 1,
+    "appliance/tools/ext3.py": 1,
+    "appliance/tools/mdadm.py": 1,
+    "appliance/tools/mmdebstrap.py": 1,
+    "appliance/tools/programs.py": 1,
+    "appliance/tools/python.py": 1,
+    "appliance/tools/qemu.py": 2,
+}
+"""Shell scripts that programs of ours run, by file. A new one belongs into a file of ``tools``, or is an argv."""
+MOST_SHELL = 40
+
+
+def shell_scripts(path: Path) -> int:
+    """Count the command lines of a file that run a script with a shell."""
+    found = 0
+    for node in ast.walk(ast.parse(path.read_text())):
+        words = node.elts if isinstance(node, ast.Tuple | ast.List) else node.args if isinstance(node, ast.Call) else []
+        values = [word.value if isinstance(word, ast.Constant) else None for word in words]
+        found += sum(one in ("sh", "bash", "/bin/sh") and two == "-c" for one, two in pairwise(values))
+    return found
+
+
+def test_shell_scripts_are_few() -> None:
+    counted = {str(path.relative_to(ROOT)): shell_scripts(path) for path in sources()}
+    assert {name: number for name, number in counted.items() if number} == SHELL
+    assert sum(SHELL.values()) < MOST_SHELL
+
+
 def test_the_document_names_every_package() -> None:
     text = (ROOT / "HACKING.md").read_text()
     there = {package_of(path) for path in sources()} - {"__init__", "__main__"}
@@ -353,6 +405,20 @@ def test_the_calls_are_found(text: str, tmp_path: Path, monkeypatch: pytest.Monk
     path.write_text(text)
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert len(list(bad_calls(path))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('run("sh", "-c", X, "x")', 1),
+        ('A = ("unshare", "-m", "sh", "-c", X)\nrun(["/bin/sh", "-c", Y])', 2),
+        ('run("tar", "-c", "sh")', 0),
+    ],
+)
+def test_shell_scripts_are_found(text: str, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(text)
+    assert shell_scripts(path) == count
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import time
 import xmlrpc.client
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from appliance.agent.freeze import find_loops
 from appliance.agent.protocol import Problem, field
 from appliance.shared.files import replace_file
-from appliance.shared.locks import hold_lock
+from appliance.shared.history import AppendLine, make_event
+from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
 
 Strings = Sequence[str]
 
@@ -288,15 +289,9 @@ class HostState:
 
     def record_event(self, event: str, **facts: Any) -> None:
         """Append an event to the history."""
-        entry = dict(facts, at=time.time(), host=self.host, verb=self.verb, event=event, peer=self.peer)
+        line = make_event(self.host, self.verb, event, dict(facts, peer=self.peer))
         try:
-            os.makedirs(os.path.dirname(self.history), 0o700, exist_ok=True)
-            descriptor = os.open(self.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, (json.dumps(entry) + "\n").encode())
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            AppendLine(self.history, line).perform()
         except OSError:
             pass  # a full disk must not prevent services from starting again
 
@@ -312,15 +307,13 @@ class HostState:
 
     def generation(self) -> int:
         """Return the generation of the lease stored here; 0 where there is none."""
-        return int(self._lease().get("generation", 0))
+        return self._lease()[0]
 
-    def _lease(self) -> Dict[str, Any]:
+    def _lease(self) -> Tuple[int, str]:
         try:
-            with open(self.lease) as stream:
-                found = json.load(stream)
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            return peek(read_file(self.lease))
+        except OSError:
+            return 0, ""
 
     def write_lease(self, holder: str, generation: int, *, only_from: Optional[int] = None) -> bool:
         """Write the lease unless that would lower its generation; return whether it was written.
@@ -328,16 +321,10 @@ class HostState:
         Args:
             only_from: the generation that the stored lease must have.
         """
-        with hold_lock(self.lease + ".lock", wait_s=float("inf")):
-            now = self.generation()
-            if now > generation or (only_from is not None and now != only_from):
-                return False
-            lease = {"cluster": self.cluster, "generation": generation, "holder": holder, "since": time.time()}
-            # The host that this copy of the lease belongs to (plan/migration/lease.py).
-            lease["file"] = holder if self.shared else self.host
-            replace_file(self.lease, (json.dumps(lease, indent=1) + "\n").encode())
-            return True
+        lease = Lease(self.cluster, generation, holder, time.time(), file=holder if self.shared else self.host)
+        swap = SwapLease(self.lease, lease.text().decode(), generation=only_from, wait_s=float("inf"))
+        return swap.perform() == WRITTEN
 
     def holder(self) -> str:
         """Return the holder of the lease stored here; empty where there is none."""
-        return str(self._lease().get("holder") or "")
+        return self._lease()[1]

@@ -13,6 +13,7 @@ from appliance.agent import protocol
 Command = Callable[[Dict[str, Any]], Dict[str, Any]]
 
 COMMANDS: Dict[str, str] = {
+    "perform": "requests.perform",
     "take": "take.take",
     "list": "snapshots.list_snapshots",
     "verify": "snapshots.verify",

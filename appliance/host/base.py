@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from appliance.errors import SmsError
 
 if TYPE_CHECKING:
     from appliance.host.stream import Stream
+    from appliance.shared.requests import Request
 
 BLOCK = 1 << 18
 """Block size of ``send`` and ``fetch``, in bytes."""
@@ -32,6 +33,12 @@ chmod "$2" "$1.new" && sync "$1.new" && mv -fT "$1.new" "$1"
 
 The size is checked because a broken connection looks like the end of the input.
 """
+
+
+def write_argv(path: str, mode: int, size: int) -> tuple[str, ...]:
+    """Return the command that writes ``size`` bytes of its standard input to ``path``, atomically."""
+    return ("sh", "-c", WRITE_ATOMIC, "write", path, f"{mode:o}", str(size))
+
 
 OnLine = Callable[[str], None]
 Progress = Callable[[int], None]
@@ -194,10 +201,18 @@ class Host(ABC):
         state = self.run("sh", "-c", '[ -f "$1" ] && stat -c %a "$1" && exec cat -- "$1"', "state", path, ok=None)
         if state.status == 0 and state.stdout == f"{mode:o}\n".encode() + data:
             return False
-        argv = ("sh", "-c", WRITE_ATOMIC, "write", path, f"{mode:o}", str(len(data)))
-        result = self.run(*argv, input=data, ok=None)
+        result = self.run(*write_argv(path, mode, len(data)), input=data, ok=None)
         check_written(self.name, path, result.status, result.stderr)
         return True
+
+    def perform(self, request: Request) -> Any:
+        """Perform a request in this process if the host is this machine.
+
+        Raises:
+            NotImplementedError: it is another machine, where the agent performs it (``tools.agent.perform``).
+            OSError: the request failed.
+        """
+        raise NotImplementedError
 
     def remove(self, path: str) -> None:
         """Remove one file, if it exists. Never a folder."""

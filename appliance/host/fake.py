@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from appliance.host.base import (
     BLOCK,
@@ -18,6 +18,8 @@ from appliance.host.base import (
     count_bytes,
 )
 from appliance.host.stream import LineReader, Stream
+from appliance.shared.history import AppendLine
+from appliance.shared.requests import Request
 
 Answer = tuple[int, str] | Callable[[tuple[str, ...], bytes | None], tuple[int, str]]
 
@@ -124,6 +126,11 @@ class Fake(Host):
     @contextmanager
     def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
         yield FakeStream(self.name, argv, lambda given: self._answer(argv, given), LineReader(on_line))
+
+    def perform(self, request: Request) -> Any:
+        """Append to the text of ``files``; other requests are errors of the test."""
+        assert isinstance(request, AppendLine), f"no answer for {request}"
+        self.files[request.path] = self.files.get(request.path, b"") + request.line.encode() + b"\n"
 
     def interact(self, *argv: str) -> int:
         return self.run(*argv, ok=None).status

@@ -13,12 +13,11 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
-    WRITE_ATOMIC,
     CommandError,
     CommandTimeout,
     Host,
@@ -27,8 +26,10 @@ from appliance.host.base import (
     Result,
     check_written,
     count_bytes,
+    write_argv,
 )
 from appliance.host.stream import LATE_S, LineReader, Stream
+from appliance.shared.requests import Request
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """Variables set in addition to the caller's environment: untranslated messages and a full PATH."""
@@ -191,7 +192,7 @@ class Local(Host):
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         size = count_bytes(source)
-        process = self._spawn(("sh", "-c", WRITE_ATOMIC, "send", path, f"{mode:o}", str(size)), subprocess.PIPE)
+        process = self._spawn(write_argv(path, mode, size), subprocess.PIPE)
         assert process.stdin
         done = 0
         try:
@@ -284,6 +285,9 @@ class Local(Host):
             yield stream
         finally:
             stream.close()
+
+    def perform(self, request: Request) -> Any:
+        return super().perform(request) if self.prefix else request.perform()
 
     def interact(self, *argv: str) -> int:
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode

@@ -23,7 +23,6 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 from appliance.errors import SmsError
 from appliance.host.base import (
     BLOCK,
-    WRITE_ATOMIC,
     CommandError,
     CommandTimeout,
     Host,
@@ -34,6 +33,7 @@ from appliance.host.base import (
     Unreachable,
     check_written,
     count_bytes,
+    write_argv,
 )
 from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
 
@@ -471,7 +471,7 @@ class Ssh(Host):
         argv = ("write", path)
         done = 0
         # On early exit the channel is closed, and the remote side rejects the incomplete data by its size.
-        with self._start(("sh", "-c", WRITE_ATOMIC, "send", path, f"{mode:o}", str(size))) as channel:
+        with self._start(write_argv(path, mode, size)) as channel:
             channel.settimeout(STALLED_S)
             while block := source.read(BLOCK):
                 try:

@@ -24,9 +24,6 @@ echo "still there: $pids" >&2
 exit 1
 """
 
-# A reboot or a killed `ip netns add` leaves a plain file.
-UNNAME = 'for space; do [ -e "/run/netns/$space" ] || continue; ip netns del "$space" || rm "/run/netns/$space"; done'
-
 
 def down(name: str, everything: bool = False) -> None:
     """Remove the lab: processes, namespaces, mounts, loop devices, its folder under /run.
@@ -48,11 +45,19 @@ def take_down(journal: Journal) -> None:
     """Remove everything in the journal. The caller holds the lab's lock."""
     layout = journal.layout
     local = busy(layout.name)
-    local.run("sh", "-c", KILL, "kill", *layout.namespaces)
-    local.run("sh", "-c", UNNAME, "unname", *layout.namespaces)
+    kill_all(layout.name, *layout.namespaces)
+    for space in layout.namespaces:
+        # A reboot or a killed `ip netns add` leaves a plain file.
+        if Path("/run/netns", space).exists() and not local.works("ip", "netns", "del", space):
+            local.run("rm", f"/run/netns/{space}")
     _free_loops(layout)
     local.run("rm", "-rf", "--one-file-system", str(layout.running))
     Local().run("rmdir", "--ignore-fail-on-non-empty", str(RUNNING), ok=(0, 1))
+
+
+def kill_all(name: str, *namespaces: str) -> None:
+    """End all processes in network namespaces of a lab."""
+    busy(name).run("sh", "-c", KILL, "kill", *namespaces)
 
 
 def lab_loops(layout: Layout) -> list[str]:
@@ -84,7 +89,7 @@ def _free_loops(layout: Layout) -> None:
 
 
 def _remove_cache() -> None:
-    if not Local().works("sh", "-c", 'ls "$1"/*/journal.json', "ls", str(RUNNING)):
+    if not any(RUNNING.glob("*/journal.json")):
         lock = str(LOCKS / "sms-lab-root.lock")  # not during a build
         Local().run("flock", lock, "rm", "-rf", "--one-file-system", str(CACHE), timeout=900)
         Local().run("rmdir", "--ignore-fail-on-non-empty", str(DISK), ok=(0, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from appliance.lab import render
 from appliance.lab.journal import busy
 from appliance.lab.layout import ALICE, ALICE_GROUP, BMC, Layout
@@ -23,11 +25,6 @@ done
 """
 
 
-# $1 a file; created if it is missing.
-BMC_LOGIN = """
-umask 077
-[ -s "$1" ] || { head -c 12 /dev/urandom | od -An -tx1 | tr -d ' \\n' >"$1.new" && mv "$1.new" "$1"; }
-"""
 BMC_PAIR = ("bmc.pem", "bmc.key")
 """Certificate and key of the management controllers, signed by the site's CA, in the lab's folder on disk."""
 
@@ -47,7 +44,9 @@ def make_etc(layout: Layout) -> render.Keys:
         busy(layout.name).write(str(layout.etc / path), text.encode())
     keys = layout.etc / "keys"
     if layout.machines:
-        busy(layout.name).run("sh", "-c", BMC_LOGIN, "password", str(keys / "bmc.password"))
+        password = keys / "bmc.password"
+        if not password.exists() or not password.stat().st_size:
+            busy(layout.name).write(str(password), secrets.token_hex(12).encode(), mode=0o600)
     return render.Keys(
         munge=(keys / "munge.key").read_bytes(),
         authorized=(keys / "id_ed25519.pub").read_bytes(),

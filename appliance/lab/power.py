@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from appliance.errors import SmsError
 from appliance.host.netns import Netns
-from appliance.lab.down import KILL, loops_below
+from appliance.lab.down import kill_all, loops_below
 from appliance.lab.journal import Journal, busy, changing, read_journal
 from appliance.lab.layout import LabHost
 from appliance.lab.up import start_host, wait_ready
@@ -27,7 +27,7 @@ def power_off(name: str, host: str) -> None:
         layout, local = journal.layout, busy(name)
         cables = "".join(f"link set {known.port(network)} down\n" for network in known.addresses)
         local.run("ip", "-n", layout.namespace("switch"), "-batch", "-", input=cables.encode())
-        local.run("sh", "-c", KILL, "kill", layout.namespace(host))
+        kill_all(name, layout.namespace(host))
         _free_overlay(journal, host)
 
 

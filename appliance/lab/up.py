@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError
-from appliance.host.local import Local
+from appliance.host.local import ENVIRONMENT, Local
 from appliance.host.netns import Netns
 from appliance.lab import render
 from appliance.lab.down import take_down
@@ -102,6 +104,10 @@ def put_up_cables(layout: Layout) -> None:
     Local().run("ip", "-n", layout.namespace("switch"), "-batch", "-", input="".join(lines).encode())
 
 
+def _which(program: str) -> str | None:
+    return shutil.which(program, path=ENVIRONMENT["PATH"])
+
+
 def check_machine(*, metal: bool = False) -> None:
     """Check that this machine has what a lab needs.
 
@@ -111,13 +117,9 @@ def check_machine(*, metal: bool = False) -> None:
     Raises:
         Refused: with the command that fixes it.
     """
-    probe = (
-        'for name; do case $name in /*) [ -r "$name" ] ;; *) command -v "$name" >/dev/null ;; esac || echo "$name"; '
-        'done; [ "$(id -u)" = 0 ] || echo root'
-    )
     needed = {**NEEDED, **(NEEDED_BY_METAL if metal else {})}
-    missing = Local().run("sh", "-c", probe, "probe", *needed).text.split()
-    if "root" in missing:
+    missing = [name for name in needed if not (os.access(name, os.R_OK) if name[:1] == "/" else _which(name))]
+    if os.geteuid():
         raise Refused("a lab is made of namespaces, which requires root", hint="run it with sudo")
     if missing:
         packages = " ".join(sorted({needed[program] for program in missing}))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import SIZE_MISMATCH, CommandError, CommandTimeout, Host, Stuck, Unreachable
+from appliance.host.base import CommandError, CommandTimeout, Host, Stuck, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import (
-    Lease,
     View,
-    digest,
     find_holder,
     has_own_overlay,
     may_take,
@@ -25,27 +24,9 @@ from appliance.plan.migration.lease import (
     release,
     take,
 )
+from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest
+from appliance.tools import agent
 
-LOST_RACE = 76
-BUSY = 75
-SWAP = f"""\
-mkdir -p -m 0700 "$(dirname "$1")" && exec 9>"$1.lock" && flock -w "$5" 9 || exit {BUSY}
-now=none
-[ ! -e "$1" ] || {{ now=$(sha256sum <"$1") && now=${{now%% *}}; }} || exit 1
-case " $4 " in *" $now "*) [ "$6" = own ] || exit 0 ;; esac
-case " $2 $4 " in *" $now "*) ;; *) exit {LOST_RACE} ;; esac
-trap 'rm -f "$1.new"' EXIT
-trap 'exit 143' HUP INT TERM
-umask 077
-cat >"$1.new" || exit
-[ "$(stat -c %s "$1.new")" = "$3" ] || exit {SIZE_MISMATCH}
-sync "$1.new" && mv -fT "$1.new" "$1" && sync "$(dirname "$1")"
-"""
-"""Shell: write $3 bytes of standard input to lease file $1, if its digest is $2 or one of $4.
-
-$4 are digests of the files that this run has written: a file with one of them is the same file, in a folder that hosts
-share, and only the holder's ``own`` text ($6) replaces it. $5 is how many seconds to wait for the lock.
-"""
 QUERY = """\
 runs=0
 if [ -n "$2" ] && command -v apptainer >/dev/null; then
@@ -172,31 +153,35 @@ class Leases:
         Raises:
             Refused: the file has changed since the query.
         """
-        text = replace(lease, file=name).text()
+        copy = replace(lease, file=name)
         try:
-            self._swap(name, text, written.values())
-        except CommandError as error:
-            if name == self.me or error.result.status == LOST_RACE:
-                raise _swap_error(error) from error
-            if error.result.status == BUSY:
-                return False
-            self.views[name] = View(None)  # its disk may be full or have failed
-        except Unreachable:
+            outcome = self._swap(name, copy, written)
+        except SmsError:  # it is unreachable, or its disk may be full or have failed
             if name == self.me:
                 raise
             self.views[name] = View(None)
-        else:
-            written[name] = digest(text)
-            self._data[name], self.views[name] = text, View(replace(lease, file=name))
+            return True
+        if outcome == BUSY and name != self.me:
+            return False
+        _check_outcome(outcome)
+        written[name] = digest(copy.text())
         return True
 
-    def _swap(self, name: str, text: bytes, same: Collection[str] = ()) -> None:
-        """Replace a host's file with ``text`` if it is unchanged since the query."""
-        own = name == self.me
-        wait_s = str(OWN_WAIT_S if own else OTHERS_WAIT_S)
-        values = (digest(self._data.get(name)), str(len(text)), " ".join(sorted(same)), wait_s, "own" if own else "")
-        path = str(self.cluster.places.lease)
-        self.hosts[name].run("sh", "-c", SWAP, "swap", path, *values, input=text, timeout=QUERY_TIMEOUT_S + OWN_WAIT_S)
+    def _swap(self, name: str, lease: Lease, written: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Replace a host's file with the lease if it is unchanged since the query; return the outcome."""
+        text, before, own = lease.text(), digest(self._data.get(name)), name == self.me
+        request = SwapLease(
+            str(self.cluster.places.lease),
+            text.decode(),
+            before,
+            written=tuple(written.values()),
+            own=own,
+            wait_s=OWN_WAIT_S if own else OTHERS_WAIT_S,
+        )
+        outcome: str = agent.perform(self.hosts[name], request, timeout=QUERY_TIMEOUT_S + OWN_WAIT_S)
+        if outcome in (WRITTEN, SAME):
+            self._data[name], self.views[name] = text, View(lease)
+        return outcome
 
     def _refuse_if_taken(self, names: list[str]) -> None:
         """Refuse if one of the hosts whose file was not written has taken the lease meanwhile."""
@@ -217,8 +202,8 @@ class Leases:
                 lease.since,
             ):
                 corrected = replace(current, holder=winner.holder if winner else None)
-                with suppress(Unreachable, CommandError):
-                    self._swap(name, corrected.text())
+                with suppress(SmsError):
+                    self._swap(name, corrected)
 
     def publish(self, lease: Lease, *, names: Collection[str] | None = None) -> list[str]:
         """Copy the lease that ``me`` holds or has released to other hosts; return those whose file was changed.
@@ -236,13 +221,9 @@ class Leases:
         return merge_update(current, replace(lease, file=name), sender=self.me) if current and name != self.me else None
 
     def _publish_to(self, name: str, lease: Lease) -> bool:
-        update = replace(lease, file=name)
-        try:
-            self._swap(name, update.text())
-        except (Unreachable, CommandError):
-            return False
-        self._data[name], self.views[name] = update.text(), View(update)
-        return True
+        with suppress(SmsError):
+            return self._swap(name, replace(lease, file=name)) == WRITTEN
+        return False
 
     def adopt(self, lease: Lease) -> None:
         """Write a copy of another host's newer lease into the file of ``me``.
@@ -250,17 +231,14 @@ class Leases:
         Raises:
             Refused: the file has changed since the query, to something older.
         """
-        text = replace(lease, file=self.me).text()
         if self._is_known(lease):
             return
-        try:
-            self._swap(self.me, text)
-        except CommandError as error:
-            self.views[self.me] = self.query_host(self.me, runs=False)
-            if self._is_known(lease):  # the holder has written it here meanwhile
-                return
-            raise _swap_error(error) from error
-        self._data[self.me], self.views[self.me] = text, View(replace(lease, file=self.me))
+        outcome = self._swap(self.me, replace(lease, file=self.me))
+        if outcome == WRITTEN:
+            return
+        self.views[self.me] = self.query_host(self.me, runs=False)
+        if not self._is_known(lease):  # the holder may have written it here meanwhile
+            _check_outcome(outcome)
 
     def _is_known(self, lease: Lease) -> bool:
         mine = self.views[self.me].lease
@@ -309,7 +287,9 @@ def release_lease(host: Host, cluster: Cluster, *, leases: Leases | None = None)
     if lease.holder != host.name:
         return
     free = release(lease, host.name, now=time.time())
-    _swap(host, cluster, before, free)
+    path = str(cluster.places.lease)
+    swap = SwapLease(path, free.text().decode(), digest(before), wait_s=OWN_WAIT_S)
+    _check_outcome(agent.perform(host, swap))
     with suppress(SmsError):  # their guards and the next start work without the update
         (leases or query_all_leases(host, cluster)).publish(free)
 
@@ -351,23 +331,12 @@ def restore_lease(host: Host, cluster: Cluster, before: Lease) -> None:
         release_lease(host, cluster)
 
 
-def _swap(host: Host, cluster: Cluster, before: bytes | None, lease: Lease) -> None:
-    """Replace the contents of the host's own file with the lease."""
-    text = lease.text()
-    values = (digest(before), str(len(text)), "", str(OWN_WAIT_S), "own")
-    try:
-        host.run("sh", "-c", SWAP, "swap", str(cluster.places.lease), *values, input=text)
-    except CommandError as error:
-        raise _swap_error(error) from error
-
-
-def _swap_error(error: CommandError) -> SmsError:
-    """Return the error for a lease that could not be written."""
-    if error.result.status == LOST_RACE:
-        return Refused("the lease changed while it was taken", hint="another run took it first; see `sms status`")
-    if error.result.status == BUSY:
-        return Refused(
+def _check_outcome(outcome: str) -> None:
+    """Raise Refused for a lease that was not written."""
+    if outcome == LOST_RACE:
+        raise Refused("the lease changed while it was taken", hint="another run took it first; see `sms status`")
+    if outcome == BUSY:
+        raise Refused(
             "the lease is locked by another run",
             hint="a snapshot or a restore of the stopped overlay is under way: wait for it, then run this again",
         )
-    return error

@@ -7,9 +7,10 @@ import time
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
-from appliance.plan.migration.lease import Lease
 from appliance.plan.services.note import StartNote
+from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, from_json, to_json
+from appliance.tools import files
 
 
 def read_note(cluster: Cluster, host: Host) -> StartNote | None:
@@ -28,4 +29,4 @@ def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> No
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
         # The next start, such as after a reboot, must use the same image.
-        host.run("sh", "-c", 'ln -sfn "$1" "$2.new" && mv -fT "$2.new" "$2"', "current", name, current)
+        files.link(host, current, name)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import queue
 import shlex
+import signal
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import cache
 from itertools import chain
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import CommandError, Host, OnLine, Result
+from appliance.host.base import CommandError, CommandTimeout, Host, OnLine, Result
 from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
+from appliance.shared.requests import Request
 from appliance.tools.python import find_python
 
 LEAVES = ("text.py", "units.py")
@@ -28,8 +33,6 @@ LIFELINE = "lifeline"
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
-REMOVE_OLD = 'exec find "$1" -maxdepth 1 -type f -name "agent-*.pyz" ! -path "$2" -mtime +0 -exec rm -f {} +'
-"""Shell script: remove other versions older than a day; newer ones may be in use by an sms of another version."""
 MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
 
 
@@ -60,7 +63,9 @@ def install(host: Host) -> tuple[str, ...]:
     path, python = installed_path(), find_python(host)
     if not host.works("test", "-s", path):
         host.write(path, build_zipapp(), mode=0o600)
-        host.run("sh", "-c", REMOVE_OLD, "old", FOLDER, path, ok=None)
+        # Newer ones may be in use by an sms of another version.
+        old = ("-name", "agent-*.pyz", "!", "-path", path, "-mtime", "+0")
+        host.run("find", FOLDER, "-maxdepth", "1", "-type", "f", *old, "-exec", "rm", "-f", "{}", "+", ok=None)
     return (python, "-I", path)
 
 
@@ -95,6 +100,48 @@ def call(
                 lines.feed(block)
             lines.feed(b"")
             return reader.outcome(stream.result(ok=None))
+
+
+def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
+    """Perform a request of ``shared/requests.py`` on the host; return its reply.
+
+    Raises:
+        SmsError: the host reports that it failed.
+        CommandTimeout, Unreachable: as ``Host.run``.
+    """
+    try:
+        return _within(timeout, host, request)
+    except NotImplementedError:
+        fields = {"kind": type(request).__name__, "of": asdict(request)}
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise SmsError(f"{host.name}: {error.filename or request.path}: {why}") from error
+    result = host.run(*argv(install(host), "perform", fields), ok=None, timeout=timeout)
+    reader = MessageReader(Silent(), ExitStack())
+    for line in result.text.splitlines():
+        reader.feed(line)
+    return reader.outcome(result)["reply"]
+
+
+def _within(timeout: float, host: Host, request: Request) -> Any:
+    """Perform a request in this process, in a thread of its own: a failed disk may block it for ever."""
+    done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((host.perform(request), None))
+        except Exception as error:
+            done.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        reply, error = done.get(timeout=timeout)
+    except queue.Empty:
+        result = Result(host.name, (type(request).__name__, request.path), -signal.SIGKILL, b"", b"")
+        raise CommandTimeout(result, hint=f"it did not end within {timeout:g} s; has the disk failed?") from None
+    if error:
+        raise error
+    return reply
 
 
 @contextmanager

@@ -78,10 +78,10 @@ class Resolver:
 
     def _releases(self) -> str:
         """Return apt's version and the digests of its lists, which identify the result."""
-        script = (
-            'apt-get --version && cd "$1" && sha256sum -- *Release && find . -maxdepth 1 -name "*_Packages*" | sort'
-        )
-        return self.host.run("sh", "-c", script, "releases", f"{self.folder}/lists").text
+        find = ("find", f"{self.folder}/lists", "-maxdepth", "1", "-name")
+        digests = self.host.run(*find, "*Release", "-exec", "sha256sum", "--", "{}", "+").text.splitlines()
+        packages = self.host.run(*find, "*_Packages*").text.splitlines()
+        return "\n".join([self.host.run("apt-get", "--version").text, *sorted(digests), *sorted(packages)])
 
     def _read_cache(self, path: str) -> dict[str, str] | None:
         self.host.run("find", self.folder, "-maxdepth", "1", "-name", f"{CACHE_PREFIX}-*", "-mtime", "+30", "-delete")

@@ -18,6 +18,7 @@ from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import CommandError, Host, Result, Unreachable
 from appliance.progress import Progress
 from appliance.tools.agent import MessageReader
+from appliance.tools.programs import has_program
 
 LOCK_WAIT_S = 30
 CHUNKER = "fixed,65536"
@@ -29,11 +30,6 @@ OK_STATUSES = (0, 1)
 """Exit statuses for success, and success with warnings."""
 NO_DATA = "This repository contains no valid data"
 """Message of ``borg check`` for a repository without data."""
-
-REMOVE_PARTIAL = """\
-rm -f -- "$1/README" && { [ ! -d "$1/data" ] || rmdir -- "$1/data"; } && rmdir -- "$1"
-"""
-"""Shell script: remove folder $1 if it contains only what an interrupted ``borg init`` created."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +104,12 @@ def check_ready(host: Host, repository: Repository) -> None:
     Raises:
         Refused: it does not.
     """
-    result = host.run("sh", "-c", "command -v borg >/dev/null || exit 44; borg --version", "version", ok=None)
-    if result.status == 44:
+    if not has_program(host, "borg"):
         raise Refused(
             f"borg is not installed on {host.name}",
             hint=f"`apt-get install borgbackup` there; `sms host prepare {host.name}` does it on Debian",
         )
+    result = host.run("borg", "--version", ok=None)
     version = re.search(r"(\d+)\.(\d+)", result.text)
     if not version or not (1, 2) <= (int(version[1]), int(version[2])) < (2, 0):
         raise Refused(f"{host.name} has {result.text or 'a borg that does not run'}", hint="use borg 1.2 or later 1.x")
@@ -187,7 +183,10 @@ def _remove_partial(host: Host, repository: Repository, lines: list[str]) -> boo
     if host.read(repository.init_marker) != repository.url.encode():
         return False
     if repository.local and "Repository.InvalidRepository" in _ids(lines):
-        return host.works("sh", "-c", REMOVE_PARTIAL, "clear", repository.url)
+        # Only what an interrupted `borg init` creates: rmdir refuses folders with more.
+        host.remove(f"{repository.url}/README")
+        host.run("rmdir", "--", f"{repository.url}/data", ok=None)
+        return host.works("rmdir", "--", repository.url)
     if "NoManifestError" not in _ids(lines):
         return False
     checked = host.run(*repository.argv("check", "--repository-only", repository.url), ok=None, timeout=None)

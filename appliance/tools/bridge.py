@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
@@ -22,24 +24,6 @@ def bridge_ports(host: Host, bridge: str) -> list[str] | None:
     return [port["ifname"] for port in ports if "UP" in port.get("flags", [])]
 
 
-TAKEN = """\
-# Both networks in parallel: a probe without a reply takes its full second.
-while [ $# -gt 0 ]; do
-    (
-        output=$(arping -D -c 2 -w 1 -I "$1" "$2" 2>&1)
-        case $? in
-            0) ;;
-            1) mac=$(echo "$output" | sed -n 's/^Unicast reply from .*\\[\\(.*\\)\\].*/\\1/p' | head -n 1)
-               echo "taken $2 ${mac:-unknown}" ;;
-            *) echo "failed $1 $(echo "$output" | tail -n 1)" ;;
-        esac
-    ) &
-    shift 2
-done
-wait
-"""
-
-
 def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
     """Return addresses that another machine on the network uses, with its MAC address (RFC 5227).
 
@@ -49,11 +33,23 @@ def taken(host: Host, addresses: dict[str, str]) -> dict[str, str]:
     Raises:
         SmsError: the probe failed.
     """
-    arguments = [value for pair in addresses.items() for value in pair]
-    found: dict[str, str] = {}
-    for line in host.run("sh", "-c", TAKEN, "taken", *arguments).text.splitlines():
-        verdict, what, rest = line.split(" ", 2)
-        if verdict == "failed":
-            raise SmsError(f"arping failed on {what} of {host.name}: {rest}", hint="is the bridge up? `sms doctor`")
-        found[what] = rest
-    return found
+
+    def probe(bridge: str, address: str) -> str:
+        argv = ("arping", "-D", "-c", "2", "-w", "1", "-I", bridge, address)
+        result = host.run(*argv, ok=None)
+        output = (result.stdout + result.stderr).decode(errors="replace").strip()
+        if result.status not in (0, 1):
+            why = output.rpartition("\n")[2]
+            raise SmsError(f"arping failed on {bridge} of {host.name}: {why}", hint="is the bridge up? `sms doctor`")
+        return find_user(output) if result.status else ""
+
+    # In parallel: a probe without a reply takes its full second.
+    with ThreadPoolExecutor(max(1, len(addresses))) as pool:
+        macs = list(pool.map(probe, addresses.keys(), addresses.values()))
+    return {address: mac for address, mac in zip(addresses.values(), macs, strict=True) if mac}
+
+
+def find_user(output: str) -> str:
+    """Return the MAC address in arping's output that uses the address."""
+    found = re.search(r"^Unicast reply from .*\[(.*?)\]", output, re.MULTILINE)
+    return found.group(1) if found else "unknown"

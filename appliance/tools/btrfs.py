@@ -11,16 +11,11 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.plan.overlay.mirror import Device, Made, Scrubbed, Seen
 from appliance.progress import Step
+from appliance.tools.programs import find_missing
 
 SCRUBS = 5
 """Maximum number of scrubs. A scrub that found errors is repeated: blocks written meanwhile may be damaged too."""
-CHECK = (
-    "command -v btrfs mkfs.btrfs >/dev/null || exit 44; "
-    "grep -qw btrfs /proc/filesystems || modprobe -q btrfs 2>/dev/null || exit 45"
-)
-INSPECT = '[ -f "$1" ] || exit 44; exec btrfs inspect-internal dump-super "$1"'
 CONVERT = ("-dconvert=raid1,soft", "-mconvert=raid1,soft", "-sconvert=raid1,soft")
-REASONS = {44: "btrfs-progs is not installed", 45: "the kernel does not support Btrfs"}
 
 
 class Btrfs:
@@ -30,8 +25,10 @@ class Btrfs:
 
     def lacks(self, host: Host) -> str:
         """Return why the host cannot have such a mirror; empty if it can."""
-        status = host.run("sh", "-c", CHECK, "check", ok=None).status
-        return "" if status == 0 else REASONS.get(status, "btrfs does not run")
+        if find_missing(host, "btrfs", "mkfs.btrfs"):
+            return "btrfs-progs is not installed"
+        listed = host.works("grep", "-qw", "btrfs", "/proc/filesystems")
+        return "" if listed or host.works("env", "modprobe", "-q", "btrfs") else "the kernel does not support Btrfs"
 
     def make(self, host: Host, loops: Sequence[str], label: str) -> Made:
         """Create a mirror of two devices. xxhash has 64 bits; a 32-bit checksum misses one damaged block in 2^32."""
@@ -44,10 +41,9 @@ class Btrfs:
 
     def inspect(self, host: Host, path: str, *, device: bool = False) -> Seen:
         """Inspect a member's file or device while it is not mounted."""
-        script = 'exec btrfs inspect-internal dump-super "$1"' if device else INSPECT
-        result = host.run("sh", "-c", script, "inspect", path, ok=None)
-        if result.status == 44:
+        if not device and not host.works("test", "-f", path):
             return Seen(False)
+        result = host.run("env", "btrfs", "inspect-internal", "dump-super", path, ok=None)  # env: there may be no btrfs
         found = dict(line.split(None, 1) for line in result.text.splitlines() if len(line.split(None, 1)) == 2)
         if result.status or "[match]" not in found.get("magic", ""):
             return Seen(True)

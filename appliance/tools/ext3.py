@@ -13,12 +13,13 @@ OPERATIONAL = 8 | 16 | 32 | 128
 """Bits for operational errors: the image could not be opened, or e2fsck was cancelled."""
 
 # losetup compares device and inode, but only the name if the file does not exist.
-USERS = '[ ! -e "$1" ] || exec losetup --noheadings --output NAME --associated "$1"'
 
 
 def users_of(host: Host, path: str) -> list[str]:
     """Return the loop devices of this host that have the file open."""
-    return host.run("sh", "-c", USERS, "users", path).text.split()
+    if not host.works("test", "-e", path):
+        return []
+    return host.run("losetup", "--noheadings", "--output", "NAME", "--associated", path).text.split()
 
 
 def check(host: Host, path: str, *, whole: bool = False) -> None:
@@ -51,12 +52,11 @@ def sizes_of(host: Host, path: str) -> tuple[int, int, int]:
     """
     users = users_of(host, path)
     # While the image is in use, the loop device has the current state.
-    script = 'stat --dereference --format="%s %b %B" "$1" && exec dumpe2fs -h "$2" 2>/dev/null'
-    result = host.run("sh", "-c", script, "sizes", path, users[0] if users else path, ok=None)
+    result = host.run("dumpe2fs", "-h", users[0] if users else path, ok=None)
     found = dict(re.findall(r"^(Block count|Block size): +(\d+)$", result.text, re.MULTILINE))
     if result.status or len(found) < 2:
         raise SmsError(f"{path} is not an ext3 file system", hint=f"dumpe2fs -h {path}")
-    size, blocks, unit = (int(number) for number in result.text.splitlines()[0].split())
+    size, blocks, unit = map(int, host.run("stat", "--dereference", "--format=%s %b %B", path).text.split())
     return size, int(found["Block count"]) * int(found["Block size"]), blocks * unit
 
 

@@ -14,19 +14,8 @@ from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.plan.overlay.mirror import Device, Made, Scrubbed, Seen
 from appliance.progress import Step
-from appliance.tools.programs import has_program
+from appliance.tools.programs import find_missing, has_program
 
-CHECK = (
-    "command -v mdadm >/dev/null || exit 44; command -v mkfs.xfs mkfs.ext4 >/dev/null || exit 46; "
-    "grep -qw raid1 /proc/mdstat 2>/dev/null || modprobe -q raid1 2>/dev/null || exit 45"
-)
-REASONS = {
-    44: "mdadm is not installed",
-    45: "the kernel does not support md raid1",
-    46: "mkfs.xfs or mkfs.ext4 is missing",
-}
-INSPECT = '[ -e "$1" ] || exit 44; exec mdadm --examine --export "$1"'
-EVENTS = 'mdadm --examine "$1" | sed -n "s/^ *Events : //p"'
 SYNC = """
 read -r now <"$1/sync_action" && [ "$now" = idle ] || exit 75
 echo "$2" >"$1/sync_action" || exit
@@ -34,7 +23,6 @@ while read -r now <"$1/sync_action" && [ "$now" != idle ]; do sleep 1; done
 cat "$1/mismatch_cnt"
 """
 """Shell script: run md's sync action $2 (check, repair) in sysfs folder $1; print the number of differing sectors."""
-WAIT = 'mdadm --wait "$1" || true'
 SECTOR = 512
 
 
@@ -50,8 +38,12 @@ class Md:
 
     def lacks(self, host: Host) -> str:
         """Return why the host cannot have such a mirror; empty if it can."""
-        status = host.run("sh", "-c", CHECK, "check", ok=None).status
-        return "" if status == 0 else REASONS.get(status, "mdadm does not run")
+        if find_missing(host, "mdadm"):
+            return "mdadm is not installed"
+        if len(find_missing(host, "mkfs.xfs", "mkfs.ext4")) == 2:
+            return "mkfs.xfs or mkfs.ext4 is missing"
+        supported = host.works("grep", "-qw", "raid1", "/proc/mdstat") or host.works("env", "modprobe", "-q", "raid1")
+        return "" if supported else "the kernel does not support md raid1"
 
     def make(self, host: Host, loops: Sequence[str], label: str) -> Made:
         """Create a mirror of two devices with a file system."""
@@ -68,14 +60,14 @@ class Md:
 
     def inspect(self, host: Host, path: str) -> Seen:
         """Inspect a member's file or device while it is not assembled."""
-        result = host.run("sh", "-c", INSPECT, "inspect", path, ok=None)
-        if result.status == 44:
+        if not host.works("test", "-e", path):
             return Seen(False)
+        result = host.run("env", "mdadm", "--examine", "--export", path, ok=None)  # env: there may be no mdadm
         found = dict(line.split("=", 1) for line in result.text.splitlines() if "=" in line)
         if result.status or "MD_UUID" not in found:
             return Seen(True)
-        mark = host.run("sh", "-c", EVENTS, "events", path).text
-        return Seen(True, found["MD_UUID"], found.get("MD_DEV_UUID", ""), int(mark or 0))
+        mark = re.search(r"^ *Events : (\d+)", host.run("mdadm", "--examine", path).text, re.MULTILINE)
+        return Seen(True, found["MD_UUID"], found.get("MD_DEV_UUID", ""), int(mark.group(1)) if mark else 0)
 
     def mount(self, host: Host, uuid: str, loops: Sequence[str], folder: str, *, degraded: bool) -> None:
         """Assemble the mirror from ``loops`` and mount it."""
@@ -130,7 +122,7 @@ class Md:
             SmsError: the array is not complete.
         """
         device = device_of(uuid)
-        host.run("sh", "-c", WAIT, "wait", device, timeout=None)
+        host.run("mdadm", "--wait", device, ok=None, timeout=None)
         left = [one for one in self.devices(host, uuid, folder) if one.missing or one.errors]
         if left:
             raise SmsError("md has not synchronized the new member", hint=f"mdadm --detail {device}")

@@ -10,20 +10,7 @@ from typing import TypedDict
 from appliance.errors import SmsError
 from appliance.host.base import CommandError, Host
 from appliance.plan.vm.vm import Card, choose_accel
-
-# /dev/kvm alone does not prove that KVM works, and QEMU does not fall back if it cannot run a kernel.
-PROBE = """
-ls /sys/module 2>/dev/null | grep '^kvm'
-(exec 3<>/dev/kvm) 2>/dev/null && echo device
-true
-"""
-
-# $1 PID file, $2 the machine's name: print PID and start time if the process is that machine.
-FIND = """
-pid=$(cat "$1" 2>/dev/null) && [ -n "$pid" ] && [ -r "/proc/$pid/cmdline" ] || exit 0
-tr '\\0' '\\n' <"/proc/$pid/cmdline" | grep -qxF -- "$2,debug-threads=on" || exit 0
-echo "$pid $(stat -c %Y "/proc/$pid")"
-"""
+from appliance.tools import files
 
 # $1 QMP socket, $2 log; then the command. It runs in its own session and outlives this program.
 LAUNCH = """
@@ -42,41 +29,16 @@ until [ -S "$socket" ]; do
 done
 """
 
-GONE = 'grep -q "^State:.Z" "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]'
-"""Shell script: test whether process $1 has ended and closed its files."""
-
 # $1 PID, $2 seconds until SIGKILL: terminate the process and wait for its end.
-END = f"""
+END = """
 kill -TERM "$1" 2>/dev/null || exit 0
 tries=0
-until {GONE}; do
+until grep -q "^State:.Z" "/proc/$1/status" 2>/dev/null || [ ! -e "/proc/$1" ]; do
     tries=$((tries + 1))
     [ "$tries" -ne "$(($2 * 10))" ] || kill -KILL "$1" 2>/dev/null
     [ "$tries" -le "$(($2 * 10 + 50))" ] || exit 1
     sleep 0.1
 done
-"""
-
-# $1 disk, $2 MiB: create an empty ext4 file system as qcow2, atomically.
-MAKE_STATE = """
-set -e
-umask 077
-trap 'rm -f "$1.raw" "$1.new"' EXIT
-rm -f "$1.raw" "$1.new"
-truncate -s "$2M" "$1.raw"
-mke2fs -q -F -t ext4 -L sms-state -m 1 "$1.raw"
-qemu-img convert -f raw -O qcow2 "$1.raw" "$1.new"
-sync "$1.new"
-mv -T "$1.new" "$1"
-"""
-
-# $1 disk, $2 its backing image.
-MAKE_ROOT = """
-set -e
-umask 077
-rm -f "$1.new"
-qemu-img create -q -f qcow2 -b "$2" -F qcow2 "$1.new"
-mv -fT "$1.new" "$1"
 """
 
 
@@ -90,14 +52,21 @@ class Process:
 
 def probe_accel(host: Host) -> tuple[str, str]:
     """Return ``kvm`` if it works, otherwise ``tcg``, and the reason."""
-    modules = host.run("sh", "-c", PROBE).text.split()
-    return choose_accel(modules, "device" in modules)
+    listed = host.run("ls", "/sys/module", ok=None).text.split()
+    # /dev/kvm alone does not prove that KVM works, and QEMU does not fall back if it cannot run a kernel.
+    opens = host.works("dd", "if=/dev/kvm", "of=/dev/null", "count=0", "status=none")
+    return choose_accel([name for name in listed if name.startswith("kvm")], opens)
 
 
 def find_machine(host: Host, pid_file: str, name: str) -> Process | None:
     """Return the machine's process; None if it does not run."""
-    fields = host.run("sh", "-c", FIND, "find", pid_file, name).text.split()
-    return Process(int(fields[0]), float(fields[1])) if len(fields) == 2 else None
+    pid = host.run("cat", "--", pid_file, ok=None).text
+    if not pid.isdecimal():
+        return None
+    # The file may be of an earlier boot: the process must be the machine.
+    words = host.run("cat", f"/proc/{pid}/cmdline", ok=None).stdout.split(b"\0")
+    since = host.run("stat", "-c", "%Y", f"/proc/{pid}", ok=None).text
+    return Process(int(pid), float(since)) if f"{name},debug-threads=on".encode() in words and since else None
 
 
 def launch(host: Host, argv: Sequence[str], *, qmp: str, log: str) -> None:
@@ -123,7 +92,8 @@ def _why(output: str) -> str:
 
 def has_ended(host: Host, process: Process) -> bool:
     """Return whether a machine's process has ended. QEMU removes its PID file before it closes its disks."""
-    return host.works("sh", "-c", GONE, "gone", str(process.pid))
+    shown = host.run("cat", f"/proc/{process.pid}/status", ok=None)
+    return bool(shown.status) or b"\nState:\tZ" in shown.stdout
 
 
 def end_machine(host: Host, process: Process, *, patience_s: int = 10) -> None:
@@ -173,12 +143,33 @@ def image_info(host: Host, path: str) -> DiskInfo | None:
 
 def make_state(host: Host, path: str, size_mb: int) -> None:
     """Create an empty state disk."""
-    host.run("sh", "-c", MAKE_STATE, "state", path, str(size_mb), timeout=600)
+    raw, new = f"{path}.raw", f"{path}.new"
+    try:
+        files.make_file(host, raw, size_mb << 20)
+        host.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "sms-state", "-m", "1", raw, timeout=600)
+        files.make_file(host, new)
+        host.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, new, timeout=600)
+        files.place(host, new, path)
+    finally:
+        host.run("rm", "-f", "--", raw, new)
 
 
 def make_root(host: Host, path: str, image: str) -> None:
     """Create an empty disk with a backing image."""
-    host.run("sh", "-c", MAKE_ROOT, "root", path, image)
+    new = f"{path}.new"
+    make_disk(host, new, backing=image)
+    files.rename(host, new, path, replace=True)
+
+
+def make_disk(host: Host, path: str, *, backing: str = "", size: int | None = None) -> None:
+    """Create an empty disk readable only by root, of ``size`` bytes or that of ``backing``, which is not opened then.
+
+    An existing one is replaced.
+    """
+    over = ("-b", backing, "-F", "qcow2") if backing else ()
+    files.make_file(host, path)
+    sized = () if size is None else (str(size),)
+    host.run("qemu-img", "create", "-q", "-f", "qcow2", *(["-u"] if backing and sized else []), *over, path, *sized)
 
 
 def grow(host: Host, path: str, size_mb: int) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from appliance.host.base import Host
 
-QUERY = 'd=$1; until [ -d "$d" ]; do d=$(dirname "$d"); done; exec df --block-size=1 --output=size,avail "$d"'
-"""Shell script: df of folder $1, or of its nearest existing parent, which is on the same file system."""
 SPARE_BYTES = 64 << 20
 """Bytes that must stay free besides a copy."""
 
@@ -26,11 +25,13 @@ def query_space(host: Host, folder: str) -> Space:
     Raises:
         CommandError: df fails.
     """
-    return read_space(host.run("sh", "-c", QUERY, "space", folder).text)
+    while folder != "/" and not host.works("test", "-d", folder):
+        folder = str(PurePosixPath(folder).parent)  # on the same file system
+    return read_space(host.run("df", "--block-size=1", "--output=size,avail", folder).text)
 
 
 def read_space(text: str) -> Space:
-    """Parse the output of ``QUERY``: a heading, then two numbers."""
+    """Parse df's output: a heading, then two numbers."""
     size, free = text.splitlines()[-1].split()
     return Space(int(size), int(free))
 

@@ -15,11 +15,9 @@ from typing import BinaryIO
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.base import SIZE_MISMATCH, WRITE_ATOMIC, CommandError, CommandTimeout, Host
+from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
-from appliance.operations.lease import LOST_RACE, SWAP
-from appliance.plan.migration.lease import digest
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
 
@@ -219,25 +217,6 @@ def test_what_cannot_be_measured_is_not_sent(host: Host, tmp_path: Path) -> None
     stream: BinaryIO
     with os.fdopen(reader, "rb") as stream, pytest.raises(SmsError, match="size is not known"):
         host.send(stream, str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize(
-    ("length", "before", "status", "after"),
-    [
-        (3, "none", 0, b"new"),
-        (4, "none", SIZE_MISMATCH, None),
-        (2, "none", SIZE_MISMATCH, None),
-        (3, digest(b"old"), LOST_RACE, None),
-    ],
-)
-def test_a_lease_is_swapped_whole_or_not(
-    tmp_path: Path, length: int, before: str, status: int, after: bytes | None
-) -> None:
-    path = tmp_path / "lease"
-    argv = ["sh", "-c", SWAP, "swap", str(path), before, str(length), "", "1", ""]
-    assert subprocess.run(argv, input=b"new", check=False).returncode == status
-    assert (path.read_bytes() if path.exists() else None) == after
-    assert not (tmp_path / "lease.new").exists()
 
 
 def test_a_signal_leaves_nothing_beside_the_file(tmp_path: Path) -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
 from appliance.progress import Progress
+from appliance.tools import files
 from appliance.tools.sha256 import find_digest
-
-APPEND = """\
-umask 077
-mkdir -p "$(dirname "$1")" && cat >>"$1.part"
-"""
-FINISH = """\
-sync "$1.part" && mv -fT "$1.part" "$1"
-"""
 
 
 def send_file(source: Path, host: Host, *, path: str, what: str, progress: Progress) -> None:
@@ -41,15 +34,16 @@ def copy_image(source: Host, path: str, sha256: str, target: Host, progress: Pro
     if find_digest(target, path, needed=False) == sha256:
         return False
     size = int(source.run("stat", "-c", "%s", "--", path).text)
-    script = 'stat -c %s -- "$1.part" 2>/dev/null || echo 0'
-    done = int(target.run("sh", "-c", script, "part", path).text)
-    if done > size:
-        target.remove(f"{path}.part")
+    part = f"{path}.part"
+    done = files.size_of(target, part)
+    if not 0 < done <= size:
+        target.run("mkdir", "-p", "-m", "0700", str(PurePosixPath(path).parent))
+        files.make_file(target, part)
         done = 0
     with (
         progress.step(f"send the image to {target.name}") as step,
         source.stream("tail", "-c", f"+{done + 1}", "--", path) as reader,
-        target.stream("sh", "-c", APPEND, "append", path) as writer,
+        target.stream("dd", f"of={part}", "oflag=append", "conv=notrunc", "bs=1M", "status=none") as writer,
     ):
         while block := reader.read():
             writer.write(block)
@@ -58,8 +52,8 @@ def copy_image(source: Host, path: str, sha256: str, target: Host, progress: Pro
         reader.result()
         writer.end()
         writer.result()
-    if find_digest(target, f"{path}.part") != sha256:
-        target.remove(f"{path}.part")
+    if find_digest(target, part) != sha256:
+        target.remove(part)
         raise SmsError(f"the copy of {path} on {target.name} is corrupt", hint="run it again to send it again")
-    target.run("sh", "-c", FINISH, "finish", path, timeout=600)
+    files.place(target, part, path)
     return True

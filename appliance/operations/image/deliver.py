@@ -15,11 +15,8 @@ from appliance.operations.context import Cluster
 from appliance.operations.image.copy import send_file
 from appliance.operations.site.keys import fingerprint
 from appliance.progress import Progress
-from appliance.tools import apptainer
+from appliance.tools import apptainer, files
 from appliance.tools.sha256 import find_digest
-
-FOREIGN = r'find "$1" "$(dirname "$1")" -maxdepth 0 \( ! -user root -o -perm /022 ! -perm -1000 \)'
-"""Shell: print the image or its folder if users other than root can change it; a sticky folder is safe."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:
     Raises:
         Refused: it is not trusted, was not built by `sms build`, or lacks a service.
     """
-    if host.run("sh", "-c", FOREIGN, "foreign", path).text:
+    if files.others_can_write(host, path):
         raise Refused(
             f"{path} is writable by others: it could be changed after verification",
             hint="move it to a folder that only root can write to",

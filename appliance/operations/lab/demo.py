@@ -178,7 +178,7 @@ def start(lab: Lab, quiet: bool) -> str:
     """Start the services container as an administrator would, from another machine over SSH."""
     sms = ("sms", *(("-q",) if quiet else ()))
     runs: list[tuple[str, ...]] = [("start", "--host", CARRIER)]
-    if lab.host(CARRIER).works("sh", "-c", '[ -e "$1.moved" ] && [ ! -e "$1" ]', "moved", OVERLAY):
+    if lab.host(CARRIER).works("test", "-e", f"{OVERLAY}.moved", "-a", "!", "-e", OVERLAY):
         # An earlier demo ended while the container was on the other host.
         runs = [("start", "--host", OTHER), ("migrate", CARRIER)]
     for arguments in runs:
@@ -245,9 +245,7 @@ def mail_arrives(outside: Host, job: str) -> str:
     """Wait for Slurm's mail about the job on the outside host; return its subject."""
 
     def subject() -> str:
-        lines = outside.run(
-            "sh", "-c", 'grep "^Subject: Slurm Job_id=$1 " /var/mail/all', "find", job, ok=None
-        ).text.splitlines()
+        lines = outside.run("grep", f"^Subject: Slurm Job_id={job} ", "/var/mail/all", ok=None).text.splitlines()
         return lines[-1].removeprefix("Subject: ") if lines else ""
 
     return wait_for("the job's mail", subject)

@@ -21,9 +21,10 @@ from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
 from appliance.plan.migration.failover import OpenFailover, choose_snapshot, find_open_failover
-from appliance.plan.migration.lease import GENERATION_BUMP, Lease, find_holder, has_own_overlay
+from appliance.plan.migration.lease import GENERATION_BUMP, find_holder, has_own_overlay
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.units import format_uptime
 
 VERB = "failover"

@@ -20,17 +20,17 @@ from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.machine import instance_name
-from appliance.plan.migration.lease import Lease, View, find_holder
+from appliance.plan.migration.lease import View, find_holder
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
 from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge
 from appliance.tools.apptainer import Instance
 from appliance.tools.programs import find_missing
-from appliance.tools.space import query_space
+from appliance.tools.space import query_space, query_used
 
 PROGRAMS = ("conntrack", "nsenter", "ip", "python3", "tail")
-USED = 'stat -c "%b %B" -- "$1" | { read -r a b; echo $((a * b)); }'
 
 
 def inspect_hosts(
@@ -174,7 +174,7 @@ def gather_facts(
         both = [pool.submit(_gather_host, cluster, host) for host in hosts]
         histories = [pool.submit(history.read_history, cluster, host) for host in hosts]
         sharing = pool.submit(shares_overlay, cluster, source, target)
-        used = pool.submit(_number, source, USED, str(where.overlay))
+        used = pool.submit(query_used, source, str(where.overlay))
         free = pool.submit(query_space, target, str(where.overlay.parent))
         mark = pool.submit(running_mark, cluster, source)
     here, there = (one.result() for one in both)
@@ -245,11 +245,7 @@ def shares_overlay(cluster: Cluster, source: Host, target: Host) -> bool:
     """Return whether both hosts share the overlay folder: the target sees a file that the source writes."""
     path = f"{cluster.places.overlay.parent}/.sms-shared-{time.time_ns()}"
     try:
-        source.run("sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")"; echo "$1" >"$1"', "probe", path)
+        source.write(path, path.encode(), mode=0o600)
         return target.works("test", "-e", path)
     finally:
         source.remove(path)
-
-
-def _number(host: Host, script: str, *values: str) -> int:
-    return int(host.run("sh", "-c", script, "number", *values).text.splitlines()[-1])

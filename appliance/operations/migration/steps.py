@@ -20,12 +20,13 @@ from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import inside_argv, instance_name, start_argv, stop_argv, stop_timeout
-from appliance.plan.migration.lease import GENERATION_BUMP, Lease
+from appliance.plan.migration.lease import GENERATION_BUMP
 from appliance.plan.migration.move import PARTS, missing_jobs, needs_outside, stop_groups
 from appliance.plan.migration.plan import Plan
 from appliance.plan.services.jobs import ASK_NODES, JOBS, read_jobs
 from appliance.plan.services.network import INTERFACES, conflists, isolated_bridges
 from appliance.progress import Progress, Silent, Step
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 from appliance.tools.move import Endpoint, open_endpoint
 

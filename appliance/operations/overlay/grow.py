@@ -16,15 +16,8 @@ from appliance.operations.preflight import check_programs, only_one
 from appliance.plan.machine import instance_name
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, ext3
+from appliance.tools import agent, apptainer, ext3, files
 from appliance.tools.space import query_space
-
-COPY = """\
-rm -f "$2"; umask 077
-cp --reflink=always "$1" "$2" 2>/dev/null || exec cp --sparse=always "$1" "$2"
-"""
-"""Shell: copy file $1 to $2, as a reflink where the file system supports it, else sparse."""
-PLACE = 'sync "$1" && mv -fT "$1" "$2" && sync "$(dirname "$2")"'
 
 
 @dataclass(frozen=True)
@@ -138,12 +131,12 @@ def _grow_stopped(host: Host, path: str, size: int, progress: Progress) -> None:
         ext3.check(host, path, whole=True)
     try:
         with progress.step("copy the overlay"):
-            host.run("sh", "-c", COPY, "copy", path, beside, timeout=None)
+            files.copy_sparse(host, path, beside, timeout=None)
         with progress.step("grow the copy, and check it"):
             host.run("truncate", "-s", str(size), beside)
             ext3.resize(host, beside)
             ext3.check(host, beside, whole=True)
-        host.run("sh", "-c", PLACE, "place", beside, path, timeout=600)
+        files.place(host, beside, path)
     except BaseException:
         host.remove(beside)
         raise

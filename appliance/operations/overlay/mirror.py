@@ -40,12 +40,8 @@ from appliance.plan.overlay.mirror import (
     select_members,
 )
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, ext3, loop
+from appliance.tools import agent, apptainer, ext3, files, loop
 from appliance.tools.space import query_space
-
-LINK_SCRIPT = 'ln -sfn "$2" "$1.new" && sync && mv -T "$1.new" "$1" && sync "$(dirname "$1")"'
-"""Shell: replace path $1 atomically by a link to $2."""
-REPLACE_SCRIPT = 'mv -T "$2" "$1" && sync "$(dirname "$1")"'
 
 
 @dataclass(frozen=True)
@@ -183,7 +179,7 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
     try:
         with progress.step("create the mirror"):
             for file in new.files:
-                _make_file(host, file, new.size)
+                files.make_file(host, file, new.size)
             made = tool.make(host, [loop.attach(host, file) for file in new.files], f"sms-{new.cluster}"[:32])
             pairs = zip(new.members, made.devices, strict=True)
             members = tuple(replace(member, devid=devid, uuid=uuid) for member, (devid, uuid) in pairs)
@@ -196,7 +192,8 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
         # Kept until the overlay has been checked through its new path.
         host.run("ln", "-fT", path, _before(cluster))
         with progress.step("switch to the mirror"):
-            host.run("sh", "-c", LINK_SCRIPT, "switch", path, _link(cluster), timeout=600)
+            host.run("sync", timeout=600)
+            files.link(host, path, _link(cluster))
             ext3.check(host, path, whole=True)
     except BaseException:
         if is_linked(cluster, host) and host.works("test", "-f", _before(cluster)):
@@ -205,11 +202,6 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
         host.remove(_before(cluster))
         raise
     host.remove(_before(cluster))
-
-
-def _make_file(host: Host, path: str, size: int) -> None:
-    host.remove(path)
-    host.run("sh", "-c", 'umask 077 && exec truncate -s "$2" "$1"', "make", path, str(size))
 
 
 def _inside(cluster: Cluster) -> str:
@@ -285,7 +277,7 @@ def remove(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = 
                 with progress.step("check the overlay"):
                     ext3.check(host, path, whole=True)
                 agent.call(host, "carry", {"source": _inside(cluster), "target": f"{path}.new"}, progress)
-                host.run("sh", "-c", REPLACE_SCRIPT, "put", path, f"{path}.new", timeout=600)
+                files.rename(host, f"{path}.new", path, replace=True)
         if not dry_run:
             with progress.step("remove the mirror"):
                 _clear(cluster, host, mirror)
@@ -487,7 +479,7 @@ def _replace(cluster: Cluster, host: Host, progress: Progress, mirror: Mirror, o
             loop.reread(host, mirror.path(member))
         if mirror.kind == "btrfs":
             tool.enlarge(host, mirror.uuid, place)
-    _make_file(host, mirror.path(new), size)
+    files.make_file(host, mirror.path(new), size)
     device = loop.attach(host, mirror.path(new))
     try:
         with progress.step(f"rebuild the member in {new.folder}"):
@@ -538,16 +530,16 @@ def adopt(cluster: Cluster, host: Host, progress: Progress, folder: str, *, dry_
             raise Refused(f"there is no {name} on {host.name}", hint="give the folder of a member")
         if dry_run:
             seen = {member.number: TOOLS[mirror.kind].inspect(host, mirror.path(member)) for member in mirror.members}
-            files = " and ".join(mirror.path(member) for member in select_members(mirror, seen).active)
+            paths = " and ".join(mirror.path(member) for member in select_members(mirror, seen).active)
             steps = (
                 f"write {cluster.places.mirror_note}",
                 f"create {path} as a link to the mirror",
-                f"open it with {files}",
+                f"open it with {paths}",
             )
             return MirrorChange(host.name, True, steps)
         host.run("mkdir", "-p", "-m", "0700", str(cluster.places.overlay.parent))
         write_note(cluster, host, mirror)
-        host.run("sh", "-c", LINK_SCRIPT, "switch", path, _link(cluster))
+        files.link(host, path, _link(cluster))
         with progress.step("check that the mirror can be opened"):
             open_mirror(cluster, host, progress)
     return MirrorChange(host.name, True, (f"{path} is a link to the mirror again",))

@@ -16,19 +16,15 @@ from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
 from appliance.operations.preflight import only_one
 from appliance.plan.machine import inside_argv, instance_name, seed_argv
-from appliance.plan.migration.lease import Lease
 from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
 from appliance.share import share
-from appliance.tools import apptainer, ext3
+from appliance.shared.lease import Lease
+from appliance.tools import apptainer, ext3, files
 from appliance.tools.space import query_space
 
 MARK = "/etc/sms/seed.mark"
 """Stored in the overlay itself, so that a restored copy identifies its own seed."""
-
-
-HAS_STALE_COPY = 'for f in "$1.moved" "$1".past-*; do [ ! -e "$f" ] || exit 0; done; exit 1'
-"""Shell: whether overlay $1 has moved to another host, or was set aside because another host took over."""
 
 
 def archive_for(cluster: Cluster) -> bytes:
@@ -60,7 +56,7 @@ def retire_overlay(cluster: Cluster, host: Host, generation: int) -> str:
     if is_linked(cluster, host) or not host.works("test", "-f", path) or ext3.users_of(host, path):
         return ""
     past = f"{path}.past-{generation}"
-    host.run("sh", "-c", 'mv -nT "$1" "$2" && sync "$(dirname "$2")"', "aside", path, past)
+    files.rename(host, path, past)
     return past
 
 
@@ -74,7 +70,9 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
     if not host.works("test", "-e", path):
         if is_on_closed_mirror(cluster, host):
             return True
-        if host.works("sh", "-c", HAS_STALE_COPY, "past", path):
+        # It has moved to another host, or was set aside because another host took over.
+        name = cluster.places.overlay.name
+        if files.has_name_like(host, str(cluster.places.overlay.parent), f"{name}.moved", f"{name}.past-*"):
             raise Refused(
                 f"the overlay of {host.name} has moved to another host; the local copy is stale",
                 hint=f"`sms host list` shows where it is: start it there, or move it back: sms migrate {host.name}",
@@ -198,7 +196,7 @@ def _create(cluster: Cluster, host: Host, image: str, path: str, archive: bytes,
     try:
         apptainer.create_overlay(host, beside, cluster.site.overlay.size_mb)
         report = _seed(cluster, host, image, beside, archive, mark)
-        host.run("sh", "-c", 'sync "$1" && mv -nT "$1" "$2" && sync "$(dirname "$2")"', "place", beside, path)
+        files.place(host, beside, path, replace=False)
     except BaseException:
         host.remove(beside)
         raise

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,9 @@ from appliance.operations.overlay.overlay import retire_overlay
 from appliance.operations.preflight import only_one
 from appliance.operations.services.stop import take_down
 from appliance.plan.machine import instance_name
-from appliance.plan.migration.lease import Lease, View, find_newer, has_own_overlay
+from appliance.plan.migration.lease import View, find_newer, has_own_overlay
+from appliance.shared.lease import Lease
+from appliance.shared.locks import Locked, hold_lock
 from appliance.tools import apptainer, ext3, ports
 
 OWN_INTERVAL_S = 1
@@ -54,23 +55,13 @@ def only_guard(cluster: Cluster) -> Iterator[None]:
     Raises:
         Busy: a guard runs already.
     """
-    path = Path(cluster.places.guard_lock)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise Busy(
-                        "a guard runs here already", hint="`sms stop` stops it with the services container"
-                    ) from None
-                time.sleep(0.1)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    path = str(cluster.places.guard_lock)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(path, wait_s=LOCK_WAIT_S))
+        except Locked:
+            raise Busy("a guard runs here already", hint="`sms stop` stops it with the services container") from None
+        Path(path).write_text(str(os.getpid()))
         yield
 
 

@@ -11,13 +11,12 @@ from appliance.operations.context import Cluster
 from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.progress import Progress
+from appliance.tools import files
 
 STOP_TIMEOUT_S = 5
 """Seconds that a guard may take to stop."""
-IS_LOCKED = '[ -e "$1" ] && ! flock -n -s "$1" true'
-"""Shell: succeed if a process holds lock $1."""
 STOP = f"""\
-{IS_LOCKED} || exit 0
+[ -e "$1" ] && ! flock -n -s "$1" true || exit 0
 kill "$(cat "$1")" && flock -w {STOP_TIMEOUT_S} "$1" true
 """
 """Shell: stop the process that holds lock $1 and has written its id into it."""
@@ -30,7 +29,7 @@ mkdir -p "$(dirname "$1")" && log=$1 && shift && exec setsid --fork "$@" </dev/n
 
 def is_guarded(cluster: Cluster, host: Host) -> bool:
     """Return whether a guard of this cluster runs on the host."""
-    return host.works("sh", "-c", IS_LOCKED, "runs", str(cluster.places.guard_lock))
+    return files.is_locked(host, str(cluster.places.guard_lock))
 
 
 def start_guard(cluster: Cluster, host: Host, progress: Progress) -> bool:

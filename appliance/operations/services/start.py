@@ -35,9 +35,10 @@ from appliance.operations.services.unfinished import image_of_unfinished, recove
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, instance_name, start_argv
-from appliance.plan.migration.lease import Lease, find_newer
+from appliance.plan.migration.lease import find_newer
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer
 
 SETTLE_S = 10

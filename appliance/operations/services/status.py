@@ -18,7 +18,7 @@ from appliance.operations.snapshots.status import SnapshotStatus, snapshot_statu
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import inside_argv, instance_name
-from appliance.plan.migration.lease import Lease
+from appliance.shared.lease import Lease
 from appliance.tools import apptainer
 
 UNSYNCHRONISED = "stratum 10,"

@@ -15,21 +15,12 @@ from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
-from appliance.plan.migration.lease import Lease
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """A name for ``--as``: a file beside the overlay, without its .img."""
-LINK_SCRIPT = """\
-for try in "" .2 .3 .4 .5 .6 .7 .8 .9; do
-  kept=$2$try
-  [ ! "$1" -ef "$kept" ] || exec echo "$kept"
-  [ ! -e "$kept" ] && ln -T "$1" "$kept" && sync "$(dirname "$kept")" && exec echo "$kept"
-done
-exit 1
-"""
-"""Shell: hard-link file $1 to a name that begins with $2. $1 remains: there is an overlay at every moment."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +142,9 @@ def real_path(cluster: Cluster, host: Host) -> str:
         Refused: it is a dangling link.
     """
     overlay = str(cluster.places.overlay)
-    script = 'if [ -L "$1" ]; then [ -e "$1" ] || exit 44; exec readlink -f "$1"; fi; echo "$1"'
-    found = host.run("sh", "-c", script, "real", overlay, ok=(0, 44))
+    if not host.works("test", "-L", overlay):
+        return overlay
+    found = host.run("readlink", "-e", overlay, ok=None)
     if found.status:
         raise Refused(f"{overlay} is a link to a missing file", hint="it is mirrored: is the mirror mounted?")
     return found.text
@@ -178,15 +170,28 @@ def _keep_overlay(
     except SmsError as error:
         why = error.message
     name = f"{overlay}.before-{chosen['number']}"
-    linked = host.run("sh", "-c", LINK_SCRIPT, "keep", overlay, name, ok=None)
-    if linked.status:
+    path = _link_beside(host, overlay, name)
+    if not path:
         raise SmsError(
             f"the overlay can be kept neither as a snapshot ({why}) nor as {name}; nothing is replaced",
             hint=f"if you do not need it, move it away: mv {overlay} /elsewhere",
         )
-    path = linked.text
     progress.report(f"note: the overlay cannot be taken as a snapshot ({why}); it is kept as {path}")
     return KeptOverlay(path=path, why=why)
+
+
+def _link_beside(host: Host, overlay: str, name: str) -> str:
+    """Hard-link the overlay to a name that begins with ``name``; return it, empty if that is not possible.
+
+    The overlay remains: there is one at every moment.
+    """
+    for kept in (name, *(f"{name}.{number}" for number in range(2, 10))):
+        if host.works("test", overlay, "-ef", kept):
+            return kept
+        if not host.works("test", "-e", kept) and host.works("ln", "-T", "--", overlay, kept):
+            host.run("sync", str(PurePosixPath(kept).parent), timeout=600)
+            return kept
+    return ""
 
 
 def other_image(cluster: Cluster, host: Host, chosen: Snapshot) -> bool:

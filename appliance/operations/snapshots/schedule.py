@@ -11,7 +11,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.hosts.installed import SITE_FILE, find_sms, lies_there
+from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_systemd, lies_there
 from appliance.plan.snapshots.runs import Run, read_run
 from appliance.plan.snapshots.schedule import (
     Kind,
@@ -25,14 +25,9 @@ from appliance.plan.snapshots.schedule import (
     timer_path,
 )
 from appliance.progress import Progress
+from appliance.tools.programs import find_missing
 
-FIND_KIND = """\
-PATH=$PATH:/usr/sbin:/sbin
-[ -d /run/systemd/system ] && exec echo systemd
-[ -d /etc/cron.d ] && { command -v cron || command -v crond; } >/dev/null 2>&1 && exec echo cron
-exit 1
-"""
-CRON_RUNS = "pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond"
+CRON_RUNS = "exec pgrep --ns $$ --nslist pid -x 'crond?'"
 """Shell. The services container runs its own cron in its own process namespace, which is not the host's."""
 
 
@@ -138,13 +133,12 @@ def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run
 
 def _plan(cluster: Cluster, host: Host, site_file: Path, every: int) -> Schedule:
     """Plan the host's schedule."""
-    scheduler = host.run("sh", "-c", FIND_KIND, ok=None).text
-    if scheduler not in ("cron", "systemd"):
+    kind: Kind = "systemd" if has_systemd(host) else "cron"
+    if kind == "cron" and not _has_cron(host):
         raise Refused(
             f"{host.name} has neither systemd nor cron",
             hint=f"`sms doctor --host {host.name}` shows how to install cron",
         )
-    kind: Kind = "systemd" if scheduler == "systemd" else "cron"
     sms = find_sms(host)
     if not sms.startswith("/"):
         raise Refused(f"sms is not installed on {host.name}", hint="install it there: docs/install.md")
@@ -158,6 +152,10 @@ def _plan(cluster: Cluster, host: Host, site_file: Path, every: int) -> Schedule
     folders = (str(cluster.places.overlay.parent), str(cluster.places.snapshots.parent))
     argv = job(sms, str(site_file.absolute()), str(cluster.site.state))
     return plan_schedule(cluster.site, kind, every, argv=argv, folders=folders)
+
+
+def _has_cron(host: Host) -> bool:
+    return host.works("test", "-d", "/etc/cron.d") and len(find_missing(host, "cron", "crond")) < 2
 
 
 def _read(cluster: Cluster, host: Host) -> dict[str, str]:

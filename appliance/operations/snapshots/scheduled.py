@@ -19,7 +19,6 @@ from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.schedule import run_record, schedule_files
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.lease import Lease
 from appliance.plan.overlay.mirror import scrub_is_due
 from appliance.plan.snapshots.offsite import BORG
 from appliance.plan.snapshots.runs import (
@@ -37,16 +36,18 @@ from appliance.plan.snapshots.runs import (
 )
 from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 from appliance.units import format_time
 
 REREAD_EVERY_S = 86400
-SENDMAIL = """\
+FIND_SENDMAIL = """\
 PATH=$PATH:/usr/sbin:/usr/lib:/sbin
 command -v sendmail >/dev/null || exit 44
 exec sendmail -oi -t
 """
-"""Shell: send the mail on standard input to the recipient in its header."""
+SENDMAIL = ("sh", "-c", FIND_SENDMAIL, "mail")
+"""Send the mail on standard input to the recipient in its header."""
 
 
 @dataclass
@@ -248,10 +249,10 @@ def _mail(cluster: Cluster, host: Host, run: Run, notice: Notice) -> list[str]:
     text = mail_text(cluster.site.cluster, host.name, run, notice, to=to, since=since).encode()
     try:
         if cluster.find_role("mail"):
-            argv = inside_argv(cluster.site, "sh", "-c", SENDMAIL, "mail")
+            argv = inside_argv(cluster.site, *SENDMAIL)
             if not host.run(*argv, input=text, ok=None, timeout=60).status:
                 return []
-        if not host.run("sh", "-c", SENDMAIL, "mail", input=text, ok=None, timeout=60).status:
+        if not host.run(*SENDMAIL, input=text, ok=None, timeout=60).status:
             return []
     except SmsError as error:
         return [f"no mail could be sent: {one_line(error.message)}"]

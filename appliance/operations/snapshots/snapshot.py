@@ -16,9 +16,9 @@ from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
 from appliance.operations.start_note import read_note
 from appliance.plan.machine import dump_argv, instance_name
-from appliance.plan.migration.lease import Lease
 from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
+from appliance.shared.lease import Lease
 from appliance.tools import agent, apptainer, ext3
 from appliance.tools.apptainer import Instance
 

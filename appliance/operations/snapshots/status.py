@@ -9,7 +9,6 @@ from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.schedule import run_record, schedule_files
-from appliance.plan.migration.lease import Lease
 from appliance.plan.snapshots.runs import (
     HEALTHY,
     Found,
@@ -21,6 +20,7 @@ from appliance.plan.snapshots.runs import (
     read_run,
 )
 from appliance.plan.snapshots.schedule import installed
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 
 

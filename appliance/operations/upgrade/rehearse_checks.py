@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +32,6 @@ cd "$2/upper$3" 2>/dev/null || exit 0
 exec find . -mindepth 2 -maxdepth 2 -path './hash.*/job.*' -printf '%f %T@\\n'
 """
 """Shell, in its own mount namespace: list the folder of each batch job in state folder $3 of overlay $1, with mtime."""
-RECOVERED = """tac -- "$1" | sed '/slurmctld version .* started/q' | grep Recovered"""
-"""Shell, inside: the lines of the controller's log $1 since its last start about jobs of its saved state."""
 TOLERANT = """\
 had=$(scontrol show config | sed -n 's/^SlurmdParameters *= *//p')
 case $had in "(null)"|"") had= ;; *) had=$had, ;; esac
@@ -185,14 +184,20 @@ def check_jobs(inside: Inside, expected: list[int]) -> str:
     # It purges old jobs that have ended, but logs that it recovered them.
     controller = inside.cluster.find_role("controller")
     assert controller
-    log = inside.run("sh", "-c", RECOVERED, "recovered", f"/var/log/sms/{controller.name}.log", ok=None).text
-    known = {int(word) for word in listed.split() if word.isdecimal()}
-    known |= {int(word.partition("=")[2]) for word in log.split() if word.startswith("JobId=") and word[6:].isdecimal()}
+    pattern = "slurmctld version .* started|Recovered"
+    log = inside.run("grep", "-E", pattern, f"/var/log/sms/{controller.name}.log", ok=None).text
+    known = {int(word) for word in listed.split() if word.isdecimal()} | read_recovered(log)
     lost = sorted(set(expected) - known)
     if lost:
         ids = ", ".join(map(str, lost[:10]))
         raise SmsError(f"{len(lost)} of {len(expected)} jobs of the snapshot are lost: {ids}")
     return f"{len(expected)} batch jobs of the snapshot, none lost; the controller knows {len(known)}"
+
+
+def read_recovered(log: str) -> set[int]:
+    """Return the jobs that the controller has recovered since its last start, from those lines of its log."""
+    last = re.split(r"slurmctld version .* started", log)[-1]
+    return {int(number) for number in re.findall(r"\bJobId=(\d+)(?!\S)", last)}
 
 
 def reserve_nodes(inside: Inside, nodes: tuple[str, ...], user: str) -> None:
@@ -267,7 +272,7 @@ def check_job(lab: Lab, inside: Inside, user: str, found: dict[str, str]) -> str
     where = ("--chdir=/home", "--output=/home/rehearsal-%j.out", f"--nodes={len(nodes)}", "--time=2")
     placement = (f"--reservation={RESERVATION}", f"--partition={partition}", f"--nodelist={','.join(nodes)}")
     mail = ("--mail-type=END", f"--mail-user={user}@example.test")
-    first.run("sh", "-c", "chmod 1777 /home", "home")
+    first.run("chmod", "1777", "/home")
     argv = ("runuser", "-u", user, "--", "sbatch", "--parsable", *where, *placement, *mail, "--wrap=srun hostname")
     job = first.run(*argv, timeout=90).text.partition(";")[0]
     found["job"] = job

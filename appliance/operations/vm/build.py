@@ -27,7 +27,7 @@ from appliance.plan.image.definition import apt_sources, missing_mirrors, reposi
 from appliance.plan.vm.vm import need_vm, vm_places
 from appliance.progress import Progress
 from appliance.share import PACKAGE, share
-from appliance.tools import apt
+from appliance.tools import apt, files
 from appliance.tools.ansible import Target, run_playbook
 from appliance.tools.apt import Resolver
 from appliance.tools.programs import find_missing
@@ -63,15 +63,6 @@ MAKE_ROOT = """
 exec mmdebstrap --mode=root --variant=required --include="$2" \\
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \\
     --dpkgopt='path-exclude=/usr/share/locale/*' "$3" "$1" - 2>&1
-"""
-
-# $1 root, $2 its archive: a later build with the same packages unpacks it instead of installing them again.
-ARCHIVE_ROOT = """
-umask 077
-tar -C "$1" --xattrs --numeric-owner -cf "$2.new" . && mv -fT "$2.new" "$2"
-"""
-UNPACK_ROOT = """
-mkdir "$1" && exec tar -C "$1" --xattrs --numeric-owner -xpf "$2"
 """
 
 # $1 root: remove what is specific to this host, what is secret, and what must be unique per machine.
@@ -301,12 +292,14 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
     log = work.parent / "build.log"
     values = (str(work / "root"), ",".join(plan.packages), plan.suite)
     kept = work.parent / f"root-{plan.root_key[:32]}.tar"
+    tree = ("-C", str(work / "root"), "--xattrs", "--numeric-owner")
     for old in work.parent.glob("root-*.tar*"):
         if old != kept:
             old.unlink()
     with progress.step("install packages") as step, log.open("w") as lines:
         if kept.exists():
-            Local().run("sh", "-c", UNPACK_ROOT, "take", values[0], str(kept), timeout=600)
+            (work / "root").mkdir()
+            Local().run("tar", *tree, "-xpf", str(kept), timeout=600)
             step.detail(f"{len(plan.versions)} packages, from the archive of an earlier build")
             return
 
@@ -319,7 +312,11 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
             Local().run(*ISOLATED, "sh", "-c", MAKE_ROOT, "root", *values, input=sources, timeout=3600, on_line=on_line)
         except CommandError as error:
             raise SmsError(error.message, hint=f"the full output is in {log}") from error
-        Local().run("sh", "-c", ARCHIVE_ROOT, "keep", values[0], str(kept), timeout=600)
+        # A later build with the same packages unpacks it instead of installing them again.
+        new = f"{kept}.new"
+        files.make_file(Local(), new)
+        Local().run("tar", *tree, "-cf", new, ".", timeout=600)
+        Path(new).rename(kept)
         step.detail(f"{len(plan.versions)} packages")
 
 

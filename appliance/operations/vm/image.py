@@ -11,9 +11,9 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import fetch_file, send_file
-from appliance.operations.image.deliver import FOREIGN
 from appliance.plan.vm.vm import vm_places
 from appliance.progress import Progress
+from appliance.tools import files
 from appliance.tools.sealed import MANIFEST, SIGNATURE, open_manifest, read_seal
 from appliance.tools.sha256 import find_digest
 
@@ -131,7 +131,7 @@ def verify_image(cluster: Cluster, host: Host, folder: str, progress: Progress) 
         found = open_manifest(f"{host.name}: {folder}", manifest, signature, cluster.site.signing.public_keys)
         if found.about.get("kind") != KIND or DISK not in found.files:
             raise Refused(f"{host.name}: {folder} is signed, but is not an image of the VM", hint="`sms vm build`")
-        if host.run("sh", "-c", FOREIGN, "foreign", f"{folder}/{DISK}").text:
+        if files.others_can_write(host, f"{folder}/{DISK}"):
             raise Refused(
                 f"{host.name}: others can write {folder}: it could change after the check",
                 hint="move it to a folder that only root can write",

@@ -117,7 +117,7 @@ def read_console(cluster: Cluster, host: Host) -> str:
     if find_running(cluster, host) is None:
         # The newer of two logs: that of the last run, and that of the last failed start.
         paths = (path, str(where.console_failed))
-        path = host.run("sh", "-c", 'ls -td -- "$@" 2>/dev/null | head -n 1', "ls", *paths, ok=None).text or path
+        path = next(iter(host.run("ls", "-td", "--", *paths, ok=None).text.splitlines()), path)
     found = host.run("tail", "-c", str(LAST_BYTES), "--", path, ok=None)
     if found.status:
         raise Refused(f"{host.name} has no log of the VM's console", hint="the VM was never started there")

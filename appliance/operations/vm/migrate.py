@@ -28,25 +28,11 @@ from appliance.plan.vm.holder import Holder, newest_holder
 from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
+from appliance.tools import files
 from appliance.tools.qemu import image_info
 from appliance.tools.sealed import MANIFEST
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import SPARE_BYTES, query_space
-
-SIZES = """
-cd "$1" && stat -c %s root.qcow2 state.qcow2 | awk '{ sum += $1 } END { print int(sum) }'
-"""
-# $1 the disks' folder, $2 name of the snapshot that they become.
-KEEP_AS_SNAPSHOT = """
-set -e
-cd "$1"
-mkdir -p "snapshots/$2"
-for disk in root state; do
-    [ ! -e "$disk.qcow2" ] || mv "$disk.qcow2" "snapshots/$2/"
-done
-[ ! -e root.image ] || mv root.image "snapshots/$2/"
-sync -f .
-"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +84,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
     check_target(cluster, target, progress)
     running = find_running(cluster, source) is not None
     shared = shares_disks(cluster, target, source.name)
-    size = 0 if shared else int(source.run("sh", "-c", SIZES, "sizes", str(where.disks), ok=None).text or 0)
+    size = 0 if shared else files.size_of(source, str(where.root), str(where.state))
     free = query_space(target, str(where.disks)).free
     if free < size + SPARE_BYTES:
         raise Refused(
@@ -192,11 +178,15 @@ def _transfer_disks(
 
 def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str) -> str:
     """Turn a host's disks into a snapshot. Returns its name; empty if the host had no disks."""
-    if not host.works("sh", "-c", 'cd "$1" && ls root.qcow2 state.qcow2 | grep -q .', "any", str(where.disks)):
+    present = [path for path in (where.root, where.state, where.root_image) if host.works("test", "-e", str(path))]
+    if not {where.root, where.state} & set(present):
         return ""
     kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
-    host.run("sh", "-c", KEEP_AS_SNAPSHOT, "keep", str(where.disks), kept, timeout=4 * 3600)
+    host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
+    for path in present:
+        host.run("mv", "--", str(path), f"{where.snapshots}/{kept}/", timeout=4 * 3600)
+    host.run("sync", "-f", str(where.disks), timeout=600)
     about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key)
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     return kept

@@ -11,9 +11,9 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot, find_snapshot, verify_folder
 from appliance.operations.vm.vm import (
-    FINISH_RESTORE,
     check_programs,
     find_running,
+    finish_restore,
     lock_vm_everywhere,
     tidy,
     view_hosts,
@@ -21,18 +21,8 @@ from appliance.operations.vm.vm import (
 from appliance.plan.vm.holder import check_disks_here
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
+from appliance.tools import files
 from appliance.tools.space import SPARE_BYTES, query_space, query_used
-
-COPY = """
-set -e
-umask 077
-for disk in root state; do
-    cp --reflink=auto --sparse=always -- "$2/$disk.qcow2" "$1/$disk.restored"
-    sync "$1/$disk.restored"
-done
-[ ! -e "$2/root.image" ] || cp -- "$2/root.image" "$1/root.image.restored"
-sync -f "$1"
-"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
         with progress.step("copy it"):
             folder = f"{where.snapshots}/{snapshot.name}"
             try:
-                host.run("sh", "-c", COPY, "copy", str(where.disks), folder, timeout=4 * 3600)
+                _copy(host, where, folder)
             except SmsError:
                 tidy(cluster, host)
                 raise
@@ -75,6 +65,18 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
             step.detail(f"the old disks are kept as snapshot {kept}")
         note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)
     return RestoredVm(host.name, snapshot.name, kept, snapshot.taken)
+
+
+def _copy(host: Host, where: VmPlaces, folder: str) -> None:
+    """Copy the disks of a snapshot beside those of the VM."""
+    for disk in (where.root, where.state):
+        beside = f"{where.disks}/{disk.stem}.restored"
+        files.copy_sparse(host, f"{folder}/{disk.name}", beside, timeout=4 * 3600)
+        host.run("sync", beside, timeout=4 * 3600)
+    image = where.root_image.name
+    if host.works("test", "-e", f"{folder}/{image}"):
+        host.run("cp", "--", f"{folder}/{image}", f"{where.disks}/{image}.restored")
+    host.run("sync", "-f", str(where.disks), timeout=4 * 3600)
 
 
 def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
@@ -100,4 +102,4 @@ def _exchange(host: Host, where: VmPlaces, kept: str) -> None:
     host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
     host.write(f"{where.snapshots}/{kept}/{NOTE}", now.note(), mode=0o600)
     host.write(str(where.restore), kept.encode(), mode=0o600)
-    host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=4 * 3600)
+    finish_restore(host, where)

@@ -20,8 +20,9 @@ from appliance.operations.vm.vm import DISKS, check_programs, find_running, lock
 from appliance.plan.vm.holder import check_disks_here
 from appliance.plan.vm.vm import VmPlaces, vm_places
 from appliance.progress import Progress
+from appliance.tools import files
 from appliance.tools.guest import Guest, open_guest
-from appliance.tools.qemu import image_info
+from appliance.tools.qemu import image_info, make_disk
 from appliance.tools.qmp import NotResponding, Qmp, open_qmp
 from appliance.tools.space import SPARE_BYTES, query_space, query_used
 
@@ -29,14 +30,6 @@ COPY_S = 4 * 3600
 THAW_AFTER_S = 10
 """Seconds after which the guest thaws its file systems on its own, even if this process was killed."""
 THAW_WATCHDOG = f"sleep {THAW_AFTER_S}; fsfreeze -u /var/lib/sms-provision; fsfreeze -u /"
-# $1 folder, $2 root disk, $3 state disk. Uses reflinks if the file system supports them; holes stay holes.
-COPY = """
-set -e
-umask 077
-cp --reflink=auto --sparse=always -- "$2" "$1/root.qcow2"
-cp --reflink=auto --sparse=always -- "$3" "$1/state.qcow2"
-sync -f "$1"
-"""
 
 
 def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = "", *, reason: str = "") -> VmSnapshot:
@@ -81,15 +74,19 @@ def take_locked(
     with ExitStack() as undo:
         undo.callback(remove, host, f"{where.snapshots}/{name}")
         # Other *.part folders were left by killed runs.
-        script = 'umask 077; rm -rf -- "$2"/*.part; mkdir -p "$1"'
-        host.run("sh", "-c", script, "part", part, str(where.snapshots))
+        host.run("mkdir", "-p", "-m", "0700", str(where.snapshots))
+        find = ("find", str(where.snapshots), "-mindepth", "1", "-maxdepth", "1", "-name", "*.part")
+        host.run(*find, "-exec", "rm", "-rf", "--", "{}", "+")
+        host.run("mkdir", "-m", "0700", part)
         taken, frozen_ms = time.time(), 0.0
         with progress.step("copy both disks") as step:
             if running:
                 taken, frozen_ms = _copy_running(host, where, part, step)
                 step.detail(f"frozen for {frozen_ms:.0f} ms")
             else:
-                host.run("sh", "-c", COPY, "copy", part, str(where.root), str(where.state), timeout=COPY_S)
+                for source in (where.root, where.state):
+                    files.copy_sparse(host, str(source), f"{part}/{source.name}", timeout=COPY_S)
+                host.run("sync", "-f", part, timeout=COPY_S)
         snapshot = VmSnapshot(name, round(taken, 3), round(frozen_ms, 1), running, reason, key)
         with progress.step("verify it"):
             verify_folder(host, part)
@@ -172,10 +169,8 @@ def _make_target(host: Host, where: VmPlaces, part: str, disk: str) -> None:
     info = image_info(host, str(where.root if disk == "root" else where.state))
     if info is None:
         raise SmsError(f"the VM's disk {disk} is missing")
-    backing = ["-u", "-b", info["backing-filename"], "-F", "qcow2"] if disk == "root" else []
-    path = f"{part}/{disk}.qcow2"
-    script = 'umask 077; exec qemu-img create -q -f qcow2 "$@"'
-    host.run("sh", "-c", script, "create", *backing, path, str(info["virtual-size"]))
+    backing = info["backing-filename"] if disk == "root" else ""
+    make_disk(host, f"{part}/{disk}.qcow2", backing=backing, size=info["virtual-size"])
 
 
 def _target(part: str, disk: str) -> dict[str, object]:

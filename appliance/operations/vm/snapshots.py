@@ -177,5 +177,5 @@ def prune_snapshots(
 
 def remove(host: Host, folder: str) -> None:
     """Remove a snapshot's folder; it is renamed first, so that a partly removed one is never listed."""
-    script = 'mv -T "$1" "$1.part" 2>/dev/null; rm -rf --one-file-system -- "$1.part"'
-    host.run("sh", "-c", script, "remove", folder, timeout=300)
+    host.run("mv", "-T", "--", folder, f"{folder}.part", ok=None)
+    host.run("rm", "-rf", "--one-file-system", "--", f"{folder}.part", timeout=300)

@@ -42,7 +42,7 @@ from appliance.plan.vm.vm import (
 )
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json, to_json
-from appliance.tools import bridge, qemu
+from appliance.tools import bridge, files, qemu
 from appliance.tools.guest import open_guest
 from appliance.tools.space import query_space
 
@@ -50,10 +50,6 @@ NEEDED_BYTES = 256 << 20
 """Free space that a start requires: the machine's root and its journal grow."""
 WAIT_S, WAIT_TCG_S = 180.0, 600.0
 """How long a start may take in seconds, with KVM and without."""
-NUMBERS = """
-awk '/^MemAvailable:/ { print int($2 / 1024) }' /proc/meminfo
-stat -f -c %T /run
-"""
 # Runs in the VM with the seed on standard input. sms-provd reads the issuer for each certificate that it signs.
 INSTALL_TLS = """
 set -e
@@ -182,7 +178,7 @@ def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
     path = f"{vm_places(cluster.site).disks}/.sms-shared-{time.time_ns()}"
     try:
         there = cluster.host(other)
-        there.run("sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")"; echo "$1" >"$1"', "probe", path)
+        there.write(path, path.encode(), mode=0o600)
     except SmsError:
         return False
     try:
@@ -219,9 +215,9 @@ def check_target(cluster: Cluster, host: Host, progress: Progress) -> None:
                 problems.append(f"bridge {card.bridge} does not exist or is down (`sms host prepare {host.name}`)")
             elif not ports:
                 problems.append(f"bridge {card.bridge} has no port that is up: the VM would be isolated")
-        memory, kind = host.run("sh", "-c", NUMBERS).text.split()
+        memory, kind = files.free_memory_mb(host), host.run("stat", "-f", "-c", "%T", "/run").text
         free = query_space(host, str(where.disks)).free
-        if int(memory) < settings.memory_mb + QEMU_OVERHEAD_MB:
+        if memory < settings.memory_mb + QEMU_OVERHEAD_MB:
             problems.append(f"{memory} MiB of memory are free, {settings.memory_mb + QEMU_OVERHEAD_MB} are needed")
         if free < NEEDED_BYTES:
             problems.append(f"{free >> 20} MiB are free for its disks, {NEEDED_BYTES >> 20} are needed")

@@ -14,14 +14,8 @@ from appliance.operations.vm.start import issuer_days, read_note
 from appliance.operations.vm.vm import Health, all_hosts, find_running, query_health, view_hosts
 from appliance.plan.vm.holder import newest_holder
 from appliance.plan.vm.vm import need_vm, vm_places
+from appliance.tools import files
 from appliance.tools.qemu import image_info
-
-MEMORY = """
-awk '/^VmRSS:/ { print int($2 / 1024) }' "/proc/$1/status"
-"""
-BUSY = """
-[ ! -e "$1" ] || flock -n -s -E 9 "$1" true
-"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,8 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
     site, settings = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
         answering = {view.name for view in views if view.reachable}
-        busy = any(_busy(cluster, host) for host in all_hosts(cluster, first) if host.name in answering)
+        lock = str(vm_places(site).lock)
+        busy = any(files.is_locked(host, lock) for host in all_hosts(cluster, first) if host.name in answering)
         return VmStatus(site.cluster, str(settings.address.ip), name, False, False, silent=silent, busy=busy)
     host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or cluster.host(name)
     return _status(cluster, host, silent)
@@ -95,7 +90,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         with suppress(SmsError):
             health = query_health(cluster, host)
             agent = True
-        used = int(host.run("sh", "-c", MEMORY, "memory", str(process.pid), ok=None).text or 0)
+        used = files.used_memory_mb(host, process.pid)
     written = read_note(cluster, host)
     disks = {}
     for name, path in (("root", where.root), ("state", where.state)):
@@ -128,11 +123,5 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         silent,
         issuer_days(written) if process else 0,
         count_elsewhere(cluster, host),
-        _busy(cluster, host),
+        files.is_locked(host, str(where.lock)),
     )
-
-
-def _busy(cluster: Cluster, host: Host) -> bool:
-    """Return whether another sms process holds the VM's lock; does not wait for it."""
-    lock = str(vm_places(cluster.site).lock)
-    return host.run("sh", "-c", BUSY, "busy", lock, ok=None).status == 9

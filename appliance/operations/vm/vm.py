@@ -16,7 +16,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
-from appliance.plan.vm.vm import PROGRAMS, cards, machine_name, need_vm, vm_places
+from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm, vm_places
 from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
@@ -230,8 +230,12 @@ def tidy_disks(cluster: Cluster, host: Host) -> str:
     Call it only on the host that has the disks, with every lock held and no machine running: other hosts may share the
     folder.
     """
-    disks = str(vm_places(cluster.site).disks)
-    return host.run("sh", "-c", FINISH_RESTORE, "finish", disks, timeout=4 * 3600).text
+    return finish_restore(host, vm_places(cluster.site))
+
+
+def finish_restore(host: Host, where: VmPlaces) -> str:
+    """Complete a recorded restore, if there is one; return the snapshot that keeps the old disks."""
+    return host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=4 * 3600).text
 
 
 def tidy(cluster: Cluster, host: Host) -> str:

@@ -7,42 +7,14 @@ or releases the lease writes a copy into the other hosts' files, so that a holde
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from appliance.errors import Refused, SmsError
+from appliance.shared.lease import Lease, parse_lease
 
-MAX_GENERATION = 1 << 40
-"""Enough for a million failovers a day for three years."""
-MAX_NAME_LENGTH = 255
-"""Characters of a name."""
 GENERATION_BUMP = 1000
 """Added to the generation when an unreachable holder is superseded: it may have raised its own a few times."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The contents of a lease file.
-
-    ``holder`` is the name of an admin host, None when the lease is free; ``since`` is Unix time in seconds; ``file`` is
-    the admin host that the file belongs to. A copy in another host's folder has that host's name: the holder's overlay
-    is not in that folder. Empty: not known.
-    """
-
-    cluster: str
-    generation: int = 0
-    holder: str | None = None
-    since: float = 0.0
-    file: str = ""
-
-    def text(self) -> bytes:
-        """Return the contents of the file."""
-        facts = asdict(self)
-        if not self.file:
-            del facts["file"]
-        return (json.dumps(facts, indent=1) + "\n").encode()
 
 
 @dataclass(frozen=True)
@@ -70,8 +42,7 @@ def read_lease(data: bytes | None, cluster: str) -> Lease:
     if data is None:
         return Lease(cluster)
     try:
-        lease = Lease(**json.loads(data))
-        _check_types(lease)
+        lease = parse_lease(data)
     except (ValueError, TypeError) as error:
         raise SmsError(
             f"the lease file cannot be read: {error}", hint="see what is in it before you remove it"
@@ -81,17 +52,6 @@ def read_lease(data: bytes | None, cluster: str) -> Lease:
             f"the lease file is of cluster {lease.cluster}", hint="check whether two clusters share one overlay folder"
         )
     return lease
-
-
-def _check_types(lease: Lease) -> None:
-    """Check untrusted values, since another host may have written them: numbers and printable names."""
-    if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
-        raise ValueError(f"generation {str(lease.generation)[:20]!r}")
-    if not isinstance(lease.since, int | float):
-        raise TypeError("since is not a time")
-    for name in (lease.cluster, lease.file, lease.holder or "-"):
-        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise ValueError(f"{str(name)[:20]!r} is not a name")
 
 
 def find_holder(views: Views, *, without: Collection[str] = ()) -> Lease | None:
@@ -211,8 +171,3 @@ def take(lease: Lease, holder: str, *, now: float) -> Lease:
 def release(lease: Lease, holder: str, *, now: float) -> Lease:
     """Return the lease released if ``holder`` holds it, else unchanged."""
     return replace(lease, holder=None, since=now) if lease.holder == holder else lease
-
-
-def digest(data: bytes | None) -> str:
-    """Return the digest that a lease file must still have when it is replaced (compare and swap)."""
-    return "none" if data is None else hashlib.sha256(data).hexdigest()

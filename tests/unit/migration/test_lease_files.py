@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.errors import Refused
-from appliance.host.base import Host, OnLine, Result, Stuck, Unreachable
+from appliance.errors import Refused, SmsError
+from appliance.host.base import CommandTimeout, Host, OnLine, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, check_lease, query_lease, release_lease, take_lease
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
+from appliance.shared.lease import SwapLease
+from appliance.shared.requests import Request
+from appliance.tools import agent
 from tests.places import DEBIAN_SITE
 
 STATE = "/state-of-this-host"
@@ -30,6 +35,8 @@ class HostInFolder(Local):
         self.folder = folder
         self.cut = False
         self.stuck = False
+        self.remote = False
+        """Whether the agent performs requests, in a process of its own."""
 
     def run(
         self,
@@ -45,6 +52,13 @@ class HostInFolder(Local):
             raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)
         return super().run(*words, input=input, ok=ok, timeout=timeout, on_line=on_line)
+
+    def perform(self, request: Request) -> Any:
+        if self.cut:
+            raise Unreachable(f"{self.name}: cut off")
+        if self.remote:
+            raise NotImplementedError
+        return super().perform(replace(request, path=request.path.replace(STATE, str(self.folder))))
 
 
 class Pair:
@@ -277,6 +291,42 @@ def test_guard_reports_an_unreadable_file_once(apart: Pair) -> None:
     for _ in range(3):
         guard.query("host-b")
     assert len(messages) == 1 and "cannot be read" in messages[0]
+
+
+def test_the_agent_writes_leases_and_history_as_this_process_does(
+    apart: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+    stale = apart.leases("host-b")
+    for host in apart.hosts.values():
+        host.remote = True
+    apart.take("host-a")
+    assert apart.files() == {name: ("host-a", 1, name) for name in apart.hosts}
+    with pytest.raises(Refused, match="changed while it was taken"):
+        stale.take()
+    note(apart.cluster, apart.hosts["host-b"], "test", "event", more='"ä\n')
+    (line,) = read_history(apart.cluster, apart.hosts["host-b"])
+    assert (line["host"], line["verb"], line["event"], line["more"]) == ("host-b", "test", "event", '"ä\n')
+
+
+def test_a_folder_that_cannot_be_made_is_reported(apart: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+    leases = apart.leases("host-a")
+    (tmp_path / "host-a").write_bytes(b"")
+    for apart.hosts["host-a"].remote in (False, True):
+        with pytest.raises(SmsError, match=r"^host-a: .*host-a.*: (file exists|not a directory)$"):
+            leases.take()
+
+
+def test_a_request_that_blocks_is_given_up() -> None:
+    """The disk of this host hangs."""
+
+    class Hanging(Local):
+        def perform(self, request: Request) -> Any:
+            threading.Event().wait()
+
+    with pytest.raises(CommandTimeout, match="SwapLease /x"):
+        agent.perform(Hanging("host-a"), SwapLease("/x", ""), timeout=0.1)
 
 
 def test_host_in_folder_is_a_host(apart: Pair) -> None:

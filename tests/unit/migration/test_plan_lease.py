@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from appliance.errors import Refused, SmsError
 from appliance.plan.migration.lease import (
     GENERATION_BUMP,
-    Lease,
     View,
     Views,
-    digest,
     find_holder,
     find_newer,
     has_own_overlay,
@@ -22,6 +20,7 @@ from appliance.plan.migration.lease import (
     release,
     take,
 )
+from appliance.shared.lease import Lease, digest
 
 FREE = Lease("lab")
 HELD = Lease("lab", 3, "host-a", 100.0)

@@ -50,23 +50,34 @@ def test_an_overlay_that_cannot_be_written_is_an_error() -> None:
         prove_writable(Fake({inside: (1, "Read-only file system")}), inside)
 
 
+PROBED = "ARPING 10.0.0.1 from 0.0.0.0 br-prov\n"
+"""Of arping (iputils), before its replies."""
+REPLY = "Unicast reply from 10.0.0.1 [{}]  0.651ms\n"
+
+
 @pytest.mark.parametrize(
-    "said, taken",
+    ("probes", "taken"),
     [
-        ("", {}),
-        ("taken 10.0.0.1 02:00:00:00:00:01", {"10.0.0.1": "02:00:00:00:00:01"}),
+        ({"br-prov": (0, PROBED + "Sent 2 probes (2 broadcast(s))\nReceived 0 response(s)")}, {}),
+        ({"br-prov": (1, PROBED + REPLY.format("02:00:00:00:00:01"))}, {"10.0.0.1": "02:00:00:00:00:01"}),
         (
-            "taken 10.0.0.1 unknown\ntaken 192.0.2.1 aa:bb:cc:dd:ee:ff",
-            {"10.0.0.1": "unknown", "192.0.2.1": "aa:bb:cc:dd:ee:ff"},
+            {
+                "br-prov": (1, PROBED),
+                "br-pub": (1, REPLY.format("AA:BB:CC:DD:EE:FF") + REPLY.format("02:00:00:00:00:02")),
+            },
+            {"10.0.0.1": "unknown", "192.0.2.1": "AA:BB:CC:DD:EE:FF"},
         ),
     ],
 )
-def test_addresses_in_use(said: str, taken: dict[str, str]) -> None:
-    assert bridge.taken(Fake({("sh",): (0, said)}), {"br-prov": "10.0.0.1"}) == taken
+def test_addresses_in_use(probes: dict[str, tuple[int, str]], taken: dict[str, str]) -> None:
+    addresses = dict(zip(("br-prov", "br-pub"), ("10.0.0.1", "192.0.2.1"), strict=True))
+    wait = ("arping", "-D", "-c", "2", "-w", "1", "-I")
+    host = Fake({(*wait, name, addresses[name]): answer for name, answer in probes.items()})
+    assert bridge.taken(host, {name: addresses[name] for name in probes}) == taken
 
 
 def test_an_address_that_could_not_be_probed_is_not_free() -> None:
-    host = Fake({("sh",): (0, "failed br-prov arping: Interface br-prov is down")})
+    host = Fake({("arping",): (2, "arping: Interface br-prov is down")})
     with pytest.raises(SmsError, match="is down"):
         bridge.taken(host, {"br-prov": "10.0.0.1"})
 
@@ -74,11 +85,15 @@ def test_an_address_that_could_not_be_probed_is_not_free() -> None:
 def test_the_containers_own_mac_means_that_it_runs_elsewhere() -> None:
     cluster = open_cluster(DEBIAN_SITE, None, Silent())
     network = cluster.site.networks.provisioning
-    said = f"taken {network.address.ip} {network.mac.upper()}"
+
+    def host(mac: str) -> Fake:
+        probe = ("arping", "-D", "-c", "2", "-w", "1", "-I", network.bridge)
+        return Fake({("arping",): (0, ""), probe: (1, REPLY.format(mac))})
+
     with pytest.raises(Refused, match="already runs on another host"):
-        refuse_taken(cluster, Fake({("sh",): (0, said)}))
+        refuse_taken(cluster, host(network.mac.upper()))
     with pytest.raises(Refused, match="is already used by"):
-        refuse_taken(cluster, Fake({("sh",): (0, f"taken {network.address.ip} 52:54:00:00:00:09")}))
+        refuse_taken(cluster, host("52:54:00:00:00:09"))
 
 
 def test_all_missing_programs_are_reported_at_once() -> None:

@@ -80,10 +80,11 @@ def test_overlays_that_have_the_size_already() -> None:
 
 
 def test_the_sizes_of_an_image() -> None:
-    said = "1073741824 2048 512\nOS type: Linux\nBlock count:              65536\nBlock size:               4096"
-    assert ext3.sizes_of(Fake({("sh",): (0, said), ("sh", "-c", ext3.USERS): (0, "")}), "x") == (GIB, GIB // 4, MIB)
+    said = "OS type: Linux\nBlock count:              65536\nBlock size:               4096"
+    answers = {("test",): (0, ""), ("losetup",): (0, "/dev/loop0"), ("stat",): (0, "1073741824 2048 512")}
+    assert ext3.sizes_of(Fake({**answers, ("dumpe2fs", "-h", "/dev/loop0"): (0, said)}), "x") == (GIB, GIB // 4, MIB)
     with pytest.raises(SmsError, match="is not an ext3"):
-        ext3.sizes_of(Fake({("sh",): (1, ""), ("sh", "-c", ext3.USERS): (0, "")}), "x")
+        ext3.sizes_of(Fake({**answers, ("dumpe2fs",): (1, "")}), "x")
 
 
 def test_the_agent_reads_a_superblock(tmp_path: Path) -> None:
@@ -116,6 +117,7 @@ class Held(Fake):
             ("sh",): (0, ""),
             ("sync",): (0, ""),
             ("test",): (0, ""),
+            ("losetup",): (0, ""),
         }
         super().__init__(answers, name="host-a")
         self.meanwhile = meanwhile

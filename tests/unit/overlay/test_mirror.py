@@ -26,7 +26,8 @@ from appliance.plan.overlay.mirror import (
 )
 from appliance.progress import Silent
 from appliance.tools.btrfs import Btrfs, read_scrub
-from appliance.tools.mdadm import EVENTS, INSPECT, SYNC, Md, device_of
+from appliance.tools.mdadm import SYNC, Md, device_of
+from appliance.tools.programs import FIND
 
 TWO = Mirror("c", "btrfs", 5 * GIB, (Member(1, "/a", 1, "u1"), Member(2, "/b", 2, "u2")), "whole")
 WHOLE = {1: Seen(True, "whole", "u1", 7), 2: Seen(True, "whole", "u2", 7)}
@@ -174,11 +175,26 @@ def test_devices_of_btrfs() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, status, words", [("btrfs", 44, "btrfs-progs"), ("btrfs", 45, "kernel"), ("md", 45, "raid1")]
+    ("kind", "missing", "listed", "loads", "words"),
+    [
+        ("btrfs", "mkfs.btrfs", True, True, "btrfs-progs"),
+        ("btrfs", "", False, False, "kernel"),
+        ("btrfs", "", True, False, ""),
+        ("btrfs", "", False, True, ""),
+        ("md", "mdadm", True, True, "mdadm is not"),
+        ("md", "mkfs.xfs\nmkfs.ext4", True, True, "mkfs.xfs or mkfs.ext4"),
+        ("md", "mkfs.xfs", True, False, ""),
+        ("md", "", False, False, "raid1"),
+        ("md", "", False, True, ""),
+    ],
 )
-def test_what_a_host_lacks(kind: str, status: int, words: str) -> None:
-    assert words in TOOLS[kind].lacks(Fake({("sh",): (status, "")}))
-    assert TOOLS[kind].lacks(Fake({("sh",): (0, "")})) == ""
+def test_what_a_host_lacks(kind: str, missing: str, listed: bool, loads: bool, words: str) -> None:
+    def find(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        return 0, "\n".join(name for name in missing.split() if name in argv)
+
+    answers = {("grep",): (0 if listed else 1, ""), ("env", "modprobe"): (0 if loads else 1, "")}
+    found = TOOLS[kind].lacks(Fake({("sh", "-c", FIND): find, **answers}))
+    assert words in found if words else not found
 
 
 UUID = "3f1a2b4c:00000000:11111111:22222222"
@@ -199,8 +215,9 @@ DETAIL = """\
 
 def md_host(**more: str) -> Fake:
     answers = {
-        ("sh", "-c", INSPECT): (0, MD),
-        ("sh", "-c", EVENTS): (0, "17"),
+        ("mdadm", "--examine"): (0, "     Array State : AA\n          Events : 17\n"),
+        ("env", "mdadm", "--examine", "--export"): (0, MD),
+        ("test",): (0, ""),
         ("sh", "-c", SYNC): (0, more.get("differ", "0")),
         ("sh",): (0, ""),
         ("mdadm",): (0, ""),
@@ -219,7 +236,7 @@ def test_md_is_created_and_stopped() -> None:
     host = md_host()
     made = Md().make(host, ["/dev/loop0", "/dev/loop1"], "sms-c")
     assert made.uuid == UUID and made.devices == ((0, "aa:bb:cc:dd"), (1, "aa:bb:cc:dd"))
-    argvs = [argv for argv in host.asked if argv[0] != "sh"]
+    argvs = [argv for argv in host.asked if argv[0] not in ("sh", "test", "env") and argv[1] != "--examine"]
     assert argvs[0] == (
         *("mdadm", "--create", "/dev/md/sms-c", "--run", "--level", "1", "--raid-devices", "2", "--metadata", "1.2"),
         *("--bitmap", "internal", "--assume-clean", "--homehost", "any", "/dev/loop0", "/dev/loop1"),

@@ -116,7 +116,11 @@ def host(
         ("sh", "-c"): (0, ""),
         ("sh", "-c", python.FIND): (0, "python3"),
         ("mkdir",): (0, ""),
+        ("find",): (0, ""),
         ("test",): (0 if overlay else 1, ""),
+        ("test", "-L"): (1, ""),
+        ("test", str(cluster().places.overlay), "-ef"): (1, ""),
+        ("losetup",): (0, "\n".join(users)),
         ("apptainer", "instance", "list"): (0, json.dumps({"instances": instances})),
         ("python3", "-I", installed_path()): ask,
         ("readlink",): (0, IMAGE),
@@ -124,12 +128,7 @@ def host(
         **(more or {}),
     }
 
-    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        output = {"users": "\n".join(users), "real": argv[4]}
-        return 0, output.get(argv[3], "")
-
-    answers[("sh", "-c")] = shell
-    fake = Fake({**answers, **(more or {})}, name="host-a")
+    fake = Fake(answers, name="host-a")
     site = cluster()
     if lease is not None:
         record = {"cluster": "sample", "generation": 7, "holder": None, "since": 1.0, **lease}
@@ -417,27 +416,20 @@ def test_an_identical_overlay_is_not_replaced() -> None:
 
 def test_an_overlay_too_damaged_for_a_snapshot_gets_a_second_name() -> None:
     """The overlay's name exists at every moment: otherwise a start would create an empty one."""
-    called: list[tuple[str, ...]] = []
-
-    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        called.append(argv)
-        return 0, {"keep": argv[-1], "real": argv[-1]}.get(argv[3], "")
-
-    bad = {"message": "its file system is damaged", "hint": "", "status": 1}
-    fake = host({"list": LISTED, "take": bad, "restore": restored}, lease={}, more={("sh", "-c"): shell})
     overlay = str(cluster().places.overlay)
+    bad = {"message": "its file system is damaged", "hint": "", "status": 1}
+    more = {("test", "-e", f"{overlay}.before-40"): (1, ""), ("ln",): (0, ""), ("sync",): (0, "")}
+    fake = host({"list": LISTED, "take": bad, "restore": restored}, lease={}, more=more)
     kept = restore(cluster(), fake, "40", Silent()).kept
     assert kept and kept.path == f"{overlay}.before-40" and "its file system is damaged" in kept.why
-    (keep,) = [argv for argv in called if argv[3] == "keep"]
-    assert "ln -T" in keep[2] and keep[4:] == (overlay, f"{overlay}.before-40")
+    assert ("ln", "-T", "--", overlay, f"{overlay}.before-40") in fake.asked
 
 
 def test_an_overlay_that_cannot_be_kept_at_all_is_not_replaced() -> None:
-    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        return (1, "ln: no hard links here") if argv[3] == "keep" else (0, argv[-1] if argv[3] == "real" else "")
-
+    overlay = str(cluster().places.overlay)
     bad = {"message": "its file system is damaged", "hint": "", "status": 1}
-    fake = host({"list": LISTED, "take": bad}, lease={}, more={("sh", "-c"): shell})
+    more = {("test", "-e", f"{overlay}.before-40"): (1, ""), ("ln",): (1, "ln: no hard links here")}
+    fake = host({"list": LISTED, "take": bad}, lease={}, more=more)
     with pytest.raises(SmsError, match=r"neither as a snapshot \(host-a: its file system is damaged\) nor as"):
         restore(cluster(), fake, "40", Silent())
 
@@ -451,20 +443,14 @@ def test_where_nothing_can_be_kept_nothing_is_restored() -> None:
 
 def test_a_link_stays_one() -> None:
     """The overlay's name is a link into the mirror: the restore writes there and does not replace the link."""
-
-    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        return (0, "/mirror/sample.img") if argv[3] == "real" else (0, "")
-
-    fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={}, more={("sh", "-c"): shell})
+    more = {("test", "-L"): (0, ""), ("readlink", "-e"): (0, "/mirror/sample.img")}
+    fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={}, more=more)
     assert restore(cluster(), fake, "40", Silent()).target == "/mirror/sample.img"
     assert requests(fake, "restore")[0]["target"] == "/mirror/sample.img"
 
 
 def test_a_link_to_nothing_is_refused() -> None:
-    def shell(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        return (44, "") if argv[3] == "real" else (0, "")
-
-    fake = host({"list": LISTED}, lease={}, more={("sh", "-c"): shell})
+    fake = host({"list": LISTED}, lease={}, more={("test", "-L"): (0, ""), ("readlink", "-e"): (1, "")})
     with pytest.raises(Refused, match="is a link to a missing file"):
         restore(cluster(), fake, "40", Silent())
 

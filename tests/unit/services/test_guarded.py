@@ -12,11 +12,11 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
-from appliance.operations.services.guarded import IS_LOCKED, START, STOP, start_guard
+from appliance.operations.services.guarded import START, STOP, start_guard
 from appliance.progress import Silent
+from appliance.tools.files import HELD, is_locked
 from tests.places import DEBIAN_SITE
 
-HERE = ("sh", "-c", IS_LOCKED)
 STARTS = ("sh", "-c", START)
 
 
@@ -64,7 +64,8 @@ class Recorder(Silent):
 def remote(*, sms: str = "/usr/bin/sms", guarded: bool = False, site: bytes = b"cluster: sample") -> Fake:
     host = Fake(
         {
-            HERE: (0 if guarded else 1, ""),
+            ("test", "-e"): (0, ""),
+            ("flock",): (HELD if guarded else 0, ""),
             ("sh", "-c", "command -v sms"): (0, sms),
             ("test", "-d", "/run/systemd/system"): (1, ""),
             STARTS: (0, ""),
@@ -105,10 +106,10 @@ def test_single_host_needs_no_guard() -> None:
 
 def test_guard_is_stopped_through_its_lock(tmp_path: Path) -> None:
     here, lock = Local("here"), str(tmp_path / "lock")
-    assert not here.works("sh", "-c", IS_LOCKED, "runs", lock)
+    assert not is_locked(here, lock)
     here.run("sh", "-c", STOP, "end", lock)  # no guard runs
     holder = 'exec 9>"$1"; flock 9; echo $$ >"$1"; echo held; exec sleep 100'
     with here.hold("sh", "-c", holder, "holder", lock):
-        assert here.works("sh", "-c", IS_LOCKED, "runs", lock)
+        assert is_locked(here, lock)
         here.run("sh", "-c", STOP, "end", lock)
-        assert not here.works("sh", "-c", IS_LOCKED, "runs", lock)
+        assert not is_locked(here, lock)

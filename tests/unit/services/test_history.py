@@ -11,7 +11,7 @@ import pytest
 
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.history import APPEND, note, read_history
+from appliance.operations.history import note, read_history
 
 
 @pytest.fixture
@@ -39,13 +39,6 @@ def test_truncated_line_is_skipped(cluster: Cluster) -> None:
     path.write_bytes(path.read_bytes() + b'{"at": 1, "ev')
     note(cluster, host, "start", "again")
     assert [line["event"] for line in read_history(cluster, host)] == ["started", "again"]
-
-
-def test_killed_writer_writes_nothing(cluster: Cluster) -> None:
-    for text in (b"", b'{"at": 1'):
-        words = ("sh", "-c", APPEND, "note", str(cluster.places.history), "20")
-        assert Local("host-a").run(*words, input=text, ok=None).status == 1
-    assert not Path(cluster.places.history).exists()
 
 
 def test_concurrent_writers_never_mix_lines(cluster: Cluster) -> None:

@@ -17,10 +17,10 @@ from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
 from appliance.operations.snapshots.status import SnapshotStatus
 from appliance.operations.vm.deferred import Deferred
-from appliance.plan.migration.lease import Lease
 from appliance.plan.services.note import StartNote
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
 

@@ -211,7 +211,7 @@ def test_a_reason_that_borg_truncates_is_taken_from_ssh(read: list[str]) -> None
     [("borg 1.2.4", True), ("borg 1.4.0", True), ("borg 1.1.16", False), ("borg 2.0.0b5", False), ("", False)],
 )
 def test_which_borg_works(version: str, fine: bool) -> None:
-    host = Fake({("sh",): (0, version), ("stat",): (0, "600 0 45")})
+    host = Fake({("sh",): (0, ""), ("borg", "--version"): (0, version), ("stat",): (0, "600 0 45")})
     if fine:
         borg.check_ready(host, FAR)
     else:
@@ -222,7 +222,7 @@ def test_which_borg_works(version: str, fine: bool) -> None:
 @pytest.mark.parametrize("stat", ["640 0 45", "604 0 45", "600 1000 45", "600 0 0"])
 def test_a_passphrase_that_is_none(stat: str) -> None:
     with pytest.raises(Refused):
-        borg.check_ready(Fake({("sh",): (0, "borg 1.2.4"), ("stat",): (0, stat)}), FAR)
+        borg.check_ready(Fake({("sh",): (0, ""), ("borg",): (0, "borg 1.2.4"), ("stat",): (0, stat)}), FAR)
 
 
 @pytest.mark.parametrize(

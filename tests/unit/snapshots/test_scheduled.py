@@ -27,10 +27,10 @@ from appliance.operations.snapshots.schedule import install_schedule, remove_sch
 from appliance.operations.snapshots.scheduled import run_scheduled
 from appliance.operations.snapshots.snapshot import SnapshotOptions, Taken
 from appliance.operations.snapshots.status import snapshot_status
-from appliance.plan.migration.lease import Lease
 from appliance.plan.snapshots.runs import Run, read_run
 from appliance.plan.snapshots.schedule import job, plan_schedule
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.tools import agent
 from tests import stores
 from tests.places import DEBIAN_SITE
@@ -48,6 +48,8 @@ class Files(Fake):
         super().__init__(
             {
                 ("sh", "-c"): self.shell,
+                ("test", "-d", "/run/systemd/system"): lambda *_: (0 if self.kind == "systemd" else 1, ""),
+                ("test", "-d", "/etc/cron.d"): lambda *_: (0 if self.kind == "cron" else 1, ""),
                 ("systemctl",): (0, ""),
                 ("systemctl", "is-enabled"): lambda *_: (0 if TIMER in self.files else 1, ""),
                 ("systemctl", "is-active"): lambda *_: (0 if TIMER in self.files else 1, ""),
@@ -59,8 +61,6 @@ class Files(Fake):
         self.files["/etc/sms/sms.yaml"] = b"cluster: sample\n"
 
     def shell(self, argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        if "systemd/system" in argv[2]:
-            return (0, self.kind) if self.kind else (1, "")
         return (0, "/usr/bin/sms") if "command -v sms" in argv[2] else (0, "")
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:

@@ -16,7 +16,7 @@ from appliance.lab import render
 from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
 from appliance.operations.context import Cluster
-from appliance.operations.upgrade.rehearse_checks import count_cables, is_idle, read_jobs
+from appliance.operations.upgrade.rehearse_checks import count_cables, is_idle, read_jobs, read_recovered
 from appliance.operations.upgrade.rehearse_folders import Record, read_record, remove_leftovers, write_record
 from appliance.operations.upgrade.rehearse_plan import (
     CARRIER,
@@ -204,6 +204,18 @@ def test_a_hosts_file_is_read() -> None:
 def test_jobs_that_the_state_must_have() -> None:
     told = "job.7 100.5\njob.12 50\njob.13 195\njob.x 10\n"
     assert read_jobs(told, 200.0) == [7, 12], "13 came 5 s before the state was copied"
+
+
+def test_the_jobs_that_a_controller_has_recovered() -> None:
+    log = (
+        "[2026-11-21T21:00:00] slurmctld version 22.05.8 started on cluster lab\n"
+        "[2026-11-21T21:00:01] Recovered JobId=3 Assoc=0\n"
+        "[2026-11-21T22:00:00] slurmctld version 22.05.8 started on cluster lab\n"
+        "[2026-11-21T22:00:01] Recovered JobId=4 Assoc=0\n"
+        "[2026-11-21T22:00:01] Recovered JobId=5_1(6) Assoc=0\n"
+        "[2026-11-21T22:00:01] Recovered information about 2 jobs\n"
+    )
+    assert read_recovered(log) == {4} and read_recovered(log.splitlines()[1]) == {3} and read_recovered("") == set()
 
 
 def cable(index: int, far: int, name: str = "eth0", kind: str = "veth") -> dict[str, Any]:

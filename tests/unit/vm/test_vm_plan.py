@@ -24,10 +24,11 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.vm.image import VmImage
 from appliance.operations.vm.inside import read_console
-from appliance.operations.vm.snapshots import check_name
+from appliance.operations.vm.migrate import _keep_as_snapshot
+from appliance.operations.vm.restore import _copy
+from appliance.operations.vm.snapshots import NOTE, check_name
 from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
-from appliance.operations.vm.status import BUSY
-from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, read_health
+from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, finish_restore, read_health
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 from appliance.plan.vm.vm import (
     Launch,
@@ -40,6 +41,7 @@ from appliance.plan.vm.vm import (
     vm_places,
 )
 from appliance.share import share
+from appliance.tools.files import is_locked
 
 SITE: dict[str, Any] = {
     "cluster": "one",
@@ -275,6 +277,25 @@ def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
     assert (tmp_path / "root.restored").exists() and (tmp_path / "restore.json").exists()
 
 
+def test_disks_become_a_snapshot_and_are_copied_back(tmp_path: Path) -> None:
+    where = vm_places(make_site(tmp_path, directory=str(tmp_path / "vm")))
+    disks = Path(where.disks)
+    assert _keep_as_snapshot(Local(), where, "moved", prefix="before") == ""
+    disks.mkdir(parents=True)
+    for path in (where.root, where.state, where.root_image):
+        Path(path).write_text(path.name)
+    kept = _keep_as_snapshot(Local(), where, "moved", prefix="before")
+    folder = Path(where.snapshots) / kept
+    assert {path.name for path in folder.iterdir()} == {"root.image", "root.qcow2", "state.qcow2", NOTE}
+    _copy(Local(), where, str(folder))
+    copied = {path.name: path.read_text() for path in disks.iterdir() if path.is_file()}
+    assert copied == {f"{name}.restored": text for name, text in RESTORED.items()}
+    assert finish_restore(Local(), where) == "" and not list(disks.glob("*.restored"))
+
+
+RESTORED = {"root": "root.qcow2", "state": "state.qcow2", "root.image": "root.image"}
+
+
 def test_unreadable_records_are_ignored() -> None:
     """A damaged record counts as missing."""
     assert read_holder(Holder("a", 3).text()) == Holder("a", 3)
@@ -358,10 +379,10 @@ def test_the_console_log_of_a_failed_start_is_kept(tmp_path: Path) -> None:
 def test_a_start_in_progress_is_detected(tmp_path: Path) -> None:
     """The lock is neither waited for nor created."""
     lock = tmp_path / "vm.lock"
-    assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0 and not lock.exists()
+    assert not is_locked(Local(), str(lock)) and not lock.exists()
     with Local().lock(str(lock)):
-        assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 9
-    assert Local().run("sh", "-c", BUSY, "busy", str(lock), ok=None).status == 0
+        assert is_locked(Local(), str(lock))
+    assert not is_locked(Local(), str(lock))
 
 
 def test_snapshots_of_other_hosts_are_counted() -> None:

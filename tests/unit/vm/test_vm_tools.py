@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import SmsError
+from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import (
@@ -25,6 +26,8 @@ from appliance.tools.qemu import (
     has_ended,
     image_info,
     launch,
+    make_disk,
+    make_root,
     make_state,
     probe_accel,
 )
@@ -109,6 +112,26 @@ def test_the_states_disk_is_an_empty_file_system(tmp_path: Path, need: Need) -> 
     assert info and info["virtual-size"] == 600 << 20 and info["format"] == "qcow2"
     assert [path.name for path in tmp_path.iterdir()] == ["state.qcow2"]
     assert image_info(Local(), str(tmp_path / "none")) is None
+
+
+def test_disks_are_empty_and_readable_by_root_only(tmp_path: Path, need: Need) -> None:
+    need("qemu-img")
+    image, root, over = (str(tmp_path / name) for name in ("image.qcow2", "root.qcow2", "over.qcow2"))
+    make_disk(Local(), image, size=64 << 20)
+    make_root(Local(), root, image)
+    make_disk(Local(), over, backing="/not/there.qcow2", size=32 << 20)
+    for path, size, backing in ((image, 64, None), (root, 64, image), (over, 32, "/not/there.qcow2")):
+        info = image_info(Local(), path)
+        assert info and (info["virtual-size"], info.get("backing-filename")) == (size << 20, backing)
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.qcow2", "over.qcow2", "root.qcow2"]
+
+
+def test_when_a_machine_has_ended() -> None:
+    host = Fake({("cat",): (1, "No such file or directory")})
+    for pid, state in {7: "S (sleeping)", 8: "Z (zombie)"}.items():
+        host.answers["cat", f"/proc/{pid}/status"] = (0, f"Name:\tq\nState:\t{state}\n")
+    assert [has_ended(host, Process(pid, 0.0)) for pid in (7, 8, 9)] == [False, True, True]
 
 
 def test_the_probe_gives_a_reason() -> None:

@@ -1,0 +1,43 @@
+"""The history of a host: a file with one JSON line per event."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+def make_event(host: str, verb: str, event: str, facts: dict[str, Any]) -> str:
+    """Return the line of an event that happens now."""
+    line = {"at": round(time.time(), 3), "host": host, "verb": verb, "event": event, **facts}
+    return json.dumps(line, ensure_ascii=True)
+
+
+@dataclass(frozen=True)
+class AppendLine:
+    """Append a line to file ``path`` in one write, so that concurrent lines never mix; it is then on the disk."""
+
+    path: str
+    line: str
+
+    def perform(self) -> None:
+        """Append the line.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            # A crash may have truncated the last line.
+            whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"
+            data = (b"" if whole else b"\n") + self.line.encode() + b"\n"
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,66 @@
+"""Images copied between hosts: whole, resumed, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.errors import SmsError
+from appliance.host.base import Result
+from appliance.host.local import Local
+from appliance.host.stream import Stream
+from appliance.operations.image.copy import copy_image
+from appliance.progress import Silent
+
+FOLDER = "/images-of-this-host"
+IMAGE = f"{FOLDER}/a.sif"
+DATA = bytes(range(256)) * 8_000
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+class InFolder(Local):
+    """A host whose image folder is a folder of this test."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder.name)
+        self.image = folder / "a.sif"
+        self.part = folder / "a.sif.part"
+
+    def _here(self, argv: tuple[str, ...]) -> list[str]:
+        return [word.replace(FOLDER, str(self.image.parent)) for word in argv]
+
+    def run(self, *argv: str, **more: Any) -> Result:
+        return super().run(*self._here(argv), **more)
+
+    def stream(self, *argv: str, **more: Any) -> AbstractContextManager[Stream]:
+        return super().stream(*self._here(argv), **more)
+
+
+@pytest.mark.parametrize("part", [None, b"", DATA[:1_000_001], DATA, DATA + b"more"])
+def test_a_partial_copy_is_resumed(tmp_path: Path, part: bytes | None) -> None:
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    source.image.parent.mkdir()
+    source.image.write_bytes(DATA)
+    if part is not None:
+        target.part.parent.mkdir()
+        target.part.write_bytes(part)
+        target.part.chmod(0o600)
+    assert copy_image(source, IMAGE, SHA256, target, Silent())
+    assert target.image.read_bytes() == DATA and target.image.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in target.image.parent.iterdir()] == ["a.sif"]
+    assert not copy_image(source, IMAGE, SHA256, target, Silent())
+
+
+def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    source.image.write_bytes(DATA)
+    target.part.write_bytes(b"x" * 1000)
+    with pytest.raises(SmsError, match="is corrupt"):
+        copy_image(source, IMAGE, SHA256, target, Silent())
+    assert list(target.image.parent.iterdir()) == []
