@@ -55,7 +55,7 @@ class HostInFolder(Local):
 
     def perform(self, request: Request) -> Any:
         if self.cut:
-            raise Unreachable(f"{self.name}: cut off")
+            raise Unreachable(f"{self.name}: interrupted")
         if self.remote:
             raise NotImplementedError
         return super().perform(replace(request, path=request.path.replace(STATE, str(self.folder))))
