@@ -11,7 +11,7 @@ help:
 	@echo "make demo-vm set up, then the provisioning VM: machines without a disk boot from it; it is switched off"
 	@echo "make fast    unit tests that need no other program (under a minute, no root once set up)"
 	@echo "make test    set up, then check and test every behaviour, with real programs as root (half an hour)"
-	@echo "make test-full  every case: matrices, soaks, 450 nodes, fuzzing (3 hours; goes on where it ended)"
+	@echo "make test-full  every case: matrices, soaks, 450 nodes, fuzzing (an hour; goes on where it ended)"
 	@echo "make lint    mypy, ruff, shellcheck, house rules"
 	@echo "make bench   the benchmarks of 20 minutes: JSON lines, and a table; make bench-full has all of them"
 	@echo "make core    compile the native core of sms classify (setup does when it changed)"
