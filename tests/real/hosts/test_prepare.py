@@ -117,7 +117,7 @@ def test_a_port_that_the_host_needs_is_refused_and_the_bridge_not_made(cluster: 
     assert result.status == 1
     said = result.stderr.decode()
     assert "this SSH connection uses br-pub: making it a port of br-cut would disconnect the host" in said
-    assert "hint: name another interface" in said
+    assert "hint: use another interface" in said
     assert not cluster.host("host-a").works("ip", "link", "show", "br-cut")
 
 
