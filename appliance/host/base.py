@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from appliance.errors import SmsError
+from appliance.shared.files import ALWAYS
 
 if TYPE_CHECKING:
     from appliance.host.stream import Stream
@@ -205,8 +206,11 @@ class Host(ABC):
         check_written(self.name, path, result.status, result.stderr)
         return True
 
-    def perform(self, request: Request) -> Any:
+    def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
         """Perform a request in this process if the host is this machine.
+
+        Args:
+            may_commit: entered before the file is changed; yields whether it may be.
 
         Raises:
             NotImplementedError: it is another machine, where the agent performs it (``tools.agent.perform``).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, BinaryIO
 
 from appliance.host.base import (
@@ -18,6 +18,7 @@ from appliance.host.base import (
     count_bytes,
 )
 from appliance.host.stream import LineReader, Stream
+from appliance.shared.files import ALWAYS
 from appliance.shared.history import AppendLine
 from appliance.shared.requests import Request
 
@@ -127,7 +128,7 @@ class Fake(Host):
     def stream(self, *argv: str, on_line: OnLine | None = None) -> Iterator[Stream]:
         yield FakeStream(self.name, argv, lambda given: self._answer(argv, given), LineReader(on_line))
 
-    def perform(self, request: Request) -> Any:
+    def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
         """Append to the text of ``files``; other requests are errors of the test."""
         assert isinstance(request, AppendLine), f"no answer for {request}"
         self.files[request.path] = self.files.get(request.path, b"") + request.line.encode() + b"\n"

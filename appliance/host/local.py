@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -29,6 +29,7 @@ from appliance.host.base import (
     write_argv,
 )
 from appliance.host.stream import LATE_S, LineReader, Stream
+from appliance.shared.files import ALWAYS
 from appliance.shared.requests import Request
 
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -286,8 +287,8 @@ class Local(Host):
         finally:
             stream.close()
 
-    def perform(self, request: Request) -> Any:
-        return super().perform(request) if self.prefix else request.perform()
+    def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
+        return super().perform(request) if self.prefix else request.perform(may_commit)
 
     def interact(self, *argv: str) -> int:
         return subprocess.run([*self.prefix, *argv], check=False, env=inherited()).returncode

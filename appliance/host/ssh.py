@@ -1,4 +1,4 @@
-"""A host over SSH. Its host key must be known; there are no prompts except in ``interact``, and no key is accepted on first use."""
+"""A host over SSH. Its host key must be known: no key is accepted on first use. Only ``interact`` may prompt."""
 
 from __future__ import annotations
 

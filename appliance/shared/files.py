@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Iterator
 
 
@@ -16,8 +17,20 @@ def sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
+ALWAYS: AbstractContextManager[bool] = nullcontext(True)
+"""Allows every commit."""
+
+
+def replace_file(
+    path: str, data: bytes, mode: int = 0o600, *, may_commit: AbstractContextManager[bool] = ALWAYS
+) -> bool:
     """Replace a file atomically: a reader, or the machine after a power failure, sees the old or the new content.
+
+    Args:
+        may_commit: entered before the new file is renamed; yields whether it may be.
+
+    Returns:
+        Whether it was replaced.
 
     Raises:
         OSError: it could not be written; the old file is unchanged.
@@ -34,12 +47,17 @@ def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.rename(beside, path)
+        with may_commit as allowed:
+            if allowed:
+                os.rename(beside, path)
+            else:
+                os.unlink(beside)
     except BaseException:
         if os.path.exists(beside):
             os.unlink(beside)
         raise
     sync_folder(folder)
+    return allowed
 
 
 def free_bytes(where: str | os.PathLike[str] | int) -> int:

@@ -6,8 +6,11 @@ import errno
 import json
 import os
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+
+from appliance.shared.files import ALWAYS
 
 
 def make_event(host: str, verb: str, event: str, facts: dict[str, Any]) -> str:
@@ -23,8 +26,8 @@ class AppendLine:
     path: str
     line: str
 
-    def perform(self) -> None:
-        """Append the line.
+    def perform(self, may_commit: AbstractContextManager[bool] = ALWAYS) -> None:
+        """Append the line, if it may be.
 
         Raises:
             OSError: it cannot be written.
@@ -36,7 +39,9 @@ class AppendLine:
             # A crash may have truncated the last line.
             whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"
             data = (b"" if whole else b"\n") + self.line.encode() + b"\n"
-            if os.write(descriptor, data) < len(data):
+            with may_commit as allowed:
+                done = os.write(descriptor, data) if allowed else len(data)
+            if done < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
             os.fsync(descriptor)
         finally:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Optional
 
-from appliance.shared.files import replace_file
+from appliance.shared.files import ALWAYS, replace_file
 from appliance.shared.locks import Locked, hold_lock
 
 MAX_GENERATION = 1 << 40
@@ -113,8 +114,11 @@ class SwapLease:
     own: bool = True
     wait_s: float = 0.0
 
-    def perform(self) -> str:
+    def perform(self, may_commit: AbstractContextManager[bool] = ALWAYS) -> str:
         """Return the outcome.
+
+        Args:
+            may_commit: as for ``replace_file``; where it forbids the write, the outcome is ``BUSY``.
 
         Raises:
             OSError: the file cannot be written; it is unchanged.
@@ -130,7 +134,6 @@ class SwapLease:
                     return LOST_RACE
                 if self.generation not in (None, generation) or peek(new)[0] < generation:
                     return LOST_RACE
-                replace_file(self.path, new)
-                return WRITTEN
+                return WRITTEN if replace_file(self.path, new, may_commit=may_commit) else BUSY
         except Locked:
             return BUSY

@@ -70,7 +70,7 @@ def install(host: Host) -> tuple[str, ...]:
 
 
 def argv(installed: tuple[str, ...], command: str, request: dict[str, Any]) -> tuple[str, ...]:
-    """Return the command line of a request. A request contains paths and numbers, never a secret."""
+    """Return the command line of a request. It never contains a secret: other users see command lines."""
     return (*installed, command, json.dumps(request))
 
 
@@ -105,6 +105,8 @@ def call(
 def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
     """Perform a request of ``shared/requests.py`` on the host; return its reply.
 
+    Ctrl-C leaves the file unchanged, or changed before this ends.
+
     Raises:
         SmsError: the host reports that it failed.
         CommandTimeout, Unreachable: as ``Host.run``.
@@ -123,20 +125,49 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
     return reader.outcome(result)["reply"]
 
 
+class Cancellation:
+    """Entered by a thread that commits: yields whether its caller still waits, who cannot give up meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def __enter__(self) -> bool:
+        self._lock.acquire()
+        return not self._cancelled
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def cancel(self) -> None:
+        """Forbid the commit. One that is under way ends first, unless its disk blocks it for more than a second."""
+        held = self._lock.acquire(timeout=1)
+        self._cancelled = True
+        if held:
+            self._lock.release()
+
+
 def _within(timeout: float, host: Host, request: Request) -> Any:
-    """Perform a request in this process, in a thread of its own: a failed disk may block it for ever."""
+    """Perform a request in this process, in a thread of its own: a failed disk may block it for ever.
+
+    If this ends early, by an interrupt or by its time limit, the request changes nothing afterwards.
+    """
     done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    cancellation = Cancellation()
 
     def work() -> None:
         try:
-            done.put((host.perform(request), None))
+            done.put((host.perform(request, cancellation), None))
         except Exception as error:
             done.put((None, error))
 
     threading.Thread(target=work, daemon=True).start()
     try:
         reply, error = done.get(timeout=timeout)
-    except queue.Empty:
+    except BaseException as reason:
+        cancellation.cancel()
+        if not isinstance(reason, queue.Empty):
+            raise
         result = Result(host.name, (type(request).__name__, request.path), -signal.SIGKILL, b"", b"")
         raise CommandTimeout(result, hint=f"it did not end within {timeout:g} s; has the disk failed?") from None
     if error:

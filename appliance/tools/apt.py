@@ -80,6 +80,8 @@ class Resolver:
         """Return apt's version and the digests of its lists, which identify the result."""
         find = ("find", f"{self.folder}/lists", "-maxdepth", "1", "-name")
         digests = self.host.run(*find, "*Release", "-exec", "sha256sum", "--", "{}", "+").text.splitlines()
+        if not digests:
+            raise SmsError(f"{self.host.name}: no package lists in {self.folder}/lists", hint="run it again")
         packages = self.host.run(*find, "*_Packages*").text.splitlines()
         return "\n".join([self.host.run("apt-get", "--version").text, *sorted(digests), *sorted(packages)])
 

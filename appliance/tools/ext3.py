@@ -12,11 +12,10 @@ UNCORRECTED = 4
 OPERATIONAL = 8 | 16 | 32 | 128
 """Bits for operational errors: the image could not be opened, or e2fsck was cancelled."""
 
-# losetup compares device and inode, but only the name if the file does not exist.
-
 
 def users_of(host: Host, path: str) -> list[str]:
     """Return the loop devices of this host that have the file open."""
+    # losetup compares device and inode, but only the name if the file does not exist.
     if not host.works("test", "-e", path):
         return []
     return host.run("losetup", "--noheadings", "--output", "NAME", "--associated", path).text.split()

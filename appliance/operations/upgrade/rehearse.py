@@ -52,7 +52,7 @@ from appliance.operations.upgrade.rehearse_plan import (
 from appliance.operations.upgrade.rehearse_vm import need_polls, vm_off
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
-from appliance.tools import agent, ext3
+from appliance.tools import agent, ext3, files
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import query_space
 
@@ -404,8 +404,7 @@ def _place_image(cluster: Cluster, mine: Cluster, image: Image, folder: Path) ->
     here = Local()
     here.run("mkdir", "-p", "-m", "0700", str(target.parent))
     # A copy, not a link: the search for loop devices on it must not find production's.
-    here.run("cp", "--reflink=auto", "-T", image.path, str(target), timeout=600)
-    target.chmod(0o600)
+    files.copy_sparse(here, image.path, str(target), timeout=600)
     for number, key in enumerate(cluster.site.signing.public_keys):
         here.write(str(key_copy(folder, number, key)), key.read_bytes()) if key.is_file() else None
     return target

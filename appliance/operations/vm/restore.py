@@ -75,7 +75,7 @@ def _copy(host: Host, where: VmPlaces, folder: str) -> None:
         host.run("sync", beside, timeout=4 * 3600)
     image = where.root_image.name
     if host.works("test", "-e", f"{folder}/{image}"):
-        host.run("cp", "--", f"{folder}/{image}", f"{where.disks}/{image}.restored")
+        files.copy_sparse(host, f"{folder}/{image}", f"{where.disks}/{image}.restored", timeout=60)
     host.run("sync", "-f", str(where.disks), timeout=4 * 3600)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Container
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, check_lease, query_lease, release_lease, take_lease
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
+from appliance.shared.files import ALWAYS
 from appliance.shared.lease import SwapLease
+from appliance.shared.locks import hold_lock
 from appliance.shared.requests import Request
 from appliance.tools import agent
 from tests.places import DEBIAN_SITE
@@ -53,12 +57,12 @@ class HostInFolder(Local):
         words = (word.replace(STATE, str(self.folder)) for word in argv)
         return super().run(*words, input=input, ok=ok, timeout=timeout, on_line=on_line)
 
-    def perform(self, request: Request) -> Any:
+    def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
         if self.cut:
             raise Unreachable(f"{self.name}: interrupted")
         if self.remote:
             raise NotImplementedError
-        return super().perform(replace(request, path=request.path.replace(STATE, str(self.folder))))
+        return super().perform(replace(request, path=request.path.replace(STATE, str(self.folder))), may_commit)
 
 
 class Pair:
@@ -322,11 +326,35 @@ def test_a_request_that_blocks_is_given_up() -> None:
     """The disk of this host hangs."""
 
     class Hanging(Local):
-        def perform(self, request: Request) -> Any:
+        def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
             threading.Event().wait()
 
     with pytest.raises(CommandTimeout, match="SwapLease /x"):
         agent.perform(Hanging("host-a"), SwapLease("/x", ""), timeout=0.1)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_request_that_was_given_up_changes_nothing_later(tmp_path: Path, interrupted: bool) -> None:
+    """By its time limit, or by Ctrl-C: what undoes the caller's work must not be overtaken by it."""
+    path, ended = tmp_path / "lease", threading.Event()
+
+    class Here(Local):
+        def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
+            try:
+                return super().perform(request, may_commit)
+            finally:
+                ended.set()
+
+    with hold_lock(f"{path}.lock"):
+        if interrupted:
+            timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            timer.start()
+        with pytest.raises(KeyboardInterrupt if interrupted else CommandTimeout):
+            agent.perform(Here("host-a"), SwapLease(str(path), "{}", wait_s=10), timeout=10 if interrupted else 0.3)
+    assert ended.wait(10)
+    assert not path.exists() and not path.with_name("lease.new").exists()
+    agent.perform(Here("host-a"), SwapLease(str(path), "{}"))
+    assert path.read_text() == "{}"
 
 
 def test_host_in_folder_is_a_host(apart: Pair) -> None:
