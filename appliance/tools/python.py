@@ -12,7 +12,7 @@ OLDEST = (3, 9)
 # The system's interpreter first: it has the package manager's modules, which Ansible needs.
 FIND = """\
 for name in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do
-    "$name" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && exec echo "$name"
+    "$name" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && echo "$name" && break
 done
 """
 """Shell script: print the first interpreter that is not too old."""

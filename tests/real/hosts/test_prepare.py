@@ -125,7 +125,7 @@ def test_a_bridge_that_cannot_be_made_whole_is_not_left_half(cluster: lab.Lab) -
     write_site(cluster, "half.yaml", "br-half", "lo")
     result = sms(cluster, "half.yaml", "host", "prepare", "host-a")
     assert result.status == 1
-    assert "bridge br-half could not be made: " in result.stderr.decode()
+    assert "cannot create bridge br-half: " in result.stderr.decode()
     host = cluster.host("host-a")
     assert not host.works("ip", "link", "show", "br-half")
     assert not host.works("test", "-e", "/etc/network/interfaces.d/sms-br-half")

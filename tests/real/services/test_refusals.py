@@ -87,7 +87,7 @@ def address_taken(playground: Playground) -> Iterator[str]:
     node = playground.host("node1")
     node.run("ip", "address", "add", "10.77.0.1/24", "dev", "eth0")
     try:
-        yield "10.77.0.1 is taken"
+        yield "10.77.0.1 is already used by"
     finally:
         node.run("ip", "address", "del", "10.77.0.1/24", "dev", "eth0")
 

@@ -97,7 +97,7 @@ def test_a_profile_is_written_and_fine(sms: Sms, profile: str) -> None:
     done = sms("config", "check", f"{profile}.yaml")
     # The catalogue and the bases are read for it.
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r": fine: cluster \S+, 2 admin hosts, 8 services on ", done.stdout)
+    assert re.search(r": valid: cluster \S+, 2 admin hosts, 8 services on ", done.stdout)
     values = json.loads(sms("--site", f"{profile}.yaml", "config", "show", "--json").stdout)
     assert values["cluster"]
 

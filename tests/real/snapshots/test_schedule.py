@@ -136,7 +136,7 @@ def test_a_failure_reaches_syslog_a_mailbox_and_status(carrier: Playground) -> N
                 failed = carrier.sms(*RUN, ok=(1,))
                 assert failed.stdout == failed.stderr == b"", "cron would mail or log it once more"
                 line = heard.recv(4096).decode()
-                assert "sms" in line and "overlay snapshots of lab: host-a cannot carry" in line
+                assert "sms" in line and "overlay snapshots of lab: host-a cannot run" in line
                 assert line.startswith("<75>"), "cron.err"
         finally:
             host.run("mv", f"{program}.away", program)

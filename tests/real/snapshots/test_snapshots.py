@@ -91,7 +91,7 @@ def test_taken_while_it_runs_listed_shown_and_read_again(running: Playground) ->
     assert "snapshot       3 of lab" in overlay(running, "show", "latest")
     assert json.loads(running.sms("overlay", "show", "2", "--json").stdout) == listed(running)[2]
     said = overlay(running, "verify", "--all")
-    assert [said.count(f"snapshot {number} of lab: whole") for number in (1, 2, 3)] == [1, 1, 1]
+    assert [said.count(f"snapshot {number} of lab: intact") for number in (1, 2, 3)] == [1, 1, 1]
     open_to_others = f"find {STORE} -perm /077"
     assert running.host("host-a").run("sh", "-c", open_to_others).text == "", "there are secrets in it"
     assert running.status()["healthy"]
@@ -126,7 +126,7 @@ def test_damage_is_found_named_and_healed_by_the_next(running: Playground, harm:
     # The overlay still has what the store has lost.
     take(running)
     said = overlay(running, "verify", "--all")
-    assert [said.count(f"snapshot {number} of lab: whole") for number in (1, 2, 3)] == [1, 1, 1]
+    assert [said.count(f"snapshot {number} of lab: intact") for number in (1, 2, 3)] == [1, 1, 1]
 
 
 def test_restored_and_back_again(running: Playground) -> None:
