@@ -276,7 +276,7 @@ def check_by_hand(desk: Desk) -> None:
         desk.sms("files", "remove", name, "--later")
     said = desk.sms("files", "report", "--path", "/nosuch", status=3)
     assert "there is no master file /nosuch" in said
-    assert "no client is online\n  services  no contact yet, " in desk.sms("files", "report")
+    assert "no client is online\n  services  no report yet, " in desk.sms("files", "report")
 
 
 def check_users(desk: Desk, root: Path) -> None:
