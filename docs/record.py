@@ -35,7 +35,8 @@ def final_lines(text: str) -> list[str]:
     for line in text.replace("\r\n", "\n").split("\n"):
         last = re.split(r"\r|\x1b\[2K|\x1b\[1A", line)[-1]
         last = re.sub(r"\x1b\[(?![0-9;]*m)[0-9;?]*[A-Za-z]", "", last)
-        if Text.from_ansi(last).plain.strip():
+        plain = Text.from_ansi(last).plain.strip()
+        if plain and not "\u2800" <= plain[0] <= "\u28ff":  # a spinner: the line's final form follows
             lines.append(last)
     return lines
 
