@@ -120,6 +120,8 @@ class Host(ABC):
     """A machine that runs commands. ``run`` is thread-safe."""
 
     name: str
+    remote = False
+    """Whether it is another machine."""
 
     @abstractmethod
     def run(

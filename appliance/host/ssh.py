@@ -245,6 +245,8 @@ class SshStream(Stream):
 class Ssh(Host):
     """Commands run over one SSH connection, each in its own channel."""
 
+    remote = True
+
     def __init__(
         self,
         name: str,

@@ -79,6 +79,21 @@ class Leases:
         self.queried_at = time.monotonic()
         return self.views
 
+    def prepare(self) -> None:
+        """Do in parallel what a take needs: query all hosts, and copy the agent to those that are other machines.
+
+        Raises:
+            As ``query``.
+        """
+        self.query()
+        with ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
+            list(pool.map(self._prepare_host, self.hosts))
+
+    def _prepare_host(self, name: str) -> None:
+        if self.hosts[name].remote and name not in self.unreachable:
+            with suppress(SmsError):  # the write reports it
+                agent.install(self.hosts[name])
+
     def _query_hosts(self, names: list[str]) -> dict[str, View]:
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             return dict(zip(names, pool.map(self.query_host, names), strict=True))

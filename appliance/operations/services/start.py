@@ -210,7 +210,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
     stopwatch = Stopwatch(parts)
     leases = Leases(host, cluster, without=options.fenced)
     with ThreadPoolExecutor(1) as pool:
-        query = pool.submit(leases.query)  # while the image is verified
+        query = pool.submit(leases.prepare)  # while the image is verified
         with progress.step("check the host"):
             check_bridges(cluster, host)
             check_overlay(cluster, host)
