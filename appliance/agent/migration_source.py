@@ -25,7 +25,7 @@ from appliance.agent import endpoint, protocol
 from appliance.agent.changes import IN_MEMORY, Changes
 from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
-from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import Source
@@ -410,9 +410,9 @@ class MigrationSource:
         except OSError as error:  # a full disk must not prevent services from starting again
             self.host_state.record_event("trouble", why="the lease cannot be written: %s" % (error.strerror or error))
 
-    def recover(self, saved: Dict[str, Any]) -> None:
+    def recover(self, saved: MoveMark) -> None:
         """Continue from the state that a killed run saved. After a crash of the host only the overlay is left."""
-        self.state, self.ports = saved["state"], saved.get("ports", {})
+        self.state, self.ports = saved.state, saved.ports
         self.released_at = time.monotonic() - RECLAIM_S
         found = endpoint.find_instance(field(self.host_state.request, "instance", str))
         if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
@@ -423,11 +423,11 @@ class MigrationSource:
             return
         # The lease decides which host starts the instance.
         self.state = "gone"
-        self.host_state.record_event("cut off", what="the host crashed, and the instance with it", was=saved["state"])
+        self.host_state.record_event("cut off", what="the host crashed, and the instance with it", was=saved.state)
         self.host_state.clear_state()
 
-    def _enter(self, state: str, event: str, **facts: Any) -> None:
-        self.host_state.save_state(state, **facts)
+    def _enter(self, state: str, event: str, *, ports: Optional[Dict[str, str]] = None) -> None:
+        self.host_state.save_state(state, ports=ports)
         self.state = state
         self.host_state.record_event(state, what=event)
 
@@ -439,25 +439,20 @@ def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:
 
 def resume(request: Dict[str, Any]) -> Dict[str, Any]:
     """Recover from a killed run on this host, as source or as target: see ``endpoint.HostState.save_state``."""
-    import json
-
-    mark = field(request, "mark", str)
     with host_locked(field(request, "lock", str)):
-        try:
-            with open(mark) as stream:
-                saved = json.load(stream)
-        except (OSError, ValueError):
+        saved = endpoint.read_mark(field(request, "mark", str))
+        if saved is None:
             return {"found": ""}
         private_mounts()
-        if saved["side"] == "arrive":
+        if saved.side == "arrive":
             from appliance.agent.migration_target import MigrationTarget
 
-            target = MigrationTarget(saved["request"], None)
+            target = MigrationTarget(saved.request, None)
             target.recover(saved)
-            return {"found": saved["state"], "side": "arrive", "state": target.state}
-        source = MigrationSource(saved["request"], None)
+            return {"found": saved.state, "side": "arrive", "state": target.state}
+        source = MigrationSource(saved.request, None)
         source.recover(saved)
-        return {"found": saved["state"], "side": "leave", "state": source.state}
+        return {"found": saved.state, "side": "leave", "state": source.state}
 
 
 SO_ATTACH_FILTER = 26

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import decode_frames
-from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.protocol import Problem, field
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
@@ -421,13 +421,13 @@ class MigrationTarget:
         endpoint.set_bridges(dict.fromkeys(self.ports.values()))
         self.state = "started"
 
-    def recover(self, saved: Dict[str, Any]) -> None:
+    def recover(self, saved: MoveMark) -> None:
         """Continue from the state that a killed run saved: an instance that serves goes on, an isolated one is ended.
 
         After a crash of the host no instance is left. One in state up was complete and may have served: its overlay
         stays, and the lease decides whether it is the newest.
         """
-        self.state, self.ports, self.inode = saved["state"], saved.get("ports", {}), saved.get("inode", 0)
+        self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
         self.instance = endpoint.find_instance(self.name)
         if self.instance:
             ports = self.instance.ports(sorted(self.bridges))
