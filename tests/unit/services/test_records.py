@@ -60,6 +60,10 @@ def test_round_trip() -> None:
         ('{"number": 1, "parts": [{"name": "a"}, {}]}', r"parts\[1\]\.name is missing"),
         ('{"number": 1, "parts": [{"name": "a", "seconds": "1"}]}', r"parts\[0\]\.seconds is not a float"),
         ('{"number": 1, "parts": [{"name": "a", "seconds": NaN}]}', r"parts\[0\]\.seconds is not a float"),
+        (
+            '{"number": 1, "parts": [{"name": "a", "seconds": 1%s}]}' % ("0" * 400),
+            r"parts\[0\]\.seconds is not a float",
+        ),
         ('{"number": 1, "words": [null]}', r"words\[0\] is not a str"),
         ('{"number": 1, "by_name": {"y": "2"}}', r"by_name\.y is not a int"),
         ('{"number": 1, "maybe": []}', "maybe is not an object"),
