@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
+from appliance.shared.records import from_value
 
 
 def add_snapshot(
@@ -20,6 +22,9 @@ def add_snapshot(
         number, folder = store.begin()
         digests = b"".join(store.put(chunk) if chunk else ZERO for chunk in chunks)
         manifest = {
+            "format": FORMAT,
+            "number": number,
+            "digests": "",
             "uuid": f"{number:032x}",
             "cluster": "lab",
             "host": "host-a",
@@ -39,7 +44,7 @@ def add_snapshot(
             "reason": "",
             **facts,
         }
-        snapshot = store.commit(number, folder, manifest, digests)
+        snapshot = store.commit(folder, from_value(Manifest, manifest), digests)
     store.new_bytes = 0
     store.new = []
     return snapshot

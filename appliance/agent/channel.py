@@ -5,10 +5,10 @@ A side that receives nothing for ``PATIENCE_S`` treats the other as gone: a brok
 
 import os
 import select
-from typing import Any, Dict, List
+from typing import Any, List
 
 from appliance.agent.protocol import Problem
-from appliance.shared.wire import WireError, count_bytes, pack_message, read_message
+from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
 
 PATIENCE_S = 10.0
 BLOCK = 1 << 18
@@ -26,7 +26,7 @@ class Channel:
         self.writer = writer
         os.set_blocking(writer, False)
 
-    def receive(self, patience_s: float = PATIENCE_S) -> Dict[str, Any]:
+    def receive(self, patience_s: float = PATIENCE_S) -> Message:
         """Return the next message that is not a ping.
 
         Raises:
@@ -58,7 +58,7 @@ class Channel:
             size -= len(block)
         return b"".join(parts)
 
-    def read_body(self, message: Dict[str, Any]) -> bytes:
+    def read_body(self, message: Message) -> bytes:
         """Read the bytes that follow a message."""
         try:
             return self.read(count_bytes(message))

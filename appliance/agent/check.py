@@ -7,9 +7,10 @@ import os
 import subprocess
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, List, NamedTuple, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
 
 from appliance.agent import ext, protocol
+from appliance.agent.manifest import Checks
 from appliance.agent.protocol import Problem
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader
@@ -28,7 +29,7 @@ CLOCK = "[options]\nbroken_system_clock = true\n"
 class Checked(NamedTuple):
     """Result of a check, and chunks that e2fsck repaired: files deleted while open, a journal not replayed."""
 
-    report: Dict[str, Any]
+    report: Checks
     fixed: Dict[int, bytes]
 
 
@@ -156,7 +157,6 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
         Problem: it could not be checked.
     """
     image = open_image(reader)
-    report: Dict[str, Any] = {}
     path = os.path.join(folder, "check-%d.img" % os.getpid())
     try:
         chunks = write_metadata_image(reader, path)
@@ -165,14 +165,13 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
         if status & ~1 or (status and not repair):
             raise Damage("its file system is damaged: %s" % output)
         fixed = _changed_chunks(reader, path, chunks) if repair else {}
-        report["e2fsck"] = "clean"
+        verdict = "clean"
         if fixed:
-            report["e2fsck"] = "journal replayed" if image.layout.recover else "deleted files let go"
+            verdict = "journal replayed" if image.layout.recover else "deleted files let go"
     finally:
         if os.path.exists(path):
             os.unlink(path)
-    report.update(_check_state(image, state, heads))
-    return Checked(report, fixed)
+    return Checked(_check_state(image, state, heads, verdict), fixed)
 
 
 def _changed_chunks(reader: Reader, path: str, chunks: Set[int]) -> Dict[int, bytes]:
@@ -186,7 +185,7 @@ def _changed_chunks(reader: Reader, path: str, chunks: Set[int]) -> Dict[int, by
     return fixed
 
 
-def _check_state(image: ext.Image, state: List[str], heads: Dict[str, str]) -> Dict[str, Any]:
+def _check_state(image: ext.Image, state: List[str], heads: Dict[str, str], verdict: str) -> Checks:
     files = size = 0
     complete = True
     try:
@@ -209,7 +208,4 @@ def _check_state(image: ext.Image, state: List[str], heads: Dict[str, str]) -> D
                     raise Damage("%s in it does not have its service's format" % path)
     except ext.Unknown as error:
         raise Damage("its state files cannot be read: %s" % error)
-    report: Dict[str, Any] = {"state_files": files, "state_bytes": size, "heads": present}
-    if not complete:
-        report["state_unread"] = True
-    return report
+    return Checks(verdict, present, size, files, None if complete else True)

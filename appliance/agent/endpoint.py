@@ -8,6 +8,8 @@ import socket
 import subprocess
 import time
 import xmlrpc.client
+from dataclasses import dataclass
+from dataclasses import field as attribute
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from appliance.agent.freeze import find_loops
@@ -15,6 +17,7 @@ from appliance.agent.protocol import Problem, field
 from appliance.shared.files import replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
+from appliance.shared.records import RecordError, from_value, to_json
 
 Strings = Sequence[str]
 
@@ -272,6 +275,42 @@ def find_mac(bridge: str, address: str) -> str:
     return found.group(1).lower() if found else ""
 
 
+@dataclass(frozen=True)
+class MoveMark:
+    """The state of a migration on one host, from which ``resume`` recovers a killed run.
+
+    ``side``: leave (source) or arrive (target). ``ports``: the host's end of each interface. ``inode``: of the copy of
+    the overlay, on the target.
+    """
+
+    side: str
+    state: str
+    pid: int
+    request: Dict[str, Any]
+    ports: Dict[str, str] = attribute(default_factory=dict)
+    inode: int = 0
+
+
+def read_mark(path: str) -> Optional[MoveMark]:
+    """Return the stored state of a migration; None where there is none, or where it is not JSON.
+
+    Raises:
+        Problem: it is of an unknown form. The ports of an instance may be detached: it must not count as none.
+    """
+    try:
+        with open(path, "rb") as stream:
+            value = json.loads(stream.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    try:
+        return from_value(MoveMark, value)
+    except RecordError as error:
+        raise Problem(
+            "the state of an interrupted migration is invalid: %s" % error,
+            "`sms status` shows which host serves; then remove %s" % path,
+        ) from None
+
+
 class HostState:
     """What a migration stores on a host: the lease, the history, the state to recover from."""
 
@@ -295,10 +334,9 @@ class HostState:
         except OSError:
             pass  # a full disk must not prevent services from starting again
 
-    def save_state(self, state: str, **facts: Any) -> None:
+    def save_state(self, state: str, *, ports: Optional[Dict[str, str]] = None, inode: int = 0) -> None:
         """Store the state that is about to be entered: ``resume`` recovers a killed run from there."""
-        data = dict(facts, side=self.side, state=state, pid=os.getpid(), request=self.request)
-        replace_file(self.mark, json.dumps(data).encode())
+        replace_file(self.mark, to_json(MoveMark(self.side, state, os.getpid(), self.request, ports or {}, inode)))
 
     def clear_state(self) -> None:
         """Remove the stored state: there is nothing to recover."""

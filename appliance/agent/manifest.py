@@ -1,13 +1,15 @@
-"""Validate the manifest of a snapshot: it may come from another host, and is shown to people."""
+"""The manifest of a snapshot; validates one that may come from another host, and is shown to people."""
 
+import dataclasses
 import re
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from appliance.agent.protocol import Problem
-from appliance.agent.store import FORMAT
+from appliance.shared.records import from_value
 from appliance.text import one_line
 from appliance.units import LARGEST_OVERLAY
 
+FORMAT = 1
 LAST_NUMBER = 999999
 """Six digits, as in the folder names of a store and the archive names of a repository."""
 LAST_GENERATION = 1000000
@@ -23,6 +25,54 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 WORD = r"[a-z0-9-]{0,40}"
 
 Check = Callable[[Any], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """What the check of a snapshot found; None: not checked. ``state_unread``: not all state files were read."""
+
+    e2fsck: Optional[str] = None
+    heads: Optional[List[str]] = None
+    state_bytes: Optional[int] = None
+    state_files: Optional[int] = None
+    state_unread: Optional[bool] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Description of a snapshot.
+
+    ``taken``: Unix time. ``digests``: SHA-256 of the list of digests, in hex. ``image``: key and SHA-256 of the image
+    that ran. ``came``: origin, number there and time of a snapshot that was received.
+    """
+
+    format: int
+    uuid: str
+    number: int
+    cluster: str
+    slurm_cluster: str
+    host: str
+    generation: int
+    image: Dict[str, str]
+    taken: float
+    running: bool
+    frozen_ms: float
+    method: str
+    found_by: str
+    size: int
+    used_bytes: int
+    new_bytes: int
+    digests: str
+    checks: Checks
+    notes: List[str]
+    reason: str
+    came: Optional[Dict[str, Any]] = None
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Return the JSON object, in the order of its file; it has no null."""
+        values = dataclasses.asdict(self)
+        values["checks"] = {name: value for name, value in values["checks"].items() if value is not None}
+        return {name: values[name] for name in sorted(values) if values[name] is not None}
 
 
 def _text(longest: int, pattern: str = "") -> Check:
@@ -101,7 +151,7 @@ KEYS: Dict[str, Check] = {
 """Required keys of a manifest."""
 
 
-def find_invalid(manifest: Dict[str, Any]) -> List[str]:
+def find_invalid(manifest: Mapping[str, Any]) -> List[str]:
     """Return the names of keys that are missing or invalid."""
     invalid = [name for name, is_valid in KEYS.items() if name not in manifest or not is_valid(manifest[name])]
     if "came" in manifest and not CAME(manifest["came"]):
@@ -109,7 +159,7 @@ def find_invalid(manifest: Dict[str, Any]) -> List[str]:
     return invalid
 
 
-def check_manifest(manifest: Any, cluster: str = "") -> Dict[str, Any]:
+def check_manifest(manifest: Any, cluster: str = "") -> Manifest:
     """Validate a manifest; return it without unknown keys, and with texts of people on one line.
 
     Args:
@@ -133,5 +183,5 @@ def check_manifest(manifest: Any, cluster: str = "") -> Dict[str, Any]:
             "the snapshot received is of cluster %s, not of %s" % (manifest["cluster"], cluster),
             "do two clusters share one store?",
         )
-    kept = {name: manifest[name] for name in (*KEYS, "came") if name in manifest}
-    return dict(kept, reason=one_line(manifest["reason"]), notes=[one_line(note) for note in manifest["notes"]])
+    texts = {"reason": one_line(manifest["reason"]), "notes": [one_line(note) for note in manifest["notes"]]}
+    return from_value(Manifest, dict(manifest, **texts))

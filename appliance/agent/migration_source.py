@@ -25,13 +25,14 @@ from appliance.agent import endpoint, protocol
 from appliance.agent.changes import IN_MEMORY, Changes
 from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
-from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
+from appliance.shared.wire import Message
 
 RECLAIM_S = 3.0
 """Longer than ``migration_target.ARMED_S``, by more than two clocks can differ in that time."""
@@ -100,7 +101,7 @@ class MigrationSource:
             raise
         return {"state": self.state}
 
-    def _do(self, message: Dict[str, Any]) -> None:
+    def _do(self, message: Message) -> None:
         handlers = {
             "offer": self.offer,
             "send": self.send_wanted,
@@ -118,7 +119,7 @@ class MigrationSource:
 
     # The copy
 
-    def offer(self, message: Dict[str, Any]) -> None:
+    def offer(self, message: Message) -> None:
         """Start to follow changes, read all chunks in use, send their digests."""
         assert self.channel
         loops = find_loops(self.overlay)
@@ -137,13 +138,13 @@ class MigrationSource:
         self.source.read_chunks(numbers, lambda number, data: digest_of(data))
         self.channel.send("offer", bytes(self.source.digests), size=self.source.size, used=self.source.used_bytes())
 
-    def send_wanted(self, message: Dict[str, Any]) -> None:
+    def send_wanted(self, message: Message) -> None:
         """Send the chunks that the target lacks."""
         assert self.channel and self.source
         wanted = read_bits(self.channel.read_body(message), self.source.count)
         self._send(((number, self.source.chunk(number)) for number in wanted), True)
 
-    def send_round(self, message: Dict[str, Any]) -> None:
+    def send_round(self, message: Message) -> None:
         """Send the chunks that changed since the last round."""
         assert self.channel and self.source and self.changes
         self.changes.flush()
@@ -175,7 +176,7 @@ class MigrationSource:
 
     # The switch
 
-    def stop(self, message: Dict[str, Any]) -> None:
+    def stop(self, message: Message) -> None:
         """Stop the services that keep state, and send their last changes. Services without state go on."""
         assert self.channel and self.source and self.changes
         began = time.monotonic()
@@ -219,14 +220,14 @@ class MigrationSource:
         except OSError:
             return 0
 
-    def send_connections(self, message: Dict[str, Any]) -> None:
+    def send_connections(self, message: Message) -> None:
         """Send the current connections before the switch: to transfer thousands takes longer than the rest of it."""
         assert self.channel
         lines = endpoint.read_connections(self.instance)
         self.sent_connections = {endpoint.without_timeout(line) for line in lines}
         self.channel.send("connections", "\n".join(lines).encode())
 
-    def release(self, message: Dict[str, Any]) -> None:
+    def release(self, message: Message) -> None:
         """Detach the ports from the bridges; send the connections that ``send_connections`` has not sent."""
         assert self.channel
         self._enter("released", "ports detached from the bridges", ports=self.ports)
@@ -241,7 +242,7 @@ class MigrationSource:
         text = "\n".join(line for line in lines if endpoint.without_timeout(line) not in self.sent_connections).encode()
         self.channel.send("released", text, down_s=down - began, connections=len(lines))
 
-    def hand_over(self, message: Dict[str, Any]) -> None:
+    def hand_over(self, message: Message) -> None:
         """With a shared overlay: end the instance, so that the target can use the overlay."""
         assert self.channel
         self.ports = self.instance.ports(sorted(self.bridges))
@@ -260,7 +261,7 @@ class MigrationSource:
     def _mac(self) -> str:
         return str(self.host_state.request.get("mac", ""))
 
-    def send_log_tails(self, message: Dict[str, Any]) -> None:
+    def send_log_tails(self, message: Message) -> None:
         """The target serves: send it the log lines that arrived here since the last freeze."""
         assert self.channel
         self._enter("given", "%s serves" % self.host_state.peer, ports=self.ports)
@@ -283,7 +284,7 @@ class MigrationSource:
         except OSError:
             return b""
 
-    def finish(self, message: Dict[str, Any]) -> None:
+    def finish(self, message: Message) -> None:
         """End the instance here and rename its overlay, which is stale now."""
         self._finish()
         assert self.channel
@@ -310,7 +311,7 @@ class MigrationSource:
 
     # Rollback
 
-    def abort(self, message: Dict[str, Any]) -> None:
+    def abort(self, message: Message) -> None:
         """Roll back on the coordinator's request; ``sure``: the target has confirmed that it has rolled back."""
         assert self.channel
         why = str(message.get("why", ""))
@@ -410,9 +411,9 @@ class MigrationSource:
         except OSError as error:  # a full disk must not prevent services from starting again
             self.host_state.record_event("trouble", why="the lease cannot be written: %s" % (error.strerror or error))
 
-    def recover(self, saved: Dict[str, Any]) -> None:
+    def recover(self, saved: MoveMark) -> None:
         """Continue from the state that a killed run saved. After a crash of the host only the overlay is left."""
-        self.state, self.ports = saved["state"], saved.get("ports", {})
+        self.state, self.ports = saved.state, saved.ports
         self.released_at = time.monotonic() - RECLAIM_S
         found = endpoint.find_instance(field(self.host_state.request, "instance", str))
         if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
@@ -423,11 +424,11 @@ class MigrationSource:
             return
         # The lease decides which host starts the instance.
         self.state = "gone"
-        self.host_state.record_event("cut off", what="the host crashed, and the instance with it", was=saved["state"])
+        self.host_state.record_event("cut off", what="the host crashed, and the instance with it", was=saved.state)
         self.host_state.clear_state()
 
-    def _enter(self, state: str, event: str, **facts: Any) -> None:
-        self.host_state.save_state(state, **facts)
+    def _enter(self, state: str, event: str, *, ports: Optional[Dict[str, str]] = None) -> None:
+        self.host_state.save_state(state, ports=ports)
         self.state = state
         self.host_state.record_event(state, what=event)
 
@@ -439,25 +440,20 @@ def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:
 
 def resume(request: Dict[str, Any]) -> Dict[str, Any]:
     """Recover from a killed run on this host, as source or as target: see ``endpoint.HostState.save_state``."""
-    import json
-
-    mark = field(request, "mark", str)
     with host_locked(field(request, "lock", str)):
-        try:
-            with open(mark) as stream:
-                saved = json.load(stream)
-        except (OSError, ValueError):
+        saved = endpoint.read_mark(field(request, "mark", str))
+        if saved is None:
             return {"found": ""}
         private_mounts()
-        if saved["side"] == "arrive":
+        if saved.side == "arrive":
             from appliance.agent.migration_target import MigrationTarget
 
-            target = MigrationTarget(saved["request"], None)
+            target = MigrationTarget(saved.request, None)
             target.recover(saved)
-            return {"found": saved["state"], "side": "arrive", "state": target.state}
-        source = MigrationSource(saved["request"], None)
+            return {"found": saved.state, "side": "arrive", "state": target.state}
+        source = MigrationSource(saved.request, None)
         source.recover(saved)
-        return {"found": saved["state"], "side": "leave", "state": source.state}
+        return {"found": saved.state, "side": "leave", "state": source.state}
 
 
 SO_ATTACH_FILTER = 26

@@ -17,11 +17,12 @@ from typing import Any, Dict, List, Optional
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import decode_frames
-from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.protocol import Problem, field
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
+from appliance.shared.wire import Message
 
 ARMED_S = 2.0
 """It attaches its ports within so many seconds of reporting that it is armed, or never: the source relies on that."""
@@ -89,7 +90,7 @@ class MigrationTarget:
             raise
         return {"state": self.state}
 
-    def _do(self, message: Dict[str, Any]) -> None:
+    def _do(self, message: Message) -> None:
         handlers = {
             "build": self.build,
             "parcels": self.store_chunks,
@@ -111,7 +112,7 @@ class MigrationTarget:
 
     # The copy
 
-    def build(self, message: Dict[str, Any]) -> None:
+    def build(self, message: Message) -> None:
         """Build the copy from chunks that are here already; request the others."""
         assert self.channel
         self.size = field(message, "size", int)
@@ -166,7 +167,7 @@ class MigrationTarget:
                 verified = [one for one in store.list()[0] if one.verified]
                 if not verified:
                     return
-                newest = max(verified, key=lambda one: float(one.manifest["taken"]))
+                newest = max(verified, key=lambda one: one.manifest.taken)
                 with Reader(newest) as reader:
                     known = {reader.digest(number): number for number in range(reader.count)}
                     for number in sorted(missing):
@@ -194,7 +195,7 @@ class MigrationTarget:
                 "make room on %s, then run it again" % self.host_state.host,
             )
 
-    def store_chunks(self, message: Dict[str, Any]) -> None:
+    def store_chunks(self, message: Message) -> None:
         """Write the received chunks into the copy."""
         assert self.channel
         for number, data, digest in decode_frames(self.channel.read_body(message)):
@@ -203,7 +204,7 @@ class MigrationTarget:
             self._put(number, data or bytes(self._length(number)))
             self.digests[number * 32 : number * 32 + 32] = digest
 
-    def verify(self, message: Dict[str, Any]) -> None:
+    def verify(self, message: Message) -> None:
         """Read the whole copy back from the disk, and verify it against the digests."""
         assert self.channel
         os.fsync(self.descriptor)
@@ -219,7 +220,7 @@ class MigrationTarget:
                 )
         self.channel.send("verified")
 
-    def put_in_place(self, message: Dict[str, Any]) -> None:
+    def put_in_place(self, message: Message) -> None:
         """Rename the complete copy to the overlay; keep an existing overlay as ``replaced``."""
         assert self.channel
         expected = field(message, "digests", str)
@@ -239,7 +240,7 @@ class MigrationTarget:
 
     # The instance
 
-    def start(self, message: Dict[str, Any]) -> None:
+    def start(self, message: Message) -> None:
         """Start the instance, with its ports on bridges without other ports."""
         assert self.channel
         began = time.monotonic()
@@ -258,20 +259,20 @@ class MigrationTarget:
         self._save_state("started")
         self.channel.send("started", pid=self.instance.pid, took_s=time.monotonic() - began)
 
-    def probe(self, message: Dict[str, Any]) -> None:
+    def probe(self, message: Message) -> None:
         """Run the probe inside; send its output, a line per service."""
         assert self.channel and self.instance
         argv = self.instance.argv(*field(message, "argv", list))
         limit = float(field(message, "limit_s", (int, float)))  # type: ignore[arg-type]
         self.channel.send("probed", endpoint.run(*argv, ok=(0, 4), timeout=limit))
 
-    def run_command(self, message: Dict[str, Any]) -> None:
+    def run_command(self, message: Message) -> None:
         """Run a command inside; send its output."""
         assert self.channel and self.instance
         output = endpoint.run(*self.instance.argv(*field(message, "argv", list)), ok=range(256), timeout=30)
         self.channel.send("told", output)
 
-    def arm(self, message: Dict[str, Any]) -> None:
+    def arm(self, message: Message) -> None:
         """Load the connections and neighbours known so far; ``take_over`` is allowed for ``ARMED_S`` from now on."""
         assert self.channel and self.instance
         lines = self.channel.read_body(message).decode(errors="replace").splitlines()
@@ -280,7 +281,7 @@ class MigrationTarget:
         self.armed_at = boot_time()
         self.channel.send("armed")
 
-    def take_over(self, message: Dict[str, Any]) -> None:
+    def take_over(self, message: Message) -> None:
         """Take over the connections, the lease and the addresses."""
         assert self.channel and self.instance
         lines = self.channel.read_body(message).decode(errors="replace").splitlines()
@@ -309,7 +310,7 @@ class MigrationTarget:
         self.host_state.record_event("up", generation=self.generation + 1)
         self.channel.send("up", up_s=took, trouble=warning)
 
-    def append_logs(self, message: Dict[str, Any]) -> None:
+    def append_logs(self, message: Message) -> None:
         """Append the last log lines of the source to the logs here."""
         assert self.channel and self.instance
         data = self.channel.read_body(message)
@@ -322,7 +323,7 @@ class MigrationTarget:
                 endpoint.run(*argv, stdin=part)
         self.channel.send("appended")
 
-    def commit(self, message: Dict[str, Any]) -> None:
+    def commit(self, message: Message) -> None:
         """Commit the migration: remove what only a rollback needs."""
         assert self.channel
         self._commit()
@@ -348,7 +349,7 @@ class MigrationTarget:
         self.host_state.record_event("arrived", generation=self.generation + 1)
         self.host_state.clear_state()
 
-    def check_unanswered(self, message: Dict[str, Any]) -> None:
+    def check_unanswered(self, message: Message) -> None:
         """Ask for ``for_s`` seconds whether any host answers for the addresses; send its MAC address."""
         assert self.channel
         end = time.monotonic() + float(field(message, "for_s", (int, float)))  # type: ignore[arg-type]
@@ -364,7 +365,7 @@ class MigrationTarget:
 
     # Rollback
 
-    def abort(self, message: Dict[str, Any]) -> None:
+    def abort(self, message: Message) -> None:
         """Roll back on the coordinator's request."""
         assert self.channel
         self.roll_back(str(message.get("why", "")))
@@ -421,13 +422,13 @@ class MigrationTarget:
         endpoint.set_bridges(dict.fromkeys(self.ports.values()))
         self.state = "started"
 
-    def recover(self, saved: Dict[str, Any]) -> None:
+    def recover(self, saved: MoveMark) -> None:
         """Continue from the state that a killed run saved: an instance that serves goes on, an isolated one is ended.
 
         After a crash of the host no instance is left. One in state up was complete and may have served: its overlay
         stays, and the lease decides whether it is the newest.
         """
-        self.state, self.ports, self.inode = saved["state"], saved.get("ports", {}), saved.get("inode", 0)
+        self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
         self.instance = endpoint.find_instance(self.name)
         if self.instance:
             ports = self.instance.ports(sorted(self.bridges))

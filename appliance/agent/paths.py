@@ -22,6 +22,7 @@ from appliance.agent.rsync import copy, make_removable, remove
 from appliance.agent.store import Snapshot, Store, disk_error
 from appliance.agent.trees import SnapshotTree, open_root, open_snapshot_tree
 from appliance.shared.files import free_bytes, sync_folder
+from appliance.shared.results import PathResult, PathResults
 
 BESIDE = ".with-paths"
 PARTIAL = ".sms-partial"
@@ -171,7 +172,7 @@ def _e2fsck(path: str, mode: str, store: Store, what: str, hint: str) -> None:
         raise Problem("%s: %s" % (what, output), hint)
 
 
-def _restore_into(store: Store, snapshot: Snapshot, beside: str, paths: List[Names]) -> Dict[str, Any]:
+def _restore_into(store: Store, snapshot: Snapshot, beside: str, paths: List[Names]) -> PathResults:
     try:
         with open(beside, "r+b", 0) as file:
             with open_snapshot_tree(store, snapshot) as tree, image_mounted(file.fileno(), read_only=False) as folder:
@@ -228,7 +229,7 @@ class PathRestore:
         self.hollow: List[str] = []
         self.notes: List[str] = []
 
-    def all(self, paths: List[Names]) -> Dict[str, Any]:
+    def all(self, paths: List[Names]) -> PathResults:
         """Restore every path; return the result of each."""
         results = [self._prepare(path) for path in paths]
         self.tree.lay_out(self.files)
@@ -239,9 +240,9 @@ class PathRestore:
         self._add_notes(unset)
         return {"paths": results, "notes": self.notes}
 
-    def rehearse(self, paths: List[Names]) -> Dict[str, Any]:
+    def rehearse(self, paths: List[Names]) -> PathResults:
         """Return what the paths are in the snapshot, without copying anything."""
-        results = []
+        results: List[PathResult] = []
         for path in paths:
             with self.tree.cursor() as source, DirCursor(self.root) as target:
                 cursor = PathCursor(self, source, target, path)
@@ -266,7 +267,7 @@ class PathRestore:
         if unset:
             self.notes.append("%d attributes were not set: the target's file system does not support them" % unset)
 
-    def _prepare(self, path: Names) -> Dict[str, Any]:
+    def _prepare(self, path: Names) -> PathResult:
         """Remove what is at a path in the target, create the folders above it, and note what is to be copied."""
         with self.tree.cursor() as source, DirCursor(self.root) as target:
             cursor = PathCursor(self, source, target, path)

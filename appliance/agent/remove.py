@@ -65,6 +65,6 @@ def check_numbers(numbers: List[int], found: List[Snapshot], broken: Set[int]) -
 def own_sizes(folder: str, snapshot: Any) -> Iterator[int]:
     """Yield the bytes on disk of each file of a snapshot, without an image by reflink, which shares its blocks."""
     for name in os.listdir(folder):
-        if name == "image" and snapshot is not None and snapshot.manifest["method"] == "reflink":
+        if name == "image" and snapshot is not None and snapshot.manifest.method == "reflink":
             continue
         yield os.stat(os.path.join(folder, name), follow_symlinks=False).st_blocks * 512

@@ -161,7 +161,7 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
             if os.path.lexists(beside):
                 os.unlink(beside)
             raise
-    return {"number": snapshot.number, "bytes": snapshot.manifest["used_bytes"], "seconds": time.monotonic() - began}
+    return {"number": snapshot.number, "bytes": snapshot.manifest.used_bytes, "seconds": time.monotonic() - began}
 
 
 def _widen(path: str, size: int) -> None:

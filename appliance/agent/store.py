@@ -10,6 +10,7 @@
 A snapshot is committed by renaming its folder, after all its data was flushed to the disk.
 """
 
+import dataclasses
 import errno
 import hashlib
 import itertools
@@ -23,15 +24,16 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Busy, Problem
 from appliance.shared.files import free_bytes, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.records import from_value
 
 CHUNK = 1 << 16
 """Bytes of a chunk."""
 ZERO = bytes(32)
 """Used as the digest of a chunk of zeros."""
-FORMAT = 1
 FOLDER_NAME = "%06d"
 PARTIAL = ".partial"
 KEPT = "before restore"
@@ -62,7 +64,7 @@ class Snapshot(NamedTuple):
 
     root: str
     number: int
-    manifest: Dict[str, Any]
+    manifest: Manifest
     health: Dict[str, Any]
 
     @property
@@ -73,7 +75,7 @@ class Snapshot(NamedTuple):
     @property
     def order(self) -> Tuple[int, int]:
         """Sort key: by generation of the lease first, because clocks jump and differ between hosts."""
-        return (self.manifest["generation"], self.number)
+        return (self.manifest.generation, self.number)
 
     @property
     def verified(self) -> bool:
@@ -82,7 +84,7 @@ class Snapshot(NamedTuple):
 
     def to_dict(self) -> Dict[str, Any]:
         """Return its manifest, number and health."""
-        return dict(self.manifest, number=self.number, health=self.health)
+        return dict(self.manifest.to_dict(), number=self.number, health=self.health)
 
     def digests(self) -> bytes:
         """Return its list of digests.
@@ -95,7 +97,7 @@ class Snapshot(NamedTuple):
                 data = stream.read()
         except OSError as error:
             raise self.damaged("its list of digests cannot be read: %s" % error.strerror)
-        if hashlib.sha256(data).hexdigest() != self.manifest["digests"]:
+        if hashlib.sha256(data).hexdigest() != self.manifest.digests:
             raise self.damaged("its list of digests has changed")
         return data
 
@@ -112,10 +114,10 @@ class Reader:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.size: int = snapshot.manifest["size"]
+        self.size: int = snapshot.manifest.size
         self.list = snapshot.digests()
         self.image: Optional[int] = None
-        if snapshot.manifest["method"] != "delta":
+        if snapshot.manifest.method != "delta":
             try:
                 self.image = os.open(os.path.join(snapshot.folder, "image"), os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
@@ -279,7 +281,7 @@ class Store:
                 health = json.load(text)
         except (OSError, ValueError):
             pass
-        return Snapshot(self.root, number, manifest, health)
+        return Snapshot(self.root, number, from_value(Manifest, manifest), health)
 
     def find(self, wanted: str) -> Snapshot:
         """Return the snapshot of a number, or the ``latest``, which is the newest verified one.
@@ -293,7 +295,7 @@ class Store:
             if not good:
                 raise Problem("there is no verified snapshot", "`sms overlay snapshot` takes one", 3)
             # A restore has kept the state that somebody wanted to undo.
-            candidates = [one for one in good if not str(one.manifest.get("reason", "")).startswith(KEPT)]
+            candidates = [one for one in good if not one.manifest.reason.startswith(KEPT)]
             return (candidates or good)[-1]
         if wanted.isdigit() and int(wanted) in broken:
             raise Damage(
@@ -366,10 +368,11 @@ class Store:
                 os.unlink(path)
             raise disk_error(error, path)
 
-    def commit(self, number: int, folder: str, manifest: Dict[str, Any], digests: bytes) -> Snapshot:
+    def commit(self, folder: str, manifest: Manifest, digests: bytes) -> Snapshot:
         """Commit a snapshot: flush all its data to the disk, then rename its folder."""
-        manifest = dict(manifest, format=FORMAT, number=number, digests=hashlib.sha256(digests).hexdigest())
-        text = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+        number = manifest.number
+        manifest = dataclasses.replace(manifest, digests=hashlib.sha256(digests).hexdigest())
+        text = (json.dumps(manifest.to_dict(), indent=1, sort_keys=True) + "\n").encode()
         self.write_file(os.path.join(folder, "digests"), digests)
         self.write_file(os.path.join(folder, "manifest.json"), text)
         self.write_file(os.path.join(folder, "manifest.sha256"), (hashlib.sha256(text).hexdigest() + "\n").encode())
@@ -433,7 +436,7 @@ class Store:
             )
         used: Set[bytes] = set()
         for one in found:
-            if one.manifest["method"] == "delta":
+            if one.manifest.method == "delta":
                 data = one.digests()
                 used.update(data[at : at + 32] for at in range(0, len(data), 32))
         return used

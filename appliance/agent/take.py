@@ -5,6 +5,7 @@ These are found by a block trace of the loop device; where the kernel has none, 
 file system's format is not known, by comparing everything.
 """
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -19,10 +20,12 @@ from appliance.agent.changes import Changes
 from appliance.agent.check import check
 from appliance.agent.clone import reflink
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
+from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Busy, Problem, field
 from appliance.agent.source import Sink, Source, free_chunks
 from appliance.agent.store import Reader, Snapshot, Store, disk_error
 from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.records import RecordError, from_value
 
 FICLONERANGE = 0x4020940D
 """ioctl of linux/fs.h."""
@@ -59,9 +62,9 @@ def take(request: Dict[str, Any]) -> Dict[str, Any]:
 class Pending(Reader):
     """Reads a snapshot that is not committed yet."""
 
-    def __init__(self, store: Store, number: int, size: int, digests: bytes, image: Optional[int]) -> None:
-        self.snapshot = Snapshot(store.root, number, {}, {})
-        self.size = size
+    def __init__(self, store: Store, manifest: Manifest, digests: bytes, image: Optional[int]) -> None:
+        self.snapshot = Snapshot(store.root, manifest.number, manifest, {})
+        self.size = manifest.size
         self.list = digests
         self.image = image
 
@@ -219,33 +222,45 @@ class SnapshotRun:
 
     def _finish(self, source: Source) -> Snapshot:
         protocol.step("check", "check the file system and the state files")
-        digests = bytes(source.digests)
-        request = self.request
+        request, manifest = self.request, self._describe(source)
         found = check(
-            Pending(self.store, self.number, source.size, digests, self.image),
+            Pending(self.store, manifest, bytes(source.digests), self.image),
             self.store.temporary,
             field(request, "state", list, []),
             field(request, "heads", dict, {}),
         )
         source.put(sorted(found.fixed.items()), self.sink)
-        protocol.detail("e2fsck: %s; %d state files" % (found.report["e2fsck"], found.report["state_files"]))
+        protocol.detail("e2fsck: %s; %s state files" % (found.report.e2fsck, found.report.state_files))
         protocol.step("commit", "commit the snapshot")
-        manifest = dict(
-            field(request, "facts", dict),
+        manifest = dataclasses.replace(
+            manifest, used_bytes=source.used_bytes(), new_bytes=self.store.new_bytes, checks=found.report
+        )
+        return self.store.commit(self.folder, manifest, bytes(source.digests))
+
+    def _describe(self, source: Source) -> Manifest:
+        """Return the manifest without what only the check and ``commit`` can fill in."""
+        values = dict(
+            field(self.request, "facts", dict),
+            format=FORMAT,
             uuid=str(uuid.uuid4()),
+            number=self.number,
             taken=self.taken,
             running=self.running,
             frozen_ms=round(self.frozen_s * 1000, 1),
             method=self.method,
             found_by=self.found_by,
             size=source.size,
-            used_bytes=source.used_bytes(),
-            new_bytes=self.store.new_bytes,
-            checks=found.report,
-            notes=field(request, "notes", list, []),
-            reason=field(request, "reason", str, ""),
+            used_bytes=0,
+            new_bytes=0,
+            digests="",
+            checks={},
+            notes=field(self.request, "notes", list, []),
+            reason=field(self.request, "reason", str, ""),
         )
-        return self.store.commit(self.number, self.folder, manifest, bytes(source.digests))
+        try:
+            return from_value(Manifest, values)
+        except RecordError as error:
+            raise Problem("the request is invalid: %s" % error, status=2) from None
 
 
 def file_identity(path: str) -> Tuple[int, ...]:

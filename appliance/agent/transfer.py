@@ -11,6 +11,7 @@ Chunks that were received stay when the transfer fails: the next attempt resumes
 """
 
 import collections
+import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.check import check
-from appliance.agent.manifest import check_manifest
+from appliance.agent.manifest import Manifest, check_manifest
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS, is_blank
 from appliance.agent.store import (
@@ -177,7 +178,7 @@ def export(request: Dict[str, Any]) -> Dict[str, Any]:
     with store.reading():
         snapshot = _find_verified(store, field(request, "snapshot", int))
         reader = CheckedReader(store, snapshot)
-        text = json.dumps(snapshot.manifest).encode()
+        text = json.dumps(snapshot.manifest.to_dict()).encode()
         _send(MAGIC + struct.pack(HEAD, len(text), len(reader.reader.list)) + text + reader.reader.list)
         wanted = read_wanted(Incoming(), reader.reader.count)
         compressor = Compressor() if field(request, "compress", bool, False) else None
@@ -254,12 +255,12 @@ def damaged() -> Problem:
 class Offer:
     """A snapshot that is offered: its manifest, and the digests of its chunks."""
 
-    def __init__(self, manifest: Dict[str, Any], digests: bytes) -> None:
+    def __init__(self, manifest: Manifest, digests: bytes) -> None:
         self.manifest = manifest
         self.digests = digests
-        self.size: int = self.manifest["size"]
+        self.size = manifest.size
         self.count = count_chunks(self.size)
-        if hashlib.sha256(digests).hexdigest() != self.manifest["digests"]:
+        if hashlib.sha256(digests).hexdigest() != manifest.digests:
             raise damaged()
 
     def length(self, number: int) -> int:
@@ -287,7 +288,7 @@ def read_offer(incoming: Incoming, cluster: str = "") -> Offer:
         manifest = check_manifest(json.loads(incoming.read(length, what).decode()), cluster)
     except (ValueError, RecursionError):
         raise damaged()
-    if digests != count_chunks(manifest["size"]) * 32:
+    if digests != count_chunks(manifest.size) * 32:
         raise damaged()
     return Offer(manifest, incoming.read(digests, what))
 
@@ -295,7 +296,7 @@ def read_offer(incoming: Incoming, cluster: str = "") -> Offer:
 def find_same(store: Store, uuid: str) -> Optional[Snapshot]:
     """Return the verified snapshot in the store with the same UUID, or None."""
     for one in store.list()[0]:
-        if one.verified and one.manifest["uuid"] == uuid:
+        if one.verified and one.manifest.uuid == uuid:
             return one
     return None
 
@@ -304,7 +305,7 @@ def verified_digests(store: Store) -> Set[bytes]:
     """Return the digests of the chunks that verified snapshots refer to."""
     good: Set[bytes] = set()
     for one in store.list()[0]:
-        if one.verified and one.manifest["method"] == "delta":
+        if one.verified and one.manifest.method == "delta":
             data = one.digests()
             good.update(data[at : at + 32] for at in range(0, len(data), 32))
     return good
@@ -346,7 +347,7 @@ def estimate(request: Dict[str, Any]) -> Dict[str, Any]:
     _use_stderr()
     store = Store(field(request, "store", str))
     offer = read_offer(Incoming(), field(request, "cluster", str, ""))
-    same = find_same(store, offer.manifest["uuid"])
+    same = find_same(store, offer.manifest.uuid)
     missing = [] if same else find_missing(store, offer)
     size = sum(offer.length(number) for number in missing)
     return {"present": same.number if same else 0, "chunks": len(missing), "bytes": size}
@@ -360,7 +361,7 @@ def import_snapshot(request: Dict[str, Any]) -> Dict[str, Any]:
     incoming = Incoming()
     with store.writing():
         offer = read_offer(incoming, field(request, "cluster", str, ""))
-        same = find_same(store, offer.manifest["uuid"])
+        same = find_same(store, offer.manifest.uuid)
         if same:
             _send(struct.pack(LENGTH, 0))
             return {"snapshot": same.to_dict(), "present": True, "bytes": 0}
@@ -369,7 +370,7 @@ def import_snapshot(request: Dict[str, Any]) -> Dict[str, Any]:
         total = sum(offer.length(number) for number in missing)
         _check_room(store, total)
         protocol.detail("%d of %d chunks are new" % (len(missing), offer.count))
-        protocol.step("receive", field(request, "what", str, "receive snapshot %d" % offer.manifest["number"]))
+        protocol.step("receive", field(request, "what", str, "receive snapshot %d" % offer.manifest.number))
         bits = bytearray((offer.count + 7) // 8)
         for number in missing:
             bits[number // 8] |= 1 << number % 8
@@ -440,13 +441,13 @@ def receive_image(request: Dict[str, Any]) -> Dict[str, Any]:
     store = Store(field(request, "store", str))
     manifest = check_manifest(field(request, "manifest", dict), field(request, "cluster", str, ""))
     with store.writing():
-        same = find_same(store, manifest["uuid"])
+        same = find_same(store, manifest.uuid)
         if same:
             return {"snapshot": same.to_dict(), "present": True, "bytes": 0}
-        protocol.step("receive", field(request, "what", str, "receive snapshot %d" % manifest["number"]))
+        protocol.step("receive", field(request, "what", str, "receive snapshot %d" % manifest.number))
         child = subprocess.Popen(field(request, "argv", list), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
-            digests = store_image(store, child, manifest["size"])
+            digests = store_image(store, child, manifest.size)
             status = child.wait()
         finally:
             if child.poll() is None:
@@ -457,7 +458,7 @@ def receive_image(request: Dict[str, Any]) -> Dict[str, Any]:
             raise Problem("%s ended with status %d" % (field(request, "program", str), status), program=status)
         offer = Offer(manifest, digests)
         snapshot = commit_received(store, offer, field(request, "origin", str), request)
-    return {"snapshot": snapshot.to_dict(), "present": False, "bytes": manifest["used_bytes"]}
+    return {"snapshot": snapshot.to_dict(), "present": False, "bytes": manifest.used_bytes}
 
 
 def store_image(store: Store, child: "subprocess.Popen[bytes]", size: int) -> bytes:
@@ -492,24 +493,25 @@ def commit_received(store: Store, offer: Offer, origin: str, request: Dict[str, 
         Problem: it is damaged.
     """
     protocol.step("check", "check the file system and the state files")
-    number, folder = begin_numbered(store, offer.manifest["number"])
+    number, folder = begin_numbered(store, offer.manifest.number)
     try:
-        reader = Pending(store, number, offer.size, offer.digests, None)
+        manifest = dataclasses.replace(offer.manifest, number=number)
+        reader = Pending(store, manifest, offer.digests, None)
         try:
             check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
         except Damage as error:
-            what = "snapshot %d of %s cannot be kept: %s" % (offer.manifest["number"], origin, error.message)
+            what = "snapshot %d of %s cannot be kept: %s" % (offer.manifest.number, origin, error.message)
             raise Problem(what, "`sms overlay verify` on both sides shows which of them is damaged")
         except Problem as error:
-            error.message = "snapshot %d of %s: %s" % (offer.manifest["number"], origin, error.message)
+            error.message = "snapshot %d of %s: %s" % (offer.manifest.number, origin, error.message)
             raise
         protocol.step("commit", "commit the snapshot")
-        notes = list(offer.manifest.get("notes", []))
-        if number != offer.manifest["number"]:
-            notes.append("it is snapshot %d of %s" % (offer.manifest["number"], origin))
-        manifest = dict(offer.manifest, method="delta", new_bytes=store.new_bytes, notes=notes)
-        manifest["came"] = {"from": origin, "number": offer.manifest["number"], "at": time.time()}
-        return store.commit(number, folder, manifest, offer.digests)
+        notes = list(manifest.notes)
+        if number != offer.manifest.number:
+            notes.append("it is snapshot %d of %s" % (offer.manifest.number, origin))
+        came = {"at": time.time(), "from": origin, "number": offer.manifest.number}
+        manifest = dataclasses.replace(manifest, method="delta", new_bytes=store.new_bytes, notes=notes, came=came)
+        return store.commit(folder, manifest, offer.digests)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -119,7 +119,7 @@ class SnapshotTree(Tree):
     """The tree of a snapshot; ``file`` is the sparse file that is mounted."""
 
     def __init__(self, root: int, reader: Reader, image: ext.Image, file: int) -> None:
-        Tree.__init__(self, root, float(reader.snapshot.manifest["taken"]))
+        Tree.__init__(self, root, reader.snapshot.manifest.taken)
         self.reader = reader
         self.image = image
         self.file = file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -74,7 +74,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return items if origin is list else tuple(items)
     if origin is dict and isinstance(value, dict):
         return {key: _checked(inner[1], one, f"{where}.{key}") for key, one in value.items()}
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
+    if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:  # not NaN
         return float(value)
     if origin is None and type(value) is hint and hint is not float:
         return value

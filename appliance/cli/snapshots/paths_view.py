@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from appliance.text import printable
 from appliance.units import format_size
 
 if TYPE_CHECKING:
-    from appliance.operations.snapshots.paths import Diff, RestoredPaths
+    from appliance.operations.snapshots.paths import Diff, PathResult, RestoredPaths, Row
 
 SIGNS = {"added": "+", "changed": "~", "gone": "-"}
 
 
-def diff_line(row: dict[str, Any]) -> str:
+def diff_line(row: Row) -> str:
     """Format one difference: its sign, its path, its description."""
     slash = "/" if row.get("kind") == "folder" and row["path"] != "/" else ""
     text = ", ".join(_changed(row) if row["change"] == "changed" else _one_sided(row))
     return f"{SIGNS[row['change']]} {printable(row['path'])}{slash}  {text}"
 
 
-def _one_sided(row: dict[str, Any]) -> Iterator[str]:
+def _one_sided(row: Row) -> Iterator[str]:
     """Describe what exists on one side only."""
     if row["kind"] == "image":
         yield "removed from the image" if row["image"] == "removed" else "the image's version is visible again"
@@ -33,7 +33,7 @@ def _one_sided(row: dict[str, Any]) -> Iterator[str]:
         yield "hides the image's folder, if it has one"
 
 
-def _what_it_is(row: dict[str, Any]) -> Iterator[str]:
+def _what_it_is(row: Row) -> Iterator[str]:
     yield row["kind"]
     count = row.get("size", row.get("was_size", row.get("bytes")))
     if "entries" in row:
@@ -42,7 +42,7 @@ def _what_it_is(row: dict[str, Any]) -> Iterator[str]:
         yield format_size(count)
 
 
-def _changed(row: dict[str, Any]) -> Iterator[str]:
+def _changed(row: Row) -> Iterator[str]:
     for word in row.get("what", ()):
         if word == "size":
             yield f"size {format_size(row['was_size'])} -> {format_size(row['size'])}"
@@ -86,7 +86,7 @@ def restored_paths_lines(cluster: str, done: RestoredPaths, *, dry_run: bool = F
     yield f"the previous overlay is snapshot {done.kept}; to undo: sms overlay restore {done.kept}"
 
 
-def _path_result(one: dict[str, Any], dry_run: bool) -> str:
+def _path_result(one: PathResult, dry_run: bool) -> str:
     if one["kind"] == "image":
         return "the image's, as in the snapshot"
     if one["kind"] == "removed":

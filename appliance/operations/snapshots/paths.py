@@ -21,6 +21,7 @@ from appliance.operations.snapshots.restore import other_image, real_path, resto
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
 from appliance.plan.machine import instance_name
 from appliance.progress import Progress, Silent
+from appliance.shared.results import PathResult as PathResult  # for the cli, too
 from appliance.tools import agent, apptainer
 from appliance.tools.programs import has_program
 
@@ -115,7 +116,7 @@ class RestoredPaths:
 
     host: str
     snapshot: int
-    paths: tuple[dict[str, Any], ...]
+    paths: tuple[PathResult, ...]
     notes: tuple[str, ...]
     seconds: float
     changed: bool = True
@@ -179,7 +180,7 @@ def restore_paths(
     with keep_stopped(cluster, host) as lease:
         before = _query_diff(cluster, host, Comparison(None, number, paths, limit=0), Silent())
         if not before.lines:
-            same = tuple({"path": path} for path in paths)
+            same = tuple(PathResult(path=path) for path in paths)
             return RestoredPaths(host.name, number, same, (), 0.0, changed=False)
         overlay = real_path(cluster, host)
         request = {"store": store(cluster), "overlay": overlay, "snapshot": str(number), "paths": list(paths)}

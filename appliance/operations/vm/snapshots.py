@@ -13,6 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere
 from appliance.plan.vm.vm import vm_places
 from appliance.progress import Progress
+from appliance.shared.records import from_value
 
 NOTE = "snapshot.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -95,13 +96,18 @@ def check_name(name: str) -> str:
 
 def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
     """Return all snapshots on the host, the oldest first."""
-    found = []
     listed = host.run("sh", "-c", LIST, "list", str(vm_places(cluster.site).snapshots), ok=None, timeout=120)
-    for line in listed.stdout.decode(errors="replace").splitlines():
+    return read_listed(listed.stdout.decode(errors="replace"))
+
+
+def read_listed(output: str) -> list[VmSnapshot]:
+    """Return the snapshots in the output of ``LIST``, the oldest first."""
+    found = []
+    for line in output.splitlines():
         name, kib, text = line.split("\t", 2)
         try:
-            record = json.loads(text)
-            found.append(VmSnapshot(**{**record, "name": name, "size_bytes": int(kib) << 10}))
+            record = {**json.loads(text), "name": name, "size_bytes": int(kib) << 10}
+            found.append(from_value(VmSnapshot, record))
         except (ValueError, TypeError):
             found.append(VmSnapshot(name, 0, reason="its record cannot be read", size_bytes=int(kib) << 10))
     return sorted(found, key=lambda one: (one.taken, one.name))

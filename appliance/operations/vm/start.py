@@ -169,7 +169,7 @@ def rehearse_start_vm(
 def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options: StartOptions) -> Holder:
     """Return the holder record to write; raises Refused if the disks are on another host."""
     newest = newest_holder(views)
-    shared = newest is not None and newest.host != host.name and shares_disks(cluster, host, newest.host)
+    shared = newest is not None and newest.holder != host.name and shares_disks(cluster, host, newest.holder)
     return may_start(host.name, views, shared=shared, force=options.force)
 
 

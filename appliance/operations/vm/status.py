@@ -70,7 +70,7 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
     silent = tuple(view.name for view in views if not view.reachable)
     running = next((view.name for view in views if view.running), "")
     newest = newest_holder(views)
-    name = running or (newest.host if newest else "")
+    name = running or (newest.holder if newest else "")
     site, settings = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
         answering = {view.name for view in views if view.reachable}

@@ -172,8 +172,8 @@ def find_vm(cluster: Cluster, name: str | None) -> Host:
         if view.running:
             return cluster.target(view.name)
     newest = newest_holder(views)
-    if newest and newest.host in {view.name for view in views}:
-        return cluster.target(newest.host)
+    if newest and newest.holder in {view.name for view in views}:
+        return cluster.target(newest.holder)
     silent = [view.name for view in views if not view.reachable]
     raise Refused(
         "the VM was never started on any admin host" + (f"; {', '.join(silent)} is unreachable" if silent else ""),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.shared.records import to_json
+from appliance.shared.records import RecordError, from_json, to_json
 
 STOPPING = "stopping"
 """The old image runs or is being stopped; the overlay is as it left it."""
@@ -92,10 +91,8 @@ def read_upgrade(data: bytes | None, cluster: str) -> Upgrade | None:
     if data is None:
         return None
     try:
-        fields = json.loads(data)
-        sides = {name: Side(**fields[name]) for name in ("before", "after")}
-        found = Upgrade(**{**fields, **sides})
-    except (ValueError, TypeError, KeyError) as error:
+        found = from_json(Upgrade, data)
+    except RecordError as error:
         raise SmsError(
             f"the record of the last upgrade is invalid: {error}", hint="check which image runs, then remove it"
         ) from error

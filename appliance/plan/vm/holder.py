@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.errors import Refused
+from appliance.shared.records import RecordError, from_json, to_json
 
 
 @dataclass(frozen=True)
 class Holder:
     """The host that has the newest disks; ``generation`` grows each time they move to another host."""
 
-    host: str
+    holder: str
     generation: int
 
     def text(self) -> bytes:
         """Return the JSON record."""
-        return json.dumps({"holder": self.host, "generation": self.generation}).encode() + b"\n"
+        return to_json(self)
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class HostView:
 def read_holder(data: bytes | None) -> Holder | None:
     """Parse a record; None if there is none, or it cannot be read."""
     try:
-        record = json.loads(data or b"")
-        return Holder(str(record["holder"]), int(record["generation"]))
-    except (ValueError, KeyError, TypeError):
+        return from_json(Holder, data or b"")
+    except RecordError:
         return None
 
 
@@ -54,16 +53,16 @@ def newest_holder(views: Sequence[HostView]) -> Holder | None:
 def has_disks(here: str, views: Sequence[HostView]) -> bool:
     """Return whether ``here`` has the disks and no reachable host runs the VM."""
     newest = newest_holder(views)
-    return newest is not None and newest.host == here and not any(view.running for view in views)
+    return newest is not None and newest.holder == here and not any(view.running for view in views)
 
 
 def check_disks_here(here: str, views: Sequence[HostView]) -> None:
     """Raise Refused if the VM runs on another host, or another host has its disks: the folder may be shared."""
     _refuse_running(here, views)
     newest = newest_holder(views)
-    if any(view.running for view in views) or newest is None or newest.host == here:
+    if any(view.running for view in views) or newest is None or newest.holder == here:
         return
-    raise Refused(f"the VM's disks are on {newest.host}", hint=f"use `--host {newest.host}`")
+    raise Refused(f"the VM's disks are on {newest.holder}", hint=f"use `--host {newest.holder}`")
 
 
 def _refuse_running(here: str, views: Sequence[HostView]) -> None:
@@ -97,13 +96,13 @@ def may_start(here: str, views: Sequence[HostView], *, shared: bool = False, for
                 hint="make it reachable; `--force` starts with empty disks here",
             )
         return Holder(here, 2 if silent else 1)
-    rivals = {view.holder.host for view in views if view.holder and view.holder.generation == newest.generation}
+    rivals = {view.holder.holder for view in views if view.holder and view.holder.generation == newest.generation}
     if len(rivals) > 1 and not force:
         raise Refused(
             f"{' and '.join(sorted(rivals))} both claim the VM's disks",
             hint="`sms vm start --force` on the one that has the right ones",
         )
-    if newest.host == here and len(rivals) == 1:
+    if newest.holder == here and len(rivals) == 1:
         # Disks of the first generation were never on another host.
         if not silent or newest.generation == 1:
             return newest
@@ -113,16 +112,16 @@ def may_start(here: str, views: Sequence[HostView], *, shared: bool = False, for
                 "it may have newer ones",
                 hint=f"make it reachable; `--force` starts with the disks of {here}",
             )
-    elsewhere = next((view for view in others if view.name == newest.host), None)
+    elsewhere = next((view for view in others if view.name == newest.holder), None)
     lost = elsewhere is None or not elsewhere.reachable
     if (shared and not lost) or force:
         return Holder(here, newest.generation + 1)
     if lost:
         raise Refused(
-            f"the VM's disks are on {newest.host}, which is unreachable",
+            f"the VM's disks are on {newest.holder}, which is unreachable",
             hint=f"if it is permanently lost, `--force` starts with the disks of {here}, which may be older",
         )
     raise Refused(
-        f"the VM's disks are on {newest.host}",
-        hint=f"`sms vm start --host {newest.host}`, or `sms vm migrate {here}` to move them",
+        f"the VM's disks are on {newest.holder}",
+        hint=f"`sms vm start --host {newest.holder}`, or `sms vm migrate {here}` to move them",
     )

@@ -186,7 +186,7 @@ def test_there_and_back(either: Place) -> None:
     assert [found.state for found in either.push(dry_run=True)] == [WOULD_PUSH]
     assert not (either.folder / "repo").exists()
     done = either.pushed()
-    assert done.name == f"sms-{either.cluster.site.cluster}-000001-{one.manifest['uuid']}"
+    assert done.name == f"sms-{either.cluster.site.cluster}-000001-{one.manifest.uuid}"
     assert done.bytes > 100_000
     assert [found.state for found in either.push()] == [PRESENT]
     config = (either.folder / "repo" / "config").read_text()
@@ -195,7 +195,7 @@ def test_there_and_back(either: Place) -> None:
         "repokey-blake2"
     )
     (there,) = list_remote(either.cluster, either.host, "borg")
-    assert there == one.manifest
+    assert there == one.manifest.to_dict()
     either.assert_comes_back(1)
     other = either.elsewhere()
     assert pull(other.cluster, other.host, "borg", "latest", Silent()).present is True
@@ -599,7 +599,7 @@ def test_the_repository_is_thinned_out_by_the_retention(with_one: Place) -> None
         place.add(seed=seed)
         place.pushed()
     assert place.numbers() == [1, 2, 3], "who pushes one by hand removes none"
-    named = [(1, f"sms-{place.cluster.site.cluster}-000001-{place.store.find('1').manifest['uuid']}")]
+    named = [(1, f"sms-{place.cluster.site.cluster}-000001-{place.store.find('1').manifest.uuid}")]
     for dry_run, state in ((True, WOULD_REMOVE), (False, REMOVED)):
         done = place.push(all_missing=True, prune=True, dry_run=dry_run)
         assert [one.state for one in done] == [state]
@@ -669,7 +669,7 @@ def test_archives_of_others_are_left_alone(with_one: Place) -> None:
     """A cluster whose name begins like ours, a checkpoint, an unrelated file."""
     place = with_one.changed("retention", last=1, hourly=0, daily=0, weekly=0, monthly=0)
     one = place.store.find("1")
-    name, uuid = place.cluster.site.cluster, one.manifest["uuid"]
+    name, uuid = place.cluster.site.cluster, one.manifest.uuid
     others = [f"sms-{name}-000001-000002-{uuid}", f"sms-{name}-2-000001-{uuid}", "mine"]
     for other in others:
         place.borg("create", f"{place.folder}/repo::{other}", str(place.passphrase))
@@ -678,7 +678,7 @@ def test_archives_of_others_are_left_alone(with_one: Place) -> None:
     place.add(seed=2)
     assert [one.state for one in place.push(prune=True)] == [PUSHED, REMOVED]
     listed = place.borg("list", "--short", f"{place.folder}/repo").stdout.split()
-    assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest['uuid']}"])
+    assert sorted(listed) == sorted([*others, f"sms-{name}-000002-{place.store.find('2').manifest.uuid}"])
 
 
 def test_what_is_pulled_is_named(with_one: Place) -> None:
@@ -688,11 +688,11 @@ def test_what_is_pulled_is_named(with_one: Place) -> None:
     with pytest.raises(Refused, match="borg has no snapshot 7") as caught:
         pull(other.cluster, other.host, "borg", "7", Silent())
     assert "the newest there: 1" in caught.value.hint
-    assert pull(other.cluster, other.host, "borg", one.manifest["uuid"][:8], Silent(), dry_run=True).number == 0
+    assert pull(other.cluster, other.host, "borg", one.manifest.uuid[:8], Silent(), dry_run=True).number == 0
     stores.add_snapshot(other.store, [b"x" * CHUNK], cluster=other.cluster.site.cluster, uuid="f" * 36)
     done = pull(other.cluster, other.host, "borg", "latest", Silent())
     assert (done.snapshot, done.number) == (1, 2)
-    assert done.bytes == one.manifest["used_bytes"] < one.manifest["size"]
+    assert done.bytes == one.manifest.used_bytes < one.manifest.size
 
 
 def repository_bytes(place: Place) -> int:

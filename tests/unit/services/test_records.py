@@ -10,8 +10,11 @@ from typing import Any, Optional
 import pytest
 
 from appliance.operations.upgrade.rehearse_folders import RECORD, Record, read_record, write_record
+from appliance.operations.vm.snapshots import VmSnapshot, read_listed
 from appliance.plan.overlay.mirror import read_mirror
 from appliance.plan.services.note import StartNote
+from appliance.plan.upgrade.upgrade import read_upgrade
+from appliance.plan.vm.holder import Holder, read_holder
 from appliance.shared.records import RecordError, from_json, to_json
 
 
@@ -57,6 +60,10 @@ def test_round_trip() -> None:
         ('{"number": 1, "parts": [{"name": "a"}, {}]}', r"parts\[1\]\.name is missing"),
         ('{"number": 1, "parts": [{"name": "a", "seconds": "1"}]}', r"parts\[0\]\.seconds is not a float"),
         ('{"number": 1, "parts": [{"name": "a", "seconds": NaN}]}', r"parts\[0\]\.seconds is not a float"),
+        (
+            '{"number": 1, "parts": [{"name": "a", "seconds": 1%s}]}' % ("0" * 400),
+            r"parts\[0\]\.seconds is not a float",
+        ),
         ('{"number": 1, "words": [null]}', r"words\[0\] is not a str"),
         ('{"number": 1, "by_name": {"y": "2"}}', r"by_name\.y is not a int"),
         ('{"number": 1, "maybe": []}', "maybe is not an object"),
@@ -118,3 +125,45 @@ def test_rehearsal_record_of_version_519381b(tmp_path: Path) -> None:
     for damaged in (text[:-5], b"[]", b"\xff", b'{"name": 1}'):
         (tmp_path / RECORD).write_bytes(damaged)
         assert read_record(tmp_path) == Record(tmp_path.name, "", 0, 0.0)
+
+
+def test_upgrade_record_of_version_519381b() -> None:
+    """As that version wrote it."""
+    sides = {"before": {"path": "/o", "key": "o", "sha256": "a"}, "after": {"path": "/n", "key": "n", "sha256": "b"}}
+    written = {
+        "cluster": "c",
+        "phase": "starting",
+        **sides,
+        "began": 1700000000.5,
+        "snapshot": 3,
+        "kept": 4,
+        "lay": 0,
+        "jobs": {"7": "RUNNING"},
+        "stopped_at": 0.0,
+        "outage_s": 0.0,
+        "why": "",
+    }
+    text = (json.dumps(written, indent=1) + "\n").encode()
+    found = read_upgrade(text, "c")
+    assert found and (found.phase, found.after.key, found.kept, found.jobs) == ("starting", "n", 4, {"7": "RUNNING"})
+    assert found.text() == text
+
+
+def test_holder_record_of_version_519381b() -> None:
+    """As that version wrote it."""
+    assert read_holder(b'{"holder": "host-a", "generation": 3}\n') == Holder("host-a", 3)
+
+
+def test_vm_snapshots_of_version_519381b() -> None:
+    """As that version wrote their records, and damaged ones."""
+    written = {"taken": 5.5, "frozen_ms": 21.0, "running": True, "reason": "x", "key": "k", "verified": True}
+    stopped = {**written, "taken": 6, "frozen_ms": 0, "running": False}
+    texts = {"one": json.dumps(written), "two": json.dumps(stopped), "list": "[]", "cut": '{"taken": 5', "bad": "{}"}
+    output = "".join(f"{name}\t4\t{text}\n" for name, text in texts.items())
+    found = {one.name: one for one in read_listed(output)}
+    one = VmSnapshot("one", 5.5, 21.0, True, "x", "k", True)
+    assert (found["one"], found["one"].size_bytes) == (one, 4096)
+    assert json.loads(found["one"].note()) == written
+    assert found["two"] == VmSnapshot("two", 6.0, 0.0, False, "x", "k", True)
+    for name in ("list", "cut", "bad"):
+        assert (found[name].taken, found[name].reason) == (0, "its record cannot be read")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,15 @@ FULL_CHECKS = {"e2fsck": "clean", "state_files": 3, "state_bytes": 9, "state_unr
 def manifest(tmp_path: Path) -> dict[str, Any]:
     """A manifest as a store returns it."""
     store = Store(str(tmp_path / "a"))
-    return stores.add_snapshot(store, [b"x" * CHUNK], checks=FULL_CHECKS).manifest
+    return stores.add_snapshot(store, [b"x" * CHUNK], checks=FULL_CHECKS).manifest.to_dict()
 
 
 def test_valid_manifests(manifest: dict[str, Any]) -> None:
-    assert check_manifest(manifest) == manifest
-    assert check_manifest(manifest, "lab") == manifest
-    assert check_manifest(json.loads(json.dumps(manifest))) == manifest
+    assert check_manifest(manifest).to_dict() == manifest
+    assert check_manifest(manifest, "lab").to_dict() == manifest
+    assert check_manifest(json.loads(json.dumps(manifest))).to_dict() == manifest
     received = {**manifest, "came": {"from": "the repository, of host-a", "number": 3, "at": 1.5}}
-    assert check_manifest(received) == received
+    assert check_manifest(received).to_dict() == received
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,69 @@ def test_invalid_values(manifest: dict[str, Any], name: str, value: object) -> N
         check_manifest({**manifest, name: value})
 
 
+def as_519381b_wrote(**changes: Any) -> bytes:
+    """A manifest.json as version 519381b wrote it."""
+    manifest = {
+        "cluster": "lab",
+        "slurm_cluster": "lab",
+        "host": "host-a",
+        "generation": 4,
+        "image": {"key": "k", "sha256": "s"},
+        "uuid": "0b5a9c1e-9d6c-4a52-9f5e-0d4a1f2b3c4d",
+        "taken": 1700000000.25,
+        "running": True,
+        "frozen_ms": 21.5,
+        "method": "delta",
+        "found_by": "trace",
+        "size": CHUNK,
+        "used_bytes": CHUNK,
+        "new_bytes": 0,
+        "checks": {"e2fsck": "clean", "state_files": 3, "state_bytes": 9, "heads": ["/a/b"], "state_unread": True},
+        "notes": ["a note"],
+        "reason": "before an upgrade",
+        "format": 1,
+        "number": 7,
+        "digests": "ab" * 32,
+        **changes,
+    }
+    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+
+
+def write_snapshot(root: Path, text: bytes) -> None:
+    folder = root / "000007"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(text)
+    (folder / "manifest.sha256").write_text(hashlib.sha256(text).hexdigest() + "\n")
+    (folder / "health.json").write_text('{"ok": true, "at": 1.5}')
+
+
+@pytest.mark.parametrize("came", [{}, {"came": {"from": "host-b", "number": 3, "at": 1.5}}])
+def test_manifests_of_version_519381b(tmp_path: Path, came: dict[str, Any]) -> None:
+    """They are read, and what is listed, sent and stored of them has the same bytes."""
+    text = as_519381b_wrote(**came)
+    write_snapshot(tmp_path, text)
+    found, broken = Store(str(tmp_path)).list()
+    assert broken == {} and len(found) == 1
+    assert json.dumps(found[0].manifest.to_dict()) == json.dumps(json.loads(text))
+    assert check_manifest(json.loads(text)) == found[0].manifest
+    listed = {**json.loads(text), "health": {"ok": True, "at": 1.5}}
+    assert json.dumps(found[0].to_dict()) == json.dumps(listed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"size": "x"}, "size is not a int"),
+        ({"taken": float("nan")}, "taken is not a float"),
+        ({"checks": None}, "checks is not an object"),
+        ({"format": 2}, "unknown format 2"),
+    ],
+)
+def test_an_invalid_stored_manifest_is_damage(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    write_snapshot(tmp_path, as_519381b_wrote(**changes))
+    assert Store(str(tmp_path)).list() == ([], {7: why})
+
+
 def test_every_key_is_required(manifest: dict[str, Any]) -> None:
     for name in manifest:
         with pytest.raises(Problem, match=f"invalid {name}"):
@@ -120,14 +184,14 @@ def test_texts_become_one_line_without_control_characters(manifest: dict[str, An
     kept = check_manifest(
         {**manifest, "reason": "up\x1b[31mgrade\nof Grün", "notes": ["a\r\nb\u202e"], "health": {}, "x": "y" * 999}
     )
-    assert (kept["reason"], kept["notes"]) == (r"up\x1b[31mgrade of Grün", [r"a b\u202e"])
-    assert "health" not in kept and "x" not in kept, "unknown keys are not kept"
+    assert (kept.reason, kept.notes) == (r"up\x1b[31mgrade of Grün", [r"a b\u202e"])
+    assert not {"health", "x"} & set(kept.to_dict()), "unknown keys are not kept"
 
 
 def test_accepted_times_work_in_retention(manifest: dict[str, Any]) -> None:
     for taken in (0, 0.0, 252999999999.9):
         one = check_manifest({**manifest, "taken": taken})
-        assert decide([Candidate(1, one["taken"], True, one["reason"])], Retention(), now=1e9)
+        assert decide([Candidate(1, one.taken, True, one.reason)], Retention(), now=1e9)
 
 
 def test_both_ends_of_a_transfer_have_the_same_limits() -> None:

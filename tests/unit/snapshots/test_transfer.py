@@ -11,12 +11,14 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.agent import transfer
+from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Problem
 from appliance.agent.source import Source
 from appliance.agent.store import CHUNK, Reader, Snapshot, Store, chunk_path
@@ -25,6 +27,7 @@ from appliance.host.base import OnLine
 from appliance.host.local import Local
 from appliance.host.stream import Stream
 from appliance.operations.snapshots.transfer import relay_snapshot
+from appliance.shared.records import from_value
 from appliance.tools import agent
 from tests import stores
 from tests.conftest import find_tool
@@ -101,6 +104,9 @@ def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "
             shutil.copy(path, Path(folder, "image"))
             source.read_chunks(source.data_chunks(), store.count_only)
         manifest = {
+            "format": FORMAT,
+            "number": number,
+            "digests": "",
             "uuid": str(uuid.uuid4()),
             "cluster": "lab",
             "host": "host-a",
@@ -120,7 +126,7 @@ def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "
             "reason": "",
             **facts,
         }
-        snapshot = store.commit(number, folder, manifest, bytes(source.digests))
+        snapshot = store.commit(folder, from_value(Manifest, manifest), bytes(source.digests))
         source.close()
     store.new_bytes, store.new = 0, []
     return snapshot
@@ -163,9 +169,9 @@ def test_a_snapshot_arrives_as_it_is(tmp_path: Path, method: str, compress: bool
     stores.assert_whole(target)
     assert read_all(target, 1) == image.read_bytes()
     there = target.find("1")
-    changed = {"method": "delta", "new_bytes": there.manifest["new_bytes"], "came": there.manifest["came"]}
-    assert there.manifest == {**one.manifest, **changed}
-    assert there.manifest["new_bytes"] == said["bytes"] > 0
+    changed = {"method": "delta", "new_bytes": there.manifest.new_bytes, "came": there.manifest.came}
+    assert there.manifest == replace(one.manifest, **changed)
+    assert there.manifest.new_bytes == said["bytes"] > 0
     assert there.verified
     assert (Path(target.root).stat().st_mode & 0o777, Path(there.folder).stat().st_mode & 0o777) == (0o700, 0o700)
     assert {path.stat().st_mode & 0o777 for path in Path(target.root).rglob("*") if path.is_file()} == {0o600}
@@ -440,7 +446,7 @@ def test_an_exported_image_can_be_imported(
     done = subprocess.run(image_argv(), capture_output=True, check=True)
     assert done.stdout == (tmp_path / "ov.img").read_bytes()
     assert json.loads(done.stderr.splitlines()[-1])["kind"] == "result"
-    manifest = source.find("1").manifest
+    manifest = source.find("1").manifest.to_dict()
     assert receive(target, manifest, image_argv())["present"] is False
     stores.assert_whole(target)
     assert read_all(target, 1) == done.stdout
@@ -460,7 +466,7 @@ def test_a_changed_image_is_not_committed(two: tuple[Store, Store], tmp_path: Pa
     source, target = two
     argv = ["sh", "-c", script.format(img=tmp_path / "ov.img")]
     with pytest.raises(SmsError, match=words):
-        receive(target, source.find("1").manifest, argv)
+        receive(target, source.find("1").manifest.to_dict(), argv)
     assert stores.numbers(target) == []
     assert not list(Path(target.root).glob("*.partial"))
 
@@ -474,7 +480,7 @@ def test_a_reader_that_closes_the_image(image_argv: Callable[..., list[str]]) ->
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"taken": float("nan")}, "invalid taken"),
+        ({"taken": 1e15}, "invalid taken"),
         ({"generation": 10**9}, "invalid generation"),
         ({"host": "a\x1b[2J"}, "invalid host"),
         ({"cluster": "other"}, "of cluster other, not of lab"),
@@ -488,6 +494,6 @@ def test_invalid_manifests_of_a_peer_are_refused(tmp_path: Path, facts: dict[str
     path = agent.install(Local())
     argv = list(agent.argv(path, "image", {"store": source.root, "snapshot": 1}))
     with pytest.raises(SmsError, match=words):
-        receive(target, one.manifest, argv, cluster="lab")
+        receive(target, one.manifest.to_dict(), argv, cluster="lab")
     assert stores.numbers(target) == []
     assert stores.stored_chunks(Path(target.root)) == set()

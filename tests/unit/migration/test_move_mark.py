@@ -1,0 +1,99 @@
+"""The stored state of a migration: what is written is read again, also what older versions wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.agent.endpoint import HostState, MoveMark, read_mark
+from appliance.agent.migration_source import MigrationSource
+from appliance.agent.migration_target import MigrationTarget
+from appliance.agent.protocol import Problem
+
+COMMON = {
+    "cluster": "c",
+    "host": "a",
+    "peer": "b",
+    "verb": "migrate",
+    "overlay": "/o/c.img",
+    "lease": "/l/c.lease",
+    "history": "/j/c.log",
+    "mark": "/j/c.move",
+    "lock": "/run/c.lock",
+    "instance": "sms-c",
+    "generation": 4,
+    "bridges": {"eth0": "br-prov"},
+    "addresses": {"eth0": "10.1.0.1"},
+    "macs": ["02:00:00:00:00:01"],
+    "shared": False,
+    "stop_argv": ["apptainer", "instance", "stop"],
+}
+SOURCE = {**COMMON, "pid": 77, "mac": "02:00:00:00:00:01", "stop": [["slurmctld"]], "frozen_mark": "/s/frozen"}
+TARGET = {**COMMON, "store": "/s", "holds": ["sms-hold-0"], "ask_nodes": []}
+PORTS = {"eth0": "veth3"}
+OLDER = [
+    (
+        {"side": "leave", "state": "stopping", "pid": 9, "request": SOURCE},
+        MoveMark("leave", "stopping", 9, SOURCE),
+    ),
+    (
+        {"ports": PORTS, "side": "leave", "state": "released", "pid": 9, "request": SOURCE},
+        MoveMark("leave", "released", 9, SOURCE, PORTS),
+    ),
+    (
+        {"side": "arrive", "state": "copy", "pid": 9, "request": TARGET},
+        MoveMark("arrive", "copy", 9, TARGET),
+    ),
+    (
+        {"ports": PORTS, "inode": 12, "side": "arrive", "state": "up", "pid": 9, "request": TARGET},
+        MoveMark("arrive", "up", 9, TARGET, PORTS, 12),
+    ),
+]
+
+
+@pytest.mark.parametrize(("written", "mark"), OLDER)
+def test_marks_of_version_519381b(tmp_path: Path, written: dict[str, Any], mark: MoveMark) -> None:
+    """As that version wrote them; the request has all that the state machine needs."""
+    path = tmp_path / "c.move"
+    path.write_text(json.dumps(written))
+    assert read_mark(str(path)) == mark
+    machine = MigrationSource if mark.side == "leave" else MigrationTarget
+    assert machine(mark.request, None).host_state.side == mark.side
+
+
+def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "c.move"
+    state = HostState({**TARGET, "mark": str(path)}, "arrive")
+    state.save_state("started", ports=PORTS, inode=5)
+    found = read_mark(str(path))
+    assert found and (found.side, found.state, found.ports, found.inode) == ("arrive", "started", PORTS, 5)
+    assert found.request == state.request
+    state.clear_state()
+    assert read_mark(str(path)) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"side": "leave"'])
+def test_one_that_is_not_json_counts_as_none(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "c.move"
+    path.write_bytes(data)
+    assert read_mark(str(path)) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"{}", "side is missing"),
+        (b"[]", "it is not an object"),
+        (b'{"side": "leave", "state": "read", "pid": "1", "request": {}}', "pid is not a int"),
+        (b'{"side": "leave", "state": "read", "pid": 1, "request": {}, "ports": [1]}', "ports is not a dict"),
+    ],
+)
+def test_one_of_an_unknown_form_is_reported(tmp_path: Path, data: bytes, error: str) -> None:
+    """Ports may be detached: it does not count as none."""
+    path = tmp_path / "c.move"
+    path.write_bytes(data)
+    with pytest.raises(Problem, match=error):
+        read_mark(str(path))
