@@ -71,7 +71,6 @@ LITERALS = {
     "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog"},
     "appliance/plan/hosts/distro.py": {"chrony"},
     "appliance/plan/hosts/doctor.py": {"chrony"},
-    "appliance/plan/nodes/files.py": {"munge"},
     "appliance/plan/overlay/seed.py": {"munge"},
 }
 """Daemons of the lab's own machines, packages of an admin host, and the user that the munge key belongs to."""
