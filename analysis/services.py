@@ -19,7 +19,7 @@ TRANSPORTS = (TCP, UDP, SCTP)
 UNDERSTOOD = (*TRANSPORTS, ICMP, ICMPV6, IGMP)
 """IP protocols whose purpose is known."""
 PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
-NAT = "nat"
+ROUTED = "routed"
 """Name of routed traffic if the catalogue has no service for it."""
 MAX_UNKNOWN = 60
 """Maximum services that the catalogue does not know; further ones, for instance of a scan, are counted together."""
@@ -213,7 +213,7 @@ class _Sorter:
         self.router = next((one for one in signatures if one.routed), None)
         self.known: dict[str, ServiceCounts] = {}
         self.unknown: dict[Place, ServiceCounts] = {}
-        self.nat = ServiceCounts(self.router.name if self.router else NAT, self.router, routed=True)
+        self.nat = ServiceCounts(self.router.name if self.router else ROUTED, self.router, routed=True)
         self.elsewhere, self.unclassified = _Tally(), _Tally()
         self.requested, self.outside = self._find_outside()
         self.translated = self._find_translated()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,44 @@ def test_standard_terms(path: Path) -> None:
         if (match := re.search(pattern, DATA.sub("", line)))
     ]
     assert found == []
+
+
+SERVICES = {path.stem for path in (ROOT / "definitions" / "services").glob("*.yaml")}
+OTHER_MEANINGS = {
+    "cron": "the daemon of an admin host, and a kind of schedule",
+    "dns": "a key of the site file and of the VM's configuration",
+    "filesync": "a section of the site file",
+    "http": "a URL scheme, a kind of probe, a boot target",
+    "provisioning": "a network and a section of the site file",
+    "ssh": "the client",
+}
+"""Names of services that mean something else in the code."""
+LITERALS = {
+    "appliance/lab/render.py": {"munge", "postfix"},
+    "appliance/lab/root.py": {"chrony", "munge", "postfix", "rsyslog"},
+    "appliance/plan/hosts/distro.py": {"chrony"},
+    "appliance/plan/hosts/doctor.py": {"chrony"},
+    "appliance/plan/overlay/seed.py": {"munge"},
+}
+"""Daemons of the lab's own machines, packages of an admin host, and the user that the munge key belongs to."""
+
+
+def service_literals(text: str) -> Iterator[str]:
+    """Yield the strings of a program that are the name of a service."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in SERVICES:
+            yield node.value
+
+
+def test_only_the_catalogue_names_services() -> None:
+    found = {
+        str(path.relative_to(ROOT)): names
+        for folder in ("appliance", "analysis")
+        for path in (ROOT / folder).rglob("*.py")
+        if (names := set(service_literals(path.read_text())) - set(OTHER_MEANINGS))
+    }
+    assert found == LITERALS, "use a role (find_role) or a field of definitions/services/"
+
+
+def test_service_literals_are_found() -> None:
+    assert list(service_literals('a = "nat"; b = f"{a} munged"; c = ("slurmctld", "x")')) == ["nat", "slurmctld"]

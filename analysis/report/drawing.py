@@ -244,10 +244,11 @@ def _routed(found: Classification, one: Service | None) -> Lane:
 
 
 def routing(found: Classification) -> Service | None:
-    """Find the service that routes: it has the same packets and bytes as the routed traffic; prefer the name nat."""
+    """Find the service that routes: it has the packets, the bytes and most ports of the routed traffic."""
     same = (found.routed.packets, found.routed.bytes)
     alike = [one for one in found.services if found.routed.packets and (one.packets, one.bytes) == same]
-    return max(alike, key=lambda one: one.name == "nat", default=None)
+    ports = {port for destination in found.routed.destinations for port in destination.ports}
+    return max(alike, key=lambda one: len(ports & set(one.ports)), default=None)
 
 
 def thickness(size: float, sizes: Sequence[float]) -> float:

@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import os
 import secrets
-import shutil
 import time
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 from appliance.provision.problem import HttpProblem, bad_request
+from appliance.shared.files import free_bytes
 
 RESERVE_B = 64 << 20
 """Bytes of the disk reserved for the inventory."""
@@ -70,7 +70,7 @@ class Blobs:
         """Raise 507 if ``size`` more bytes would use up the reserve."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            free = shutil.disk_usage(self.folder).free
+            free = free_bytes(self.folder)
         except OSError as error:
             raise disk_full(error) from error
         if free - size < self.reserve_b:

@@ -18,6 +18,7 @@ from appliance.provision.model import Component, Inventory
 from appliance.provision.payloads import Node
 from appliance.provision.problem import bad_request, not_found
 from appliance.provision.world import World
+from appliance.shared.files import free_bytes
 
 FULL_MB = 64
 """Free space of the state disk in MiB below which the service reports itself unhealthy."""
@@ -108,8 +109,8 @@ class Views:
         with world.store.read() as connection:
             connection.execute(sqlalchemy.text("SELECT COUNT(*) FROM components")).scalar()
         inventory = world.inventory()
-        disk = shutil.disk_usage(world.config.state if world.config.state.exists() else "/")
-        free_mb = disk.free >> 20
+        disk = world.config.state if world.config.state.exists() else "/"
+        free_mb = free_bytes(disk) >> 20
         body = {
             "healthy": free_mb >= FULL_MB,
             "cluster": world.config.cluster,
@@ -118,7 +119,7 @@ class Views:
             "endpoints": len(inventory.endpoints),
             "unknown": len(world.unknown_machines.rows()),
             "database": {"kind": world.store.kind, "version": world.store.version},
-            "disk": {"free_mb": free_mb, "total_mb": disk.total >> 20},
+            "disk": {"free_mb": free_mb, "total_mb": shutil.disk_usage(disk).total >> 20},
             "up_s": round(time.time() - self.started),
             "versions": {
                 "python": platform.python_version(),

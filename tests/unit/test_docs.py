@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
 from appliance.catalog import Service
-from appliance.cli import VERBS
+from appliance.cli import VERBS, make_parser
 from appliance.cli.classify.view import view_text
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
@@ -48,6 +51,63 @@ def test_documents_name_verbs_that_exist() -> None:
     said = re.compile(r"(?:`|^ *(?:[$#] )?)sms (?:(?:-q|--\w+(?: [^-\s]+)?) )*([a-z]+)\b", re.MULTILINE)
     pages = {path: set(said.findall(path.read_text())) for path in PAGES}
     assert {str(page.relative_to(ROOT)): found - verbs for page, found in pages.items() if found - verbs} == {}
+
+
+SUBJECTS = {
+    "site": ("site-file", ("init", "config check", "config show", "config schema", "key create", "key show")),
+    "hosts": ("hosts", ("doctor", "host prepare", "host list")),
+    "image": ("build", ("build", "verify", "image list", "image sbom", "image manifest", "image prune")),
+    "services": ("running", ("start", "stop", "status", "logs", "exec", "shell", "guard", "journal")),
+    "overlay": ("overlay", ("overlay create", "overlay grow", "overlay mirror create", "overlay mirror rebuild")),
+    "snapshots": ("snapshots", ("overlay snapshot", "overlay list", "overlay restore", "overlay schedule install")),
+    "migration": ("migrate", ("migrate", "failover")),
+    "upgrade": ("upgrade", ("rehearse", "upgrade")),
+    "vm": ("vm", ("vm build", "vm start", "vm stop", "vm status", "vm migrate")),
+    "nodes": ("nodes", ("node discover", "node list", "node add", "node power", "node boot", "node import")),
+    "classify": ("classify", ("classify",)),
+    "lab": ("lab", ("lab up", "lab status", "lab exec", "lab capture", "lab down", "lab demo")),
+}
+"""Subject, as in `appliance/cli`, to its page in docs/ and the commands that the page explains."""
+
+
+def test_docs_are_flat() -> None:
+    folders = {path.name for path in (ROOT / "docs").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders == {"man"}, "one page per subject, directly in docs/"
+
+
+def test_every_subject_is_in_the_table() -> None:
+    folders = (path.parent.name for path in (ROOT / "appliance" / "cli").glob("*/__init__.py"))
+    assert sorted(folders) == sorted(SUBJECTS)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_every_subject_has_a_page(subject: str) -> None:
+    page, commands = SUBJECTS[subject]
+    assert page in DOCS, f"docs/{page}.md does not exist"
+    linked = [path for path in PAGES if path.stem != page and re.search(rf"\]\((docs/)?{page}\.md", path.read_text())]
+    assert linked, f"no page links to docs/{page}.md"
+    assert [command for command in commands if not names_command(DOCS[page], command)] == []
+
+
+def names_command(text: str, command: str) -> bool:
+    return re.search(rf"\bsms {command}\b", text) is not None
+
+
+def commands_below(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[str]:
+    """Yield the commands of a verb, such as ``overlay mirror scrub``."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, part in (each for action in below for each in action.choices.items()):
+        yield from commands_below(part, (*words, name))
+    if not below:
+        yield " ".join(words)
+
+
+def test_every_command_is_explained() -> None:
+    """On one of the pages, by its full name."""
+    text = "\n".join(DOCS.values())
+    commands = [command for verb in VERBS for command in commands_below(make_parser(verb), ())]
+    assert len(commands) > 60
+    assert [command for command in commands if not names_command(text, command)] == []
 
 
 def shell(block: str) -> bool:

@@ -230,12 +230,8 @@ class Migration:
             **self._common_request(self.target, self.source),
             "store": store(self.cluster),
             "holds": list(isolated_bridges(self.cluster.site)),
-            "ask_nodes": list(ASK_NODES) if self._has_controller else [],
+            "ask_nodes": list(ASK_NODES) if self.cluster.find_role("controller") else [],
         }
-
-    @property
-    def _has_controller(self) -> bool:
-        return self.cluster.find_role("controller") is not None
 
     # The steps
 
@@ -291,7 +287,7 @@ class Migration:
 
     def list_jobs(self) -> dict[str, str]:
         """Return the states of the jobs known to the source's controller; empty, with a note, if it does not answer."""
-        if not self._has_controller:
+        if not self.cluster.find_role("controller"):
             return {}
         try:
             return read_jobs(self.source.run(*inside_argv(self.cluster.site, *JOBS)).text)
@@ -331,11 +327,11 @@ class Migration:
             if failures := self.probe(target, inside, WAIT_S):
                 raise SmsError(failures)
             self.jobs_before = before
-            if before:
+            if before and (controller := self.cluster.find_role("controller")):
                 if lost := self._lost_jobs(target):
                     raise SmsError(
                         f"the controller on {self.target.name} lost or requeued job {', '.join(lost[:10])}",
-                        hint="see the log of slurmctld there: sms journal",
+                        hint=f"see the log of {controller.name} there: sms journal",
                     )
                 self.result.jobs = len(before)
             self._part("start", time.monotonic() - began)

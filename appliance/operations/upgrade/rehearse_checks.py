@@ -184,9 +184,9 @@ def check_jobs(inside: Inside, expected: list[int]) -> str:
     # It purges old jobs that have ended, but logs that it recovered them.
     controller = inside.cluster.find_role("controller")
     assert controller
-    pattern = "slurmctld version .* started|Recovered"
-    log = inside.run("grep", "-E", pattern, f"/var/log/sms/{controller.name}.log", ok=None).text
-    known = {int(word) for word in listed.split() if word.isdecimal()} | read_recovered(log)
+    started = f"{controller.run[0]} version .* started"
+    log = inside.run("grep", "-E", f"{started}|Recovered", f"/var/log/sms/{controller.name}.log", ok=None).text
+    known = {int(word) for word in listed.split() if word.isdecimal()} | read_recovered(log, started)
     lost = sorted(set(expected) - known)
     if lost:
         ids = ", ".join(map(str, lost[:10]))
@@ -194,9 +194,13 @@ def check_jobs(inside: Inside, expected: list[int]) -> str:
     return f"{len(expected)} batch jobs of the snapshot, none lost; the controller knows {len(known)}"
 
 
-def read_recovered(log: str) -> set[int]:
-    """Return the jobs that the controller has recovered since its last start, from those lines of its log."""
-    last = re.split(r"slurmctld version .* started", log)[-1]
+def read_recovered(log: str, started: str) -> set[int]:
+    """Return the jobs that the controller has recovered since its last start, from those lines of its log.
+
+    Args:
+        started: pattern of the line that it logs at a start.
+    """
+    last = re.split(started, log)[-1]
     return {int(number) for number in re.findall(r"\bJobId=(\d+)(?!\S)", last)}
 
 

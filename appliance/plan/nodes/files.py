@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from appliance.catalog import Service
 from appliance.config.model import Site
-from appliance.plan.overlay.seed import Seed
+from appliance.plan.overlay.seed import SECRET_PLACES, Seed
 
 CONF = "/etc/slurm/slurm.conf"
 ACCOUNTS = {"passwd": "/etc/passwd", "group": "/etc/group", "shadow": "/etc/shadow"}
-MUNGE_KEY = "/etc/munge/munge.key"
+MUNGE_KEY, MUNGE_USER, _ = SECRET_PLACES["munge_key"]
 FORBIDDEN = (
     *("/proc", "/sys", "/dev", "/run", "/var/run", "/etc/sms", "/opt/sms"),
     *("/var/lib/sms/filesync", "/var/lib/sms/filesync.json"),
@@ -94,7 +94,7 @@ def desired_masters(site: Site, given: Mapping[str, bytes], seeds: Sequence[Seed
     assert site.provisioning
     masters = {path: account_master(path, given[name]) for name, path in ACCOUNTS.items() if name in given}
     if "munge_key" in given:
-        masters[MUNGE_KEY] = Master(MUNGE_KEY, given["munge_key"], "0400", "munge", "munge")
+        masters[MUNGE_KEY] = Master(MUNGE_KEY, given["munge_key"], "0400", MUNGE_USER, MUNGE_USER)
     for seed in seeds:
         if seed.path == CONF:
             masters[CONF] = Master(CONF, seed.data, services=True)

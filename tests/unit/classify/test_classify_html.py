@@ -316,6 +316,17 @@ def test_time_axis_at_the_end_of_the_calendar() -> None:
     assert [tick.label for tick in ticks[:2]] == ["0 s", "1,157 days"]
 
 
+def test_of_two_services_like_the_routed_traffic_its_ports_decide() -> None:
+    found = example.paper()
+    routed, ports = found.routed, tuple(port for one in found.routed.destinations for port in one.ports)
+    other, router = (
+        Service(name, "deferrable", ports=named, packets=routed.packets, bytes=routed.bytes)
+        for name, named in (("a", ("tcp/1",)), ("b", ports))
+    )
+    assert ports and drawing.routing(replace(found, services=(other, router))) == router
+    assert drawing.routing(replace(found, services=())) is None
+
+
 def test_bars_of_budgets_are_on_one_scale() -> None:
     bars, ticks = drawing.budgets(list(enumerate(example.SERVICES, 1)))
     by_name = {bar.service.name: bar for bar in bars}

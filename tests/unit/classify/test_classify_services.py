@@ -218,7 +218,8 @@ def test_routing_with_its_destinations_and_translated_copies() -> None:
 
 
 def test_routing_without_a_catalogue() -> None:
-    assert [one.name for one in run([make_row(NODE, OUTSIDE, TCP, 443, opened=4)], signatures=()).services] == ["nat"]
+    found = run([make_row(NODE, OUTSIDE, TCP, 443, opened=4)], signatures=())
+    assert [one.name for one in found.services] == ["routed"]
 
 
 def test_names() -> None:

@@ -57,7 +57,7 @@ def test_table_1_without_a_catalogue_where_rules_alone_can_tell() -> None:
     """Opening and polling decide most services; broadcasts to unknown groups stay elsewhere."""
     found = {one.name: one.verdict for one in run(paper(), boots=[boot()], signatures=()).services}
     needed = (TCP, 25), (UDP, 123), (TCP, 2049), (UDP, 514), (TCP, 6817)
-    assert [found[name] for name in ("nat", *map(iana_name, needed))] == ["time-critical"] * 6
+    assert [found[name] for name in ("routed", *map(iana_name, needed))] == ["time-critical"] * 6
     assert [found[iana_name(place)] for place in ((TCP, 22), (TCP, 80))] == ["deferrable"] * 2
 
 

@@ -9,6 +9,7 @@ import pytest
 from appliance.errors import SmsError
 from appliance.plan.services.jobs import read_jobs
 from appliance.plan.upgrade.upgrade import (
+    COMMANDS,
     DONE,
     KEEP_S,
     RETURNED,
@@ -99,8 +100,8 @@ UPGRADED: dict[str, Any] = {
 
 
 def test_round_trips_count_unless_an_upgrade_was_measured() -> None:
-    assert predict_outage([], {"probes": 2.0}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + 2.0 + 5.0)
-    assert predict_outage([], {}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + START_S + 5.0)
+    assert predict_outage([], {"probes": 2.0}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + 2.0 + COMMANDS * 0.1)
+    assert predict_outage([], {}, 0.1)[0] == pytest.approx(STOP_S + KEEP_S + START_S + COMMANDS * 0.1)
     assert predict_outage([UPGRADED], {}, 0.1)[0] == pytest.approx(9.0), "measured with round trips"
 
 

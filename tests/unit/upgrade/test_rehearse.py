@@ -215,7 +215,10 @@ def test_the_jobs_that_a_controller_has_recovered() -> None:
         "[2026-11-21T22:00:01] Recovered JobId=5_1(6) Assoc=0\n"
         "[2026-11-21T22:00:01] Recovered information about 2 jobs\n"
     )
-    assert read_recovered(log) == {4} and read_recovered(log.splitlines()[1]) == {3} and read_recovered("") == set()
+    started = "slurmctld version .* started"
+    assert read_recovered(log, started) == {4}
+    assert read_recovered(log.splitlines()[1], started) == {3}
+    assert read_recovered("", started) == set()
 
 
 def cable(index: int, far: int, name: str = "eth0", kind: str = "veth") -> dict[str, Any]:
