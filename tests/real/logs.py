@@ -1,4 +1,4 @@
-"""What a failed test leaves to read: logs of lab hosts, of services containers, and consoles of machines and VMs."""
+"""What a failed test leaves to read: logs and state of lab hosts, logs of containers, consoles of machines and VMs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def find_logs() -> Iterator[tuple[str, Path]]:
         yield from below(f"{lab['name']}/start", journal.parent, "*/log")
         yield from below(f"{lab['name']}/metal", journal.parent / "metal", "*")
         yield from below(f"{lab['name']}/vm", DISK / lab["name"], "host-*/vm/**/*console*")
+        yield from below(f"{lab['name']}/state", DISK / lab["name"], "host-*/journal/*")
         for host, pid in lab["pids"].items():
             yield from below(f"{lab['name']}/{host}", Path(f"/proc/{pid}/root/var/log/lab"), "*")
     for process in Path("/proc").glob("[0-9]*"):
