@@ -146,7 +146,10 @@ class World:
                     return next(iter(found))
             time.sleep(0.1)
         marks = {host: self.marked(host) for host in hosts}
-        pytest.fail(f"nobody serves after {SETTLE_S} s: {self.watch.serving()}, under way: {marks}")
+        events = {host: [line["event"] for line in self.hosts.history(host)[-8:]] for host in hosts}
+        script = "losetup --list; ps -eo pid,etimes,args | grep [a]gent-"
+        busy = self.hosts.host(hosts[0]).run("sh", "-c", script, ok=None)
+        pytest.fail(f"not settled in {SETTLE_S} s: {self.watch.serving()}, {marks=}, {events=}\n{busy.text}")
 
 
 @pytest.fixture(scope="module")
