@@ -16,7 +16,8 @@ GET_FREE, SET_FD, CLR_FD, SET_STATUS, CONFIGURE = 0x4C82, 0x4C00, 0x4C01, 0x4C04
 READ_ONLY, AUTOCLEAR = 1, 4
 INFO = "<5Q4I64s64s32s2Q"
 """struct loop_info64."""
-MAX_TRIES = 64
+CLAIM_WAIT_S = 10.0
+"""Seconds that another program may hold the device that the kernel names as free."""
 RELEASE_WAIT_S = 10.0
 """Seconds that a device may take to release its file."""
 
@@ -31,12 +32,13 @@ def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
     The kernel detaches it when its last user closes it.
 
     Raises:
-        Problem: no device is free.
+        Problem: another program keeps the free device for itself.
     """
     info = _info((READ_ONLY if read_only else 0) | AUTOCLEAR, b"sms")
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
-        for _ in range(MAX_TRIES):
+        deadline = time.monotonic() + CLAIM_WAIT_S
+        while True:
             path = "/dev/loop%d" % fcntl.ioctl(control, GET_FREE)
             loop = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
             try:
@@ -44,11 +46,16 @@ def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
                 return loop, path
             except OSError as error:
                 os.close(loop)
-                if error.errno != errno.EBUSY:  # another process took it
+                # Another process took it, or has it open exclusively; then the kernel names the same device again.
+                if error.errno != errno.EBUSY:
                     raise
+                if time.monotonic() > deadline:
+                    raise Problem(
+                        "%s is free, but another program holds it" % path, "`fuser -v %s` shows the program" % path
+                    )
+                time.sleep(0.01)
     finally:
         os.close(control)
-    raise Problem("no loop device is free", "`losetup -l` shows which are in use")
 
 
 def _bind(loop: int, descriptor: int, info: bytes) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from appliance.agent.loops import GET_FREE
 from tests.real.overlays import Bed, Said, bed, file_system, sample, sh, wait_until
 from tests.real.trees import Print, access_list, fingerprint, make_everything, stir, thaw_flags, write
 
@@ -97,6 +100,18 @@ def test_all_that_files_have_survives(overlay: Bed, tmp_path: Path) -> None:
         assert {**one, "flags": 0} == {**before[name], "flags": 0}, name
     assert said["notes"] == ["removed from the image, so not created: /keep/whiteout"]
     assert (target / "keep/sparse").stat().st_blocks <= 64
+
+
+def test_a_free_loop_device_that_another_program_holds_is_waited_for(overlay: Bed) -> None:
+    """`losetup` and a scan for file systems open a free device exclusively for a moment."""
+    number = overlay.take()["number"]
+    control = os.open("/dev/loop-control", os.O_RDWR)
+    held = os.open(f"/dev/loop{fcntl.ioctl(control, GET_FREE)}", os.O_RDWR | os.O_EXCL)
+    os.close(control)
+    release = threading.Timer(0.5, os.close, (held,))
+    release.start()
+    assert diff(overlay, number, None)[""]["lines"] == 0
+    release.join()
 
 
 def test_what_a_comparison_tells(overlay: Bed) -> None:
