@@ -8,15 +8,16 @@ import socket
 import subprocess
 import time
 import xmlrpc.client
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from dataclasses import field as attribute
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from appliance.agent.freeze import find_loops
-from appliance.agent.protocol import Problem, field
+from appliance.agent.protocol import Problem
 from appliance.shared.files import replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
+from appliance.shared.migration import MigrationRequest
 from appliance.shared.records import RecordError, from_value, to_json
 
 Strings = Sequence[str]
@@ -314,34 +315,27 @@ def read_mark(path: str) -> Optional[MoveMark]:
 class HostState:
     """What a migration stores on a host: the lease, the history, the state to recover from."""
 
-    def __init__(self, request: Dict[str, Any], side: str) -> None:
-        self.cluster: str = field(request, "cluster", str)
-        self.host: str = field(request, "host", str)
-        self.peer: str = field(request, "peer", str)
-        self.verb: str = field(request, "verb", str, "migrate")
-        self.lease: str = field(request, "lease", str)
-        self.history: str = field(request, "history", str)
-        self.mark: str = field(request, "mark", str)
-        self.shared: bool = field(request, "shared", bool, False)
-        self.side = side
+    def __init__(self, request: MigrationRequest, side: str) -> None:
         self.request = request
+        self.side = side
 
     def record_event(self, event: str, **facts: Any) -> None:
         """Append an event to the history."""
-        line = make_event(self.host, self.verb, event, dict(facts, peer=self.peer))
+        line = make_event(self.request.host, self.request.verb, event, dict(facts, peer=self.request.peer))
         try:
-            AppendLine(self.history, line).perform()
+            AppendLine(self.request.history, line).perform()
         except OSError:
             pass  # a full disk must not prevent services from starting again
 
     def save_state(self, state: str, *, ports: Optional[Dict[str, str]] = None, inode: int = 0) -> None:
         """Store the state that is about to be entered: ``resume`` recovers a killed run from there."""
-        replace_file(self.mark, to_json(MoveMark(self.side, state, os.getpid(), self.request, ports or {}, inode)))
+        mark = MoveMark(self.side, state, os.getpid(), asdict(self.request), ports or {}, inode)
+        replace_file(self.request.mark, to_json(mark))
 
     def clear_state(self) -> None:
         """Remove the stored state: there is nothing to recover."""
-        if os.path.exists(self.mark):
-            os.unlink(self.mark)
+        if os.path.exists(self.request.mark):
+            os.unlink(self.request.mark)
 
     def generation(self) -> int:
         """Return the generation of the lease stored here; 0 where there is none."""
@@ -349,7 +343,7 @@ class HostState:
 
     def _lease(self) -> Tuple[int, str]:
         try:
-            return peek(read_file(self.lease))
+            return peek(read_file(self.request.lease))
         except OSError:
             return 0, ""
 
@@ -359,8 +353,9 @@ class HostState:
         Args:
             only_from: the generation that the stored lease must have.
         """
-        lease = Lease(self.cluster, generation, holder, time.time(), file=holder if self.shared else self.host)
-        swap = SwapLease(self.lease, lease.text().decode(), generation=only_from, wait_s=float("inf"))
+        owner = holder if self.request.shared else self.request.host
+        lease = Lease(self.request.cluster, generation, holder, time.time(), file=owner)
+        swap = SwapLease(self.request.lease, lease.text().decode(), generation=only_from, wait_s=float("inf"))
         return swap.perform() == WRITTEN
 
     def holder(self) -> str:

@@ -27,19 +27,20 @@ from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
 from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
-from appliance.agent.protocol import Problem, field
+from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
+from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.shared.wire import Message
 
 RECLAIM_S = 3.0
 """Longer than ``migration_target.ARMED_S``, by more than two clocks can differ in that time."""
 LEASE_S = 90.0
 """Seconds that the target may take to return the lease of a shared overlay."""
-STOP_WAIT_S = 20.0
-"""Seconds that a service that keeps state may take to end, unless the request gives more."""
+FREEZE_LIMIT_S = 5.0
+"""Seconds that writers wait for a freeze at most."""
 
 
 def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -52,27 +53,19 @@ def run_source(request: Dict[str, Any]) -> Dict[str, Any]:
     # The migration is cancelled by closing the channel. A signal would interrupt the rollback.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    with host_locked(field(request, "lock", str)):
+    given = read_request(SourceRequest, request)
+    with host_locked(given.lock):
         private_mounts()
-        return MigrationSource(request, Channel()).run()
+        return MigrationSource(given, Channel()).run()
 
 
 class MigrationSource:
     """The source's state machine of one migration."""
 
-    def __init__(self, request: Dict[str, Any], channel: Optional[Channel]) -> None:
+    def __init__(self, request: SourceRequest, channel: Optional[Channel]) -> None:
+        self.request = request
         self.host_state = HostState(request, "leave")
         self.channel = channel
-        self.overlay: str = field(request, "overlay", str)
-        self.bridges: Dict[str, str] = field(request, "bridges", dict)
-        self.addresses: Dict[str, str] = field(request, "addresses", dict)
-        self.stop_groups: List[List[str]] = field(request, "stop", list)
-        self.tails: List[str] = field(request, "tails", list, [])
-        self.loggers: List[str] = field(request, "loggers", list, [])
-        self.generation: int = field(request, "generation", int)
-        self.limit_s = float(field(request, "freeze_limit_s", (int, float), 5))  # type: ignore[arg-type]
-        self.stop_wait_s = float(field(request, "stop_wait_s", (int, float), STOP_WAIT_S))  # type: ignore[arg-type]
-        self.shared = self.host_state.shared
         self.state = "read"
         self.released_at = 0.0
         self.ports: Dict[str, str] = {}
@@ -82,8 +75,8 @@ class MigrationSource:
         self.stack = ExitStack()
         self.source: Optional[Source] = None
         self.changes: Optional[Changes] = None
-        self.encoder = FrameEncoder(field(request, "compress", bool, False))
-        self.instance = Instance(field(request, "pid", int))
+        self.encoder = FrameEncoder(request.compress)
+        self.instance = Instance(request.pid)
 
     def run(self) -> Dict[str, Any]:
         """Handle messages until the migration has ended."""
@@ -122,17 +115,16 @@ class MigrationSource:
     def offer(self, message: Message) -> None:
         """Start to follow changes, read all chunks in use, send their digests."""
         assert self.channel
-        loops = find_loops(self.overlay)
+        loops = find_loops(self.request.overlay)
         if len(loops) != 1:
-            raise Problem("%s is in use by %d loop devices" % (self.overlay, len(loops)), "losetup -l", 3)
+            raise Problem("%s is in use by %d loop devices" % (self.request.overlay, len(loops)), "losetup -l", 3)
         self.loop = loops[0]
-        self.ports = self.instance.ports(sorted(self.bridges))
+        self.ports = self.instance.ports(sorted(self.request.bridges))
         self.host_state.save_state("read", ports=self.ports)
-        self.source = Source(self.overlay)
+        self.source = Source(self.request.overlay)
         self.stack.callback(self.source.close)
-        frozen_mark = field(self.host_state.request, "frozen_mark", str)
-        os.makedirs(os.path.dirname(frozen_mark), 0o700, exist_ok=True)
-        self.changes = Changes(self.source, self.loop, self.stack, self.limit_s, frozen_mark)
+        os.makedirs(os.path.dirname(self.request.frozen_mark), 0o700, exist_ok=True)
+        self.changes = Changes(self.source, self.loop, self.stack, FREEZE_LIMIT_S, self.request.frozen_mark)
         self.changes.start()
         numbers = set(self.source.data_chunks()) - self.changes.free
         self.source.read_chunks(numbers, lambda number, data: digest_of(data))
@@ -181,18 +173,18 @@ class MigrationSource:
         assert self.channel and self.source and self.changes
         began = time.monotonic()
         self._enter("stopping", "stopping services that keep state")
-        for group in self.stop_groups:
-            self.instance.stop_services(group, self.stop_wait_s)
+        for group in self.request.stop:
+            self.instance.stop_services(group, self.request.stop_wait_s)
         stopped = time.monotonic()
         protocol.step("freeze", "")
         before = bytes(self.source.digests)
         with mounted_again(self.loop) as folder:
-            frozen = Frozen(folder, self.limit_s, field(self.host_state.request, "frozen_mark", str))
+            frozen = Frozen(folder, FREEZE_LIMIT_S, self.request.frozen_mark)
             try:
                 frozen.hold()
                 many: List[Tuple[int, bytes]] = []
                 held = self.changes.final(lambda number, data: _keep(many, number, data))
-                self.lengths = {path: self._length(path) for path in self.tails}
+                self.lengths = {path: self._length(path) for path in self.request.tails}
                 frozen.release()
             finally:
                 frozen.close()
@@ -233,7 +225,7 @@ class MigrationSource:
         self._enter("released", "ports detached from the bridges", ports=self.ports)
         began = time.monotonic()
         self.counter = DatagramCounter(
-            sorted(self.bridges.items())[0][1], sorted(self.ports.items())[0][1], self._mac()
+            sorted(self.request.bridges.items())[0][1], sorted(self.ports.items())[0][1], self.request.mac
         )
         self.released_at = time.monotonic()
         endpoint.set_bridges(dict.fromkeys(self.ports.values()))
@@ -245,32 +237,29 @@ class MigrationSource:
     def hand_over(self, message: Message) -> None:
         """With a shared overlay: end the instance, so that the target can use the overlay."""
         assert self.channel
-        self.ports = self.instance.ports(sorted(self.bridges))
+        self.ports = self.instance.ports(sorted(self.request.bridges))
         began = time.monotonic()
         self._enter("stopping", "stopping services that keep state", ports=self.ports)
-        for group in self.stop_groups:
-            self.instance.stop_services(group, self.stop_wait_s)
+        for group in self.request.stop:
+            self.instance.stop_services(group, self.request.stop_wait_s)
         lines, known = endpoint.read_connections(self.instance), endpoint.read_neighbours(self.instance)
         self._enter("ended", "ending the instance, releasing the overlay", ports=self.ports)
         self._end_instance()
-        endpoint.wait_until_unused(self.overlay, 20)
+        endpoint.wait_until_unused(self.request.overlay, 20)
         text = "\n".join(lines).encode()
         took = time.monotonic() - began
         self.channel.send("handed", text, stop_s=took, connections=len(lines), neighbours=known)
 
-    def _mac(self) -> str:
-        return str(self.host_state.request.get("mac", ""))
-
     def send_log_tails(self, message: Message) -> None:
         """The target serves: send it the log lines that arrived here since the last freeze."""
         assert self.channel
-        self._enter("given", "%s serves" % self.host_state.peer, ports=self.ports)
+        self._enter("given", "%s serves" % self.request.peer, ports=self.ports)
         # First: if this host crashes now, it must not start the instance after its boot.
-        self.host_state.write_lease(self.host_state.peer, self.generation + 1)
+        self.host_state.write_lease(self.request.peer, self.request.generation + 1)
         lost = self.counter.count() if self.counter else 0
-        self.instance.stop_services(self.loggers, self.stop_wait_s)
+        self.instance.stop_services(self.request.loggers, self.request.stop_wait_s)
         files, parts = [], []
-        for path in self.tails:
+        for path in self.request.tails:
             data = self._tail(path)
             files.append({"path": path, "bytes": len(data)})
             parts.append(data)
@@ -292,22 +281,22 @@ class MigrationSource:
 
     def _finish(self) -> None:
         # After a reboot the pid may belong to another process.
-        found = endpoint.find_instance(field(self.host_state.request, "instance", str))
-        if found and found.pid == self.instance.pid and not self.shared:
+        found = endpoint.find_instance(self.request.instance)
+        if found and found.pid == self.instance.pid and not self.request.shared:
             self._end_instance()
-        self.host_state.write_lease(self.host_state.peer, self.generation + 1)
-        if not self.shared:
-            endpoint.wait_until_unused(self.overlay, 20)
-            if os.path.exists(self.overlay):
-                os.rename(self.overlay, self.overlay + ".moved")
+        self.host_state.write_lease(self.request.peer, self.request.generation + 1)
+        if not self.request.shared:
+            endpoint.wait_until_unused(self.request.overlay, 20)
+            if os.path.exists(self.request.overlay):
+                os.rename(self.request.overlay, self.request.overlay + ".moved")
         self.state = "gone"
-        self.host_state.record_event("gone", to=self.host_state.peer, generation=self.generation + 1)
+        self.host_state.record_event("gone", to=self.request.peer, generation=self.request.generation + 1)
         self.host_state.clear_state()
 
     def _end_instance(self) -> None:
         # In parallel: a supervisor that ends stops its services one after the other.
-        self.instance.stop_services(field(self.host_state.request, "live", list), self.stop_wait_s)
-        endpoint.run(*field(self.host_state.request, "stop_argv", list), ok=range(256), timeout=self.stop_wait_s + 60)
+        self.instance.stop_services(self.request.live, self.request.stop_wait_s)
+        endpoint.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)
 
     # Rollback
 
@@ -316,11 +305,11 @@ class MigrationSource:
         assert self.channel
         why = str(message.get("why", ""))
         if not message.get("sure") and self.state == "released" and self._target_answers():
-            self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.host_state.peer)
+            self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
             self._finish()
-            raise Problem("the services run on %s: it answers for the addresses" % self.host_state.peer, "sms status")
+            raise Problem("the services run on %s: it answers for the addresses" % self.request.peer, "sms status")
         if self.state == "ended" and not self._reclaim_lease(why):
-            raise Problem("%s has not returned the lease of the overlay" % self.host_state.peer, "sms journal")
+            raise Problem("%s has not returned the lease of the overlay" % self.request.peer, "sms journal")
         self.restore_service(why)
         self.channel.send("back")
         self.state = "gone"
@@ -338,9 +327,7 @@ class MigrationSource:
             while time.monotonic() < self.released_at + RECLAIM_S:
                 time.sleep(0.05)
             if self._target_answers():
-                self.host_state.record_event(
-                    "given", why=why, seen="%s answers for the addresses" % self.host_state.peer
-                )
+                self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
                 self._finish()
                 return
         if self.state == "ended" and not self._reclaim_lease(why):
@@ -352,28 +339,24 @@ class MigrationSource:
         end = time.monotonic() + LEASE_S
         while time.monotonic() < end:
             now = self.host_state.generation()
-            if self.host_state.holder() == self.host_state.host:
+            if self.host_state.holder() == self.request.host:
                 # From here on a host that takes the lease from its previous generation is refused.
-                if self.host_state.write_lease(self.host_state.host, now + 1, only_from=now):
+                if self.host_state.write_lease(self.request.host, now + 1, only_from=now):
                     return True
             elif self._target_answers():
-                self.host_state.record_event(
-                    "given", why=why, seen="%s answers for the addresses" % self.host_state.peer
-                )
+                self.host_state.record_event("given", why=why, seen="%s answers for the addresses" % self.request.peer)
                 self._finish()
                 return False
             time.sleep(0.5)
-        self.host_state.record_event(
-            "lost", why=why, what="%s has the lease, but does not serve" % self.host_state.peer
-        )
+        self.host_state.record_event("lost", why=why, what="%s has the lease, but does not serve" % self.request.peer)
         self.state = "gone"
         self.host_state.clear_state()
         return False
 
     def _target_answers(self) -> bool:
         """Return whether the target answers for the addresses: its instance has the same MAC addresses as ours."""
-        macs = {str(mac).lower() for mac in field(self.host_state.request, "macs", list)}
-        queries = [(self.bridges[name], self.addresses[name]) for name in sorted(self.bridges)]
+        macs = {mac.lower() for mac in self.request.macs}
+        queries = [(self.request.bridges[name], self.request.addresses[name]) for name in sorted(self.request.bridges)]
         with ThreadPoolExecutor(len(queries)) as pool:
             found = list(pool.map(lambda pair: endpoint.find_mac(*pair), queries))
         return any(mac in macs for mac in found)
@@ -383,19 +366,19 @@ class MigrationSource:
         if self.state == "released":
             self._outbid_lease()
             try:
-                endpoint.set_bridges({port: self.bridges[name] for name, port in self.ports.items()})
+                endpoint.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()})
             except Problem as problem:
                 # A missing bridge must not prevent the other network and the services from being restored.
                 self.host_state.record_event("trouble", why=problem.message)
-            self.instance.announce(self.addresses)
+            self.instance.announce(self.request.addresses)
         if self.state == "ended":
-            endpoint.wait_until_unused(self.overlay, 20)
-            endpoint.run(*field(self.host_state.request, "start_argv", list), timeout=90)
+            endpoint.wait_until_unused(self.request.overlay, 20)
+            endpoint.run(*self.request.start_argv, timeout=90)
             self.state = "gone"
             self.host_state.record_event("back", why=why)
             self.host_state.clear_state()
             return
-        names = [name for group in reversed(self.stop_groups) for name in group] + self.loggers
+        names = [*(name for group in reversed(self.request.stop) for name in group), *self.request.loggers]
         self.instance.start_services(names)
         self.state = "gone"
         self.host_state.record_event("back", why=why)
@@ -404,9 +387,9 @@ class MigrationSource:
     def _outbid_lease(self) -> None:
         """Write a lease newer than one that the target may have written; leave that of any other host."""
         try:
-            if self.host_state.holder() in ("", self.host_state.host, self.host_state.peer):
+            if self.host_state.holder() in ("", self.request.host, self.request.peer):
                 self.host_state.write_lease(
-                    self.host_state.host, max(self.generation, self.host_state.generation()) + 2
+                    self.request.host, max(self.request.generation, self.host_state.generation()) + 2
                 )
         except OSError as error:  # a full disk must not prevent services from starting again
             self.host_state.record_event("trouble", why="the lease cannot be written: %s" % (error.strerror or error))
@@ -415,7 +398,7 @@ class MigrationSource:
         """Continue from the state that a killed run saved. After a crash of the host only the overlay is left."""
         self.state, self.ports = saved.state, saved.ports
         self.released_at = time.monotonic() - RECLAIM_S
-        found = endpoint.find_instance(field(self.host_state.request, "instance", str))
+        found = endpoint.find_instance(self.request.instance)
         if (found and found.pid == self.instance.pid) or (not found and self.state == "ended"):
             self.abandon("the migration was killed")
             return
@@ -448,10 +431,10 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
         if saved.side == "arrive":
             from appliance.agent.migration_target import MigrationTarget
 
-            target = MigrationTarget(saved.request, None)
+            target = MigrationTarget(read_request(TargetRequest, saved.request), None)
             target.recover(saved)
             return {"found": saved.state, "side": "arrive", "state": target.state}
-        source = MigrationSource(saved.request, None)
+        source = MigrationSource(read_request(SourceRequest, saved.request), None)
         source.recover(saved)
         return {"found": saved.state, "side": "leave", "state": source.state}
 

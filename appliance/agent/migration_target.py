@@ -12,16 +12,17 @@ import hashlib
 import os
 import signal
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from appliance.agent import endpoint, protocol
 from appliance.agent.channel import Channel, Disconnected
 from appliance.agent.chunk_frames import decode_frames
 from appliance.agent.endpoint import HostState, Instance, MoveMark
-from appliance.agent.protocol import Problem, field
+from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chunks, digest_of, disk_error
 from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
+from appliance.shared.migration import TargetRequest
 from appliance.shared.wire import Message
 
 ARMED_S = 2.0
@@ -44,25 +45,21 @@ def run_target(request: Dict[str, Any]) -> Dict[str, Any]:
     protocol.OUTPUT[0] = 2
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    with host_locked(field(request, "lock", str)):
-        return MigrationTarget(request, Channel()).run()
+    given = read_request(TargetRequest, request)
+    with host_locked(given.lock):
+        return MigrationTarget(given, Channel()).run()
 
 
 class MigrationTarget:
     """The target's state machine of one migration."""
 
-    def __init__(self, request: Dict[str, Any], channel: Optional[Channel]) -> None:
+    def __init__(self, request: TargetRequest, channel: Optional[Channel]) -> None:
+        self.request = request
         self.host_state = HostState(request, "arrive")
         self.channel = channel
-        self.overlay: str = field(request, "overlay", str)
+        self.overlay = request.overlay
         self.incoming = self.overlay + ".incoming"
-        self.bridges: Dict[str, str] = field(request, "bridges", dict)
-        self.holds: List[str] = field(request, "holds", list)
-        self.addresses: Dict[str, str] = field(request, "addresses", dict)
-        self.name: str = field(request, "instance", str)
-        self.ask_nodes: List[str] = field(request, "ask_nodes", list, [])
-        self.generation: int = field(request, "generation", int)
-        self.shared = self.host_state.shared
+        self.generation = request.generation
         self.state = "copy"
         self.descriptor = -1
         self.size = 0
@@ -158,7 +155,7 @@ class MigrationTarget:
 
     def _from_store(self, missing: "set[int]") -> None:
         """Copy chunks that the newest snapshot here has."""
-        root = field(self.host_state.request, "store", str)
+        root = self.request.store
         if not missing or not os.path.isdir(root):
             return
         store = Store(root)
@@ -192,7 +189,7 @@ class MigrationTarget:
             raise Problem(
                 "the file system of %s has %d MiB free, %d are needed"
                 % (self.incoming, free >> 20, (wanted >> 20) + 16),
-                "make room on %s, then run it again" % self.host_state.host,
+                "make room on %s, then run it again" % self.request.host,
             )
 
     def store_chunks(self, message: Message) -> None:
@@ -215,8 +212,8 @@ class MigrationTarget:
             if digest != ZERO and digest_of(os.pread(self.descriptor, CHUNK, number * CHUNK)) != digest:
                 os.unlink(self.incoming)
                 raise Problem(
-                    "the copy on %s is not what was sent, at chunk %d" % (self.host_state.host, number),
-                    "is the disk of %s failing? run it again" % self.host_state.host,
+                    "the copy on %s is not what was sent, at chunk %d" % (self.request.host, number),
+                    "is the disk of %s failing? run it again" % self.request.host,
                 )
         self.channel.send("verified")
 
@@ -225,16 +222,14 @@ class MigrationTarget:
         assert self.channel
         expected = field(message, "digests", str)
         if hashlib.sha256(self.digests).hexdigest() != expected:
-            raise Problem(
-                "the copy on %s is not the overlay: the digests differ" % self.host_state.host, "run it again"
-            )
+            raise Problem("the copy on %s is not the overlay: the digests differ" % self.request.host, "run it again")
         self.inode = os.fstat(self.descriptor).st_ino
         self._save_state("placed")
         self.state = "placed"
         if os.path.exists(self.overlay):
             # Not left behind by a migration from here: it may hold data that exists nowhere else.
             os.rename(self.overlay, self.replaced)
-            protocol.note("note: %s had another overlay; it is kept as %s" % (self.host_state.host, self.replaced))
+            protocol.note("note: %s had another overlay; it is kept as %s" % (self.request.host, self.replaced))
         os.rename(self.incoming, self.overlay)
         self.channel.send("placed")
 
@@ -244,18 +239,18 @@ class MigrationTarget:
         """Start the instance, with its ports on bridges without other ports."""
         assert self.channel
         began = time.monotonic()
-        if self.shared and not self.host_state.write_lease(
-            self.host_state.host, self.generation + 1, only_from=self.generation
+        if self.request.shared and not self.host_state.write_lease(
+            self.request.host, self.generation + 1, only_from=self.generation
         ):
             raise Problem("the lease of the shared overlay has changed meanwhile", "sms status", 3)
         self._save_state("started")
         self.state = "started"
         self.host_state.record_event("started", what="an isolated instance")
         endpoint.run(*field(message, "argv", list), timeout=60)
-        self.instance = endpoint.find_instance(self.name)
+        self.instance = endpoint.find_instance(self.request.instance)
         if not self.instance:
             raise Problem("the instance ended as soon as it had started")
-        self.ports = self.instance.ports(sorted(self.bridges))
+        self.ports = self.instance.ports(sorted(self.request.bridges))
         self._save_state("started")
         self.channel.send("started", pid=self.instance.pid, took_s=time.monotonic() - began)
 
@@ -288,7 +283,7 @@ class MigrationTarget:
         self.generation += field(message, "leap", int, 0)
         began = time.monotonic()
         warning = endpoint.load_connections(self.instance, lines) or self.warning
-        if not self.host_state.write_lease(self.host_state.host, self.generation + 1):
+        if not self.host_state.write_lease(self.request.host, self.generation + 1):
             raise Problem("another host has taken the lease meanwhile", "sms status", 3)
         self._save_state("up")
         # Nothing slow, such as disk access, may come between reading the clock and attaching the ports.
@@ -296,17 +291,17 @@ class MigrationTarget:
             raise Problem("the request to take over came too late", "is the network slow? run it again")
         self.state = "up"
         try:
-            endpoint.set_bridges({port: self.bridges[name] for name, port in self.ports.items()}, timeout=1)
+            endpoint.set_bridges({port: self.request.bridges[name] for name, port in self.ports.items()}, timeout=1)
             if boot_time() > self.armed_at + PORTS_LIMIT_S:
                 raise Problem(
-                    "the ports were attached to the bridges too late", "is %s overloaded?" % self.host_state.host
+                    "the ports were attached to the bridges too late", "is %s overloaded?" % self.request.host
                 )
         except Problem:
             # One address of two is worse than none: the source completes the migration when any of them answers.
             self.detach_ports()
             raise
         took = time.monotonic() - began
-        self.instance.announce(self.addresses)
+        self.instance.announce(self.request.addresses)
         self.host_state.record_event("up", generation=self.generation + 1)
         self.channel.send("up", up_s=took, trouble=warning)
 
@@ -340,9 +335,9 @@ class MigrationTarget:
             if os.path.exists(self.overlay + left):
                 os.unlink(self.overlay + left)
         self._remove_holds()
-        if self.instance and self.ask_nodes:
+        if self.instance and self.request.ask_nodes:
             try:
-                endpoint.run(*self.instance.argv(*self.ask_nodes), ok=range(256), timeout=20)
+                endpoint.run(*self.instance.argv(*self.request.ask_nodes), ok=range(256), timeout=20)
             except Problem as problem:  # slurmctld asks them later anyway
                 self.host_state.record_event("trouble", why=problem.message)
         self.state = "done"
@@ -355,12 +350,12 @@ class MigrationTarget:
         end = time.monotonic() + float(field(message, "for_s", (int, float)))  # type: ignore[arg-type]
         found = ""
         while time.monotonic() < end and not found:
-            for name in sorted(self.bridges):
-                found = found or endpoint.find_mac(self.bridges[name], self.addresses[name])
+            for name in sorted(self.request.bridges):
+                found = found or endpoint.find_mac(self.request.bridges[name], self.request.addresses[name])
         self.channel.send("seen", mac=found)
 
     def _remove_holds(self) -> None:
-        for bridge in self.holds:
+        for bridge in self.request.holds:
             endpoint.run("ip", "link", "delete", bridge, ok=range(256))
 
     # Rollback
@@ -383,25 +378,26 @@ class MigrationTarget:
         if self.state == "up":
             self.detach_ports()
         if self.state in ("started", "up"):
-            if self.shared:
-                stop = field(self.host_state.request, "stop_argv", list)
-                endpoint.run(*stop, ok=range(256), timeout=300)
+            if self.request.shared:
+                endpoint.run(*self.request.stop_argv, ok=range(256), timeout=300)
             else:
                 # Its overlay is a copy that is not used: no need for an orderly stop.
-                endpoint.run("apptainer", "instance", "stop", "--force", self.name, ok=range(256), timeout=30)
+                endpoint.run(
+                    "apptainer", "instance", "stop", "--force", self.request.instance, ok=range(256), timeout=30
+                )
             endpoint.wait_until_unused(self.overlay, 20)
-        if self.shared:
+        if self.request.shared:
             if self.state in ("started", "up"):
-                self.host_state.write_lease(self.host_state.peer, self.generation + 2)
+                self.host_state.write_lease(self.request.peer, self.generation + 2)
         elif self.state in ("placed", "started", "up") and self._is_ours():
             os.rename(self.overlay, self.overlay + ".partial")
         elif os.path.exists(self.incoming):
             os.rename(self.incoming, self.overlay + ".partial")
         if os.path.exists(self.replaced) and not os.path.exists(self.overlay):
             os.rename(self.replaced, self.overlay)
-        if not self.shared and self.host_state.holder() == self.host_state.host:
+        if not self.request.shared and self.host_state.holder() == self.request.host:
             # The lease named this host, but the instance never served here.
-            self.host_state.write_lease(self.host_state.peer, self.host_state.generation())
+            self.host_state.write_lease(self.request.peer, self.host_state.generation())
         self._remove_holds()
         self.state = "done"
         self.host_state.record_event("backed out", why=why)
@@ -429,9 +425,9 @@ class MigrationTarget:
         stays, and the lease decides whether it is the newest.
         """
         self.state, self.ports, self.inode = saved.state, saved.ports, saved.inode
-        self.instance = endpoint.find_instance(self.name)
+        self.instance = endpoint.find_instance(self.request.instance)
         if self.instance:
-            ports = self.instance.ports(sorted(self.bridges))
-            attached = all(endpoint.is_attached(port, self.bridges[name]) for name, port in ports.items())
+            ports = self.instance.ports(sorted(self.request.bridges))
+            attached = all(endpoint.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
             self.state, self.ports = "up" if attached else "started", ports
         self.abandon("the migration was killed")

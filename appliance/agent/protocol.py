@@ -2,7 +2,9 @@
 
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Type
+
+from appliance.shared.records import Record, RecordError, from_value
 
 OUTPUT = [1]
 """File descriptor of the messages. Commands whose standard output carries data set it to standard error."""
@@ -65,3 +67,15 @@ def field(request: Dict[str, Any], name: str, kind: type, default: Optional[Any]
     if not isinstance(value, kind):
         raise Problem("the request has no " + name, status=2)
     return value
+
+
+def read_request(kind: Type[Record], request: Any) -> Record:
+    """Return a request as a typed record.
+
+    Raises:
+        Problem: it is not one.
+    """
+    try:
+        return from_value(kind, request)
+    except RecordError as error:
+        raise Problem("the request is invalid: %s" % error, status=2) from None

@@ -2,8 +2,7 @@
 
 from typing import Any, Dict
 
-from appliance.agent.protocol import Problem, field
-from appliance.shared.records import RecordError, from_value
+from appliance.agent.protocol import Problem, field, read_request
 from appliance.shared.requests import KINDS
 
 
@@ -16,8 +15,4 @@ def perform(request: Dict[str, Any]) -> Dict[str, Any]:
     kind = KINDS.get(field(request, "kind", str))
     if kind is None:
         raise Problem("there is no request %s" % request["kind"], status=2)
-    try:
-        found = from_value(kind, field(request, "of", dict))
-    except RecordError as error:
-        raise Problem("the request is invalid: %s" % error, status=2) from None
-    return {"reply": found.perform()}
+    return {"reply": read_request(kind, field(request, "of", dict)).perform()}

@@ -21,11 +21,10 @@ from appliance.agent.check import check
 from appliance.agent.clone import reflink
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
 from appliance.agent.manifest import FORMAT, Manifest
-from appliance.agent.protocol import Busy, Problem, field
+from appliance.agent.protocol import Busy, Problem, field, read_request
 from appliance.agent.source import Sink, Source, free_chunks
 from appliance.agent.store import Reader, Snapshot, Store, disk_error
 from appliance.shared.locks import Locked, hold_lock
-from appliance.shared.records import RecordError, from_value
 
 FICLONERANGE = 0x4020940D
 """ioctl of linux/fs.h."""
@@ -257,10 +256,7 @@ class SnapshotRun:
             notes=field(self.request, "notes", list, []),
             reason=field(self.request, "reason", str, ""),
         )
-        try:
-            return from_value(Manifest, values)
-        except RecordError as error:
-            raise Problem("the request is invalid: %s" % error, status=2) from None
+        return read_request(Manifest, values)
 
 
 def file_identity(path: str) -> Tuple[int, ...]:

@@ -6,11 +6,13 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.progress import Progress
+from appliance.shared.migration import MigrationRequest
 from appliance.shared.wire import Message, WireError, count_bytes, pack_message, read_message
 from appliance.tools import agent
 
@@ -33,6 +35,7 @@ class Endpoint:
 
     def __init__(self, host: Host, session: agent.Session) -> None:
         self.host = host
+        self.name = host.name
         self.session = session
         self.closed = threading.Event()
         self._lock = threading.Lock()
@@ -60,13 +63,13 @@ class Endpoint:
             received = self._received.get(timeout=patience_s)
         except queue.Empty:
             raise Lost(
-                f"{self.host.name} sent no message for {patience_s:g} s",
+                f"{self.name} sent no message for {patience_s:g} s",
                 hint="is its network down? `sms journal` shows what it did on its own",
             ) from None
         if isinstance(received, SmsError):
             raise received
         if received[0].get("kind") not in kinds:
-            raise SmsError(f"{self.host.name} sent {received[0].get('kind')!r}, expected {' or '.join(kinds)}")
+            raise SmsError(f"{self.name} sent {received[0].get('kind')!r}, expected {' or '.join(kinds)}")
         return received
 
     @property
@@ -83,7 +86,7 @@ class Endpoint:
         except SmsError as error:
             self._put(error)
         except WireError as error:
-            self._put(SmsError(f"{self.host.name} sent {error}"))
+            self._put(SmsError(f"{self.name} sent {error}"))
 
     def _put(self, received: tuple[Message, bytes] | SmsError) -> None:
         while not self.closed.is_set():
@@ -117,13 +120,13 @@ class Endpoint:
 
 
 @contextmanager
-def open_endpoint(host: Host, command: str, request: dict[str, Any], progress: Progress) -> Iterator[Endpoint]:
+def open_endpoint(host: Host, command: str, request: MigrationRequest, progress: Progress) -> Iterator[Endpoint]:
     """Run the agent of a host as an endpoint of a migration; when the context ends, it decides on its own.
 
     Raises:
         SmsError: the problem that ended the agent.
     """
-    with agent.open_session(host, command, request, progress) as session:
+    with agent.open_session(host, command, asdict(request), progress) as session:
         endpoint = Endpoint(host, session)
         try:
             yield endpoint

@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.cli import main
 from appliance.host import ssh
-from appliance.operations.migration import migrate, steps
+from appliance.operations.migration import migrate, start
 from appliance.tools import move
 
 TELL, WORD = int(sys.argv[1]), int(sys.argv[2])
@@ -49,7 +49,7 @@ class Endpoint(move.Endpoint):
         return tell(">", do)
 
 
-steps.WAIT_S = float(sys.argv[3])
+start.WAIT_S = float(sys.argv[3])
 ssh.GONE_MS = 10_000
 """A host that has lost its power is known to be gone after so long; usually it is a minute."""
 move.Endpoint = Endpoint  # type: ignore[misc]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from appliance.cli.common import add_json, filled, open_site, verb
 
 if TYPE_CHECKING:
-    from appliance.operations.migration.steps import MigrationResult
+    from appliance.operations.migration.state import MigrationResult
     from appliance.plan.migration.plan import Plan
 
 EXAMPLES = """\

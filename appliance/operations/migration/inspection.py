@@ -12,7 +12,7 @@ from appliance.operations import history
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
-from appliance.operations.migration.steps import Inspected, MigrationResult
+from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
 from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.boot import install_unit

@@ -13,7 +13,8 @@ from appliance.operations.image.copy import copy_image
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.inspection import inspect_hosts
-from appliance.operations.migration.steps import Inspected, Migration, MigrationResult, isolated_conflists
+from appliance.operations.migration.state import Inspected, MigrationResult
+from appliance.operations.migration.steps import run_steps
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard, stop_guard
 from appliance.operations.start_note import record_start
@@ -60,14 +61,13 @@ def execute(cluster: Cluster, inspected: Inspected, progress: Progress) -> tuple
     }
     for host in (inspected.source, inspected.target):
         history.note(cluster, host, "migrate", "begun", **facts, image=image.key)
-    migration = Migration(cluster, inspected, image, progress)
     try:
-        result = migration.run()
+        result, failures = run_steps(cluster, inspected, image, progress)
     except BaseException as error:
         _note_all(cluster, (inspected.source, inspected.target), "failed", why=str(error) or type(error).__name__)
         raise
     result.notes += finish(cluster, inspected, image, result, progress)
-    return result, migration.failed_probes
+    return result, failures
 
 
 def migrate_back(cluster: Cluster, result: MigrationResult, failures: str, progress: Progress) -> NoReturn:
@@ -135,9 +135,7 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
         if image.sha256 != inspected.plan.sha256:
             raise Refused(f"{image.path} on {inspected.target.name} is not the image that is running")
         step.detail(image.signer)
-    for path, data in isolated_conflists(cluster).items():
-        inspected.target.write(path, data)
-    for path, text in conflists(cluster.site).items():
+    for path, text in {**conflists(cluster.site, isolated=True), **conflists(cluster.site)}.items():
         inspected.target.write(path, text.encode())
     return image
 
@@ -147,7 +145,7 @@ def finish(
 ) -> list[str]:
     """Record which host runs the instance after a migration; return notes about what failed."""
     notes = []
-    for path in isolated_conflists(cluster):
+    for path in conflists(cluster.site, isolated=True):
         inspected.target.remove(path)
     try:
         lease = query_lease(inspected.target, cluster)

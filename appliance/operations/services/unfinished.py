@@ -34,11 +34,20 @@ def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
     """
     if not host.works("test", "-e", mark_path(cluster)):
         return
-    found = agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
+    found = resume_migration(cluster, host)
     if found["found"]:
         progress.report(
             f"note: a migration was interrupted on {host.name} ({found['found']}); it is {found['state']} there now"
         )
+
+
+def resume_migration(cluster: Cluster, host: Host) -> dict[str, Any]:
+    """Make the agent complete or roll back a killed migration; return the state that it found, and the present one.
+
+    Raises:
+        Busy: a migration is under way.
+    """
+    return agent.call(host, "resume", {"mark": mark_path(cluster), "lock": str(cluster.places.lock)})
 
 
 def note_path(cluster: Cluster, *, done: bool = False) -> str:

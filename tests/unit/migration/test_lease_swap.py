@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from appliance.agent.endpoint import HostState
+from appliance.agent.protocol import read_request
 from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest, peek
 from appliance.shared.locks import hold_lock
+from appliance.shared.migration import TargetRequest
+from tests.unit.migration.test_move_mark import TARGET
 
 OLD = Lease("c", 5, "a", 1.0, "a").text()
 NEW = Lease("c", 6, "b", 2.0, "b").text()
@@ -78,8 +81,8 @@ def test_peek(data: bytes | None, found: tuple[int, str]) -> None:
 
 @pytest.mark.parametrize(("shared", "file"), [(False, "a"), (True, "b")])
 def test_the_agent_of_a_migration_writes_by_the_same_rules(tmp_path: Path, shared: bool, file: str) -> None:
-    path, names = tmp_path / "c.lease", {"cluster": "c", "host": "a", "peer": "b", "history": "h", "mark": "m"}
-    state = HostState({**names, "lease": str(path), "shared": shared}, "source")
+    path = tmp_path / "c.lease"
+    state = HostState(read_request(TargetRequest, {**TARGET, "lease": str(path), "shared": shared}), "arrive")
     assert (state.generation(), state.holder()) == (0, "")
     assert not state.write_lease("b", 6, only_from=5)
     assert state.write_lease("b", 6, only_from=0) and not state.write_lease("b", 5)

@@ -11,7 +11,8 @@ import pytest
 from appliance.agent.endpoint import HostState, MoveMark, read_mark
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
-from appliance.agent.protocol import Problem
+from appliance.agent.protocol import Problem, read_request
+from appliance.shared.migration import SourceRequest, TargetRequest
 
 COMMON = {
     "cluster": "c",
@@ -31,7 +32,19 @@ COMMON = {
     "shared": False,
     "stop_argv": ["apptainer", "instance", "stop"],
 }
-SOURCE = {**COMMON, "pid": 77, "mac": "02:00:00:00:00:01", "stop": [["slurmctld"]], "frozen_mark": "/s/frozen"}
+SOURCE = {
+    **COMMON,
+    "pid": 77,
+    "mac": "02:00:00:00:00:01",
+    "stop": [["slurmctld"]],
+    "stop_wait_s": 90,
+    "live": ["rsyslog"],
+    "loggers": ["rsyslog"],
+    "tails": ["/var/log/messages"],
+    "compress": True,
+    "frozen_mark": "/s/frozen",
+    "start_argv": ["apptainer", "instance", "start"],
+}
 TARGET = {**COMMON, "store": "/s", "holds": ["sms-hold-0"], "ask_nodes": []}
 PORTS = {"eth0": "veth3"}
 OLDER = [
@@ -60,17 +73,19 @@ def test_marks_of_version_519381b(tmp_path: Path, written: dict[str, Any], mark:
     path = tmp_path / "c.move"
     path.write_text(json.dumps(written))
     assert read_mark(str(path)) == mark
-    machine = MigrationSource if mark.side == "leave" else MigrationTarget
-    assert machine(mark.request, None).host_state.side == mark.side
+    if mark.side == "leave":
+        assert MigrationSource(read_request(SourceRequest, mark.request), None).host_state.side == "leave"
+    else:
+        assert MigrationTarget(read_request(TargetRequest, mark.request), None).host_state.side == "arrive"
 
 
 def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "c.move"
-    state = HostState({**TARGET, "mark": str(path)}, "arrive")
+    state = HostState(read_request(TargetRequest, {**TARGET, "mark": str(path)}), "arrive")
     state.save_state("started", ports=PORTS, inode=5)
     found = read_mark(str(path))
     assert found and (found.side, found.state, found.ports, found.inode) == ("arrive", "started", PORTS, 5)
-    assert found.request == state.request
+    assert read_request(TargetRequest, found.request) == state.request
     state.clear_state()
     assert read_mark(str(path)) is None
 

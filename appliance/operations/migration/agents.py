@@ -1,0 +1,100 @@
+"""The agents of a migration: what they are asked to do, and how long a reply may take."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict
+
+from appliance.host.base import Host
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import Image
+from appliance.operations.migration.state import Inspected, Migration, MigrationResult
+from appliance.operations.services.unfinished import mark_path
+from appliance.operations.snapshots.list import store
+from appliance.plan.machine import instance_name, start_argv, stop_argv, stop_timeout
+from appliance.plan.migration.move import stop_groups
+from appliance.plan.services.jobs import ASK_NODES
+from appliance.plan.services.network import INTERFACES, isolated_bridges
+from appliance.progress import Progress, Silent
+from appliance.shared.migration import MigrationRequest, SourceRequest, TargetRequest
+from appliance.tools.move import open_endpoint
+
+LONG_S = 3600.0
+"""Timeout in seconds of requests that read a whole overlay, or end an instance."""
+QUICK_S = 20.0
+"""Timeout in seconds of requests that take only a moment."""
+
+
+class NotesOnly(Silent):
+    """Forwards only the lines that stay: the steps are shown by this process, not by the agents."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def report(self, text: str) -> None:
+        self.progress.report(text)
+
+
+def open_agents(
+    cluster: Cluster, inspected: Inspected, image: Image, progress: Progress, stack: ExitStack
+) -> Migration:
+    """Start the agents on both hosts, which end with ``stack``; return the migration that has not begun yet."""
+    source, target, notes_only = inspected.source, inspected.target, NotesOnly(progress)
+    requests = target_request(cluster, inspected), source_request(cluster, inspected, image)
+    on_target = stack.enter_context(open_endpoint(target, "arrive", requests[0], notes_only))
+    on_source = stack.enter_context(open_endpoint(source, "leave", requests[1], notes_only))
+    generation, shared = inspected.lease.generation + 1, inspected.plan.shared
+    result = MigrationResult(source.name, target.name, image.path, generation, shared=shared)
+    return Migration(cluster, inspected, image, progress, on_source, on_target, result)
+
+
+def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> SourceRequest:
+    """Return the request to the agent on the source."""
+    services, hosts = cluster.services, (inspected.source, inspected.target)
+    return SourceRequest(
+        **asdict(_common_request(cluster, inspected, *hosts)),
+        pid=inspected.pid,
+        mac=cluster.site.networks.provisioning.mac,
+        stop=tuple(tuple(group) for group in stop_groups(services)),
+        stop_wait_s=stop_timeout(services),
+        live=tuple(service.name for service in services if service.live),
+        loggers=tuple(service.name for service in services if service.live and service.tails),
+        tails=tuple(path for service in services for path in service.tails),
+        compress=not all(isinstance(host, Local) for host in hosts),
+        frozen_mark=f"{store(cluster)}/frozen",
+        start_argv=start_argv(cluster.site, image.path),
+    )
+
+
+def target_request(cluster: Cluster, inspected: Inspected) -> TargetRequest:
+    """Return the request to the agent on the target."""
+    return TargetRequest(
+        **asdict(_common_request(cluster, inspected, inspected.target, inspected.source)),
+        store=store(cluster),
+        holds=tuple(isolated_bridges(cluster.site)),
+        ask_nodes=tuple(ASK_NODES) if cluster.find_role("controller") else (),
+    )
+
+
+def _common_request(cluster: Cluster, inspected: Inspected, host: Host, peer: Host) -> MigrationRequest:
+    site, where = cluster.site, cluster.places
+    networks = dict(zip(INTERFACES, (site.networks.provisioning, site.networks.public), strict=True))
+    return MigrationRequest(
+        cluster=site.cluster,
+        host=host.name,
+        peer=peer.name,
+        verb="migrate",
+        overlay=str(where.overlay),
+        lease=str(where.lease),
+        history=str(where.history),
+        mark=mark_path(cluster),
+        lock=str(where.lock),
+        instance=instance_name(site),
+        generation=inspected.lease.generation,
+        bridges={name: network.bridge for name, network in networks.items()},
+        addresses={name: str(network.address.ip) for name, network in networks.items()},
+        macs=tuple(network.mac for network in networks.values()),
+        shared=inspected.plan.shared,
+        stop_argv=stop_argv(site, stop_timeout(cluster.services)),
+    )

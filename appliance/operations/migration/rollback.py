@@ -1,0 +1,186 @@
+"""After a failed step of a migration: the target takes over from a failed source, or the source serves as before."""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+from appliance.errors import RolledBack, SmsError
+from appliance.host.base import Unreachable
+from appliance.operations.lease import query_lease
+from appliance.operations.migration.fence import fence
+from appliance.operations.migration.start import check_services, start_isolated
+from appliance.operations.migration.state import Migration
+from appliance.operations.migration.switch import activate, arm, commit
+from appliance.operations.services.start import PROBE
+from appliance.operations.services.unfinished import resume_migration
+from appliance.plan.machine import inside_argv
+from appliance.plan.migration.lease import GENERATION_BUMP
+from appliance.tools.move import Endpoint
+
+CONFIRM_S = 8.0
+"""Longer than a live source keeps its ports off the bridges (agent/migration_source.py, RECLAIM_S) and queries take."""
+TARGET_REPLIES = ("seen", "wanted", "verified", "placed", "started", "probed", "told", "armed", "up", "appended")
+SOURCE_REPLIES = ("offer", "parcels", "sent", "final", "connections", "released", "tails", "handed")
+ABORT_S = 10.0
+"""Seconds that the target may take to stop its instance."""
+
+
+def take_over_or_roll_back(migration: Migration, cause: BaseException | None) -> bool:
+    """End a migration with a failed step; return True if the target has taken over.
+
+    Raises:
+        RolledBack, SmsError: as ``roll_back``.
+    """
+    assert cause
+    if not take_over(migration, cause):
+        roll_back(migration, cause)
+    return True
+
+
+def take_over(migration: Migration, cause: BaseException) -> bool:
+    """Continue without the source if it has failed and the target has everything it wrote; return whether it did.
+
+    A living source answers by SSH or for its addresses: it leaves the bridges only for a moment
+    (agent/migration_source.py). A partitioned source steps down when it returns: the generation is bumped.
+    """
+    if not migration.complete or not isinstance(cause, Unreachable) or _source_answers(migration):
+        return False
+    source, target, result = migration.source.name, migration.target.name, migration.result
+    activated = False
+    try:
+        if _is_source_alive(migration):
+            return False
+        _fence_source(migration)
+        if not migration.started:
+            start_isolated(migration, {})
+        with migration.progress.step(f"take over on {target}"):
+            arm(migration)
+            activate(migration, generation_bump=GENERATION_BUMP)
+            result.generation += GENERATION_BUMP
+            activated = True
+            migration.count_outage(time.monotonic(), migration.stopped_at)
+        if failures := check_services(migration):
+            # There is no host to roll back to.
+            result.notes.append(failures)
+        commit(migration)
+    except SmsError as error:
+        if not activated:
+            migration.progress.report(f"note: {target} could not take over: {error.message}")
+            return False
+        # There is no host to roll back to.
+        result.notes.append(error.message)
+    result.notes.append(f"{source} failed during the migration; {target} had all its data and took over")
+    return True
+
+
+def _is_source_alive(migration: Migration) -> bool:
+    """Return whether the source answers for its addresses, or by SSH again."""
+    with migration.progress.step(f"verify that {migration.source.name} is down") as step:
+        migration.target.send("unseen", for_s=CONFIRM_S)
+        # Replies to earlier requests may come first.
+        while (reply := migration.target.receive(*TARGET_REPLIES)[0])["kind"] != "seen":
+            pass
+        step.detail(f"{reply['mac']} answers for its addresses" if reply["mac"] else "its addresses are unused")
+    return bool(reply["mac"]) or _source_answers(migration)
+
+
+def _source_answers(migration: Migration) -> bool:
+    try:
+        migration.source.host.run("true", ok=None, timeout=5)
+    except SmsError:
+        return False
+    return True
+
+
+def _fence_source(migration: Migration) -> None:
+    """Power off the source, if fencing is configured, before another host takes its addresses.
+
+    Raises:
+        SmsError: it is not known to be off.
+    """
+    admin = next(host for host in migration.cluster.site.admin_hosts if host.name == migration.source.name)
+    if admin.fence:
+        with migration.progress.step(f"fence {admin.name}"):
+            fence(admin)
+    else:
+        migration.result.notes.append(
+            f"{admin.name} was not fenced, as no fencing is configured: if it was only partitioned, its guard "
+            "stops it when it returns; set admin_hosts.fence"
+        )
+
+
+def roll_back(migration: Migration, cause: BaseException) -> NoReturn:
+    """Roll back: abort the target first, so that the source need not wait to verify that it is down.
+
+    Raises:
+        RolledBack: the services container serves on the source as before.
+        SmsError: it is not known which host serves now.
+    """
+    source, target = migration.source, migration.target
+    why = str(cause) or type(cause).__name__
+    with migration.progress.step(f"roll back to {source.name}"):
+        confirmed, ended = _abort_target(target, why)
+        if ended:
+            try:
+                source.send("abort", why=why, sure=confirmed)
+                while source.receive("back", *SOURCE_REPLIES)[0]["kind"] != "back":
+                    pass
+            except SmsError:
+                source.close()
+        else:
+            # The state of the target is unknown: the source verifies it before it resumes; the target aborts alone.
+            source.close()
+        target.close()
+        source.wait()
+        target.wait()
+    _raise_outcome(migration, cause)
+
+
+def _abort_target(target: Endpoint, why: str) -> tuple[bool, bool]:
+    """Return whether the target confirmed that it was aborted, and whether its agent has ended."""
+    try:
+        target.send("abort", why=why)
+        while target.receive("aborted", *TARGET_REPLIES, patience_s=ABORT_S)[0]["kind"] != "aborted":
+            pass
+    except SmsError:
+        return False, target.ended_itself
+    return True, True
+
+
+def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
+    """Probe the source and raise the outcome.
+
+    Raises:
+        RolledBack: it serves as before.
+        SmsError: it does not, or cannot be reached.
+    """
+    cluster, source, target = migration.cluster, migration.source.host, migration.target.name
+    message = cause.message if isinstance(cause, SmsError) else "the migration was interrupted"
+    try:
+        # The agent may have been killed, too: recover what it left.
+        resume_migration(cluster, source)
+        argv = inside_argv(cluster.site, PROBE, "--wait", "20", *(one.name for one in cluster.services))
+        answers = source.run(*argv, ok=None, timeout=60)
+    except SmsError as error:
+        raise SmsError(
+            f"{message}\n  {source.name} cannot be reached to verify that it serves again: {error.message}",
+            hint=f"if it has failed: sms failover {target}",
+        ) from cause
+    if answers.status and _target_holds(migration):
+        raise SmsError(
+            f"{message}\n  the services container serves on {target} nevertheless", hint=f"sms migrate {target}"
+        ) from cause
+    if answers.status:
+        raise SmsError(
+            f"{message}\n  not every service answers on {source.name} again", hint=f"sms status --host {source.name}"
+        ) from cause
+    hint = cause.hint if isinstance(cause, SmsError) else ""
+    raise RolledBack(f"{message}\n  the services container serves on {source.name} as before", hint=hint) from cause
+
+
+def _target_holds(migration: Migration) -> bool:
+    try:
+        return query_lease(migration.target.host, migration.cluster).holder == migration.target.name
+    except SmsError:
+        return False

@@ -1,0 +1,105 @@
+"""Steps of a migration: the instance is started isolated on the target; its services and jobs are checked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from appliance.errors import SmsError
+from appliance.host.base import CommandError
+from appliance.operations.migration.agents import QUICK_S
+from appliance.operations.migration.state import Migration
+from appliance.operations.services.start import PROBE
+from appliance.plan.machine import inside_argv, start_argv
+from appliance.plan.migration.move import missing_jobs, needs_outside
+from appliance.plan.services.jobs import JOBS, read_jobs
+
+WAIT_S = 60.0
+"""Seconds that the services may take to answer on the target before the migration fails."""
+SETTLE_S = 10.0
+"""Seconds that services with external probes may take to answer after the switch."""
+START_S = 90.0
+"""Timeout in seconds of the start of an instance."""
+
+
+def list_jobs(migration: Migration) -> dict[str, str]:
+    """Return the states of the jobs known to the source's controller; empty, with a note, if it does not answer."""
+    cluster = migration.cluster
+    if not cluster.find_role("controller"):
+        return {}
+    try:
+        return read_jobs(migration.source.host.run(*inside_argv(cluster.site, *JOBS)).text)
+    except CommandError as error:
+        # It may be the reason for this migration, as it is for one back.
+        migration.result.notes.append(f"jobs are not compared: {error.message.splitlines()[-1].strip()}")
+        return {}
+
+
+def start_isolated(migration: Migration, jobs: dict[str, str]) -> None:
+    """Start the instance isolated on the target, and probe every service that can answer there.
+
+    Args:
+        jobs: their states on the source.
+
+    Raises:
+        SmsError: a service does not answer, or the controller does not know a job.
+    """
+    began = time.monotonic()
+    cluster, target, result = migration.cluster, migration.target, migration.result
+    with migration.progress.step(f"start isolated on {target.name}") as step:
+        target.send("start", argv=list(start_argv(cluster.site, migration.image.path, isolated=True)))
+        target.receive("started", patience_s=START_S)
+        migration.started = True
+        external = needs_outside(cluster.services)
+        inside = [one.name for one in cluster.services if one.name not in external]
+        if failures := _probe(migration, inside, WAIT_S):
+            raise SmsError(failures)
+        migration.jobs = jobs
+        if jobs and (controller := cluster.find_role("controller")):
+            if lost := _lost_jobs(migration):
+                raise SmsError(
+                    f"the controller on {target.name} lost or requeued job {', '.join(lost[:10])}",
+                    hint=f"see the log of {controller.name} there: sms journal",
+                )
+            result.jobs = len(jobs)
+        result.measured("start", time.monotonic() - began)
+        step.detail(f"{len(result.services)} services answer; {result.jobs} jobs known")
+
+
+def check_services(migration: Migration) -> str:
+    """Probe every service again after the switch; return the messages about those that do not answer."""
+    with migration.progress.step("probe every service"):
+        failures = _probe(migration, [service.name for service in migration.cluster.services], SETTLE_S)
+        # A controller that does not answer cannot report its jobs; the container then migrates back.
+        if migration.jobs and not failures and (lost := _lost_jobs(migration)):
+            note = f"job {', '.join(lost[:10])} was lost or requeued; see `scontrol show job`"
+            migration.result.notes.append(note)
+    return failures
+
+
+def _probe(migration: Migration, names: Sequence[str], wait_s: float) -> str:
+    """Probe services on the target until they answer; return the messages about those that do not."""
+    target, services = migration.target, migration.result.services
+    target.send("probe", argv=[PROBE, "--wait", f"{wait_s:g}", *names], limit_s=wait_s + 30)
+    _, output = target.receive("probed", patience_s=wait_s + 60)
+    failed = []
+    for line in output.decode(errors="replace").splitlines():
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if answer["ok"]:
+            services[answer["name"]] = answer["after_s"]
+        else:
+            failed.append(f"{answer['name']} does not answer on {target.name}: {answer['detail']}")
+    if failed or not set(names) <= set(services):
+        return "\n".join(failed) or f"the services on {target.name} cannot be probed"
+    return ""
+
+
+def _lost_jobs(migration: Migration) -> list[str]:
+    """Return the jobs that the controller on the target has lost or requeued."""
+    migration.target.send("ask", argv=list(JOBS))
+    _, output = migration.target.receive("told", patience_s=QUICK_S)
+    return missing_jobs(migration.jobs, read_jobs(output.decode(errors="replace")))

@@ -1,0 +1,91 @@
+"""A migration under way: what is known before it begins, what its steps pass on, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.image.deliver import Image
+from appliance.plan.migration.move import PARTS
+from appliance.plan.migration.plan import Plan
+from appliance.progress import Progress
+from appliance.shared.lease import Lease
+from appliance.tools.move import Endpoint
+
+
+@dataclass
+class MigrationResult:
+    """What a migration did. Times in seconds; bytes as transferred.
+
+    ``outage`` by service: from its stop on the source until it is reachable on the target, measured by this process.
+    """
+
+    source: str
+    target: str
+    image: str
+    generation: int
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    outage: dict[str, float] = field(default_factory=dict)
+    services: dict[str, float] = field(default_factory=dict)
+    overlay_bytes: int = 0
+    copied_bytes: int = 0
+    last_bytes: int = 0
+    frozen_ms: float = 0.0
+    connections: int = 0
+    lost_datagrams: int = 0
+    jobs: int = 0
+    rounds: int = 0
+    shared: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def measured(self, part: str, seconds: float) -> None:
+        """Record how long a part took."""
+        assert part in PARTS
+        self.parts[part] = round(seconds, 3)
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Both hosts after all checks, and the plan."""
+
+    source: Host
+    target: Host
+    pid: int
+    lease: Lease
+    plan: Plan
+
+
+@dataclass
+class Migration:
+    """One migration under way.
+
+    Attributes:
+        source, target: the agents on both hosts.
+        connections, neighbours: of the instance on the source, as its agent sent them.
+        jobs: states of the jobs on the source, once the target's controller has been checked against them.
+        stopped_at: when the source began to stop services, on the monotonic clock.
+        complete: the target has everything that the source wrote.
+        started: the target has started an instance.
+    """
+
+    cluster: Cluster
+    inspected: Inspected
+    image: Image
+    progress: Progress
+    source: Endpoint
+    target: Endpoint
+    result: MigrationResult
+    connections: bytes = b""
+    neighbours: list[str] = field(default_factory=list)
+    jobs: dict[str, str] = field(default_factory=dict)
+    stopped_at: float = 0.0
+    complete: bool = False
+    started: bool = False
+
+    def count_outage(self, now: float, live_since: float) -> None:
+        """Record the outages that end now; ``live_since``: when those of services without state began."""
+        for service in self.cluster.services:
+            since = live_since if service.live else self.stopped_at
+            self.result.outage[service.name] = round(now - since, 3)

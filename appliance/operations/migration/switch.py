@@ -1,0 +1,104 @@
+"""Steps of a migration: the addresses change hosts, and the source is cleaned up."""
+
+from __future__ import annotations
+
+import time
+
+from appliance.errors import SmsError
+from appliance.operations.migration.agents import LONG_S, QUICK_S
+from appliance.operations.migration.state import Migration
+
+SWITCH_S = 5.0
+"""Timeout in seconds of requests during the switch: the target allows 2 s (agent/migration_target.py, ARMED_S)."""
+
+
+def hand_over(migration: Migration) -> None:
+    """With a shared overlay: end the instance on the source, so that the target can use the overlay."""
+    source, result = migration.source, migration.result
+    with migration.progress.step(f"stop on {source.name}") as step:
+        began = migration.stopped_at = time.monotonic()
+        source.send("hand")
+        handed, migration.connections = source.receive("handed", patience_s=LONG_S)
+        result.connections, migration.neighbours = handed["connections"], handed["neighbours"]
+        result.measured("stop", time.monotonic() - began)
+        result.measured("last changes", 0)
+        step.detail("the overlay is free")
+        migration.complete = True
+
+
+def switch_addresses(migration: Migration) -> None:
+    """Move the addresses from the source to the target."""
+    source, result = migration.source, migration.result
+    with migration.progress.step("switch the addresses") as step:
+        source.send("connections")
+        _, migration.connections = source.receive("connections", patience_s=QUICK_S)
+        arm(migration, migration.connections)
+        began = time.monotonic()
+        source.send("release")
+        released, migration.connections = source.receive("released", patience_s=SWITCH_S)
+        result.connections = released["connections"]
+        activate(migration)
+        now = time.monotonic()
+        result.measured("switch", now - began)
+        migration.count_outage(now, began)
+        step.detail(f"{(now - began) * 1000:.0f} ms; {result.connections} connections kept")
+
+
+def activate_addresses(migration: Migration) -> None:
+    """With a shared overlay: attach the target to the networks; the instance on the source has ended."""
+    result = migration.result
+    with migration.progress.step("activate the addresses") as step:
+        began = time.monotonic()
+        arm(migration)
+        activate(migration)
+        result.measured("switch", time.monotonic() - began)
+        step.detail(f"{result.connections} connections kept")
+    migration.count_outage(time.monotonic(), migration.stopped_at)
+
+
+def arm(migration: Migration, connections: bytes = b"") -> None:
+    """Prepare the target for ``activate``, which must follow at once."""
+    migration.target.send("arm", connections, neighbours=migration.neighbours)
+    migration.target.receive("armed", patience_s=QUICK_S)
+
+
+def activate(migration: Migration, *, generation_bump: int = 0) -> None:
+    """Attach the target to the networks, with the connections tracked by the source."""
+    migration.target.send("up", migration.connections, leap=generation_bump)
+    up, _ = migration.target.receive("up", patience_s=SWITCH_S)
+    if up["trouble"]:
+        migration.result.notes.append(f"connections could not be transferred: {up['trouble']}")
+
+
+def clean_up(migration: Migration) -> None:
+    """Copy the last lines of logs and stop what is left on the source; the target serves already.
+
+    Errors are only noted from here on.
+    """
+    with migration.progress.step(f"clean up on {migration.source.name}"):
+        if not migration.result.shared:
+            _copy_log_tails(migration)
+        commit(migration)
+        try:
+            migration.source.send("finish")
+            migration.source.receive("finished")
+        except SmsError as error:
+            migration.result.notes.append(f"{migration.source.name} could not be cleaned up: {error.message}")
+
+
+def commit(migration: Migration) -> None:
+    """Remove what only a rollback needs on the target."""
+    migration.target.send("commit")
+    migration.target.receive("committed")
+
+
+def _copy_log_tails(migration: Migration) -> None:
+    source, target, result = migration.source, migration.target, migration.result
+    try:
+        source.send("given")
+        tails, data = source.receive("tails")
+        result.lost_datagrams = tails["lost"]
+        target.send("tails", data, files=tails["files"])
+        target.receive("appended")
+    except SmsError as error:
+        result.notes.append(f"the last lines of logs may be missing: {error.message}")

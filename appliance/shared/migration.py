@@ -1,0 +1,83 @@
+"""Requests to the agents of a migration. The agent stores its request, so that ``resume`` recovers a killed run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MigrationRequest:
+    """What both agents of a migration are given.
+
+    Attributes:
+        host: the admin host of this agent.
+        peer: the admin host of the other one.
+        overlay, lease, history, mark, lock: paths on the host; ``mark`` is the file of the stored state.
+        instance: name of the Apptainer instance.
+        generation: of the lease before the migration.
+        bridges, addresses: by interface inside the container.
+        macs: MAC addresses of the interfaces inside.
+        shared: both hosts use one overlay.
+        stop_argv: command that stops the instance.
+    """
+
+    cluster: str
+    host: str
+    peer: str
+    verb: str
+    overlay: str
+    lease: str
+    history: str
+    mark: str
+    lock: str
+    instance: str
+    generation: int
+    bridges: dict[str, str]
+    addresses: dict[str, str]
+    macs: tuple[str, ...]
+    shared: bool
+    stop_argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SourceRequest(MigrationRequest):
+    """The request to the source.
+
+    Attributes:
+        pid: of the first process of the instance.
+        mac: to which syslog messages are counted while no host has it.
+        stop: services that keep state, in groups that stop together, in this order.
+        stop_wait_s: seconds that a group may take to stop.
+        live: services without state, which serve until the switch.
+        loggers: of these, the ones that write ``tails``.
+        tails: log files, as paths inside, whose last lines are copied after the switch.
+        compress: compress chunks.
+        frozen_mark: file that exists while the overlay is frozen.
+        start_argv: command that starts the instance.
+    """
+
+    pid: int
+    mac: str
+    stop: tuple[tuple[str, ...], ...]
+    stop_wait_s: float
+    live: tuple[str, ...]
+    loggers: tuple[str, ...]
+    tails: tuple[str, ...]
+    compress: bool
+    frozen_mark: str
+    start_argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TargetRequest(MigrationRequest):
+    """The request to the target.
+
+    Attributes:
+        store: folder of the snapshots, whose chunks are reused.
+        holds: bridges of an isolated instance, which are removed at the end.
+        ask_nodes: command inside that makes the controller query its nodes; empty without a controller.
+    """
+
+    store: str
+    holds: tuple[str, ...]
+    ask_nodes: tuple[str, ...]

@@ -1,0 +1,266 @@
+"""The steps of a migration with agents that reply from a table: the order of requests, and how a failed step ends."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pytest
+
+from appliance.agent.protocol import Problem, read_request
+from appliance.errors import RolledBack, SmsError
+from appliance.host.base import Host, Unreachable
+from appliance.host.fake import Fake
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.image.deliver import Image
+from appliance.operations.migration import agents
+from appliance.operations.migration.state import Inspected, MigrationResult
+from appliance.operations.migration.steps import run_steps
+from appliance.plan.migration.plan import Plan
+from appliance.plan.services.jobs import JOBS
+from appliance.progress import Silent
+from appliance.shared.lease import Lease
+from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.tools import agent
+from tests.places import DEBIAN_SITE
+from tests.unit.migration.test_move_mark import SOURCE, TARGET
+
+IMAGE = Image("/i/x.sif", "k1", "ab" * 32, "us")
+Reply = tuple[str, dict[str, Any], bytes]
+REPLIES: dict[str, list[Reply]] = {
+    "offer": [("offer", {"used": 3 << 16, "size": 9 << 16}, b"digests")],
+    "build": [("wanted", {"chunks": 1, "used": 3}, b"bits")],
+    "send": [("parcels", {"chunks": 1}, b"data"), ("sent", {"sent_bytes": 40}, b"")],
+    "round": [("sent", {"sent_bytes": 5, "settled": True}, b"")],
+    "verify": [("verified", {}, b"")],
+    "stop": [
+        ("sent", {"sent_bytes": 7}, b""),
+        ("final", {"neighbours": ["n"], "digests": "d", "frozen_s": 0.01, "stop_s": 0.2, "found_by": "trace"}, b""),
+    ],
+    "hand": [("handed", {"connections": 2, "neighbours": ["n"]}, b"two")],
+    "place": [("placed", {}, b"")],
+    "start": [("started", {}, b"")],
+    "ask": [("told", {}, b"1 RUNNING\n")],
+    "connections": [("connections", {}, b"one")],
+    "arm": [("armed", {}, b"")],
+    "release": [("released", {"connections": 2}, b"two")],
+    "up": [("up", {"trouble": ""}, b"")],
+    "given": [("tails", {"lost": 3, "files": []}, b"")],
+    "tails": [("appended", {}, b"")],
+    "commit": [("committed", {}, b"")],
+    "finish": [("finished", {}, b"")],
+    "unseen": [("seen", {"mac": ""}, b"")],
+}
+COPY = (
+    "b.open a.open a.offer b.build a.send b.parcels a.round b.verify a.run a.round a.stop b.place b.start b.probe "
+    "b.ask a.connections b.arm a.release b.up b.probe b.ask"
+)
+SHARED = "b.open a.open a.run a.hand b.start b.probe b.ask b.arm b.up b.probe b.ask"
+CLOSED = "a.close a.wait b.close b.wait"
+"""How both contexts end."""
+ROLLED_BACK = "b.abort a.abort b.close a.wait b.wait a.resume a.run " + CLOSED
+
+
+@dataclass
+class World:
+    """Both hosts: what is asked of them, in order, and what fails."""
+
+    log: list[str] = field(default_factory=list)
+    fails: dict[str, Exception] = field(default_factory=dict)
+    """By host and request."""
+    probes: list[bytes] = field(default_factory=list)
+    requests: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, host: Host, what: str) -> None:
+        self.log.append(f"{host.name}.{what}")
+        if error := self.fails.get(self.log[-1]):
+            raise error
+
+    def host(self, name: str) -> Fake:
+        def run(argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+            self.add(host, "run")
+            return 0, "1 RUNNING\n" if argv[-len(JOBS) :] == JOBS else ""
+
+        host = Fake({(): run}, name=name)
+        return host
+
+
+class FakeEndpoint:
+    """Replies to requests from ``REPLIES``."""
+
+    ended_itself = True
+
+    def __init__(self, world: World, host: Host) -> None:
+        self.world, self.host, self.name = world, host, host.name
+        self.replies: deque[Reply] = deque()
+
+    def send(self, do: str, data: bytes = b"", **facts: Any) -> None:
+        self.world.log.append(f"{self.name}.{do}")
+        if do == "probe":
+            answers = [{"name": name, "ok": True, "after_s": 0.1} for name in facts["argv"][3:]]
+            output = (
+                self.world.probes.pop(0)
+                if self.world.probes
+                else b"\n".join(json.dumps(one).encode() for one in answers)
+            )
+            self.replies.append(("probed", {}, output))
+        elif do == "abort":
+            self.replies.append(("aborted" if self.name == "b" else "back", {}, b""))
+        else:
+            self.replies.extend(REPLIES.get(do, []))
+
+    def receive(self, *kinds: str, patience_s: float = 120) -> tuple[dict[str, Any], bytes]:
+        if error := self.world.fails.get(self.world.log[-1]):
+            self.replies.clear()
+            raise error
+        kind, facts, data = self.replies.popleft()
+        assert kind in kinds
+        return {**facts, "kind": kind}, data
+
+    def close(self) -> None:
+        self.world.log.append(f"{self.name}.close")
+
+    def wait(self) -> None:
+        self.world.log.append(f"{self.name}.wait")
+
+
+def open_sample() -> Cluster:
+    """Return a cluster of the hosts a and b."""
+    opened = open_cluster(DEBIAN_SITE, None, Silent())
+    admins = tuple(opened.site.admin_hosts[0].model_copy(update={"name": name}) for name in "ab")
+    return Cluster(opened.site.model_copy(update={"admin_hosts": admins}), opened.services, opened.base)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+
+    @contextmanager
+    def open_endpoint(host: Host, command: str, request: Any, progress: Silent) -> Iterator[FakeEndpoint]:
+        made.requests[command] = request
+        endpoint = FakeEndpoint(made, host)
+        made.add(host, "open")
+        try:
+            yield endpoint
+        finally:
+            endpoint.close()
+            endpoint.wait()
+
+    monkeypatch.setattr(agents, "open_endpoint", open_endpoint)
+    monkeypatch.setattr(agent, "call", lambda host, command, request: made.add(host, command))
+    return made
+
+
+def move(world: World, *, shared: bool = False) -> tuple[MigrationResult, str]:
+    """Migrate from host a to host b."""
+    plan = Plan("a", "b", IMAGE.path, IMAGE.sha256, 4, shared, 0, 0, 0.0, {}, 0, [])
+    inspected = Inspected(world.host("a"), world.host("b"), 77, Lease("sample", 4, "a"), plan)
+    return run_steps(open_sample(), inspected, IMAGE, Silent())
+
+
+def test_with_one_overlay_per_host(world: World) -> None:
+    result, failures = move(world)
+    assert world.log == f"{COPY} a.given b.tails b.commit a.finish {CLOSED}".split()
+    assert (failures, result.notes, result.generation) == ("", [], 5)
+    assert (result.overlay_bytes, result.copied_bytes, result.last_bytes, result.frozen_ms) == (3 << 16, 50, 7, 10)
+    assert (result.connections, result.lost_datagrams, result.jobs, result.rounds) == (2, 3, 1, 2)
+    assert sorted(result.parts) == ["last changes", "start", "stop", "switch"]
+    assert set(result.outage) == set(result.services) == {service.name for service in open_sample().services}
+
+
+def test_with_a_shared_overlay(world: World) -> None:
+    result, failures = move(world, shared=True)
+    assert world.log == f"{SHARED} b.commit a.finish {CLOSED}".split()
+    assert (failures, result.notes, result.shared, result.connections, result.jobs) == ("", [], True, 2, 1)
+
+
+DOWN = json.dumps({"name": "slurmctld", "ok": False, "detail": "refused"}).encode()
+
+
+def test_services_that_do_not_answer_after_the_switch_are_no_reason_to_roll_back(world: World) -> None:
+    world.probes = [b"\n".join(all_answer()), DOWN]
+    _, failures = move(world)
+    assert failures == "slurmctld does not answer on b: refused"
+    assert world.log[-8:] == f"a.given b.tails b.commit a.finish {CLOSED}".split()
+
+
+def test_with_a_shared_overlay_they_are_one(world: World) -> None:
+    world.probes = [b"\n".join(all_answer()), DOWN]
+    with pytest.raises(RolledBack, match=r"slurmctld does not answer on b: refused\n.*serves on a as before"):
+        move(world, shared=True)
+    assert " ".join(world.log) == f"{SHARED.removesuffix(' b.ask')} {ROLLED_BACK}"
+
+
+def all_answer() -> list[bytes]:
+    names = [service.name for service in open_sample().services]
+    return [json.dumps({"name": name, "ok": True, "after_s": 0.1}).encode() for name in names]
+
+
+@pytest.mark.parametrize("at", ["a.offer", "b.build", "b.verify", "a.stop", "b.place", "b.start", "a.release", "b.up"])
+def test_a_failed_step_is_rolled_back(world: World, at: str) -> None:
+    world.fails[at] = SmsError("it failed", hint="wait")
+    with pytest.raises(RolledBack, match="it failed\n  the services container serves on a as before") as caught:
+        move(world)
+    assert caught.value.hint == "wait"
+    assert " ".join(world.log) == f"{COPY[: COPY.index(at) + len(at)]} {ROLLED_BACK}"
+
+
+TAKEN_OVER = "a.run b.unseen a.run {} b.arm b.up b.probe {} b.commit " + CLOSED
+
+
+@pytest.mark.parametrize(
+    ("at", "steps"),
+    [("b.place", ""), ("a.connections", TAKEN_OVER.format("", "b.ask")), ("a.release", TAKEN_OVER.format("", "b.ask"))],
+)
+def test_a_dead_source_is_taken_over_from_once_the_target_has_everything(world: World, at: str, steps: str) -> None:
+    world.fails = {at: Unreachable("a does not answer")}
+    if not steps:
+        with pytest.raises(RolledBack):
+            move(world)
+        return
+
+    def fail(host: Host, what: str, add: Any = world.add) -> None:
+        add(host, what)
+        if what == "run" and at in world.log:
+            raise Unreachable("a does not answer")
+
+    world.add = fail  # type: ignore[method-assign]
+    result, failures = move(world)
+    assert " ".join(world.log) == " ".join(f"{COPY[: COPY.index(at) + len(at)]} {steps}".split())
+    assert (failures, result.generation > 1000) == ("", True)
+    assert result.notes[-1] == "a failed during the migration; b had all its data and took over"
+
+
+# The requests
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "keys"), [("leave", SourceRequest, SOURCE), ("arrive", TargetRequest, TARGET)]
+)
+def test_requests_have_the_keys_that_the_first_version_wrote(
+    world: World, command: str, kind: type[SourceRequest | TargetRequest], keys: dict[str, Any]
+) -> None:
+    move(world)
+    sent = json.loads(json.dumps(asdict(world.requests[command])))
+    assert list(sent) == list(keys)
+    assert read_request(kind, sent) == world.requests[command]
+    assert (sent["host"], sent["peer"]) == (("a", "b") if command == "leave" else ("b", "a"))
+    assert (sent["mark"], sent["generation"]) == ("/var/lib/sms/journal/sample.move", 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"pid": "77"}, "pid is not a int"),
+        ({"bridges": {"eth0": 1}}, r"bridges.eth0 is not a str"),
+        ({"stop": [["slurmctld"], "munge"]}, r"stop\[1\] is not a tuple"),
+        ({"lock": None}, "lock is not a str"),
+    ],
+)
+def test_an_invalid_request_is_refused(changes: dict[str, Any], error: str) -> None:
+    with pytest.raises(Problem, match=f"the request is invalid: {error}"):
+        read_request(SourceRequest, {**SOURCE, **changes})
