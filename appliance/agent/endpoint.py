@@ -21,6 +21,8 @@ from appliance.shared.migration import MigrationRequest
 from appliance.shared.records import RecordError, from_value, to_json
 
 Strings = Sequence[str]
+SUPERVISOR_ERRORS = (OSError, http.client.HTTPException, xmlrpc.client.Error)
+"""A supervisor does not answer, or refuses."""
 
 
 def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float = 60) -> bytes:

@@ -88,6 +88,11 @@ def mounted(source: str, kind: str, flags: int, options: str = "") -> Iterator[s
 
 def find_loops(path: str) -> List[str]:
     """Return the loop devices of this machine that have the file open."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        # losetup would compare only the name, which another host of a lab on this machine has, too.
+        return []
     output = subprocess.check_output(["losetup", "--noheadings", "--output", "NAME", "--associated", path])
     return output.decode().split()
 

@@ -90,7 +90,7 @@ class MigrationSource:
             self.abandon("the connection to the coordinator was lost")
         except BaseException as error:
             protocol.step("abandon", "")
-            self.abandon(getattr(error, "message", "") or str(error) or type(error).__name__)
+            self.abandon(_reason(error))
             raise
         return {"state": self.state}
 
@@ -294,8 +294,12 @@ class MigrationSource:
         self.host_state.clear_state()
 
     def _end_instance(self) -> None:
-        # In parallel: a supervisor that ends stops its services one after the other.
-        self.instance.stop_services(self.request.live, self.request.stop_wait_s)
+        try:
+            # In parallel: a supervisor that ends stops its services one after the other.
+            self.instance.stop_services(self.request.live, self.request.stop_wait_s)
+        except (Problem, *endpoint.SUPERVISOR_ERRORS) as error:
+            # They keep no state, and the instance must end: the next command kills what does not stop.
+            self.host_state.record_event("trouble", why=_reason(error))
         endpoint.run(*self.request.stop_argv, ok=range(256), timeout=self.request.stop_wait_s + 60)
 
     # Rollback
@@ -414,6 +418,10 @@ class MigrationSource:
         self.host_state.save_state(state, ports=ports)
         self.state = state
         self.host_state.record_event(state, what=event)
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "message", "") or str(error) or type(error).__name__
 
 
 def _keep(many: List[Tuple[int, bytes]], number: int, data: Any) -> bytes:

@@ -152,7 +152,7 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
             if os.path.exists(target):
                 _widen(beside, os.stat(target).st_size)
             protocol.step("rename", "")
-            if os.path.exists(target) and find_loops(target):
+            if find_loops(target):
                 # The caller was killed, its lock is gone, and the services container was started.
                 raise Problem("%s came into use meanwhile" % target, "sms stop, then run it again", 3)
             os.rename(beside, target)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 from appliance.errors import SmsError
+from appliance.host.base import Unreachable
 from appliance.operations.migration.agents import LONG_S, QUICK_S
 from appliance.operations.migration.state import Migration
+from appliance.operations.services.unfinished import resume_migration
 
 SWITCH_S = 5.0
 """Timeout in seconds of requests during the switch: the target allows 2 s (agent/migration_target.py, ARMED_S)."""
@@ -80,8 +82,7 @@ def clean_up(migration: Migration) -> None:
             _copy_log_tails(migration)
         commit(migration)
         try:
-            migration.source.send("finish")
-            migration.source.receive("finished")
+            _finish_source(migration)
         except SmsError as error:
             migration.result.notes.append(f"{migration.source.name} could not be cleaned up: {error.message}")
 
@@ -89,7 +90,8 @@ def clean_up(migration: Migration) -> None:
 def commit(migration: Migration) -> None:
     """Remove what only a rollback needs on the target."""
     migration.target.send("commit")
-    migration.target.receive("committed")
+    while migration.target.receive("committed", "appended")[0]["kind"] != "committed":
+        pass
 
 
 def _copy_log_tails(migration: Migration) -> None:
@@ -102,3 +104,24 @@ def _copy_log_tails(migration: Migration) -> None:
         target.receive("appended")
     except SmsError as error:
         result.notes.append(f"the last lines of logs may be missing: {error.message}")
+
+
+def _finish_source(migration: Migration) -> None:
+    """Make the source end its instance and retire its overlay.
+
+    Raises:
+        SmsError: it did not, in two attempts.
+    """
+    source = migration.source
+    try:
+        source.send("finish")
+        # The reply to the request for the logs may come late.
+        while source.receive("finished", "tails", patience_s=LONG_S)[0]["kind"] != "finished":
+            pass
+    except Unreachable:
+        raise
+    except SmsError:
+        # The agent has ended. What prevented it, such as a slow disk, may have passed; nothing else recovers its state.
+        source.close()
+        source.wait()
+        resume_migration(migration.cluster, source.host)

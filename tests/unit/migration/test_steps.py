@@ -72,6 +72,8 @@ class World:
     log: list[str] = field(default_factory=list)
     fails: dict[str, Exception] = field(default_factory=dict)
     """By host and request."""
+    late: bool = False
+    """The replies whose receipt failed come later."""
     probes: list[bytes] = field(default_factory=list)
     requests: dict[str, Any] = field(default_factory=dict)
 
@@ -115,7 +117,8 @@ class FakeEndpoint:
 
     def receive(self, *kinds: str, patience_s: float = 120) -> tuple[dict[str, Any], bytes]:
         if error := self.world.fails.get(self.world.log[-1]):
-            self.replies.clear()
+            if not self.world.late:
+                self.replies.clear()
             raise error
         kind, facts, data = self.replies.popleft()
         assert kind in kinds
@@ -233,6 +236,41 @@ def test_a_dead_source_is_taken_over_from_once_the_target_has_everything(world: 
     assert " ".join(world.log) == " ".join(f"{COPY[: COPY.index(at) + len(at)]} {steps}".split())
     assert (failures, result.generation > 1000) == ("", True)
     assert result.notes[-1] == "a failed during the migration; b had all its data and took over"
+
+
+# The end on the source
+
+
+@pytest.mark.parametrize(
+    ("error", "again", "notes"),
+    [
+        (SmsError("/dev/loop0 still has it open"), None, []),
+        (
+            SmsError("/dev/loop0 still has it open"),
+            SmsError("it still has"),
+            ["a could not be cleaned up: it still has"],
+        ),
+        (Unreachable("a does not answer"), None, ["a could not be cleaned up: a does not answer"]),
+    ],
+)
+def test_a_source_that_could_not_be_cleaned_up_is_recovered_at_once(
+    world: World, error: SmsError, again: SmsError | None, notes: list[str]
+) -> None:
+    world.fails["a.finish"] = error
+    if again:
+        world.fails["a.resume"] = again
+    result, failures = move(world)
+    tries = "" if isinstance(error, Unreachable) else "a.close a.wait a.resume "
+    assert " ".join(world.log).endswith(f"b.commit a.finish {tries}{CLOSED}")
+    assert (result.notes, failures) == (notes, "")
+
+
+@pytest.mark.parametrize("at", ["a.given", "b.tails"])
+def test_late_replies_do_not_prevent_the_end(world: World, at: str) -> None:
+    world.fails, world.late = {at: Unreachable("sent no message for 120 s")}, True
+    result, _ = move(world)
+    assert " ".join(world.log).endswith(f"{at} b.commit a.finish {CLOSED}")
+    assert result.notes == ["the last lines of logs may be missing: sent no message for 120 s"]
 
 
 # The requests

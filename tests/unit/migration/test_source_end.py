@@ -1,0 +1,109 @@
+"""The source of a migration once the target serves: its instance ends, and its state is removed, if need be later."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from appliance.agent import endpoint, freeze, migration_source
+from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.migration_source import resume
+from appliance.agent.protocol import Problem, read_request
+from appliance.shared.migration import SourceRequest
+from tests.unit.migration.test_move_mark import SOURCE
+
+
+@dataclass
+class Source:
+    """A host whose migration was killed in state ``given``."""
+
+    folder: Path
+    runs: bool = True
+    loops: list[str] = field(default_factory=list)
+    """Those that losetup lists."""
+    fault: Exception | None = None
+    """Of the supervisor."""
+    ran: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        names = ("overlay", "lease", "history", "mark", "lock")
+        paths = {name: str(self.folder / name) for name in names}
+        self.state = HostState(read_request(SourceRequest, {**SOURCE, **paths}), "leave")
+        self.state.save_state("given")
+        self.path("overlay").write_bytes(b"stale")
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def resume(self) -> dict[str, str]:
+        """Do what the next verb does there."""
+        return resume({"mark": str(self.path("mark")), "lock": str(self.path("lock"))})
+
+    def run(self, *argv: str, ok: object = None, timeout: float = 0) -> bytes:
+        self.ran.append(argv)
+        self.runs = False
+        return b""
+
+    def stop_services(self, names: tuple[str, ...], patience_s: float) -> None:
+        if self.fault:
+            raise self.fault
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.path("history").read_text().splitlines()]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    made = Source(tmp_path)
+    monkeypatch.setattr(endpoint, "find_instance", lambda name: Instance(77) if made.runs else None)
+    monkeypatch.setattr(endpoint, "run", made.run)
+    monkeypatch.setattr(Instance, "stop_services", lambda _, names, patience_s: made.stop_services(names, patience_s))
+    monkeypatch.setattr(freeze.subprocess, "check_output", lambda argv: "\n".join(made.loops).encode())
+    monkeypatch.setattr(migration_source, "private_mounts", lambda: None)
+    wait = endpoint.wait_until_unused
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda path, patience_s: wait(path, 0))
+    return made
+
+
+def check_ended(source: Source) -> None:
+    assert not source.path("mark").exists() and not source.path("overlay").exists()
+    assert source.path("overlay.moved").read_bytes() == b"stale"
+    assert (source.state.holder(), source.state.generation()) == ("b", 5)
+    assert source.resume() == {"found": ""}
+
+
+def test_the_instance_ends(source: Source) -> None:
+    assert source.resume() == {"found": "given", "side": "leave", "state": "gone"}
+    assert source.ran == [tuple(SOURCE["stop_argv"])]
+    assert source.events() == ["gone"]
+    check_ended(source)
+
+
+@pytest.mark.parametrize("fault", [TimeoutError(), Problem("rsyslog did not end within 90 s")])
+def test_it_ends_although_its_supervisor_does_not_answer(source: Source, fault: Exception) -> None:
+    source.fault = fault
+    assert source.resume()["state"] == "gone"
+    assert source.ran == [tuple(SOURCE["stop_argv"])]
+    assert source.events() == ["trouble", "gone"]
+    check_ended(source)
+
+
+def test_an_overlay_that_is_still_open_is_renamed_later(source: Source) -> None:
+    source.loops = ["/dev/loop7"]
+    with pytest.raises(Problem, match=r"/dev/loop7 still has .*overlay open"):
+        source.resume()
+    assert source.path("mark").exists() and source.path("overlay").exists()
+    source.loops = []
+    assert source.resume()["state"] == "gone"
+    check_ended(source)
+
+
+def test_an_overlay_of_the_same_name_on_another_host_of_a_lab_is_not_waited_for(source: Source) -> None:
+    """Killed between the last two steps: losetup then compares names, and the target uses one of the same name."""
+    source.path("overlay").rename(source.path("overlay.moved"))
+    source.runs, source.loops = False, ["/dev/loop7"]
+    assert source.resume()["state"] == "gone"
+    check_ended(source)
