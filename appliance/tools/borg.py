@@ -28,6 +28,8 @@ ARCHIVE_FILE = "overlay.img"
 """The only file in an archive."""
 OK_STATUSES = (0, 1)
 """Exit statuses for success, and success with warnings."""
+PARTIAL_FILES = ("(", "-name", "README", "-o", "-name", "config-*.tmp", ")")
+"""The files that an interrupted ``borg init`` leaves beside its folder for data, for find(1) (borg/repository.py)."""
 NO_DATA = "This repository contains no valid data"
 """Message of ``borg check`` for a repository without data."""
 
@@ -184,7 +186,7 @@ def _remove_partial(host: Host, repository: Repository, lines: list[str]) -> boo
         return False
     if repository.local and "Repository.InvalidRepository" in _ids(lines):
         # Only what an interrupted `borg init` creates: rmdir refuses folders with more.
-        host.remove(f"{repository.url}/README")
+        host.run("find", repository.url, "-maxdepth", "1", "-type", "f", *PARTIAL_FILES, "-delete", ok=None)
         host.run("rmdir", "--", f"{repository.url}/data", ok=None)
         return host.works("rmdir", "--", repository.url)
     if "NoManifestError" not in _ids(lines):

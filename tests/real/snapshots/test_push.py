@@ -576,13 +576,15 @@ def test_an_incomplete_repository_is_recreated_only_if_sms_was_creating_it(place
     repository = place.folder / "repo"
     mark = Path(str(place.cluster.places.borg)) / "making"
     mark.parent.mkdir(parents=True)
-    for state in ("", "README", "data"):
+    for state in ("", "README", "data", "config"):
         mark.write_text(str(repository))
         repository.mkdir()
         if state:
             (repository / "README").touch()
-        if state == "data":
+        if state in ("data", "config"):
             (repository / "data").mkdir()
+        if state == "config":
+            (repository / "config-0a1b2c3d.tmp").touch()
         place.pushed()
         assert not mark.exists()
         subprocess.run(["rm", "-r", str(repository)], check=True)
