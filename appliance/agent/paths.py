@@ -203,6 +203,19 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def creating(path: Names) -> Iterator[None]:
+    """Name the path of an entry that cannot be created; a full file system is left to the caller.
+
+    Raises:
+        Problem: it is not permitted.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise disk_error(error, show(path))
+
+
 class PathRestore:
     """Copies paths of a snapshot into a target tree.
 
@@ -280,7 +293,8 @@ class PathRestore:
                 entries, size = self._add(source, path)
                 self._check_opaque(cursor, entry)
             elif cursor.hidden_in_snapshot and not cursor.hidden_in_target:
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=target.here)
+                with creating(path):
+                    os.mknod(name, stat.S_IFCHR, 0, dir_fd=target.here)
             elif cursor.hidden_in_target and not cursor.hidden_in_snapshot:
                 self.notes.append("%s of the image stays hidden: a folder above it hides the image's" % show(path))
             kind = kind_of(entry) if entry else "image"
@@ -414,7 +428,8 @@ class PathCursor:
             self.restore.remove(self.target, part[-1])
             what = "removed" if kind_of(now) == "removed" else "a " + kind_of(now)
             self.restore.notes.append("%s was %s, and is a folder again" % (show(part), what))
-        os.mkdir(part[-1], 0o700, dir_fd=self.target.here)
+        with creating(part):
+            os.mkdir(part[-1], 0o700, dir_fd=self.target.here)
         hides = self.restore.made[part] = self.hides[len(part) - 1]
         self.hidden_in_target = self.hidden_in_target or hides
         self.restore.copied.append(part)

@@ -9,6 +9,7 @@ from typing import Iterable, List, Tuple
 from appliance.agent.freeze import end_with_parent
 from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
 from appliance.agent.protocol import Problem
+from appliance.agent.store import IMMUTABLE_HINT
 from appliance.text import printable
 
 RSYNC = (
@@ -78,7 +79,8 @@ def judge(status: int, lines: List[str], *, outside: bool) -> int:
         shown = " / ".join(
             line if len(line) < 300 else line[:140] + "..." + line[-140:] for line in (failed or lines)[:3]
         )
-        raise Problem("rsync ended with status %d: %s" % (status, printable(shown)))
+        refused = not outside and any(line.endswith(" (%d)" % errno.EPERM) for line in failed)
+        raise Problem("rsync ended with status %d: %s" % (status, printable(shown)), IMMUTABLE_HINT if refused else "")
     return unset
 
 
@@ -91,10 +93,7 @@ def remove(cursor: DirCursor, name: bytes) -> int:
     count = sum(1 for _ in walk(cursor, name))
     status, output = _run_on(cursor, name, "rm", "-rf") if count else (0, "")
     if status:
-        raise Problem(
-            "%s cannot be removed: %s" % (show([name]), printable(output, 500)),
-            "is the folder that it is in immutable? `lsattr -d` shows it",
-        )
+        raise Problem("%s cannot be removed: %s" % (show([name]), printable(output, 500)), IMMUTABLE_HINT)
     return count
 
 

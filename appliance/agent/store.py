@@ -38,6 +38,8 @@ FOLDER_NAME = "%06d"
 PARTIAL = ".partial"
 KEPT = "before restore"
 """Prefix of the reason of snapshots that a restore takes of the overlay before it is replaced."""
+IMMUTABLE_HINT = "is the folder that it is in immutable? `lsattr -d` shows it, `chattr -i` clears the flag"
+"""For an operation that is not permitted, even to root."""
 
 
 def digest_of(data: Any) -> bytes:
@@ -496,7 +498,8 @@ def disk_error(error: OSError, path: str) -> Problem:
         return Problem(
             "the file system of %s is full" % path, "`sms overlay prune` makes room; no committed snapshot is lost"
         )
-    return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()))
+    hint = IMMUTABLE_HINT if error.errno == errno.EPERM else ""
+    return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()), hint)
 
 
 def sync_system(path: str) -> None:

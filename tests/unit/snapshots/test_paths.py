@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.agent import diff, names, rsync
+from appliance.agent.paths import creating
 from appliance.agent.protocol import Problem
-from appliance.agent.store import CHUNK
+from appliance.agent.store import CHUNK, disk_error
 from appliance.agent.trees import Contents
 from appliance.cli import main
 from appliance.cli.snapshots.paths_view import diff_line, diff_summary, restored_paths_lines
@@ -258,6 +259,20 @@ def test_messages_of_rsync(status: int, lines: list[str], outside: bool, outcome
         with pytest.raises(OSError) as caught:
             rsync.judge(status, lines, outside=outside)
         assert caught.value.errno == outcome
+
+
+def test_what_not_even_root_may_create_is_explained() -> None:
+    """An immutable folder (chattr +i) above a path that is restored."""
+    refused = OSError(errno.EPERM, "Operation not permitted")
+    with pytest.raises(Problem, match=r"^/var/new: operation not permitted$") as caught, creating((b"var", b"new")):
+        raise refused
+    line = 'rsync: [receiver] mkstemp "/var/.new.4Yb2" failed: Operation not permitted (1)'
+    with pytest.raises(Problem, match="mkstemp") as of_rsync:
+        rsync.judge(23, [line], outside=False)
+    for found in (caught.value, of_rsync.value, disk_error(refused, "/root/new")):
+        assert "`lsattr -d`" in found.hint and "`chattr -i`" in found.hint
+    with pytest.raises(OSError, match="No space"), creating((b"var",)):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_paths_that_rsync_would_cut_are_refused() -> None:
