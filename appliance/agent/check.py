@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from appliance.agent import ext, protocol
 from appliance.agent.manifest import Checks
@@ -123,25 +123,28 @@ def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, pre
                 protocol.progress(done * CHUNK, len(todo) * CHUNK)
 
 
+def run_merged(
+    argv: Sequence[Union[str, bytes]], *, env: Optional[Mapping[str, str]] = None, pass_fds: Sequence[int] = ()
+) -> Tuple[int, str]:
+    """Run a program, and kill it if this process is interrupted; return its exit status and its whole output."""
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, pass_fds=pass_fds
+    )
+    return done.returncode, done.stdout.decode(errors="replace").strip()
+
+
 def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:
     """Run e2fsck; return its exit status and last lines. Its configuration is written to ``folder``."""
     config = os.path.join(folder, "e2fsck-%d.conf" % os.getpid())
     with open(config, "w") as stream:
         stream.write(CLOCK)
     environment = dict(os.environ, E2FSCK_CONFIG=config, LC_ALL="C.UTF-8")
-    done = subprocess.Popen(
-        ["e2fsck", "-f", mode, path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-    )
-    output = done.communicate()[0].decode(errors="replace").strip()
+    status, output = run_merged(["e2fsck", "-f", mode, path], env=environment)
     os.unlink(config)
     last = " / ".join(output.splitlines()[-4:])[-400:]
-    if done.returncode < 0 or (done.returncode & OPERATIONAL and "superblock" not in output.replace("-", "")):
+    if status < 0 or (status & OPERATIONAL and "superblock" not in output.replace("-", "")):
         raise Problem("e2fsck could not check %s: %s" % (path, last), "is the machine out of memory or disk space?")
-    return done.returncode, last
+    return status, last
 
 
 def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) -> Checked:

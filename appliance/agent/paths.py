@@ -20,6 +20,7 @@ from appliance.agent.names import DirCursor, Names, State, kind_of, lstat, outer
 from appliance.agent.protocol import Problem, field
 from appliance.agent.rsync import copy, make_removable, remove
 from appliance.agent.store import Snapshot, Store, disk_error
+from appliance.agent.take import file_identity
 from appliance.agent.trees import SnapshotTree, open_root, open_snapshot_tree
 from appliance.shared.files import free_bytes, sync_folder
 from appliance.shared.results import PathResult, PathResults
@@ -74,7 +75,7 @@ def place_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     overlay = field(request, "overlay", str)
     beside = overlay + BESIDE
     protocol.step("rename", "")
-    if find_loops(overlay) or _identity(os.stat(overlay)) != field(request, "was", list):
+    if find_loops(overlay) or file_identity(os.stat(overlay)) != field(request, "was", list):
         os.unlink(beside)
         raise Problem("the overlay was used meanwhile", "it is unchanged; `sms stop`, then run this again", 3)
     os.rename(beside, overlay)
@@ -104,7 +105,8 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     private_mounts()
     with store.reading(), ExitStack() as stack:
         snapshot = store.find(str(request["snapshot"]))
-        top = stack.enter_context(_opened(parent))
+        top = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, top)
         if field(request, "rehearse", bool, False):
             tree = stack.enter_context(open_snapshot_tree(store, snapshot))
             found = PathRestore(tree, top, outside=True).rehearse(paths)
@@ -159,11 +161,7 @@ def _copy_overlay(overlay: str, beside: str) -> List[int]:
             protocol.detail("its blocks are shared" if copy_into(source.fileno(), target.fileno(), beside) else "")
             os.fchown(target.fileno(), state.st_uid, state.st_gid)
             os.fchmod(target.fileno(), stat.S_IMODE(state.st_mode))
-    return _identity(state)
-
-
-def _identity(state: os.stat_result) -> List[int]:
-    return [state.st_ino, state.st_size, state.st_mtime_ns]
+    return file_identity(state)
 
 
 def _e2fsck(path: str, mode: str, store: Store, what: str, hint: str) -> None:
@@ -192,15 +190,6 @@ def _flush(upper: int, beside: str) -> None:
     sync_file_system(upper)
     if free_bytes(os.path.dirname(beside)) < MIN_FREE:
         raise disk_error(OSError(errno.ENOSPC, "full"), beside)
-
-
-@contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 import subprocess
 from typing import Iterable, List, Tuple
 
+from appliance.agent.check import run_merged
 from appliance.agent.freeze import end_with_parent
 from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
 from appliance.agent.protocol import Problem
@@ -106,11 +107,4 @@ def make_removable(cursor: DirCursor, name: bytes) -> None:
 
 
 def _run_on(cursor: DirCursor, name: bytes, *argv: str) -> Tuple[int, str]:
-    done = subprocess.run(
-        [*argv, b"/proc/self/fd/%d/%s" % (cursor.here, name)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(cursor.here,),
-    )
-    return done.returncode, done.stdout.decode(errors="replace").strip()
+    return run_merged([*argv, b"/proc/self/fd/%d/%s" % (cursor.here, name)], pass_fds=(cursor.here,))
