@@ -15,7 +15,7 @@ from appliance.provision import contract, names
 from appliance.provision.draft import Draft
 from appliance.provision.model import Boot, Component, Inventory
 from appliance.provision.payloads import BootParameters
-from appliance.provision.problem import bad_request, not_found
+from appliance.provision.problem import bad_request, find_entry, not_found
 from appliance.provision.world import World
 
 PARAMETERS = "/boot/v1/bootparameters"
@@ -151,10 +151,7 @@ class Parameters:
 
 
 def _existing(draft: Draft, key: tuple[str, str]) -> Boot:
-    found = draft.boot.get(key)
-    if found is None:
-        raise not_found(f"there are no boot parameters of {key[0]} {key[1][:70]}")
-    return found
+    return find_entry(draft.boot, key, f"there are no boot parameters of {key[0]} {key[1][:70]}")
 
 
 def _update(boot: Boot, body: BootParameters) -> Boot:

@@ -16,12 +16,11 @@ from starlette.routing import Route
 
 from appliance.provision import bss
 from appliance.provision.access import identify
+from appliance.provision.bootscript import FRESH
 from appliance.provision.model import Component, Inventory
 from appliance.provision.peers import is_node
 from appliance.provision.problem import bad_request, not_found
 from appliance.provision.world import World
-
-FRESH = {"Cache-Control": "no-store"}
 
 
 def routes(world: World) -> list[Route]:

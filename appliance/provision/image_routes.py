@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from appliance.provision.images import KEEP, Image, Images, Receiver, free_space
+from appliance.provision.images import KEEP, Image, Receiver, free_space
 from appliance.provision.payloads import NodeImage
 from appliance.provision.problem import bad_request
 from appliance.provision.world import World
@@ -17,9 +17,7 @@ BASE = "/sms/v1/images"
 
 
 def routes(world: World) -> list[Route]:
-    images = Images(world.config.state / "images")
-    world.images = images
-    views = Views(world, images)
+    views = Views(world)
     one = BASE + "/{profile}/{digest}"
     return [
         Route(BASE, views.all, methods=["GET"]),
@@ -34,8 +32,8 @@ def routes(world: World) -> list[Route]:
 class Views:
     """Request handlers."""
 
-    def __init__(self, world: World, images: Images) -> None:
-        self.world, self.images = world, images
+    def __init__(self, world: World) -> None:
+        self.world, self.images = world, world.images
 
     def all(self, _request: Request) -> Response:
         rows = [_row(*each) for each in self.images.all()]

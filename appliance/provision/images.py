@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
-from appliance.shared.files import free_bytes
+from appliance.shared.files import free_bytes, replace_file, sync_folder
 
 FILES = ("vmlinuz", "initrd.img", "root.squashfs")
 SEAL = ("manifest.json", "manifest.sig")
@@ -248,7 +248,7 @@ class Images:
             target.parent.mkdir(exist_ok=True)
             folder.rename(target)
             os.utime(target)
-            _sync(target.parent)
+            sync_folder(str(target.parent))
         with self._lock:
             self._make_current(profile, digest)
         return self._prune(profile, keep, used)
@@ -274,7 +274,7 @@ class Images:
             if received < size:
                 raise conflict(f"{received} of {size} bytes of {name} received", hint="upload the rest, then finish")
             with (folder / name).open("rb") as stream:
-                found = _digest(stream)
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
                 os.fsync(stream.fileno())
             if found != expected:
                 (folder / name).unlink()
@@ -312,13 +312,7 @@ class Images:
         self._invalidate()
 
     def _write_pointer(self, profile: str, name: str, digest: str) -> None:
-        beside = self.folder / profile / f".{name}.new"
-        with beside.open("w") as stream:
-            stream.write(digest + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.rename(self.folder / profile / name)
-        _sync(beside.parent)
+        replace_file(str(self.folder / profile / name), f"{digest}\n".encode(), 0o644)
 
     def remove(self, profile: str, digest: str, *, used: frozenset[str] = frozenset()) -> None:
         """Remove an image or an unfinished upload.
@@ -397,18 +391,3 @@ def disk_full(folder: Path, size: int) -> HttpProblem:
         f"{max(size >> 20, 1)} MiB do not fit",
         hint="sms image push --keep 1 removes old images; a larger disk: provisioning.disk_mb",
     )
-
-
-def _digest(stream: Any) -> str:
-    found = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        found.update(block)
-    return found.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

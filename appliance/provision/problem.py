@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.responses import JSONResponse, Response
 
 from appliance.provision.payloads import Problem
 
 MEDIA_TYPE = "application/problem+json"
+Key = TypeVar("Key")
+Entry = TypeVar("Entry")
 
 
 class HttpProblem(Exception):
@@ -37,6 +40,13 @@ def not_found(detail: str, *, hint: str = "") -> HttpProblem:
 
 def conflict(detail: str, *, hint: str = "") -> HttpProblem:
     return HttpProblem(409, detail, hint=hint)
+
+
+def find_entry(entries: Mapping[Key, Entry], key: Key, missing: str) -> Entry:
+    """Return an entry; 404 with the message ``missing`` if there is none."""
+    if key not in entries:
+        raise not_found(missing)
+    return entries[key]
 
 
 def answer(problem: HttpProblem) -> Response:

@@ -21,6 +21,7 @@ from appliance.provision.blobs import Blobs
 from appliance.provision.files import LARGEST_B, Files
 from appliance.provision.payloads import Rollback
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
+from appliance.provision.sync_tables import read_counter
 from appliance.provision.world import World
 
 PATH = r"(/\.?[A-Za-z0-9_+@%-][A-Za-z0-9._+@%-]{0,200}){1,30}"
@@ -61,7 +62,8 @@ class PushNotifier:
 
 def routes(world: World) -> list[Route]:
     files = Files(world.store, world.config, Blobs(world.config.state / "files"))
-    notifier = PushNotifier(files.last_push())
+    with world.store.read() as connection:
+        notifier = PushNotifier(read_counter(connection, "push"))
     world.on_stop.append(notifier.close)
     return [*_client_routes(files, notifier), *_admin_routes(files, notifier)]
 
@@ -74,7 +76,7 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
             client = files.client(connection, caller.role, caller.name)
             view = files.view(connection, client)
             # 0: no file was ever stored. After a loss of the VM's disk, clients must not remove all their files.
-            generation = files.generation(connection)
+            generation = read_counter(connection, "files")
         files.record_poll(client)
         body = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
         interval = files.config.interval_s

@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
-from appliance.tools.qmp import Channel, NotResponding, error_of, open_channel
+from appliance.tools.qmp import Channel, NotResponding, open_channel
 
 SILENCE_S = 30
 MAX_INPUT = 4 << 20
@@ -34,6 +34,7 @@ class Guest:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.execute = channel.execute
 
     def sync(self) -> None:
         """Synchronize the channel: an earlier client may have left an incomplete message."""
@@ -43,27 +44,9 @@ class Guest:
         while self.channel.receive(deadline).get("return") != number:
             continue
 
-    def execute(self, command: str, **arguments: Any) -> Any:
-        """Run an agent command; return its result.
-
-        Raises:
-            SmsError: the agent reports an error.
-            NotResponding: the agent does not answer.
-        """
-        for reply in self.channel.execute(command, arguments):
-            if "error" in reply:
-                raise error_of(reply, "guest agent", command)
-            if "return" in reply:
-                return reply["return"]
-        return None
-
     def count(self, command: str) -> int:
         """Run a command that returns a number; errors as in ``execute``."""
         return _number(self.execute(command), command)
-
-    def send(self, command: str, **arguments: Any) -> None:
-        """Send a command that has no reply."""
-        self.channel.send({"execute": command, "arguments": arguments})
 
     def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60) -> GuestResult:
         """Run a program in the guest and wait for it to end.

@@ -352,14 +352,3 @@ def find_system(client: RedfishClient) -> str:
             hint="append the path of one to the URL: https://bmc/redfish/v1/Systems/1",
         )
     return paths[0]
-
-
-def power_off(controller: Controller, *, timeout_s: float) -> None:
-    """Switch a machine off hard and wait until its controller reports it off.
-
-    Raises:
-        SmsError: the machine could not be verified to be off.
-    """
-    from appliance.tools.redfish_power import switch
-
-    switch(controller, "off", timeout_s=timeout_s)

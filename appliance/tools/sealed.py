@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from appliance.errors import Refused
+from appliance.shared.files import replace_file
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -70,8 +71,8 @@ def seal(folder: Path, private_key: Path, *, about: Mapping[str, Any] | None = N
     signature = _sign(key, _CONTEXT + manifest)
     # The signature is written last: a folder without one is incomplete.
     (folder / SIGNATURE).unlink(missing_ok=True)
-    _write(folder / MANIFEST, manifest)
-    _write(folder / SIGNATURE, base64.b64encode(signature) + b"\n")
+    replace_file(str(folder / MANIFEST), manifest, 0o644)
+    replace_file(str(folder / SIGNATURE), base64.b64encode(signature) + b"\n", 0o644)
     return hashlib.sha256(manifest).hexdigest()
 
 
@@ -204,12 +205,3 @@ def _verifies(path: Path, signature: bytes, data: bytes) -> bool:
 
 def _padding() -> padding.PSS:
     return padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=32)
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.rename(path)

@@ -18,7 +18,7 @@ from appliance.provision import dnsmasq
 from appliance.provision.config import Config, parse_config
 from appliance.provision.dnsmasq import ConfigWriter, check_range, render_configuration, render_hosts
 from appliance.provision.model import Component, Interface, Inventory
-from appliance.provision.world import make_world
+from appliance.provision.world import World
 
 Need = Callable[[str], str]
 FOLDER = Path("/run/sms-provision")
@@ -144,7 +144,7 @@ def test_files_follow_the_inventory(tmp_path: Path) -> None:
         "database": f"sqlite:///{tmp_path}/inventory.db",
         "state": str(tmp_path),
     }
-    world = make_world(parse_config(document))
+    world = World(parse_config(document))
     (tmp_path / dnsmasq.PID).write_text(str(2**22 + 1))
     keeper = ConfigWriter(world, tmp_path)
     keeper.start()
