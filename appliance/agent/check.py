@@ -14,7 +14,7 @@ from appliance.agent.manifest import Checks
 from appliance.agent.protocol import Problem
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader
-from appliance.shared.files import write_at
+from appliance.shared.files import create_file, remove_file, write_at
 
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
@@ -89,17 +89,6 @@ def metadata_chunks(image: ext.Image) -> Set[int]:
     return chunks
 
 
-def write_metadata_image(reader: Reader, path: str) -> Set[int]:
-    """Write a sparse image of a snapshot's metadata to ``path``; return the numbers of its chunks."""
-    chunks = metadata_chunks(open_image(reader))
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        write_chunks(reader, descriptor, chunks)
-    finally:
-        os.close(descriptor)
-    return chunks
-
-
 def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, present: bool = False) -> None:
     """Write chunks of a snapshot to their places in a file, each verified; zeros stay holes.
 
@@ -162,7 +151,9 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
     image = open_image(reader)
     path = os.path.join(folder, "check-%d.img" % os.getpid())
     try:
-        chunks = write_metadata_image(reader, path)
+        chunks = metadata_chunks(image)
+        with create_file(path) as metadata:
+            write_chunks(reader, metadata.fileno(), chunks)
         repair = image.layout.orphans or image.layout.recover
         status, output = run_e2fsck(path, "-p" if repair else "-n", folder)
         if status & ~1 or (status and not repair):
@@ -172,8 +163,7 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
         if fixed:
             verdict = "journal replayed" if image.layout.recover else "deleted files let go"
     finally:
-        if os.path.exists(path):
-            os.unlink(path)
+        remove_file(path)
     return Checked(_check_state(image, state, heads, verdict), fixed)
 
 

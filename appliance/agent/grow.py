@@ -48,13 +48,10 @@ def grow(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def lengthen(path: str, size: int) -> None:
     """Extend a file to at least ``size`` bytes, by a hole."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(descriptor).st_size < size:
-            os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "r+b", 0) as file:
+        if os.fstat(file.fileno()).st_size < size:
+            file.truncate(size)
+        os.fsync(file.fileno())
 
 
 def widen(loop: str) -> None:

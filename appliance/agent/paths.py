@@ -22,7 +22,7 @@ from appliance.agent.rsync import copy, make_removable, remove
 from appliance.agent.store import Snapshot, Store, disk_error
 from appliance.agent.take import file_identity
 from appliance.agent.trees import SnapshotTree, open_root, open_snapshot_tree
-from appliance.shared.files import free_bytes, sync_folder
+from appliance.shared.files import create_file, free_bytes, remove_file, sync_folder
 from appliance.shared.results import PathResult, PathResults
 
 BESIDE = ".with-paths"
@@ -60,8 +60,7 @@ def restore_paths(request: Dict[str, Any]) -> Dict[str, Any]:
             protocol.step("check", "check the copy")
             _e2fsck(beside, "-n", store, "the copy is damaged", "the overlay is unchanged; run it again")
         except BaseException:
-            if os.path.lexists(beside):
-                os.unlink(beside)
+            remove_file(beside)
             raise
     return dict(restored, number=snapshot.number, staged=beside, was=was, seconds=time.monotonic() - began)
 
@@ -147,8 +146,6 @@ def requested_paths(request: Dict[str, Any], hint: str) -> List[Names]:
 def _copy_overlay(overlay: str, beside: str) -> List[int]:
     """Copy the overlay; return values that change when the original is written."""
     protocol.step("copy", "copy the overlay")
-    if os.path.lexists(beside):
-        os.unlink(beside)
     try:
         source = open(overlay, "rb", 0)
     except FileNotFoundError:
@@ -157,7 +154,7 @@ def _copy_overlay(overlay: str, beside: str) -> List[int]:
         if find_loops(overlay):
             raise Problem("%s is in use" % overlay, "`sms stop`, or copy the paths to a folder with --to DIR", 3)
         state = os.fstat(source.fileno())
-        with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b", 0) as target:
+        with create_file(beside) as target:
             protocol.detail("its blocks are shared" if copy_into(source.fileno(), target.fileno(), beside) else "")
             os.fchown(target.fileno(), state.st_uid, state.st_gid)
             os.fchmod(target.fileno(), stat.S_IMODE(state.st_mode))

@@ -12,7 +12,7 @@ from appliance.agent.freeze import find_loops
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, disk_errors
-from appliance.shared.files import sync_folder
+from appliance.shared.files import create_file, remove_file, sync_folder
 
 MAX_DAMAGE = 20
 """Kinds of damage of one snapshot that are listed."""
@@ -157,8 +157,7 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
             os.rename(beside, target)
             sync_folder(os.path.dirname(target))
         except BaseException:
-            if os.path.lexists(beside):
-                os.unlink(beside)
+            remove_file(beside)
             raise
     return {"number": snapshot.number, "bytes": snapshot.manifest.used_bytes, "seconds": time.monotonic() - began}
 
@@ -186,13 +185,7 @@ def write_image(reader: Reader, path: str) -> None:
     protocol.step("write", "write the overlay")
     if not os.path.isdir(os.path.dirname(path)):
         raise Problem("there is no folder %s" % os.path.dirname(path), "create it first, or give another name", 3)
-    if os.path.lexists(path):
-        os.unlink(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with disk_errors(path):
-            cloned = reader.image is not None and reflink(reader.image, descriptor)
-            write_chunks(reader, descriptor, range(reader.count), present=cloned)
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with create_file(path) as file, disk_errors(path):
+        cloned = reader.image is not None and reflink(reader.image, file.fileno())
+        write_chunks(reader, file.fileno(), range(reader.count), present=cloned)
+        os.fsync(file.fileno())

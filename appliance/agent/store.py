@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Busy, Problem
-from appliance.shared.files import free_bytes, replace_file, sync_folder, write_at
+from appliance.shared.files import free_bytes, remove_file, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.records import from_value
 
@@ -378,8 +378,7 @@ class Store:
                 while len(view):
                     view = view[stream.write(view) or 0 :]
         except OSError as error:
-            if os.path.exists(path):
-                os.unlink(path)
+            remove_file(path)
             raise disk_error(error, path)
 
     def commit(self, folder: str, manifest: Manifest, digests: bytes) -> Snapshot:
@@ -426,7 +425,7 @@ class Store:
             used = set(self.new)  # a damaged snapshot may need them: leave them to the sweep
         for digest in self.new:
             if digest not in used:
-                _unlink(chunk_path(self.root, digest))
+                remove_file(chunk_path(self.root, digest))
         self.new = []
 
     def used_chunks(self) -> Set[bytes]:
@@ -531,11 +530,4 @@ def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        _unlink(path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        remove_file(path)

@@ -136,11 +136,9 @@ class SnapshotRun:
             source.read_chunks(set(source.data_chunks()) - changes.free, self.sink, show=True)
             for _ in range(PASSES):
                 found = changes.collect()
+                source.read_chunks(found or (), self.sink)
                 if found is None or len(found) <= FREEZE_CHUNKS:
-                    if found:
-                        source.read_chunks(found, self.sink)
                     break
-                source.read_chunks(found, self.sink)
             protocol.step("freeze", "freeze the file system")
             with host_locked(self.lock):
                 self._check_still_running(loops)

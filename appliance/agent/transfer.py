@@ -29,7 +29,7 @@ from appliance.agent import protocol
 from appliance.agent.check import check
 from appliance.agent.manifest import Manifest, check_manifest
 from appliance.agent.protocol import Problem, field
-from appliance.agent.source import WORKERS, is_blank
+from appliance.agent.source import WORKERS, chunk_digest
 from appliance.agent.store import (
     CHUNK,
     FOLDER_NAME,
@@ -448,7 +448,7 @@ def store_image(store: Store, child: "subprocess.Popen[bytes]", size: int) -> by
             raise damaged()
         if at % REPORT_EVERY == 0:
             protocol.progress(at * CHUNK, size)
-        digest = ZERO if is_blank(data) else digest_of(data)
+        digest = chunk_digest(data)
         digests += digest
         if digest != ZERO and not _is_here(store, digest, len(data), trusted=digest in good):
             put_expected(store, (PLAIN, data), digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -103,6 +103,16 @@ def count_bytes(source: BinaryIO) -> int:
             hint="write it to a file first",
         ) from error
     return end - here
+
+
+def copy_blocks(blocks: Iterable[bytes], write: Callable[[bytes], object], progress: Progress | None) -> None:
+    """Pass each block to ``write``, and report the number of bytes after it."""
+    done = 0
+    for block in blocks:
+        write(block)
+        done += len(block)
+        if progress:
+            progress(done)
 
 
 def check_written(host: str, path: str, status: int, stderr: bytes) -> None:

@@ -32,6 +32,7 @@ from appliance.host.base import (
     Stuck,
     Unreachable,
     check_written,
+    copy_blocks,
     count_bytes,
     write_argv,
 )
@@ -494,14 +495,9 @@ class Ssh(Host):
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
         argv = ("cat", "--", path)
-        done = 0
         with self._start(argv) as channel:
             channel.settimeout(STALLED_S)
-            for block in self._blocks(channel, argv, channel.recv):
-                sink.write(block)
-                done += len(block)
-                if progress:
-                    progress(done)
+            copy_blocks(self._blocks(channel, argv, channel.recv), sink.write, progress)
             stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
             status = self._status(channel, argv)
         if status:

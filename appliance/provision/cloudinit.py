@@ -25,14 +25,9 @@ from appliance.provision.world import World
 
 def routes(world: World) -> list[Route]:
     views = CloudInit(world)
-    found = []
-    for top in ("/cloud-init", ""):
-        found += [
-            Route(f"{top}/meta-data", views.meta, methods=["GET"]),
-            Route(f"{top}/user-data", views.user, methods=["GET"]),
-            Route(f"{top}/vendor-data", views.vendor, methods=["GET"]),
-        ]
-    return found
+    documents = {"meta-data": views.meta, "user-data": views.user, "vendor-data": views.vendor}
+    tops = ("/cloud-init", "")
+    return [Route(f"{top}/{name}", view, methods=["GET"]) for top in tops for name, view in documents.items()]
 
 
 class CloudInit:

@@ -91,7 +91,8 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
 
     async def wait(request: Request) -> Response:
         _require_client(request)
-        after, seconds = _number(request, "after", 0), _number(request, "seconds", 30)
+        query = request.query_params
+        after, seconds = int(query.get("after", "0")), int(query.get("seconds", "30"))
         if notifier.waiting >= MAX_WAITING:
             raise HttpProblem(503, "too many waiting clients", retry_s=30)
         notifier.waiting += 1
@@ -207,8 +208,3 @@ def _digest(request: Request) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise bad_request("invalid SHA-256 digest")
     return digest
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, "")
-    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else default
