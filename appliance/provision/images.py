@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from appliance.provision.blobs import RESERVE_B
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
 from appliance.shared.files import free_bytes, replace_file, sync_folder
 
@@ -26,8 +27,6 @@ FILES = ("vmlinuz", "initrd.img", "root.squashfs")
 SEAL = ("manifest.json", "manifest.sig")
 MAX_SIZES = {"manifest.json": 4 << 20, "manifest.sig": 65536}
 LARGEST_B = 64 << 30
-RESERVE_B = 64 << 20
-"""Bytes of the disk that uploads leave free for the inventory."""
 PROFILE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 KEEP = 3
