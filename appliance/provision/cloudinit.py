@@ -20,7 +20,7 @@ from appliance.provision.bootscript import FRESH
 from appliance.provision.model import Component, Inventory
 from appliance.provision.peers import is_node
 from appliance.provision.problem import bad_request, not_found
-from appliance.provision.world import World
+from appliance.provision.world import Views, World
 
 
 def routes(world: World) -> list[Route]:
@@ -30,11 +30,8 @@ def routes(world: World) -> list[Route]:
     return [Route(f"{top}/{name}", view, methods=["GET"]) for top in tops for name, view in documents.items()]
 
 
-class CloudInit:
+class CloudInit(Views):
     """Request handlers of the three documents of a node."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def _node(self, inventory: Inventory, request: Request) -> Component:
         """Return the calling node, or the node that the admin names; 404 for all others, without details."""

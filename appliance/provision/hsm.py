@@ -17,7 +17,7 @@ from appliance.provision.model import Component, Group, Inventory
 from appliance.provision.payloads import SmdComponent
 from appliance.provision.problem import bad_request, conflict, find_entry, not_found
 from appliance.provision.rules import Finding
-from appliance.provision.world import World
+from appliance.provision.world import Views, World
 
 COMPONENTS = "/hsm/v2/State/Components"
 GROUPS = "/hsm/v2/groups"
@@ -124,11 +124,8 @@ ONLY = {
 }
 
 
-class Components:
+class Components(Views):
     """Request handlers below ``State/Components``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def ready(self, _request: Request) -> Response:
         with self.world.store.read():
@@ -268,11 +265,8 @@ def change(draft: Draft, one: Component, what: str, given: SmdComponent) -> Comp
     return replace(one, nid=nid if nid > 0 else None)
 
 
-class Groups:
+class Groups(Views):
     """Request handlers below ``groups`` and ``memberships``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def list_all(self, request: Request) -> Response:
         query = request.query_params

@@ -18,7 +18,7 @@ from appliance.provision.model import Endpoint, Interface, Inventory
 from appliance.provision.payloads import Address, Found, ShownInterface, SmdAddress, SmdEndpoint, SmdInterface
 from appliance.provision.problem import bad_request, conflict, find_entry, not_found
 from appliance.provision.rules import Finding, address_problem
-from appliance.provision.world import World
+from appliance.provision.world import Views, World
 
 ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
 INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
@@ -75,11 +75,8 @@ def show_endpoint(each: Endpoint) -> dict[str, object]:
     return {key: value for key, value in shown.items() if value not in (None, "")}
 
 
-class Endpoints:
+class Endpoints(Views):
     """Request handlers below ``Inventory/RedfishEndpoints``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def list_all(self, request: Request) -> Response:
         query = request.query_params
@@ -256,11 +253,8 @@ def show_interface(inventory: Inventory, each: Interface) -> ShownInterface:
     }
 
 
-class Interfaces:
+class Interfaces(Views):
     """Request handlers below ``Inventory/EthernetInterfaces``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def list_all(self, request: Request) -> Response:
         inventory, query = self.world.inventory(), request.query_params

@@ -71,3 +71,10 @@ class World:
         self.generation += 1
         for watcher in self.watchers:
             watcher()
+
+
+class Views:
+    """Request handlers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
