@@ -9,8 +9,7 @@ from typing import Iterable, List, Tuple
 from appliance.agent.check import run_merged
 from appliance.agent.freeze import end_with_parent
 from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
-from appliance.agent.protocol import Problem
-from appliance.agent.store import IMMUTABLE_HINT
+from appliance.agent.protocol import IMMUTABLE_HINT, Problem
 from appliance.text import printable
 
 RSYNC = (

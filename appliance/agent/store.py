@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from appliance.agent.manifest import FORMAT, Manifest
-from appliance.agent.protocol import Busy, Problem
+from appliance.agent.protocol import IMMUTABLE_HINT, Busy, Problem
 from appliance.shared.files import free_bytes, remove_file, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.records import from_value
@@ -38,8 +38,6 @@ FOLDER_NAME = "%06d"
 PARTIAL = ".partial"
 KEPT = "before restore"
 """Prefix of the reason of snapshots that a restore takes of the overlay before it is replaced."""
-IMMUTABLE_HINT = "is the folder that it is in immutable? `lsattr -d` shows it, `chattr -i` clears the flag"
-"""For an operation that is not permitted, even to root."""
 
 
 def digest_of(data: Any) -> bytes:

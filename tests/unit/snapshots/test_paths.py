@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.agent import diff, names, rsync
+from appliance.agent import main as agent_main
 from appliance.agent.paths import creating
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, disk_error
@@ -273,6 +274,22 @@ def test_what_not_even_root_may_create_is_explained() -> None:
         assert "`lsattr -d`" in found.hint and "`chattr -i`" in found.hint
     with pytest.raises(OSError, match="No space"), creating((b"var",)):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["/x/lab.img.with-paths", None])
+def test_a_file_that_not_even_root_may_create_is_explained(
+    name: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the overlay; a refusal that is not about a file has other reasons."""
+
+    def refuse(request: dict[str, Any]) -> dict[str, Any]:
+        raise PermissionError(errno.EPERM, "Operation not permitted", name)
+
+    monkeypatch.setattr(agent_main, "find_command", lambda _: refuse)
+    assert agent_main.main(["restore_paths", "{}"]) == 1
+    problem = json.loads(capfd.readouterr().out)
+    assert problem["message"] == (f"{name}: " if name else "") + "operation not permitted"
+    assert ("`chattr -i`" in problem["hint"]) == bool(name)
 
 
 def test_paths_that_rsync_would_cut_are_refused() -> None:
