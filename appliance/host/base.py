@@ -61,6 +61,16 @@ class Result:
         """Standard output as text, stripped of surrounding white space."""
         return self.stdout.decode(errors="replace").strip()
 
+    def expect(self, ok: Container[int] | None) -> Result:
+        """Return it.
+
+        Raises:
+            CommandError: the status is not in ``ok``; ``None`` accepts any.
+        """
+        if ok is not None and self.status not in ok:
+            raise CommandError(self)
+        return self
+
 
 class CommandError(SmsError):
     """A command ended with a status that its caller did not expect."""

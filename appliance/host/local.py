@@ -125,10 +125,7 @@ class LocalStream(Stream):
             pass
         status = self.process.wait()
         self._thread.join(LATE_S)
-        result = Result(self.host, self.argv, status, b"", self.stderr.tail)
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.host, self.argv, status, b"", self.stderr.tail).expect(ok)
 
     def close(self) -> None:
         """Terminate the command if it still runs, and close its pipes."""
@@ -187,10 +184,7 @@ class Local(Host):
         except BaseException:
             _end_group(process)
             raise
-        result = Result(self.name, argv, process.returncode, stdout, stderr)
-        if ok is not None and result.status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.name, argv, process.returncode, stdout, stderr).expect(ok)
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         size = count_bytes(source)

@@ -223,10 +223,7 @@ class SshStream(Stream):
         status = self._status()
         self._thread.join(LATE_S)
         self._finished = True
-        result = Result(self.host.name, self.argv, status, b"", self.stderr.tail)
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.host.name, self.argv, status, b"", self.stderr.tail).expect(ok)
 
     def close(self) -> None:
         """Terminate the command if it still runs.
@@ -413,9 +410,7 @@ class Ssh(Host):
         result = Result(self.name, argv, status, stdout, stderr)
         if timeout and status in KILLED and time.monotonic() - start >= timeout:
             raise CommandTimeout(result, hint=f"the command did not end within {timeout:g} s and was terminated")
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        return result.expect(ok)
 
     def _read(
         self, channel: paramiko.Channel, argv: tuple[str, ...], input: bytes | None, on_line: OnLine | None
