@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 RETRY_S = 0.05
 """Seconds between two attempts."""
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class Locked(Exception):
@@ -27,8 +28,11 @@ def hold_lock(path: str, *, wait_s: float = 0.0, shared: bool = False) -> Iterat
     Raises:
         Locked: another process holds it.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, FLAGS, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, FLAGS, 0o600)
     try:
         deadline = time.monotonic() + wait_s
         while True:

@@ -78,13 +78,14 @@ class Guest:
     def start(self, request: Mapping[str, object]) -> int:
         """Start a program; return its PID."""
         try:
-            return _pid(self.execute("guest-exec", **request))
+            reply = self.execute("guest-exec", **request)
         except SmsError as error:
             if "frozen" not in error.message:
                 raise
             # A client that froze the file systems was killed: this channel has only one client at a time.
             self.execute("guest-fsfreeze-thaw")
-            return _pid(self.execute("guest-exec", **request))
+            reply = self.execute("guest-exec", **request)
+        return _number(reply.get("pid") if isinstance(reply, dict) else None, "guest-exec")
 
 
 # Replies are untrusted: the machine may be compromised.
@@ -92,10 +93,6 @@ def _number(reply: Any, command: str) -> int:
     if isinstance(reply, bool) or not isinstance(reply, int):
         raise SmsError(f"guest agent: {command}: invalid reply")
     return reply
-
-
-def _pid(reply: Any) -> int:
-    return _number(reply.get("pid") if isinstance(reply, dict) else None, "guest-exec")
 
 
 def _result(found: Mapping[str, Any]) -> GuestResult:
