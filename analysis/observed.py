@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-BINS = 64
-"""Number of parts of a timeline, all equally long."""
-
 
 class Role(IntEnum):
     """Role of an address in the cluster; the core groups its counts by role."""

@@ -7,7 +7,7 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import add
+from itertools import zip_longest
 
 from analysis.model import Destination, Routed, TrafficKind, Unclassified
 from analysis.numbers import quantiles, weight
@@ -409,8 +409,4 @@ def _share(both: tuple[int, int], part: int) -> tuple[int, int]:
 
 
 def _sum(one: list[int], other: Sequence[int]) -> list[int]:
-    if not one:
-        return list(other)
-    if len(other) > len(one):
-        one = one + [0] * (len(other) - len(one))
-    return list(map(add, one, (*other, *[0] * (len(one) - len(other)))))
+    return [mine + more for mine, more in zip_longest(one, other, fillvalue=0)]

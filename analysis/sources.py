@@ -5,6 +5,7 @@ Compressed files are piped through the decompressor of their format; zstd is dec
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
@@ -262,7 +263,5 @@ def _pump(prefix: bytes, descriptor: int, to: Any) -> None:
 
 def _enlarge_pipe(descriptor: int) -> None:
     """Enlarge a pipe to a megabyte: fewer context switches."""
-    import fcntl
-
     with suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, 1 << 20)

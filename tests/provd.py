@@ -22,8 +22,9 @@ import uvicorn
 
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, parse_config
+from appliance.provision.images import Images
 from appliance.provision.peers import UnknownMachines
-from appliance.provision.world import World, make_world
+from appliance.provision.world import World
 
 ADMIN = {"X-SMS-Scheme": "https", "X-SMS-Verify": "SUCCESS", "X-SMS-Subject": "CN=tester,OU=admin"}
 SERVICES = {**ADMIN, "X-SMS-Subject": "CN=services,OU=services"}
@@ -106,7 +107,7 @@ class Provd:
         with self.world.edit() as draft:
             for each in (draft.components, draft.interfaces, draft.groups, draft.endpoints, draft.boot):
                 each.clear()
-        self.world.images, self.world.unknown_machines = None, UnknownMachines()
+        self.world.images, self.world.unknown_machines = Images(self.folder / "no images"), UnknownMachines()
         write_neighbours(self.folder / "arp", {})
 
     @property
@@ -142,7 +143,7 @@ class Provd:
 @contextmanager
 def running(config: Config, *, trust: bool = True) -> Iterator[Provd]:
     """The service, as long as the block."""
-    world = make_world(config)
+    world = World(config)
     server = uvicorn.Server(uvicorn.Config(make_app(world, trust=trust), log_level="warning", lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -24,7 +24,6 @@ class Dhcp:
 
     Attributes:
         kind: DISCOVER to INFORM (option 53).
-        mac: link address of the client.
         server: option 54, the server identifier; "" without one.
         lease_s, renew_s: options 51 and 58 in seconds; 0 if missing, infinite for FOREVER. renew_s defaults to half
             the lease (RFC 2131, section 4.4.5).
@@ -32,7 +31,6 @@ class Dhcp:
     """
 
     kind: int
-    mac: str
     server: str = ""
     lease_s: float = 0.0
     renew_s: float = 0.0
@@ -86,7 +84,6 @@ def read_dhcp(payload: bytes) -> Dhcp | None:
         lease = _seconds(options.get("lease_time"))
         return Dhcp(
             kind=kind,
-            mac=bytes(packet.chaddr)[:6].hex(":"),
             server=str(options.get("server_id", "")),
             lease_s=lease,
             renew_s=_seconds(options.get("renewal_time")) or lease * 0.5,

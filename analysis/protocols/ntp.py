@@ -16,16 +16,10 @@ MIN_POLL, MAX_POLL = 3, 17
 
 @dataclass(frozen=True)
 class Ntp:
-    """A packet. ``poll`` is an exponent: the client polls every 2**poll seconds."""
+    """A packet. ``poll_s``: seconds between two polls."""
 
     mode: int
-    stratum: int
-    poll: int
-
-    @property
-    def poll_s(self) -> float:
-        """Seconds between two polls."""
-        return float(2**self.poll)
+    poll_s: float
 
 
 def read_ntp(payload: bytes) -> Ntp | None:
@@ -41,6 +35,6 @@ def read_ntp(payload: bytes) -> Ntp | None:
         mode, poll = int(packet.mode), int(packet.poll)
         if mode not in (CLIENT, SERVER) or not MIN_POLL <= poll <= MAX_POLL:
             return None
-        return Ntp(mode, int(packet.stratum), poll)
+        return Ntp(mode, float(2**poll))
     except Exception:
         return None

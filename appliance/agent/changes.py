@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import List, Optional, Set, Tuple
 
 from appliance.agent import ext, protocol
@@ -60,10 +60,7 @@ class Changes:
         self.source.mask()
         with open(self.loop, "rb", 0) as device:
             # The device shows the bitmaps as the kernel has them; in the file they are as old as the last checkpoint.
-            try:
-                self.free = free_chunks(ext.Image(lambda offset, size: os.pread(device.fileno(), size, offset)))
-            except ext.Unknown:
-                self.free = set()
+            self.free = _find_free(lambda offset, size: os.pread(device.fileno(), size, offset))
         if not self.trace and self.source.image:
             # From the file, which is also what is read: an outdated inode only counts as changed.
             try:
@@ -75,12 +72,9 @@ class Changes:
 
     def _settle(self, folder: str) -> None:
         # A write in progress set its inode's ctime when it began: what it writes later would be missed.
-        frozen = Frozen(folder, self.limit_s, self.mark)
-        try:
+        with closing(Frozen(folder, self.limit_s, self.mark)) as frozen:
             frozen.hold()
             frozen.release()
-        finally:
-            frozen.close()
 
     def flush(self) -> None:
         """Write back dirty pages: the trace reports only what reaches the device."""
@@ -112,7 +106,7 @@ class Changes:
     def final(self, sink: Sink) -> List[Tuple[int, bytes]]:
         """Return the chunks that still differ, with their bytes, while the file system is frozen."""
         source = self.source
-        before, self.free = self.free, self._find_free()
+        before, self.free = self.free, _find_free(source.read)
         missed = before - self.free
         if os.fstat(source.descriptor).st_size != source.size:
             raise Problem("the overlay was grown meanwhile", "run it again")
@@ -135,12 +129,6 @@ class Changes:
         known = {at // 32 for at in range(0, len(source.digests), 32) if source.digests[at : at + 32] != ZERO}
         return source.differing((known | set(source.data_chunks())) - self.free)
 
-    def _find_free(self) -> Set[int]:
-        try:
-            return free_chunks(ext.Image(self.source.read))
-        except ext.Unknown:
-            return set()
-
     def _in_image(self, numbers: Set[int]) -> Set[int]:
         return {number for number in numbers if number < self.source.count}
 
@@ -153,6 +141,13 @@ class Changes:
             return found
         except ext.Unknown:
             return None
+
+
+def _find_free(read: ext.Read) -> Set[int]:
+    try:
+        return free_chunks(ext.Image(read))
+    except ext.Unknown:
+        return set()
 
 
 def clock_offset() -> float:

@@ -7,14 +7,14 @@ import os
 import subprocess
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Iterable, List, NamedTuple, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from appliance.agent import ext, protocol
 from appliance.agent.manifest import Checks
 from appliance.agent.protocol import Problem
 from appliance.agent.source import WORKERS
 from appliance.agent.store import CHUNK, ZERO, Damage, Reader
-from appliance.shared.files import write_at
+from appliance.shared.files import create_file, remove_file, write_at
 
 CACHED_CHUNKS = 512
 """Chunks of metadata cached in memory."""
@@ -89,17 +89,6 @@ def metadata_chunks(image: ext.Image) -> Set[int]:
     return chunks
 
 
-def write_metadata_image(reader: Reader, path: str) -> Set[int]:
-    """Write a sparse image of a snapshot's metadata to ``path``; return the numbers of its chunks."""
-    chunks = metadata_chunks(open_image(reader))
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        write_chunks(reader, descriptor, chunks)
-    finally:
-        os.close(descriptor)
-    return chunks
-
-
 def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, present: bool = False) -> None:
     """Write chunks of a snapshot to their places in a file, each verified; zeros stay holes.
 
@@ -123,25 +112,28 @@ def write_chunks(reader: Reader, descriptor: int, numbers: Iterable[int], *, pre
                 protocol.progress(done * CHUNK, len(todo) * CHUNK)
 
 
+def run_merged(
+    argv: Sequence[Union[str, bytes]], *, env: Optional[Mapping[str, str]] = None, pass_fds: Sequence[int] = ()
+) -> Tuple[int, str]:
+    """Run a program, and kill it if this process is interrupted; return its exit status and its whole output."""
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, pass_fds=pass_fds
+    )
+    return done.returncode, done.stdout.decode(errors="replace").strip()
+
+
 def run_e2fsck(path: str, mode: str, folder: str) -> Tuple[int, str]:
     """Run e2fsck; return its exit status and last lines. Its configuration is written to ``folder``."""
     config = os.path.join(folder, "e2fsck-%d.conf" % os.getpid())
     with open(config, "w") as stream:
         stream.write(CLOCK)
     environment = dict(os.environ, E2FSCK_CONFIG=config, LC_ALL="C.UTF-8")
-    done = subprocess.Popen(
-        ["e2fsck", "-f", mode, path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-    )
-    output = done.communicate()[0].decode(errors="replace").strip()
+    status, output = run_merged(["e2fsck", "-f", mode, path], env=environment)
     os.unlink(config)
     last = " / ".join(output.splitlines()[-4:])[-400:]
-    if done.returncode < 0 or (done.returncode & OPERATIONAL and "superblock" not in output.replace("-", "")):
+    if status < 0 or (status & OPERATIONAL and "superblock" not in output.replace("-", "")):
         raise Problem("e2fsck could not check %s: %s" % (path, last), "is the machine out of memory or disk space?")
-    return done.returncode, last
+    return status, last
 
 
 def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) -> Checked:
@@ -159,7 +151,9 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
     image = open_image(reader)
     path = os.path.join(folder, "check-%d.img" % os.getpid())
     try:
-        chunks = write_metadata_image(reader, path)
+        chunks = metadata_chunks(image)
+        with create_file(path) as metadata:
+            write_chunks(reader, metadata.fileno(), chunks)
         repair = image.layout.orphans or image.layout.recover
         status, output = run_e2fsck(path, "-p" if repair else "-n", folder)
         if status & ~1 or (status and not repair):
@@ -169,8 +163,7 @@ def check(reader: Reader, folder: str, state: List[str], heads: Dict[str, str]) 
         if fixed:
             verdict = "journal replayed" if image.layout.recover else "deleted files let go"
     finally:
-        if os.path.exists(path):
-            os.unlink(path)
+        remove_file(path)
     return Checked(_check_state(image, state, heads, verdict), fixed)
 
 

@@ -6,8 +6,8 @@
 import struct
 from typing import Any, Iterator, Tuple
 
-from appliance.agent.source import is_blank
-from appliance.agent.store import ZERO, digest_of
+from appliance.agent.source import chunk_digest as chunk_digest
+from appliance.agent.store import ZERO
 from appliance.agent.transfer import COMPRESSED, PLAIN, Compressor, damaged, decompress
 
 HEAD = struct.Struct(">IBI32s")
@@ -27,11 +27,6 @@ class FrameEncoder:
             return HEAD.pack(number, PLAIN, 0, ZERO)
         kind, encoded = self.compressor.encode(bytes(data)) if self.compressor else (PLAIN, data)
         return HEAD.pack(number, kind, len(encoded), digest) + bytes(encoded)
-
-
-def chunk_digest(data: Any) -> bytes:
-    """Return a chunk's digest; that of zeros is ``ZERO``."""
-    return ZERO if is_blank(data) else digest_of(data)
 
 
 def decode_frames(data: bytes) -> Iterator[Tuple[int, bytes, bytes]]:

@@ -5,7 +5,7 @@ import os
 
 from appliance.agent import protocol
 from appliance.agent.protocol import Problem
-from appliance.agent.store import disk_error
+from appliance.agent.store import disk_errors
 from appliance.shared.files import data_ranges, free_bytes
 
 FICLONE = 0x40049409
@@ -42,11 +42,9 @@ def copy_into(source: int, target: int, where: str) -> bool:
             "make room there, then run this again",
             3,
         )
-    try:
+    with disk_errors(where):
         os.ftruncate(target, state.st_size)
         _copy_data(source, target, state.st_size, used)
-    except OSError as error:
-        raise disk_error(error, where)
     return False
 
 

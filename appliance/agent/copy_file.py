@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.protocol import Problem, field
-from appliance.shared.files import data_units, sync_folder, write_at
+from appliance.shared.files import create_file, data_units, sync_folder, write_at
 
 BLOCK = 1 << 20
 """Bytes that are read and compared at a time."""
@@ -23,24 +23,16 @@ def copy_file(request: Dict[str, Any]) -> Dict[str, Any]:
     """
     source = field(request, "source", str)
     target = field(request, "target", str)
-    if os.path.lexists(target):
-        os.unlink(target)
-    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        writer = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(source, "rb", 0) as reader, create_file(target) as writer:
         try:
             protocol.step("copy", "copy the overlay")
-            size = os.fstat(reader).st_size
-            digests = _copy(reader, writer, size)
+            size = os.fstat(reader.fileno()).st_size
+            digests = _copy(reader.fileno(), writer.fileno(), size)
             protocol.step("compare", "read the copy back and compare")
-            _compare(writer, size, digests)
+            _compare(writer.fileno(), size, digests)
         except BaseException:
             os.unlink(target)
             raise
-        finally:
-            os.close(writer)
-    finally:
-        os.close(reader)
     sync_folder(os.path.dirname(target))
     return {"bytes": len(digests) * BLOCK, "size": size}
 

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, closing
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.freeze import private_mounts
@@ -110,13 +110,12 @@ class Report:
         return {"counts": self.counts, "lines": self.lines, "told": sent}
 
 
-class Frame:
+class Frame(NamedTuple):
     """A folder being walked: its remaining names, and in which trees it is a folder."""
 
-    def __init__(self, names: Iterator[Tuple[bytes, bool, bool]], a: bool, b: bool) -> None:
-        self.names = names
-        self.a = a
-        self.b = b
+    names: Iterator[Tuple[bytes, bool, bool]]
+    a: bool
+    b: bool
 
 
 class TreeDiff:

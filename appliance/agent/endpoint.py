@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from appliance.agent.freeze import find_loops
 from appliance.agent.protocol import Problem
-from appliance.shared.files import replace_file
+from appliance.shared.files import remove_file, replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
 from appliance.shared.migration import MigrationRequest
@@ -31,24 +31,15 @@ def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float
     Raises:
         Problem: it ended with a status not in ``ok``, or not within ``timeout`` seconds.
     """
-    # A session of its own: signals to our process group must not reach it.
-    done = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=os.setsid,
-    )
     try:
-        output, errors = done.communicate(stdin, timeout)
+        # A session of its own: signals to our process group must not reach it.
+        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, start_new_session=True)
     except subprocess.TimeoutExpired:
-        done.kill()
-        done.communicate()
         raise Problem("`%s` did not end within %g s" % (" ".join(argv[:4]), timeout))
     if done.returncode not in ok:
-        lines = (errors or output).decode(errors="replace").strip().splitlines()[-4:]
+        lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-4:]
         raise Problem("`%s` ended with status %d: %s" % (" ".join(argv[:6]), done.returncode, " / ".join(lines)))
-    return output
+    return done.stdout
 
 
 class Instance:
@@ -126,13 +117,8 @@ class Instance:
         for interface, address in addresses.items():
             # arping sends the first request at once, the others one second apart.
             argv = self.network("arping", "-q", "-U", "-c", "5", "-I", interface, address)
-            subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=os.setsid,
-            )
+            null = subprocess.DEVNULL
+            subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec"
@@ -336,8 +322,7 @@ class HostState:
 
     def clear_state(self) -> None:
         """Remove the stored state: there is nothing to recover."""
-        if os.path.exists(self.request.mark):
-            os.unlink(self.request.mark)
+        remove_file(self.request.mark)
 
     def generation(self) -> int:
         """Return the generation of the lease stored here; 0 where there is none."""

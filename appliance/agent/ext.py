@@ -5,6 +5,7 @@ Offsets and sizes are those of ext4(5) and of Documentation/filesystems/ext4 in 
 
 import stat
 import struct
+from itertools import groupby
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 Read = Callable[[int, int], bytes]
@@ -108,9 +109,9 @@ class File(NamedTuple):
 class Image:
     """An ext3 image, read by a function."""
 
-    def __init__(self, read: Read, layout: Optional[Layout] = None) -> None:
+    def __init__(self, read: Read) -> None:
         self.read = read
-        self.layout = layout or read_layout(read)
+        self.layout = read_layout(read)
         self._pointers = struct.Struct("<%dI" % (self.layout.block // 4))
 
     def blocks(self, number: int, count: int = 1) -> bytes:
@@ -135,20 +136,9 @@ class Image:
         each = layout.block // layout.inode_size
         for index, group in enumerate(layout.groups):
             bitmap = self.blocks(group.inode_bitmap)[: -(-layout.inodes_per_group // 8)]
-            if not any(bitmap):
-                continue
-            first = index * layout.inodes_per_group + 1
-            step = max(1, each // 8)
-            for at in range(0, len(bitmap), step):
-                bits = bitmap[at : at + step]
-                if not any(bits):
-                    continue
-                used = [first + at * 8 + bit for bit in range(len(bits) * 8) if bits[bit >> 3] >> (bit & 7) & 1]
-                blocks: Dict[int, List[int]] = {}
-                for number in used:
-                    blocks.setdefault((number - first) // each, []).append(number)
-                for block, numbers in blocks.items():
-                    yield group.inode_table + block, numbers
+            used = (at * 8 + bit for at, bits in enumerate(bitmap) if bits for bit in range(8) if bits >> bit & 1)
+            for block, places in groupby(used, key=lambda place: place // each):
+                yield group.inode_table + block, [index * layout.inodes_per_group + 1 + place for place in places]
 
     def unused_table_blocks(self) -> Set[int]:
         """Return the blocks of inode tables without a used inode."""
@@ -159,13 +149,16 @@ class Image:
 
     def used_inodes(self) -> Iterator[Tuple[int, bytes]]:
         """Yield the number and the raw bytes of every used inode."""
+        for block, numbers in self.used_table_blocks():
+            yield from self.split_table(self.blocks(block), numbers)
+
+    def split_table(self, data: bytes, numbers: List[int]) -> Iterator[Tuple[int, bytes]]:
+        """Yield the number and the raw bytes of inodes in a block of an inode table."""
         layout = self.layout
         each = layout.block // layout.inode_size
-        for block, numbers in self.used_table_blocks():
-            data = self.blocks(block)
-            for number in numbers:
-                at = (number - 1) % layout.inodes_per_group % each * layout.inode_size
-                yield number, data[at : at + layout.inode_size]
+        for number in numbers:
+            at = (number - 1) % layout.inodes_per_group % each * layout.inode_size
+            yield number, data[at : at + layout.inode_size]
 
     def file(self, raw: bytes, *, contents: bool = True) -> File:
         """Return the blocks of an inode; without ``contents``, leave out the data blocks of regular files.
@@ -351,13 +344,10 @@ class InodeState:
         """Blocks of inode tables that had no used inode in any query so far."""
         self.tables: Dict[int, bytes] = {}
         self.young: List[int] = []
-        each = image.layout.block // image.layout.inode_size
         for block, numbers in image.used_table_blocks():
             data = self.tables[block] = image.blocks(block)
-            for number in numbers:
-                at = (number - 1) % image.layout.inodes_per_group % each * image.layout.inode_size
-                if struct.unpack_from("<I", data, at + CTIME)[0] >= since:
-                    self.young.append(number)
+            found = image.split_table(data, numbers)
+            self.young += [number for number, raw in found if struct.unpack_from("<I", raw, CTIME)[0] >= since]
 
     def changed(self, image: Image) -> Optional[Set[int]]:
         """Return the blocks that may differ; None if the file system has another layout now. Needs a freeze."""

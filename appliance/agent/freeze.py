@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import ContextManager, Iterator, List
 
 from appliance.agent.protocol import Problem
+from appliance.shared.files import remove_file
 
 FIFREEZE = 0xC0045877
 FITHAW = 0xC0045878
@@ -170,8 +171,7 @@ class Frozen:
         if self.watcher:
             thaw(self.descriptor)
             self._end_watchdog()
-        if os.path.exists(self.mark):
-            os.unlink(self.mark)
+        remove_file(self.mark)
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

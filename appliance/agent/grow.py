@@ -8,13 +8,12 @@ from typing import Any, Dict
 
 from appliance.agent import protocol
 from appliance.agent.freeze import find_loops, mounted_again, private_mounts
+from appliance.agent.loops import GET_STATUS, INFO, SET_CAPACITY, SET_STATUS
 from appliance.agent.protocol import Problem, field
 from appliance.agent.take import host_locked
 
-LOOP_SET_STATUS64, LOOP_GET_STATUS64, LOOP_SET_CAPACITY = 0x4C04, 0x4C05, 0x4C07
-"""ioctls of linux/loop.h."""
-INFO_BYTES, SIZE_LIMIT = 232, 32
-"""Size of struct loop_info64, and offset of lo_sizelimit in it."""
+SIZE_LIMIT = 32
+"""Offset of lo_sizelimit in struct loop_info64."""
 CAP_SYS_RESOURCE = 24
 STOPPED = "sms stop, then `sms overlay grow` again, then sms start"
 
@@ -49,13 +48,10 @@ def grow(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def lengthen(path: str, size: int) -> None:
     """Extend a file to at least ``size`` bytes, by a hole."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(descriptor).st_size < size:
-            os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "r+b", 0) as file:
+        if os.fstat(file.fileno()).st_size < size:
+            file.truncate(size)
+        os.fsync(file.fileno())
 
 
 def widen(loop: str) -> None:
@@ -66,12 +62,12 @@ def widen(loop: str) -> None:
     """
     descriptor = os.open(loop, os.O_RDWR | os.O_CLOEXEC)
     try:
-        info = bytearray(INFO_BYTES)
-        fcntl.ioctl(descriptor, LOOP_GET_STATUS64, info)
+        info = bytearray(INFO.size)
+        fcntl.ioctl(descriptor, GET_STATUS, info)
         if struct.unpack_from("<Q", info, SIZE_LIMIT)[0]:
             struct.pack_into("<Q", info, SIZE_LIMIT, 0)
-            fcntl.ioctl(descriptor, LOOP_SET_STATUS64, bytes(info))
-        fcntl.ioctl(descriptor, LOOP_SET_CAPACITY, 0)
+            fcntl.ioctl(descriptor, SET_STATUS, bytes(info))
+        fcntl.ioctl(descriptor, SET_CAPACITY, 0)
     except OSError as error:
         raise Problem("%s cannot be enlarged while it is in use: %s" % (loop, error.strerror), STOPPED)
     finally:
@@ -90,6 +86,7 @@ def system_size(path: str) -> int:
 
 
 def _resize(loop: str) -> None:
+    # Not killed with this process: it completes what the kernel has begun.
     done = subprocess.Popen(["resize2fs", loop], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output = done.communicate()[0].decode(errors="replace").strip()
     if done.returncode:

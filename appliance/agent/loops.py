@@ -11,19 +11,16 @@ from typing import Iterator, Tuple
 from appliance.agent.freeze import MS_NOATIME, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, mounted
 from appliance.agent.protocol import Problem
 
-GET_FREE, SET_FD, CLR_FD, SET_STATUS, CONFIGURE = 0x4C82, 0x4C00, 0x4C01, 0x4C04, 0x4C0A
+GET_FREE, SET_FD, CLR_FD, CONFIGURE = 0x4C82, 0x4C00, 0x4C01, 0x4C0A
+SET_STATUS, GET_STATUS, SET_CAPACITY = 0x4C04, 0x4C05, 0x4C07
 """ioctls of linux/loop.h; CONFIGURE came with Linux 5.8."""
 READ_ONLY, AUTOCLEAR = 1, 4
-INFO = "<5Q4I64s64s32s2Q"
+INFO = struct.Struct("<5Q4I64s64s32s2Q")
 """struct loop_info64."""
 CLAIM_WAIT_S = 10.0
 """Seconds that another program may hold the device that the kernel names as free."""
 RELEASE_WAIT_S = 10.0
 """Seconds that a device may take to release its file."""
-
-
-def _info(flags: int, name: bytes) -> bytes:
-    return struct.pack(INFO, 0, 0, 0, 0, 0, 0, 0, 0, flags, name[:63], b"", b"", 0, 0)
 
 
 def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
@@ -34,7 +31,8 @@ def attach(descriptor: int, *, read_only: bool) -> Tuple[int, str]:
     Raises:
         Problem: another program keeps the free device for itself.
     """
-    info = _info((READ_ONLY if read_only else 0) | AUTOCLEAR, b"sms")
+    flags = (READ_ONLY if read_only else 0) | AUTOCLEAR
+    info = INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, b"sms", b"", b"", 0, 0)
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + CLAIM_WAIT_S

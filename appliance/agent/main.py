@@ -1,5 +1,6 @@
 """Entry point: ``python3 agent.pyz COMMAND REQUEST [lifeline]``; the request is a JSON object."""
 
+import errno
 import importlib
 import json
 import os
@@ -66,7 +67,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         return 1
     except OSError as error:
         what = "%s: " % error.filename if error.filename else ""
-        protocol.send("problem", message=what + (error.strerror or str(error)).lower(), hint="", status=1)
+        hint = protocol.IMMUTABLE_HINT if error.filename and error.errno == errno.EPERM else ""
+        protocol.send("problem", message=what + (error.strerror or str(error)).lower(), hint=hint, status=1)
         return 1
     protocol.send("result", **result)
     return 0

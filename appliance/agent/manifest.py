@@ -168,15 +168,11 @@ def check_manifest(manifest: Any, cluster: str = "") -> Manifest:
     Raises:
         Problem: it is invalid.
     """
-    if not isinstance(manifest, dict):
+    invalid = find_invalid(manifest) if isinstance(manifest, dict) else []
+    if invalid or not isinstance(manifest, dict):
+        why = ": invalid %s" % ", ".join(invalid) if invalid else ""
         raise Problem(
-            "the data received is not a snapshot of a known format", "is `sms` the same version on both sides?"
-        )
-    invalid = find_invalid(manifest)
-    if invalid:
-        raise Problem(
-            "the data received is not a snapshot of a known format: invalid %s" % ", ".join(invalid),
-            "is `sms` the same version on both sides?",
+            "the data received is not a snapshot of a known format" + why, "is `sms` the same version on both sides?"
         )
     if cluster and manifest["cluster"] != cluster:
         raise Problem(

@@ -116,11 +116,6 @@ class DirCursor:
         """Descriptor of the current folder."""
         return self.open[-1]
 
-    @property
-    def depth(self) -> int:
-        """Number of folders below the root."""
-        return len(self.open) - 1
-
     def down(self, name: bytes) -> None:
         """Move into a subfolder.
 

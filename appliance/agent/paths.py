@@ -20,8 +20,9 @@ from appliance.agent.names import DirCursor, Names, State, kind_of, lstat, outer
 from appliance.agent.protocol import Problem, field
 from appliance.agent.rsync import copy, make_removable, remove
 from appliance.agent.store import Snapshot, Store, disk_error
+from appliance.agent.take import file_identity
 from appliance.agent.trees import SnapshotTree, open_root, open_snapshot_tree
-from appliance.shared.files import free_bytes, sync_folder
+from appliance.shared.files import create_file, free_bytes, remove_file, sync_folder
 from appliance.shared.results import PathResult, PathResults
 
 BESIDE = ".with-paths"
@@ -59,8 +60,7 @@ def restore_paths(request: Dict[str, Any]) -> Dict[str, Any]:
             protocol.step("check", "check the copy")
             _e2fsck(beside, "-n", store, "the copy is damaged", "the overlay is unchanged; run it again")
         except BaseException:
-            if os.path.lexists(beside):
-                os.unlink(beside)
+            remove_file(beside)
             raise
     return dict(restored, number=snapshot.number, staged=beside, was=was, seconds=time.monotonic() - began)
 
@@ -74,7 +74,7 @@ def place_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     overlay = field(request, "overlay", str)
     beside = overlay + BESIDE
     protocol.step("rename", "")
-    if find_loops(overlay) or _identity(os.stat(overlay)) != field(request, "was", list):
+    if find_loops(overlay) or file_identity(os.stat(overlay)) != field(request, "was", list):
         os.unlink(beside)
         raise Problem("the overlay was used meanwhile", "it is unchanged; `sms stop`, then run this again", 3)
     os.rename(beside, overlay)
@@ -104,7 +104,8 @@ def extract_paths(request: Dict[str, Any]) -> Dict[str, Any]:
     private_mounts()
     with store.reading(), ExitStack() as stack:
         snapshot = store.find(str(request["snapshot"]))
-        top = stack.enter_context(_opened(parent))
+        top = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, top)
         if field(request, "rehearse", bool, False):
             tree = stack.enter_context(open_snapshot_tree(store, snapshot))
             found = PathRestore(tree, top, outside=True).rehearse(paths)
@@ -145,8 +146,6 @@ def requested_paths(request: Dict[str, Any], hint: str) -> List[Names]:
 def _copy_overlay(overlay: str, beside: str) -> List[int]:
     """Copy the overlay; return values that change when the original is written."""
     protocol.step("copy", "copy the overlay")
-    if os.path.lexists(beside):
-        os.unlink(beside)
     try:
         source = open(overlay, "rb", 0)
     except FileNotFoundError:
@@ -155,15 +154,11 @@ def _copy_overlay(overlay: str, beside: str) -> List[int]:
         if find_loops(overlay):
             raise Problem("%s is in use" % overlay, "`sms stop`, or copy the paths to a folder with --to DIR", 3)
         state = os.fstat(source.fileno())
-        with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b", 0) as target:
+        with create_file(beside) as target:
             protocol.detail("its blocks are shared" if copy_into(source.fileno(), target.fileno(), beside) else "")
             os.fchown(target.fileno(), state.st_uid, state.st_gid)
             os.fchmod(target.fileno(), stat.S_IMODE(state.st_mode))
-    return _identity(state)
-
-
-def _identity(state: os.stat_result) -> List[int]:
-    return [state.st_ino, state.st_size, state.st_mtime_ns]
+    return file_identity(state)
 
 
 def _e2fsck(path: str, mode: str, store: Store, what: str, hint: str) -> None:
@@ -195,12 +190,16 @@ def _flush(upper: int, beside: str) -> None:
 
 
 @contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def creating(path: Names) -> Iterator[None]:
+    """Name the path of an entry that cannot be created; a full file system is left to the caller.
+
+    Raises:
+        Problem: it is not permitted.
+    """
     try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        yield
+    except PermissionError as error:
+        raise disk_error(error, show(path))
 
 
 class PathRestore:
@@ -280,7 +279,8 @@ class PathRestore:
                 entries, size = self._add(source, path)
                 self._check_opaque(cursor, entry)
             elif cursor.hidden_in_snapshot and not cursor.hidden_in_target:
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=target.here)
+                with creating(path):
+                    os.mknod(name, stat.S_IFCHR, 0, dir_fd=target.here)
             elif cursor.hidden_in_target and not cursor.hidden_in_snapshot:
                 self.notes.append("%s of the image stays hidden: a folder above it hides the image's" % show(path))
             kind = kind_of(entry) if entry else "image"
@@ -414,7 +414,8 @@ class PathCursor:
             self.restore.remove(self.target, part[-1])
             what = "removed" if kind_of(now) == "removed" else "a " + kind_of(now)
             self.restore.notes.append("%s was %s, and is a folder again" % (show(part), what))
-        os.mkdir(part[-1], 0o700, dir_fd=self.target.here)
+        with creating(part):
+            os.mkdir(part[-1], 0o700, dir_fd=self.target.here)
         hides = self.restore.made[part] = self.hides[len(part) - 1]
         self.hidden_in_target = self.hidden_in_target or hides
         self.restore.copied.append(part)

@@ -10,6 +10,10 @@ OUTPUT = [1]
 """File descriptor of the messages. Commands whose standard output carries data set it to standard error."""
 
 
+IMMUTABLE_HINT = "is the folder that it is in immutable? `lsattr -d` shows it, `chattr -i` clears the flag"
+"""For an operation that is not permitted, even to root."""
+
+
 class Problem(Exception):
     """The command failed; ``status`` is the exit status: 1 failed, 2 usage, 3 refused and nothing changed."""
 

@@ -6,9 +6,10 @@ import re
 import subprocess
 from typing import Iterable, List, Tuple
 
+from appliance.agent.check import run_merged
 from appliance.agent.freeze import end_with_parent
 from appliance.agent.names import LONGEST, DirCursor, Names, show, show_raw, walk
-from appliance.agent.protocol import Problem
+from appliance.agent.protocol import IMMUTABLE_HINT, Problem
 from appliance.text import printable
 
 RSYNC = (
@@ -78,7 +79,8 @@ def judge(status: int, lines: List[str], *, outside: bool) -> int:
         shown = " / ".join(
             line if len(line) < 300 else line[:140] + "..." + line[-140:] for line in (failed or lines)[:3]
         )
-        raise Problem("rsync ended with status %d: %s" % (status, printable(shown)))
+        refused = not outside and any(line.endswith(" (%d)" % errno.EPERM) for line in failed)
+        raise Problem("rsync ended with status %d: %s" % (status, printable(shown)), IMMUTABLE_HINT if refused else "")
     return unset
 
 
@@ -91,10 +93,7 @@ def remove(cursor: DirCursor, name: bytes) -> int:
     count = sum(1 for _ in walk(cursor, name))
     status, output = _run_on(cursor, name, "rm", "-rf") if count else (0, "")
     if status:
-        raise Problem(
-            "%s cannot be removed: %s" % (show([name]), printable(output, 500)),
-            "is the folder that it is in immutable? `lsattr -d` shows it",
-        )
+        raise Problem("%s cannot be removed: %s" % (show([name]), printable(output, 500)), IMMUTABLE_HINT)
     return count
 
 
@@ -107,11 +106,4 @@ def make_removable(cursor: DirCursor, name: bytes) -> None:
 
 
 def _run_on(cursor: DirCursor, name: bytes, *argv: str) -> Tuple[int, str]:
-    done = subprocess.run(
-        [*argv, b"/proc/self/fd/%d/%s" % (cursor.here, name)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(cursor.here,),
-    )
-    return done.returncode, done.stdout.decode(errors="replace").strip()
+    return run_merged([*argv, b"/proc/self/fd/%d/%s" % (cursor.here, name)], pass_fds=(cursor.here,))

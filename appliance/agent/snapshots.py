@@ -1,19 +1,18 @@
 """List, verify and restore the snapshots of a store."""
 
 import os
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Set, Tuple
 
 from appliance.agent import protocol
-from appliance.agent.check import check, run_e2fsck, write_chunks
+from appliance.agent.check import check, run_e2fsck, run_merged, write_chunks
 from appliance.agent.clone import reflink
 from appliance.agent.freeze import find_loops
 from appliance.agent.protocol import Problem, field
 from appliance.agent.source import WORKERS
-from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, disk_error
-from appliance.shared.files import sync_folder
+from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Snapshot, Store, disk_errors
+from appliance.shared.files import create_file, remove_file, sync_folder
 
 MAX_DAMAGE = 20
 """Kinds of damage of one snapshot that are listed."""
@@ -158,8 +157,7 @@ def restore(request: Dict[str, Any]) -> Dict[str, Any]:
             os.rename(beside, target)
             sync_folder(os.path.dirname(target))
         except BaseException:
-            if os.path.lexists(beside):
-                os.unlink(beside)
+            remove_file(beside)
             raise
     return {"number": snapshot.number, "bytes": snapshot.manifest.used_bytes, "seconds": time.monotonic() - began}
 
@@ -171,11 +169,8 @@ def _widen(path: str, size: int) -> None:
     os.truncate(path, size)
     # -f: resize2fs requires a check newer than the last mount. e2fsck -n has just checked this image, but does not
     # record that.
-    done = subprocess.Popen(
-        ["resize2fs", "-f", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    output = done.communicate()[0].decode(errors="replace").strip()
-    if done.returncode:
+    status, output = run_merged(["resize2fs", "-f", path])
+    if status:
         raise Problem("it cannot be enlarged to the overlay's size: %s" % " / ".join(output.splitlines()[-2:]))
     protocol.note("note: it was enlarged to the overlay's size, %d MiB" % (size >> 20))
 
@@ -190,14 +185,7 @@ def write_image(reader: Reader, path: str) -> None:
     protocol.step("write", "write the overlay")
     if not os.path.isdir(os.path.dirname(path)):
         raise Problem("there is no folder %s" % os.path.dirname(path), "create it first, or give another name", 3)
-    if os.path.lexists(path):
-        os.unlink(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        cloned = reader.image is not None and reflink(reader.image, descriptor)
-        write_chunks(reader, descriptor, range(reader.count), present=cloned)
-        os.fsync(descriptor)
-    except OSError as error:
-        raise disk_error(error, path)
-    finally:
-        os.close(descriptor)
+    with create_file(path) as file, disk_errors(path):
+        cloned = reader.image is not None and reflink(reader.image, file.fileno())
+        write_chunks(reader, file.fileno(), range(reader.count), present=cloned)
+        os.fsync(file.fileno())

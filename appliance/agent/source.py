@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import ext, protocol
 from appliance.agent.store import CHUNK, ZERO, count_chunks, digest_of
@@ -20,6 +20,11 @@ Sink = Callable[[int, Any], bytes]
 def is_blank(data: Any) -> bool:
     """Whether a chunk consists of zeros."""
     return bool(data == BLANK if len(data) == CHUNK else not any(data))
+
+
+def chunk_digest(data: Any) -> bytes:
+    """Return a chunk's digest; that of zeros is ``ZERO``."""
+    return ZERO if is_blank(data) else digest_of(data)
 
 
 class Source:
@@ -70,8 +75,7 @@ class Source:
 
     def chunk(self, number: int) -> Any:
         """Read a chunk, masked."""
-        data = self.read(number * CHUNK, CHUNK)
-        return self._masked(number, data)
+        return self._masked(number, self.read(number * CHUNK, CHUNK))
 
     def _masked(self, number: int, data: Any) -> Any:
         holes = self.masked.get(number)
@@ -100,16 +104,15 @@ class Source:
                 if show and done % (SPAN * 16) < count:
                     protocol.progress(done * CHUNK, len(wanted) * CHUNK)
 
-    def _read_span(self, span: Tuple[int, int], sink: Sink) -> bytes:
+    def _span(self, span: Tuple[int, int]) -> Iterator[Tuple[int, Any]]:
+        """Yield the number and the masked bytes of each chunk of a span, which is read at once."""
         first, count = span
         data = memoryview(self.read(first * CHUNK, count * CHUNK))
-        digests = bytearray()
         for at in range(count):
-            one: Any = data[at * CHUNK : (at + 1) * CHUNK]
-            if first + at in self.masked:
-                one = self._masked(first + at, one)
-            digests += ZERO if is_blank(one) else sink(first + at, one)
-        return bytes(digests)
+            yield first + at, self._masked(first + at, data[at * CHUNK : (at + 1) * CHUNK])
+
+    def _read_span(self, span: Tuple[int, int], sink: Sink) -> bytes:
+        return b"".join(ZERO if is_blank(one) else sink(number, one) for number, one in self._span(span))
 
     def differing(self, numbers: Iterable[int]) -> List[Tuple[int, bytes]]:
         """Return the chunks among ``numbers`` that differ from what was read before, with their current bytes."""
@@ -118,28 +121,16 @@ class Source:
             return [one for found in pool.map(self._differing_span, spans) for one in found]
 
     def _differing_span(self, span: Tuple[int, int]) -> List[Tuple[int, bytes]]:
-        first, count = span
-        data = memoryview(self.read(first * CHUNK, count * CHUNK))
-        found = []
-        for at in range(count):
-            number = first + at
-            one: Any = self._masked(number, data[at * CHUNK : (at + 1) * CHUNK])
-            digest = ZERO if is_blank(one) else digest_of(one)
-            if digest != self.digests[number * 32 : number * 32 + 32]:
-                found.append((number, bytes(one)))
-        return found
+        return [
+            (number, bytes(one))
+            for number, one in self._span(span)
+            if chunk_digest(one) != self.digests[number * 32 : number * 32 + 32]
+        ]
 
     def read_many(self, numbers: Iterable[int]) -> List[Tuple[int, bytes]]:
         """Read chunks; return their numbers and bytes."""
-        found = []
-        for first, count in _spans(sorted(set(numbers))):
-            data = self.read(first * CHUNK, count * CHUNK)
-            found += [
-                (first + at, self._masked(first + at, data[at * CHUNK : (at + 1) * CHUNK]))
-                for at in range(count)
-                if (first + at) * CHUNK < self.size
-            ]
-        return found
+        read = (one for span in _spans(sorted(set(numbers))) for one in self._span(span))
+        return [(number, bytes(data)) for number, data in read if number * CHUNK < self.size]
 
     def put(self, chunks: Iterable[Tuple[int, Any]], sink: Sink) -> None:
         """Pass chunks that were read before to ``sink``, and keep their digests."""

@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from appliance.agent.manifest import FORMAT, Manifest
-from appliance.agent.protocol import Busy, Problem
-from appliance.shared.files import free_bytes, replace_file, sync_folder, write_at
+from appliance.agent.protocol import IMMUTABLE_HINT, Busy, Problem
+from appliance.shared.files import free_bytes, remove_file, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
 from appliance.shared.records import from_value
 
@@ -101,6 +101,11 @@ class Snapshot(NamedTuple):
             raise self.damaged("its list of digests has changed")
         return data
 
+    def chunks(self) -> Set[bytes]:
+        """Return the digests of its chunks; raises as ``digests``."""
+        data = self.digests()
+        return {data[at : at + 32] for at in range(0, len(data), 32)}
+
     def damaged(self, what: str) -> Damage:
         """Return the error that reports damage."""
         return Damage(
@@ -109,12 +114,32 @@ class Snapshot(NamedTuple):
         )
 
 
-class Reader:
+class ChunkList:
+    """The chunks of an image of ``size`` bytes, of which ``list`` has the digests."""
+
+    size: int
+    list: bytes
+
+    @property
+    def count(self) -> int:
+        """Number of chunks of the image."""
+        return count_chunks(self.size)
+
+    def digest(self, number: int) -> bytes:
+        """Return the digest of a chunk."""
+        return self.list[number * 32 : number * 32 + 32]
+
+    def length(self, number: int) -> int:
+        """Return the size of a chunk in bytes; the last one may be short."""
+        return min(CHUNK, self.size - number * CHUNK)
+
+
+class Reader(ChunkList):
     """Reads a snapshot's chunks; each is verified against its digest."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.size: int = snapshot.manifest.size
+        self.size = snapshot.manifest.size
         self.list = snapshot.digests()
         self.image: Optional[int] = None
         if snapshot.manifest.method != "delta":
@@ -134,19 +159,6 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def count(self) -> int:
-        """Number of chunks of the image."""
-        return count_chunks(self.size)
-
-    def digest(self, number: int) -> bytes:
-        """Return the digest of a chunk."""
-        return self.list[number * 32 : number * 32 + 32]
-
-    def length(self, number: int) -> int:
-        """Return the size of a chunk in bytes; the last one may be short."""
-        return min(CHUNK, self.size - number * CHUNK)
 
     def read(self, number: int) -> bytes:
         """Return the bytes of a chunk.
@@ -364,13 +376,11 @@ class Store:
                 while len(view):
                     view = view[stream.write(view) or 0 :]
         except OSError as error:
-            if os.path.exists(path):
-                os.unlink(path)
+            remove_file(path)
             raise disk_error(error, path)
 
     def commit(self, folder: str, manifest: Manifest, digests: bytes) -> Snapshot:
         """Commit a snapshot: flush all its data to the disk, then rename its folder."""
-        number = manifest.number
         manifest = dataclasses.replace(manifest, digests=hashlib.sha256(digests).hexdigest())
         text = (json.dumps(manifest.to_dict(), indent=1, sort_keys=True) + "\n").encode()
         self.write_file(os.path.join(folder, "digests"), digests)
@@ -378,20 +388,17 @@ class Store:
         self.write_file(os.path.join(folder, "manifest.sha256"), (hashlib.sha256(text).hexdigest() + "\n").encode())
         self.write_file(os.path.join(folder, "health.json"), json.dumps({"ok": True, "at": time.time()}).encode())
         self.sync()
-        final = os.path.join(self.root, FOLDER_NAME % number)
-        os.rename(folder, final)
+        os.rename(folder, os.path.join(self.root, FOLDER_NAME % manifest.number))
         # A received snapshot may have a number above the counter.
-        self.replace("counter", b"%d\n" % max(number, self._last()))
+        self.replace("counter", b"%d\n" % max(manifest.number, self._last()))
         sync_folder(self.root)
-        return self._load(number)
+        return self._load(manifest.number)
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace a small file of the store atomically."""
         path = os.path.join(self.root, name)
-        try:
+        with disk_errors(path):
             replace_file(path, data)
-        except OSError as error:
-            raise disk_error(error, path)
 
     def sync(self) -> None:
         """Flush everything written so far to the disk.
@@ -399,10 +406,8 @@ class Store:
         Raises:
             Problem: writing failed.
         """
-        try:
+        with disk_errors(self.root):
             sync_system(self.root)
-        except OSError as error:
-            raise disk_error(error, self.root)
 
     def set_health(self, snapshot: Snapshot, damage: List[str]) -> None:
         """Store the result of a snapshot's check."""
@@ -418,7 +423,7 @@ class Store:
             used = set(self.new)  # a damaged snapshot may need them: leave them to the sweep
         for digest in self.new:
             if digest not in used:
-                _unlink(chunk_path(self.root, digest))
+                remove_file(chunk_path(self.root, digest))
         self.new = []
 
     def used_chunks(self) -> Set[bytes]:
@@ -437,8 +442,7 @@ class Store:
         used: Set[bytes] = set()
         for one in found:
             if one.manifest.method == "delta":
-                data = one.digests()
-                used.update(data[at : at + 32] for at in range(0, len(data), 32))
+                used |= one.chunks()
         return used
 
     def remove(self, number: int) -> None:
@@ -496,7 +500,17 @@ def disk_error(error: OSError, path: str) -> Problem:
         return Problem(
             "the file system of %s is full" % path, "`sms overlay prune` makes room; no committed snapshot is lost"
         )
-    return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()))
+    hint = IMMUTABLE_HINT if error.errno == errno.EPERM else ""
+    return Problem("%s: %s" % (path, (error.strerror or str(error)).lower()), hint)
+
+
+@contextmanager
+def disk_errors(path: str) -> Iterator[None]:
+    """Report a failed write to ``path`` as a problem."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, path)
 
 
 def sync_system(path: str) -> None:
@@ -514,11 +528,4 @@ def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        _unlink(path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        remove_file(path)

@@ -12,7 +12,7 @@ import os
 import struct
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import protocol
@@ -135,11 +135,9 @@ class SnapshotRun:
             source.read_chunks(set(source.data_chunks()) - changes.free, self.sink, show=True)
             for _ in range(PASSES):
                 found = changes.collect()
+                source.read_chunks(found or (), self.sink)
                 if found is None or len(found) <= FREEZE_CHUNKS:
-                    if found:
-                        source.read_chunks(found, self.sink)
                     break
-                source.read_chunks(found, self.sink)
             protocol.step("freeze", "freeze the file system")
             with host_locked(self.lock):
                 self._check_still_running(loops)
@@ -180,16 +178,12 @@ class SnapshotRun:
         return source
 
     def _freeze(self, loop: str, work: Any) -> Tuple[List[Tuple[int, bytes]], float]:
-        with mounted_again(loop) as folder:
-            frozen = Frozen(folder, self.limit_s, self.mark)
-            try:
-                self.taken = time.time()
-                frozen.hold()
-                protocol.step("frozen", "")
-                held = work()
-                frozen.release()
-            finally:
-                frozen.close()
+        with mounted_again(loop) as folder, closing(Frozen(folder, self.limit_s, self.mark)) as frozen:
+            self.taken = time.time()
+            frozen.hold()
+            protocol.step("frozen", "")
+            held = work()
+            frozen.release()
         protocol.step("thawed", "")
         return held, frozen.seconds
 
@@ -198,7 +192,7 @@ class SnapshotRun:
             if find_loops(self.overlay):
                 raise Problem("the services container was started meanwhile", "run it again", 3)
             self.taken, self.found_by, self.running = time.time(), "stopped", False
-            before = file_identity(self.overlay)
+            before = file_identity(os.stat(self.overlay))
             if self.method == "reflink":
                 self._clone()
                 self._check_unused(before)
@@ -214,9 +208,9 @@ class SnapshotRun:
             self._check_unused(before)
         return source
 
-    def _check_unused(self, before: Tuple[int, ...]) -> None:
+    def _check_unused(self, before: List[int]) -> None:
         # The caller, and with it its lock, may have been killed.
-        if find_loops(self.overlay) or file_identity(self.overlay) != before:
+        if find_loops(self.overlay) or file_identity(os.stat(self.overlay)) != before:
             raise Problem("the overlay came into use while it was read", "run it again", 3)
 
     def _finish(self, source: Source) -> Snapshot:
@@ -259,10 +253,9 @@ class SnapshotRun:
         return read_request(Manifest, values)
 
 
-def file_identity(path: str) -> Tuple[int, ...]:
+def file_identity(state: os.stat_result) -> List[int]:
     """Return values that change when the file is written or replaced."""
-    state = os.stat(path)
-    return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    return [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns]
 
 
 @contextmanager

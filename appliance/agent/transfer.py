@@ -22,18 +22,20 @@ import subprocess
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from appliance.agent import protocol
 from appliance.agent.check import check
 from appliance.agent.manifest import Manifest, check_manifest
 from appliance.agent.protocol import Problem, field
-from appliance.agent.source import WORKERS, is_blank
+from appliance.agent.source import WORKERS, chunk_digest
 from appliance.agent.store import (
     CHUNK,
     FOLDER_NAME,
     PARTIAL,
     ZERO,
+    ChunkList,
     Damage,
     Reader,
     Snapshot,
@@ -128,31 +130,15 @@ def _find_verified(store: Store, number: int) -> Snapshot:
     return one
 
 
-class CheckedReader:
-    """Reads a snapshot's chunks; records damage in the snapshot's health, so that it no longer counts as verified."""
-
-    def __init__(self, store: Store, snapshot: Snapshot) -> None:
-        self.store = store
-        self.snapshot = snapshot
-        try:
-            self.reader = Reader(snapshot)
-        except Damage as error:
-            raise self._record(error)
-
-    def read(self, number: int) -> bytes:
-        """Return the bytes of a chunk.
-
-        Raises:
-            Damage: they have changed.
-        """
-        try:
-            return self.reader.read(number)
-        except Damage as error:
-            raise self._record(error)
-
-    def _record(self, error: Damage) -> Damage:
-        self.store.set_health(self.snapshot, [error.what])
-        return error
+@contextmanager
+def _open_checked(store: Store, snapshot: Snapshot) -> Iterator[Reader]:
+    """Open a snapshot; record damage that is found in its health, so that it no longer counts as verified."""
+    try:
+        with Reader(snapshot) as reader:
+            yield reader
+    except Damage as error:
+        store.set_health(snapshot, [error.what])
+        raise
 
 
 def image(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -161,26 +147,27 @@ def image(request: Dict[str, Any]) -> Dict[str, Any]:
     store = Store(field(request, "store", str))
     with store.reading():
         snapshot = _find_verified(store, field(request, "snapshot", int))
-        reader = CheckedReader(store, snapshot)
-        protocol.step("image", field(request, "what", str, "read snapshot %d" % snapshot.number))
-        for number in range(reader.reader.count):
-            if number % REPORT_EVERY == 0:
-                protocol.progress(number * CHUNK, reader.reader.size)
-            _send(reader.read(number))
-        protocol.progress(reader.reader.size, reader.reader.size)
-    return {"bytes": reader.reader.size}
+        with _open_checked(store, snapshot) as reader:
+            protocol.step("image", field(request, "what", str, "read snapshot %d" % snapshot.number))
+            for number in range(reader.count):
+                if number % REPORT_EVERY == 0:
+                    protocol.progress(number * CHUNK, reader.size)
+                _send(reader.read(number))
+            protocol.progress(reader.size, reader.size)
+    return {"bytes": reader.size}
 
 
 def export(request: Dict[str, Any]) -> Dict[str, Any]:
     """Send a snapshot to ``import`` on another host: its manifest and digests, then the chunks that it requests."""
     _use_stderr()
     store = Store(field(request, "store", str))
-    with store.reading():
+    with ExitStack() as stack:
+        stack.enter_context(store.reading())
         snapshot = _find_verified(store, field(request, "snapshot", int))
-        reader = CheckedReader(store, snapshot)
+        reader = stack.enter_context(_open_checked(store, snapshot))
         text = json.dumps(snapshot.manifest.to_dict()).encode()
-        _send(MAGIC + struct.pack(HEAD, len(text), len(reader.reader.list)) + text + reader.reader.list)
-        wanted = read_wanted(Incoming(), reader.reader.count)
+        _send(MAGIC + struct.pack(HEAD, len(text), len(reader.list)) + text + reader.list)
+        wanted = read_wanted(Incoming(), reader.count)
         compressor = Compressor() if field(request, "compress", bool, False) else None
         sent = 0
         for number in wanted:
@@ -252,24 +239,15 @@ def damaged() -> Problem:
     return Problem("the data received is not what was sent: it was damaged in transit", RETRY_HINT)
 
 
-class Offer:
+class Offer(ChunkList):
     """A snapshot that is offered: its manifest, and the digests of its chunks."""
 
     def __init__(self, manifest: Manifest, digests: bytes) -> None:
         self.manifest = manifest
-        self.digests = digests
         self.size = manifest.size
-        self.count = count_chunks(self.size)
+        self.list = digests
         if hashlib.sha256(digests).hexdigest() != manifest.digests:
             raise damaged()
-
-    def length(self, number: int) -> int:
-        """Return the size of a chunk in bytes."""
-        return min(CHUNK, self.size - number * CHUNK)
-
-    def digest(self, number: int) -> bytes:
-        """Return the digest of a chunk."""
-        return self.digests[number * 32 : number * 32 + 32]
 
 
 def read_offer(incoming: Incoming, cluster: str = "") -> Offer:
@@ -306,8 +284,7 @@ def verified_digests(store: Store) -> Set[bytes]:
     good: Set[bytes] = set()
     for one in store.list()[0]:
         if one.verified and one.manifest.method == "delta":
-            data = one.digests()
-            good.update(data[at : at + 32] for at in range(0, len(data), 32))
+            good |= one.chunks()
     return good
 
 
@@ -464,26 +441,18 @@ def receive_image(request: Dict[str, Any]) -> Dict[str, Any]:
 def store_image(store: Store, child: "subprocess.Popen[bytes]", size: int) -> bytes:
     """Store the image that a program prints, chunk by chunk; return the list of digests."""
     assert child.stdout
-    digests = bytearray()
+    stream, digests = child.stdout, bytearray()
     good = verified_digests(store)
-    for at, data in enumerate(_chunks(child.stdout)):
+    for at, data in enumerate(iter(lambda: stream.read(CHUNK), b"")):
         if at * CHUNK + len(data) > size:
             raise damaged()
         if at % REPORT_EVERY == 0:
             protocol.progress(at * CHUNK, size)
-        digest = ZERO if is_blank(data) else digest_of(data)
+        digest = chunk_digest(data)
         digests += digest
         if digest != ZERO and not _is_here(store, digest, len(data), trusted=digest in good):
             put_expected(store, (PLAIN, data), digest)
     return bytes(digests)
-
-
-def _chunks(stream: Any) -> Iterator[bytes]:
-    while True:
-        data = stream.read(CHUNK)
-        if not data:
-            return
-        yield data
 
 
 def commit_received(store: Store, offer: Offer, origin: str, request: Dict[str, Any]) -> Snapshot:
@@ -496,7 +465,7 @@ def commit_received(store: Store, offer: Offer, origin: str, request: Dict[str, 
     number, folder = begin_numbered(store, offer.manifest.number)
     try:
         manifest = dataclasses.replace(offer.manifest, number=number)
-        reader = Pending(store, manifest, offer.digests, None)
+        reader = Pending(store, manifest, offer.list, None)
         try:
             check(reader, store.temporary, field(request, "state", list, []), field(request, "heads", dict, {}))
         except Damage as error:
@@ -511,7 +480,7 @@ def commit_received(store: Store, offer: Offer, origin: str, request: Dict[str, 
             notes.append("it is snapshot %d of %s" % (offer.manifest.number, origin))
         came = {"at": time.time(), "from": origin, "number": offer.manifest.number}
         manifest = dataclasses.replace(manifest, method="delta", new_bytes=store.new_bytes, notes=notes, came=came)
-        return store.commit(folder, manifest, offer.digests)
+        return store.commit(folder, manifest, offer.list)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -17,7 +17,7 @@ from appliance.agent.freeze import find_loops, mounted_again
 from appliance.agent.loops import image_mounted
 from appliance.agent.names import DirCursor
 from appliance.agent.protocol import Problem
-from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, disk_error
+from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store, disk_errors
 from appliance.agent.take import host_locked
 from appliance.shared.files import data_units, free_bytes
 
@@ -143,10 +143,8 @@ class SnapshotTree(Tree):
                 "`sms overlay prune` makes room",
                 3,
             )
-        try:
+        with disk_errors(root):
             write_chunks(self.reader, self.file, numbers)
-        except OSError as error:
-            raise disk_error(error, root)
 
 
 @contextmanager

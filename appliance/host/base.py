@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -61,6 +61,16 @@ class Result:
         """Standard output as text, stripped of surrounding white space."""
         return self.stdout.decode(errors="replace").strip()
 
+    def expect(self, ok: Container[int] | None) -> Result:
+        """Return it.
+
+        Raises:
+            CommandError: the status is not in ``ok``; ``None`` accepts any.
+        """
+        if ok is not None and self.status not in ok:
+            raise CommandError(self)
+        return self
+
 
 class CommandError(SmsError):
     """A command ended with a status that its caller did not expect."""
@@ -103,6 +113,16 @@ def count_bytes(source: BinaryIO) -> int:
             hint="write it to a file first",
         ) from error
     return end - here
+
+
+def copy_blocks(blocks: Iterable[bytes], write: Callable[[bytes], object], progress: Progress | None) -> None:
+    """Pass each block to ``write``, and report the number of bytes after it."""
+    done = 0
+    for block in blocks:
+        write(block)
+        done += len(block)
+        if progress:
+            progress(done)
 
 
 def check_written(host: str, path: str, status: int, stderr: bytes) -> None:

@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 from appliance.host.base import (
     BLOCK,
     SIZE_MISMATCH,
-    CommandError,
     Host,
     OnLine,
     Progress,
@@ -59,10 +58,7 @@ class FakeStream(Stream):
 
     def result(self, *, ok: Container[int] | None = (0,)) -> Result:
         complete = self._complete()
-        result = Result(self.host, self.argv, complete.status, b"", self.stderr.tail)
-        if ok is not None and result.status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.host, self.argv, complete.status, b"", self.stderr.tail).expect(ok)
 
 
 class Fake(Host):
@@ -89,9 +85,7 @@ class Fake(Host):
         if on_line:
             for line in (result.stdout or result.stderr).decode().splitlines():
                 on_line(line)
-        if ok is not None and result.status not in ok:
-            raise CommandError(result)
-        return result
+        return result.expect(ok)
 
     def _answer(self, argv: tuple[str, ...], given: bytes | None) -> Result:
         self.asked.append(argv)

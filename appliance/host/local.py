@@ -25,6 +25,7 @@ from appliance.host.base import (
     Progress,
     Result,
     check_written,
+    copy_blocks,
     count_bytes,
     write_argv,
 )
@@ -124,10 +125,7 @@ class LocalStream(Stream):
             pass
         status = self.process.wait()
         self._thread.join(LATE_S)
-        result = Result(self.host, self.argv, status, b"", self.stderr.tail)
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.host, self.argv, status, b"", self.stderr.tail).expect(ok)
 
     def close(self) -> None:
         """Terminate the command if it still runs, and close its pipes."""
@@ -186,25 +184,15 @@ class Local(Host):
         except BaseException:
             _end_group(process)
             raise
-        result = Result(self.name, argv, process.returncode, stdout, stderr)
-        if ok is not None and result.status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.name, argv, process.returncode, stdout, stderr).expect(ok)
 
     def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
         size = count_bytes(source)
         process = self._spawn(write_argv(path, mode, size), subprocess.PIPE)
         assert process.stdin
-        done = 0
         try:
-            while block := source.read(BLOCK):
-                try:
-                    process.stdin.write(block)
-                except BrokenPipeError:
-                    break  # the cause is in its standard error
-                done += len(block)
-                if progress:
-                    progress(done)
+            with contextlib.suppress(BrokenPipeError):  # the cause is in its standard error
+                copy_blocks(iter(lambda: source.read(BLOCK), b""), process.stdin.write, progress)
             _, stderr = process.communicate()
         except BaseException:
             _end_group(process)
@@ -213,14 +201,10 @@ class Local(Host):
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
         process = self._spawn(("cat", "--", path), subprocess.DEVNULL)
-        assert process.stdout
-        done = 0
+        output = process.stdout
+        assert output
         try:
-            while block := process.stdout.read(BLOCK):
-                sink.write(block)
-                done += len(block)
-                if progress:
-                    progress(done)
+            copy_blocks(iter(lambda: output.read(BLOCK), b""), sink.write, progress)
             _, stderr = process.communicate()
         except BaseException:
             _end_group(process)
@@ -232,23 +216,17 @@ class Local(Host):
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:
         process = self._spawn(argv, subprocess.PIPE)
         assert process.stdout and process.stdin
-        expired = threading.Event()
-        watchdog = threading.Timer(timeout, _expire, (process, expired))
-        watchdog.start()
         try:
-            line = process.stdout.readline()
+            with _killed_after(timeout, process) as expired:
+                line = process.stdout.readline()
+                stderr = b"" if line else process.communicate()[1]
+            if not line and expired.is_set():
+                result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
+                raise CommandTimeout(result, hint=f"the command was not ready within {timeout:g} s and was terminated")
             if not line:
-                _, stderr = process.communicate()
-                if expired.is_set():
-                    result = Result(self.name, argv, -signal.SIGKILL, b"", stderr)
-                    raise CommandTimeout(
-                        result, hint=f"the command was not ready within {timeout:g} s and was terminated"
-                    )
                 raise CommandError(Result(self.name, argv, process.returncode, b"", stderr))
-            watchdog.cancel()
             yield line.decode(errors="replace").rstrip("\n")
         finally:
-            watchdog.cancel()
             with contextlib.suppress(OSError):
                 process.stdin.close()
             try:
@@ -316,11 +294,7 @@ def _communicate_lines(
         threads.append(threading.Thread(target=feed, daemon=True))
     for thread in threads:
         thread.start()
-    expired = threading.Event()
-    watchdog = threading.Timer(timeout, _expire, (process, expired)) if timeout else None
-    if watchdog:
-        watchdog.start()
-    try:
+    with _killed_after(timeout, process) as expired:
         assert process.stdout
         for line in process.stdout:
             lines.append(line)
@@ -328,18 +302,28 @@ def _communicate_lines(
         process.wait()
         for thread in threads:
             thread.join()
-    finally:
-        if watchdog:
-            watchdog.cancel()
     if expired.is_set():
         raise subprocess.TimeoutExpired(process.args, timeout or 0)
     return b"".join(lines), b"".join(errors)
 
 
-def _expire(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
-    expired.set()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+@contextmanager
+def _killed_after(timeout: float | None, process: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+    """Kill the process group if the context lasts longer; then the event is set."""
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    watchdog = threading.Timer(timeout or 0, expire)
+    if timeout:
+        watchdog.start()
+    try:
+        yield expired
+    finally:
+        watchdog.cancel()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> bytes:

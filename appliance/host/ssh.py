@@ -32,6 +32,7 @@ from appliance.host.base import (
     Stuck,
     Unreachable,
     check_written,
+    copy_blocks,
     count_bytes,
     write_argv,
 )
@@ -222,10 +223,7 @@ class SshStream(Stream):
         status = self._status()
         self._thread.join(LATE_S)
         self._finished = True
-        result = Result(self.host.name, self.argv, status, b"", self.stderr.tail)
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        return Result(self.host.name, self.argv, status, b"", self.stderr.tail).expect(ok)
 
     def close(self) -> None:
         """Terminate the command if it still runs.
@@ -412,9 +410,7 @@ class Ssh(Host):
         result = Result(self.name, argv, status, stdout, stderr)
         if timeout and status in KILLED and time.monotonic() - start >= timeout:
             raise CommandTimeout(result, hint=f"the command did not end within {timeout:g} s and was terminated")
-        if ok is not None and status not in ok:
-            raise CommandError(result)
-        return result
+        return result.expect(ok)
 
     def _read(
         self, channel: paramiko.Channel, argv: tuple[str, ...], input: bytes | None, on_line: OnLine | None
@@ -494,14 +490,9 @@ class Ssh(Host):
 
     def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
         argv = ("cat", "--", path)
-        done = 0
         with self._start(argv) as channel:
             channel.settimeout(STALLED_S)
-            for block in self._blocks(channel, argv, channel.recv):
-                sink.write(block)
-                done += len(block)
-                if progress:
-                    progress(done)
+            copy_blocks(self._blocks(channel, argv, channel.recv), sink.write, progress)
             stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
             status = self._status(channel, argv)
         if status:

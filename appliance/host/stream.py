@@ -84,12 +84,9 @@ class LineReader:
         if not block and self._rest:
             lines, self._rest = [self._rest], b""
         for line in lines:
-            self._line(line.decode(errors="replace"))
-
-    def _line(self, text: str) -> None:
-        self.last.append(text)
-        if self.on_line:
-            self.on_line(text)
+            self.last.append(line.decode(errors="replace"))
+            if self.on_line:
+                self.on_line(self.last[-1])
 
     @property
     def tail(self) -> bytes:

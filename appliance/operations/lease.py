@@ -53,6 +53,8 @@ class Leases:
             if admin.name != host.name and admin.name not in self.without:
                 self.hosts[admin.name] = cluster.host(admin.name)
         self.views: dict[str, View] = {}
+        self.unwritten: dict[str, SmsError] = {}
+        """Hosts that answer, but whose files ``take`` could not write, and the reason."""
         self.queried_at = 0.0
         self._data: dict[str, bytes | None] = {}
 
@@ -150,9 +152,12 @@ class Leases:
         lease = self.check(generation_bump=generation_bump)
         written: dict[str, str] = {}
         try:
+            self.unwritten = {}
             locked = [name for name in self._order() if not self._write(name, lease, written)]
             # A host that takes the lease concurrently either sees our file or is found here.
             self._refuse_if_taken(locked + self.unreachable)
+            for name in self.unreachable:
+                self.unwritten.pop(name, None)
         except Refused:
             with suppress(SmsError):
                 self._withdraw(lease, list(written))
@@ -171,10 +176,10 @@ class Leases:
         copy = replace(lease, file=name)
         try:
             outcome = self._swap(name, copy, written)
-        except SmsError:  # it is unreachable, or its disk may be full or have failed
+        except SmsError as error:  # it is unreachable, lacks Python, or its disk may be full or have failed
             if name == self.me:
                 raise
-            self.views[name] = View(None)
+            self.views[name], self.unwritten[name] = View(None), error
             return True
         if outcome == BUSY and name != self.me:
             return False

@@ -17,7 +17,7 @@ from appliance.errors import SmsError
 from appliance.provision.app import make_app
 from appliance.provision.config import Config, read_config
 from appliance.provision.dnsmasq import ConfigWriter, check_range
-from appliance.provision.world import World, make_world
+from appliance.provision.world import World
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         config = read_config(arguments.config)
-        world = make_world(config)
+        world = World(config)
         check_range(config)
         server = open_port(arguments.listen) if arguments.listen else open_socket(config)
     except SmsError as error:

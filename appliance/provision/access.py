@@ -64,12 +64,9 @@ def require_role(request: HTTPConnection, *roles: str) -> Caller:
     caller = identify(request)
     if caller.role in roles or "nobody" in roles:
         return caller
+    either = " or ".join(roles)
     if caller.role == "nobody":
         raise HttpProblem(
-            401, f"this requires a certificate with role {_either(roles)}", hint="use port 8443 with a certificate"
+            401, f"this requires a certificate with role {either}", hint="use port 8443 with a certificate"
         )
-    raise HttpProblem(403, f"{caller.name} has role {caller.role}; this requires {_either(roles)}")
-
-
-def _either(roles: tuple[str, ...]) -> str:
-    return " or ".join(roles)
+    raise HttpProblem(403, f"{caller.name} has role {caller.role}; this requires {either}")

@@ -17,10 +17,11 @@ from starlette.routing import Route
 
 from appliance.provision import bss, names
 from appliance.provision.access import identify
+from appliance.provision.images import Image
 from appliance.provision.model import Boot, Component, Inventory
 from appliance.provision.peers import is_node
 from appliance.provision.problem import HttpProblem, bad_request, not_found
-from appliance.provision.world import Image, World
+from appliance.provision.world import World
 
 SCRIPT = "/boot/v1/bootscript"
 RETRY_S = 30
@@ -79,7 +80,7 @@ class Scripts:
         if request.query_params.get("json") == "1":
             return _as_json(script)
         token = ""
-        if script.node is not None and self.world.tokens is not None and request.method == "GET":
+        if script.node is not None and request.method == "GET":
             caller = identify(request)
             if caller.address == script.node.address:
                 try:
@@ -99,7 +100,6 @@ class Scripts:
         return cache.scripts.get((node.id, mac)) if node else None
 
     def _token(self, node: Component, address: str) -> str:
-        assert self.world.tokens is not None
         if not is_node(self.world.inventory(), node, address, self.world.config.neighbours):
             return ""
         return f" sms.token={self.world.tokens.issue(node.name or node.id)}"
@@ -148,21 +148,18 @@ def unknown_script(world: World, mac: str) -> Script:
     """Return the script for an unknown machine, according to the site's policy."""
     name = world.config.hostname
     if world.config.unknown == "refuse":
-        return refusal_script(
-            f"{name}: no node has the MAC address {mac}",
-            "It boots from its next device.",
-            f"sms node add NAME --mac {mac}",
-        )
-    image = world.images.current(DISCOVERY) if world.images else None
+        return refusal_script(f"{name}: no node has the MAC address {mac}", f"sms node add NAME --mac {mac}")
+    image = world.images.current(DISCOVERY)
     if image is None:
         return retry_script(world, mac, f"{name}: no node has the MAC address {mac}; waiting until one has")
     boot = _image_boot(world, DISCOVERY, image, "", mac)
     return _boot_script(world, Component(DISCOVERY, name=None), mac, boot, "sms.discover=1")
 
 
-def refusal_script(why: str, then: str, hint: str) -> Script:
+def refusal_script(why: str, hint: str) -> Script:
     """Return a script that prints the reason on the console and continues with the next boot device."""
-    return Script(f"#!ipxe\necho {why}\necho {then} To add it as a node: {hint}\nsleep 10\nexit 1\n")
+    then = "It boots from its next device. To add it as a node:"
+    return Script(f"#!ipxe\necho {why}\necho {then} {hint}\nsleep 10\nexit 1\n")
 
 
 def retry_script(world: World, mac: str, why: str) -> Script:
@@ -174,7 +171,7 @@ def render(world: World, inventory: Inventory, node: Component, mac: str) -> Scr
     """Return the script of a node."""
     who = node.name or node.id
     if not node.enabled:
-        return refusal_script(f"{who} is disabled", "It boots from its next device.", f"sms node edit {who} --enable")
+        return refusal_script(f"{who} is disabled", f"sms node edit {who} --enable")
     entries = [inventory.boot[key] for key in bss.keys_of(inventory, node) if key in inventory.boot]
     kernel = next((each for each in entries if each.kernel), None)
     params = next((each.params for each in entries if each.params), "")
@@ -183,10 +180,8 @@ def render(world: World, inventory: Inventory, node: Component, mac: str) -> Scr
         params = " ".join([*(each.params for each in own if each and each.params), params]).strip()
         chosen = Boot("host", node.id, kernel.kernel, kernel.initrd, params)
         return _boot_script(world, node, mac, chosen, "")
-    profile = node.profile
-    if world.images and not profile:
-        profile = world.images.profile_for(inventory.groups_of(node.id))
-    image = world.images.current(profile) if world.images and profile else None
+    profile = node.profile or world.images.profile_for(inventory.groups_of(node.id))
+    image = world.images.current(profile) if profile else None
     if image is None:
         what = f"no image of its profile {profile}" if profile else "no kernel, and no image is for it"
         return (

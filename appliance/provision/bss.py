@@ -15,8 +15,8 @@ from appliance.provision import contract, names
 from appliance.provision.draft import Draft
 from appliance.provision.model import Boot, Component, Inventory
 from appliance.provision.payloads import BootParameters
-from appliance.provision.problem import bad_request, not_found
-from appliance.provision.world import World
+from appliance.provision.problem import bad_request, find_entry, not_found
+from appliance.provision.world import Views, World
 
 PARAMETERS = "/boot/v1/bootparameters"
 SCOPES: dict[Literal["hosts", "macs", "nids", "groups"], str] = {
@@ -87,11 +87,8 @@ def show(boot: Boot) -> dict[str, object]:
     return {**keys, **{name: value for name, value in shown.items() if value}}
 
 
-class Parameters:
+class Parameters(Views):
     """Request handlers of ``bootparameters``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     async def show(self, request: Request) -> Response:
         query = request.query_params
@@ -151,10 +148,7 @@ class Parameters:
 
 
 def _existing(draft: Draft, key: tuple[str, str]) -> Boot:
-    found = draft.boot.get(key)
-    if found is None:
-        raise not_found(f"there are no boot parameters of {key[0]} {key[1][:70]}")
-    return found
+    return find_entry(draft.boot, key, f"there are no boot parameters of {key[0]} {key[1][:70]}")
 
 
 def _update(boot: Boot, body: BootParameters) -> Boot:

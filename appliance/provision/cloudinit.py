@@ -16,31 +16,22 @@ from starlette.routing import Route
 
 from appliance.provision import bss
 from appliance.provision.access import identify
+from appliance.provision.bootscript import FRESH
 from appliance.provision.model import Component, Inventory
 from appliance.provision.peers import is_node
 from appliance.provision.problem import bad_request, not_found
-from appliance.provision.world import World
-
-FRESH = {"Cache-Control": "no-store"}
+from appliance.provision.world import Views, World
 
 
 def routes(world: World) -> list[Route]:
     views = CloudInit(world)
-    found = []
-    for top in ("/cloud-init", ""):
-        found += [
-            Route(f"{top}/meta-data", views.meta, methods=["GET"]),
-            Route(f"{top}/user-data", views.user, methods=["GET"]),
-            Route(f"{top}/vendor-data", views.vendor, methods=["GET"]),
-        ]
-    return found
+    documents = {"meta-data": views.meta, "user-data": views.user, "vendor-data": views.vendor}
+    tops = ("/cloud-init", "")
+    return [Route(f"{top}/{name}", view, methods=["GET"]) for top in tops for name, view in documents.items()]
 
 
-class CloudInit:
+class CloudInit(Views):
     """Request handlers of the three documents of a node."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def _node(self, inventory: Inventory, request: Request) -> Component:
         """Return the calling node, or the node that the admin names; 404 for all others, without details."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -40,8 +41,6 @@ def find_contract() -> Path:
 class Operation:
     """One method of one path."""
 
-    path: str
-    method: str
     roles: tuple[str, ...]
     largest_b: int
     json: bool
@@ -68,7 +67,7 @@ class Contract:
             shared = item.get("parameters", [])
             for method in METHODS:
                 if method in item:
-                    self.operations[method.upper(), path] = self._operation(path, method, item[method], shared)
+                    self.operations[method.upper(), path] = self._operation(item[method], shared)
 
     @classmethod
     def read(cls, path: Path) -> Contract:
@@ -96,15 +95,13 @@ class Contract:
         whole = {"components": self.document.get("components", {}), "allOf": [schema]}
         return Draft7Validator(whole, format_checker=FormatChecker())
 
-    def _operation(self, path: str, method: str, spec: Mapping[str, Any], shared: list[Any]) -> Operation:
+    def _operation(self, spec: Mapping[str, Any], shared: list[Any]) -> Operation:
         body = self._resolve(spec.get("requestBody", {}))
         content = body.get("content", {})
         parameters = [self._resolve(each) for each in [*shared, *spec.get("parameters", [])]]
         query = {each["name"]: each for each in parameters if each["in"] == "query"}
         schemas = {name: self._resolve(each["schema"]) for name, each in query.items()}
         return Operation(
-            path=path,
-            method=method.upper(),
             roles=tuple(spec.get("x-roles", ("admin",))),
             largest_b=spec.get("x-largest", LARGEST_B),
             json="application/json" in content,
@@ -176,18 +173,12 @@ def parse_body(operation: Operation, data: bytes) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not JSON: {error}") from error
-    wrong = [f"{_place(error)}{error.message[:300]}" for error in _errors(operation, document)]
+    assert operation.body is not None
+    errors = islice(operation.body.iter_errors(document), MAX_PROBLEMS)
+    wrong = [f"{_place(error)}{error.message[:300]}" for error in errors]
     if wrong:
         raise bad_request("; ".join(wrong[:3]), problems=wrong)
     return document
-
-
-def _errors(operation: Operation, document: Any) -> Iterator[Any]:
-    assert operation.body is not None
-    for number, error in enumerate(operation.body.iter_errors(document)):
-        if number >= MAX_PROBLEMS:
-            return
-        yield error
 
 
 def _place(error: Any) -> str:

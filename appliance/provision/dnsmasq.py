@@ -33,7 +33,6 @@ BIOS, EFI = "undionly.kpxe", "ipxe.efi"
 POOL_LEASE = "1h"
 MAX_LEASES = 70000
 _SIOCGIFADDR = 0x8915
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _PORT = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 _FILE = re.compile(r"/[A-Za-z0-9_./-]{1,200}")
@@ -73,7 +72,7 @@ def check_range(config: Config) -> None:
             raise ConfigError(f"pool: it contains {each}, which is in use", hint=hint)
 
 
-def render_configuration(config: Config, port: str, folder: Path, *, tftp: str = TFTP) -> str:
+def render_configuration(config: Config, port: str, folder: Path) -> str:
     """Render dnsmasq.conf.
 
     Args:
@@ -84,7 +83,7 @@ def render_configuration(config: Config, port: str, folder: Path, *, tftp: str =
         ConfigError: the pool is invalid, or a value contains characters that dnsmasq's syntax does not allow.
     """
     check_range(config)
-    for value, pattern in ((port, _PORT), (str(folder), _FILE), (tftp, _FILE)):
+    for value, pattern in ((port, _PORT), (str(folder), _FILE)):
         if not pattern.fullmatch(value):
             raise ConfigError(f"{value!r} is not allowed in dnsmasq's configuration")
     prefix, _ = unique_local(config.address, config.prefix)
@@ -107,7 +106,7 @@ def render_configuration(config: Config, port: str, folder: Path, *, tftp: str =
         *_pool(config),
         *_options(config),
         "enable-tftp",
-        f"tftp-root={tftp}",
+        f"tftp-root={TFTP}",
         "tftp-no-fail",
         # iPXE is recognized by option 175; firmware by its architecture (RFC 4578).
         "dhcp-match=set:ipxe,175",
@@ -159,7 +158,9 @@ def _host(inventory: Inventory, node: Component, config: Config) -> str:
     name = node.name or node.id
     if not node.address or not macs:
         return ""
-    valid = _NAME.fullmatch(name) and not names.DHCP_WORD.fullmatch(name) and all(_MAC.fullmatch(mac) for mac in macs)
+    valid = (
+        names.NAME.fullmatch(name) and not names.DHCP_WORD.fullmatch(name) and all(_MAC.fullmatch(mac) for mac in macs)
+    )
     try:
         valid = valid and ipaddress.ip_address(node.address) in config.network
     except ValueError:
@@ -184,10 +185,10 @@ def find_port(address: str) -> str:
 class ConfigWriter:
     """Updates dnsmasq's files after each change of the inventory, in its own thread so that changes do not block."""
 
-    def __init__(self, world: World, folder: Path, *, tftp: str = TFTP) -> None:
-        self.world, self.folder, self.tftp = world, folder, tftp
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder = world, folder
         self._pending = threading.Event()
-        self._stopped = self._complete = False
+        self._complete = False
         self._thread = threading.Thread(target=self._run, name="dnsmasq", daemon=True)
 
     def start(self) -> None:
@@ -200,27 +201,20 @@ class ConfigWriter:
         self.world.watchers.append(self._pending.set)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop the thread after it has written pending changes."""
-        self._stopped = True
-        self._pending.set()
-        self._thread.join(timeout=10)
-
     def write(self) -> bool:
         """Write the files that differ; return whether any did. Units restart dnsmasq; SIGHUP is sent if permitted."""
         port = find_port(self.world.config.address)
         changed, self._complete = False, bool(port)
         if port:
-            changed = replace(
-                self.folder / CONFIGURATION, render_configuration(self.world.config, port, self.folder, tftp=self.tftp)
-            )
+            text = render_configuration(self.world.config, port, self.folder)
+            changed = replace(self.folder / CONFIGURATION, text)
         if replace(self.folder / HOSTS, render_hosts(self.world.inventory(), self.world.config)):
             changed = True
             self._reload_dnsmasq()
         return changed
 
     def _run(self) -> None:
-        while not self._stopped:
+        while True:
             # The interface may get its address only after this service starts.
             self._pending.wait(None if self._complete else 1)
             self._pending.clear()

@@ -19,7 +19,7 @@ from appliance.provision.access import Caller, identify
 from appliance.provision.payloads import EnrolRequest
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
 from appliance.provision.sync_tables import find_nodes
-from appliance.provision.tokens import RateLimit, Tokens
+from appliance.provision.tokens import RateLimit
 from appliance.provision.world import World
 
 DAYS = 30
@@ -32,8 +32,6 @@ REFUSAL = "the token is invalid, or was not issued to this address"
 
 
 def routes(world: World) -> list[Route]:
-    tokens = Tokens(world.store, token_s=world.config.token_s)
-    world.tokens = tokens
     rate_limit = RateLimit()
 
     def enrol(request: Request) -> Response:
@@ -46,9 +44,10 @@ def routes(world: World) -> list[Route]:
             raise HttpProblem(429, "too many attempts", retry_s=wait)
         _check_port(request, caller)
         public = read_request(body["csr"])
-        name = (
-            _renewal_name(world, caller) if caller.role == "node" else tokens.use(body.get("token", ""), caller.address)
-        )
+        if caller.role == "node":
+            name = _renewal_name(world, caller)
+        else:
+            name = world.tokens.use(body.get("token", ""), caller.address)
         if not name:
             log.warning("enrol: %s refused", caller.address)
             raise forbidden(REFUSAL, hint="reboot the node to get a new token")

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from jinja2 import StrictUndefined, TemplateError
@@ -27,7 +27,6 @@ from appliance.provision.payloads import (
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
 from appliance.provision.store import Store
 from appliance.provision.sync_tables import (
-    COUNTERS,
     MASTERS,
     REPORTS,
     VERSIONS,
@@ -81,26 +80,14 @@ class Master:
     version: int
     sha256: str
     size: int
-    attributes: Attributes
     made: float
+    attributes: Attributes
 
     def as_dict(self) -> FileVersion:
-        own = self.attributes
-        return {
-            "path": self.path,
-            "version": self.version,
-            "sha256": self.sha256,
-            "size": self.size,
-            "made": self.made,
-            "mode": own.mode,
-            "owner": own.owner,
-            "group": own.group,
-            "template": own.template,
-            "nodes": own.nodes,
-            "groups": own.groups,
-            "services": own.services,
-            "origin": own.origin,
-        }
+        """Return it with its attributes beside its other fields."""
+        fields = asdict(self)
+        attributes = fields.pop("attributes")
+        return cast("FileVersion", {**fields, **attributes})
 
     def is_for(self, client: Client) -> bool:
         """Return whether a client gets it: all nodes do if neither nodes nor groups are given."""
@@ -152,18 +139,10 @@ class Files:
             self._masters = known = generation, [_master(row) for row in rows]
         return known
 
-    def generation(self, connection: Connection) -> int:
-        """Return the number of changes of master files ever made; 0 in a new database."""
-        return read_counter(connection, "files")
-
     def show(self, path: str) -> FileVersions:
         """Return a file with its versions, newest first; 404 if it has none."""
         with self.store.read() as connection:
-            current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
-            query = sa.select(VERSIONS).where(VERSIONS.c.path == path).order_by(VERSIONS.c.version.desc())
-            versions = [_master(row) for row in connection.execute(query)]
-        if not versions:
-            raise _no_file(path)
+            current, versions = _versions(connection, path)
         return {"path": path, "current": current, "versions": [version.as_dict() for version in versions]}
 
     # Changes
@@ -179,7 +158,7 @@ class Files:
             raise bad_request(f"{path} is too large")
         with self.store.write() as connection:
             masters = {master.path: master for master in self.masters(connection)}
-            master = Master(path, 0, spec["sha256"], len(data), attributes, time.time())
+            master = Master(path, 0, spec["sha256"], len(data), time.time(), attributes)
             if attributes.template:
                 self._check_template(connection, master, data)
             now = masters.get(path)
@@ -201,11 +180,7 @@ class Files:
     def roll_back(self, path: str, version: int | None = None) -> FileVersion:
         """Make an older version current: the given or the previous one; for a removed file, its last one."""
         with self.store.write() as connection:
-            current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
-            query = sa.select(VERSIONS).where(VERSIONS.c.path == path).order_by(VERSIONS.c.version.desc())
-            versions = [_master(row) for row in connection.execute(query)]
-            if not versions:
-                raise _no_file(path)
+            current, versions = _versions(connection, path)
             older = [each for each in versions if current is None or each.version < current]
             found = next((each for each in versions if each.version == version), None) if version else None
             chosen = found if version else (older[0] if older else None)
@@ -395,13 +370,19 @@ class Files:
         with self.store.write() as connection:
             return increment_counter(connection, "push")
 
-    def last_push(self) -> int:
-        with self.store.read() as connection:
-            return connection.execute(sa.select(COUNTERS.c.value).where(COUNTERS.c.name == "push")).scalar() or 0
-
 
 def _master(row: Any) -> Master:
-    return Master(row.path, row.version, row.sha256, row.size, from_value(Attributes, row.details), row.made)
+    return Master(row.path, row.version, row.sha256, row.size, row.made, from_value(Attributes, row.details))
+
+
+def _versions(connection: Connection, path: str) -> tuple[int | None, list[Master]]:
+    """Return the current version's number, and all versions, newest first; 404 if there are none."""
+    current = connection.execute(sa.select(MASTERS.c.version).where(MASTERS.c.path == path)).scalar()
+    query = sa.select(VERSIONS).where(VERSIONS.c.path == path).order_by(VERSIONS.c.version.desc())
+    versions = [_master(row) for row in connection.execute(query)]
+    if not versions:
+        raise _no_file(path)
+    return current, versions
 
 
 def _set_current(connection: Connection, path: str, version: int) -> None:

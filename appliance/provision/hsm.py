@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -15,9 +15,9 @@ from appliance.provision import names
 from appliance.provision.draft import Draft
 from appliance.provision.model import Component, Group, Inventory
 from appliance.provision.payloads import SmdComponent
-from appliance.provision.problem import bad_request, conflict, not_found
+from appliance.provision.problem import bad_request, conflict, find_entry, not_found
 from appliance.provision.rules import Finding
-from appliance.provision.world import World
+from appliance.provision.world import Views, World
 
 COMPONENTS = "/hsm/v2/State/Components"
 GROUPS = "/hsm/v2/groups"
@@ -71,48 +71,38 @@ def find(inventory: Inventory, key: str) -> Component:
 
 def show(one: Component) -> dict[str, str | int]:
     """Return a component in SMD's form, without empty fields."""
-    shown: dict[str, str | int | None] = {
-        "ID": one.id,
-        "Type": one.type,
-        "State": one.state,
-        "Flag": one.flag,
-        "Enabled": one.enabled,
-        "SoftwareStatus": one.software,
-        "Role": one.role,
-        "SubRole": one.subrole,
-        "NID": one.nid,
-        "NetType": one.net_type,
-        "Arch": one.arch,
-        "Class": one.klass,
-    }
+    shown = {key: getattr(one, name) for key, name in FIELDS.items()}
     return {key: value for key, value in shown.items() if value is not None and value != ""}
 
 
-FILTERS = {
-    "id": "id",
-    "type": "type",
-    "state": "state",
-    "flag": "flag",
-    "role": "role",
-    "subrole": "subrole",
-    "softwarestatus": "software",
-    "arch": "arch",
-    "class": "klass",
+FIELDS = {
+    "ID": "id",
+    "Type": "type",
+    "State": "state",
+    "Flag": "flag",
+    "Enabled": "enabled",
+    "SoftwareStatus": "software",
+    "Role": "role",
+    "SubRole": "subrole",
+    "NID": "nid",
+    "NetType": "net_type",
+    "Arch": "arch",
+    "Class": "klass",
 }
+"""Keys of SMD's form, and the component's fields."""
+FILTERS = ("ID", "Type", "State", "Flag", "Role", "SubRole", "SoftwareStatus", "Arch", "Class")
+"""Keys that a query filters by, in lower case."""
 
 
 def select(inventory: Inventory, query: QueryParams) -> list[Component]:
     """Return the components that match a query; a value that begins with ``!`` excludes."""
     found: Iterable[Component] = sorted(inventory.components.values(), key=lambda one: one.id)
-    for key, name in FILTERS.items():
-        if given := query.getlist(key):
+    for key in FILTERS:
+        if given := query.getlist(key.lower()):
             wanted = {names.clean_id(each).lower() for each in given if not each.startswith("!")}
             unwanted = {each[1:].lower() for each in given if each.startswith("!")}
-            found = [
-                one
-                for one in found
-                if (not wanted or getattr(one, name).lower() in wanted) and getattr(one, name).lower() not in unwanted
-            ]
+            values = [(one, getattr(one, FIELDS[key]).lower()) for one in found]
+            found = [one for one, value in values if (not wanted or value in wanted) and value not in unwanted]
     if given := query.getlist("enabled"):
         found = [one for one in found if str(one.enabled).lower() in {each.lower() for each in given}]
     if given := query.getlist("nid"):
@@ -134,11 +124,8 @@ ONLY = {
 }
 
 
-class Components:
+class Components(Views):
     """Request handlers below ``State/Components``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def ready(self, _request: Request) -> Response:
         with self.world.store.read():
@@ -159,10 +146,9 @@ class Components:
         text = request.path_params["nid"]
         if not text.isascii() or not text.isdigit():
             raise bad_request(f"{text[:70]!r} is not a NID")
-        found = self.world.inventory().by_nid.get(int(text[:12]))
-        if found is None:
-            raise not_found(f"no such NID: {text[:70]}")
-        return JSONResponse(show(found))
+        return JSONResponse(
+            show(find_entry(self.world.inventory().by_nid, int(text[:12]), f"no such NID: {text[:70]}"))
+        )
 
     def post(self, request: Request) -> Response:
         body = request.state.body
@@ -241,25 +227,25 @@ def put(draft: Draft, key: str, given: SmdComponent, *, force: bool) -> None:
     draft.put_component(_state(draft, there, given))
 
 
-ENUMERATIONS: tuple[tuple[Literal["State", "Flag", "Arch", "Class", "NetType"], str, Sequence[str]], ...] = (
-    ("State", "state", names.STATES),
-    ("Flag", "flag", names.FLAGS),
-    ("Arch", "arch", names.ARCHES),
-    ("Class", "klass", names.CLASSES),
-    ("NetType", "net_type", names.NET_TYPES),
-)
-"""Keys of a payload, their fields, and the known values."""
+ENUMERATIONS: dict[Literal["State", "Flag", "Arch", "Class", "NetType"], Sequence[str]] = {
+    "State": names.STATES,
+    "Flag": names.FLAGS,
+    "Arch": names.ARCHES,
+    "Class": names.CLASSES,
+    "NetType": names.NET_TYPES,
+}
+"""Keys of a payload, and the known values."""
 
 
 def _state(draft: Draft, one: Component, given: SmdComponent) -> Component:
     """Return the component with state, flag and kind updated from the fields given."""
-    for key, name, known in ENUMERATIONS:
+    for key, known in ENUMERATIONS.items():
         if given.get(key):
             value = names.pick(given[key], known)
             if value is None:
                 draft.findings.append(Finding(f"{one.id}: {given[key][:70]!r} is not a valid {key}"))
             else:
-                one = replace(one, **{name: value})  # type: ignore[arg-type]
+                one = replace(one, **{FIELDS[key]: value})  # type: ignore[arg-type]
     return one
 
 
@@ -279,11 +265,8 @@ def change(draft: Draft, one: Component, what: str, given: SmdComponent) -> Comp
     return replace(one, nid=nid if nid > 0 else None)
 
 
-class Groups:
+class Groups(Views):
     """Request handlers below ``groups`` and ``memberships``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def list_all(self, request: Request) -> Response:
         query = request.query_params
@@ -374,12 +357,9 @@ def _membership(inventory: Inventory, one: Component) -> dict[str, object]:
     return {"id": one.id, "groupLabels": inventory.groups_of(one.id), "partitionName": ""}
 
 
-def _group(groups: Any, request: Request) -> Group:
-    found = groups.get(request.path_params["label"])
-    if found is None:
-        raise not_found(f"there is no group {request.path_params['label'][:70]}")
-    assert isinstance(found, Group)
-    return found
+def _group(groups: Mapping[str, Group], request: Request) -> Group:
+    label = request.path_params["label"]
+    return find_entry(groups, label, f"there is no group {label[:70]}")
 
 
 def _members(draft: Draft, given: Iterable[str]) -> tuple[str, ...]:

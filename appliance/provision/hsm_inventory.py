@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,9 +16,9 @@ from appliance.provision.draft import Draft, read_addresses
 from appliance.provision.hsm import ok_response, put
 from appliance.provision.model import Endpoint, Interface, Inventory
 from appliance.provision.payloads import Address, Found, ShownInterface, SmdAddress, SmdEndpoint, SmdInterface
-from appliance.provision.problem import bad_request, conflict, not_found
+from appliance.provision.problem import bad_request, conflict, find_entry, not_found
 from appliance.provision.rules import Finding, address_problem
-from appliance.provision.world import World
+from appliance.provision.world import Views, World
 
 ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
 INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
@@ -75,11 +75,8 @@ def show_endpoint(each: Endpoint) -> dict[str, object]:
     return {key: value for key, value in shown.items() if value not in (None, "")}
 
 
-class Endpoints:
+class Endpoints(Views):
     """Request handlers below ``Inventory/RedfishEndpoints``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def list_all(self, request: Request) -> Response:
         query = request.query_params
@@ -144,12 +141,9 @@ class Endpoints:
             draft.endpoints = {}
         return ok_response(f"deleted {count} entries")
 
-    def _find(self, endpoints: Any, request: Request) -> Endpoint:
-        found = endpoints.get(names.clean_xname(request.path_params["xname"]))
-        if found is None:
-            raise not_found(f"no such xname: {request.path_params['xname'][:70]}")
-        assert isinstance(found, Endpoint)
-        return found
+    def _find(self, endpoints: Mapping[str, Endpoint], request: Request) -> Endpoint:
+        xname = request.path_params["xname"]
+        return find_entry(endpoints, names.clean_xname(xname), f"no such xname: {xname[:70]}")
 
 
 def read_endpoint(given: SmdEndpoint, key: str, findings: list[Finding]) -> Endpoint | None:
@@ -259,11 +253,8 @@ def show_interface(inventory: Inventory, each: Interface) -> ShownInterface:
     }
 
 
-class Interfaces:
+class Interfaces(Views):
     """Request handlers below ``Inventory/EthernetInterfaces``."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
 
     def list_all(self, request: Request) -> Response:
         inventory, query = self.world.inventory(), request.query_params
@@ -373,12 +364,9 @@ class Interfaces:
                 return old, rows, row
         raise not_found(f"{old.mac} has no address {request.path_params['address'][:60]}")
 
-    def _find(self, interfaces: Any, request: Request) -> Interface:
-        found = interfaces.get(names.clean_mac(request.path_params["id"]))
-        if found is None:
-            raise not_found(f"no such interface: {request.path_params['id'][:60]}")
-        assert isinstance(found, Interface)
-        return found
+    def _find(self, interfaces: Mapping[str, Interface], request: Request) -> Interface:
+        given = request.path_params["id"]
+        return find_entry(interfaces, names.clean_mac(given), f"no such interface: {given[:60]}")
 
     def _owner(self, draft: Draft, body: SmdInterface) -> str:
         """Return the component ID of a payload: an existing component, or an xname."""

@@ -7,19 +7,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from appliance.provision.images import KEEP, Image, Images, Receiver, free_space
+from appliance.provision.images import KEEP, Image, Receiver, free_space
 from appliance.provision.payloads import NodeImage
 from appliance.provision.problem import bad_request
-from appliance.provision.world import World
+from appliance.provision.world import Views, World
 
 BLOCK = 1 << 20
 BASE = "/sms/v1/images"
 
 
 def routes(world: World) -> list[Route]:
-    images = Images(world.config.state / "images")
-    world.images = images
-    views = Views(world, images)
+    views = ImageViews(world)
     one = BASE + "/{profile}/{digest}"
     return [
         Route(BASE, views.all, methods=["GET"]),
@@ -31,20 +29,17 @@ def routes(world: World) -> list[Route]:
     ]
 
 
-class Views:
+class ImageViews(Views):
     """Request handlers."""
 
-    def __init__(self, world: World, images: Images) -> None:
-        self.world, self.images = world, images
-
     def all(self, _request: Request) -> Response:
-        rows = [_row(*each) for each in self.images.all()]
-        return JSONResponse({"images": rows, "free_bytes": free_space(self.images.folder)})
+        rows = [_row(*each) for each in self.world.images.all()]
+        return JSONResponse({"images": rows, "free_bytes": free_space(self.world.images.folder)})
 
     def arrived(self, request: Request) -> Response:
         profile, digest = _named(request)
-        here = self.images.received(profile, digest)
-        return JSONResponse({"whole": self.images.has(profile, digest), "arrived": here})
+        here = self.world.images.received(profile, digest)
+        return JSONResponse({"whole": self.world.images.has(profile, digest), "arrived": here})
 
     async def receive(self, request: Request) -> Response:
         """Receive one file; an interrupted upload is kept, and the client resumes it."""
@@ -52,7 +47,7 @@ class Views:
         length = request.headers.get("content-length", "")
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 18 else None
         offset = int(request.query_params.get("offset", "0"))
-        receiving = self.images.receiving(profile, digest, request.path_params["file"], offset, size)
+        receiving = self.world.images.receiving(profile, digest, request.path_params["file"], offset, size)
         receiver = await run_in_threadpool(receiving.__enter__)
         error: BaseException | None = None
         try:
@@ -71,17 +66,17 @@ class Views:
     def finish(self, request: Request) -> Response:
         profile, digest = _named(request)
         keep = (request.state.body or {}).get("keep", KEEP)
-        removed = self.images.finish(profile, digest, keep=keep, used=self._used())
+        removed = self.world.images.finish(profile, digest, keep=keep, used=self._used())
         self.world.touch()
         return JSONResponse({"current": digest, "removed": removed})
 
     def rollback(self, request: Request) -> Response:
-        current, previous = self.images.rollback(request.path_params["profile"])
+        current, previous = self.world.images.rollback(request.path_params["profile"])
         self.world.touch()
         return JSONResponse({"current": current, "previous": previous})
 
     def remove(self, request: Request) -> Response:
-        self.images.remove(*_named(request), used=self._used())
+        self.world.images.remove(*_named(request), used=self._used())
         self.world.touch()
         return Response(status_code=204)
 

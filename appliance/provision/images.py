@@ -19,15 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from appliance.provision.blobs import RESERVE_B
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
-from appliance.shared.files import free_bytes
+from appliance.shared.files import free_bytes, replace_file, sync_folder
 
 FILES = ("vmlinuz", "initrd.img", "root.squashfs")
 SEAL = ("manifest.json", "manifest.sig")
 MAX_SIZES = {"manifest.json": 4 << 20, "manifest.sig": 65536}
 LARGEST_B = 64 << 30
-RESERVE_B = 64 << 20
-"""Bytes of the disk that uploads leave free for the inventory."""
 PROFILE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 KEEP = 3
@@ -248,7 +247,7 @@ class Images:
             target.parent.mkdir(exist_ok=True)
             folder.rename(target)
             os.utime(target)
-            _sync(target.parent)
+            sync_folder(str(target.parent))
         with self._lock:
             self._make_current(profile, digest)
         return self._prune(profile, keep, used)
@@ -274,7 +273,7 @@ class Images:
             if received < size:
                 raise conflict(f"{received} of {size} bytes of {name} received", hint="upload the rest, then finish")
             with (folder / name).open("rb") as stream:
-                found = _digest(stream)
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
                 os.fsync(stream.fileno())
             if found != expected:
                 (folder / name).unlink()
@@ -312,13 +311,7 @@ class Images:
         self._invalidate()
 
     def _write_pointer(self, profile: str, name: str, digest: str) -> None:
-        beside = self.folder / profile / f".{name}.new"
-        with beside.open("w") as stream:
-            stream.write(digest + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.rename(self.folder / profile / name)
-        _sync(beside.parent)
+        replace_file(str(self.folder / profile / name), f"{digest}\n".encode(), 0o644)
 
     def remove(self, profile: str, digest: str, *, used: frozenset[str] = frozenset()) -> None:
         """Remove an image or an unfinished upload.
@@ -397,18 +390,3 @@ def disk_full(folder: Path, size: int) -> HttpProblem:
         f"{max(size >> 20, 1)} MiB do not fit",
         hint="sms image push --keep 1 removes old images; a larger disk: provisioning.disk_mb",
     )
-
-
-def _digest(stream: Any) -> str:
-    found = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        found.update(block)
-    return found.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

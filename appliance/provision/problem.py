@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.responses import JSONResponse, Response
 
 from appliance.provision.payloads import Problem
 
 MEDIA_TYPE = "application/problem+json"
+Key = TypeVar("Key")
+Entry = TypeVar("Entry")
 
 
 class HttpProblem(Exception):
@@ -23,20 +27,17 @@ class HttpProblem(Exception):
         self.problems, self.retry_s = tuple(problems), retry_s
 
 
-def bad_request(detail: str, *, hint: str = "", problems: Sequence[str] = ()) -> HttpProblem:
-    return HttpProblem(400, detail, hint=hint, problems=problems)
+bad_request = partial(HttpProblem, 400)
+forbidden = partial(HttpProblem, 403)
+not_found = partial(HttpProblem, 404)
+conflict = partial(HttpProblem, 409)
 
 
-def forbidden(detail: str, *, hint: str = "") -> HttpProblem:
-    return HttpProblem(403, detail, hint=hint)
-
-
-def not_found(detail: str, *, hint: str = "") -> HttpProblem:
-    return HttpProblem(404, detail, hint=hint)
-
-
-def conflict(detail: str, *, hint: str = "") -> HttpProblem:
-    return HttpProblem(409, detail, hint=hint)
+def find_entry(entries: Mapping[Key, Entry], key: Key, missing: str) -> Entry:
+    """Return an entry; 404 with the message ``missing`` if there is none."""
+    if key not in entries:
+        raise not_found(missing)
+    return entries[key]
 
 
 def answer(problem: HttpProblem) -> Response:

@@ -21,6 +21,7 @@ from appliance.provision.blobs import Blobs
 from appliance.provision.files import LARGEST_B, Files
 from appliance.provision.payloads import Rollback
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
+from appliance.provision.sync_tables import read_counter
 from appliance.provision.world import World
 
 PATH = r"(/\.?[A-Za-z0-9_+@%-][A-Za-z0-9._+@%-]{0,200}){1,30}"
@@ -61,7 +62,8 @@ class PushNotifier:
 
 def routes(world: World) -> list[Route]:
     files = Files(world.store, world.config, Blobs(world.config.state / "files"))
-    notifier = PushNotifier(files.last_push())
+    with world.store.read() as connection:
+        notifier = PushNotifier(read_counter(connection, "push"))
     world.on_stop.append(notifier.close)
     return [*_client_routes(files, notifier), *_admin_routes(files, notifier)]
 
@@ -74,7 +76,7 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
             client = files.client(connection, caller.role, caller.name)
             view = files.view(connection, client)
             # 0: no file was ever stored. After a loss of the VM's disk, clients must not remove all their files.
-            generation = files.generation(connection)
+            generation = read_counter(connection, "files")
         files.record_poll(client)
         body = {"files": list(view.entries), "held": list(view.held), "push": push, "generation": generation}
         interval = files.config.interval_s
@@ -89,7 +91,8 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
 
     async def wait(request: Request) -> Response:
         _require_client(request)
-        after, seconds = _number(request, "after", 0), _number(request, "seconds", 30)
+        query = request.query_params
+        after, seconds = int(query.get("after", "0")), int(query.get("seconds", "30"))
         if notifier.waiting >= MAX_WAITING:
             raise HttpProblem(503, "too many waiting clients", retry_s=30)
         notifier.waiting += 1
@@ -205,8 +208,3 @@ def _digest(request: Request) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise bad_request("invalid SHA-256 digest")
     return digest
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, "")
-    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else default

@@ -12,26 +12,22 @@ from sqlalchemy.engine import Connection
 
 from appliance.provision.model import Boot, Component, Endpoint, Group, Interface, Inventory
 
+_TYPES = {"enabled": sa.Boolean, "details": sa.JSON, "tags": sa.JSON, "cloud_init": sa.JSON}
+"""Types of columns that are not stored as they are."""
 
-def _table(name: str, *columns: str, json: tuple[str, ...] = ()) -> Any:
-    return sa.table(name, *map(sa.column, columns), *(sa.column(each, sa.JSON) for each in json))
+
+def _table(name: str, columns: str) -> Any:
+    return sa.table(name, *(sa.column(each, _TYPES.get(each)) for each in columns.split()))
 
 
-_COLUMNS = "id type name xname nid address role subrole state flag software net_type arch klass bmc profile changed"
-COMPONENTS = sa.table(
-    "components", *map(sa.column, _COLUMNS.split()), sa.column("enabled", sa.Boolean), sa.column("details", sa.JSON)
-)
-INTERFACES = _table("interfaces", "mac", "component", "position", "description", "changed")
-ADDRESSES = _table("addresses", "address", "mac", "network")
-GROUPS = _table("groups", "label", "description", "exclusive", json=("tags",))
-MEMBERS = _table("members", "label", "component")
-ENDPOINTS = sa.table(
-    "endpoints",
-    *map(sa.column, ("id", "type", "fqdn", "address", "mac", "changed")),
-    sa.column("enabled", sa.Boolean),
-    sa.column("details", sa.JSON),
-)
-BOOT = _table("boot", "scope", "key", "kernel", "initrd", "params", json=("cloud_init",))
+_KIND = "role subrole state flag enabled software net_type arch klass"
+COMPONENTS = _table("components", f"id type name xname nid address {_KIND} bmc profile details changed")
+INTERFACES = _table("interfaces", "mac component position description changed")
+ADDRESSES = _table("addresses", "address mac network")
+GROUPS = _table("groups", "label description exclusive tags")
+MEMBERS = _table("members", "label component")
+ENDPOINTS = _table("endpoints", "id type fqdn address mac enabled details changed")
+BOOT = _table("boot", "scope key kernel initrd params cloud_init")
 
 
 def load(connection: Connection) -> Inventory:

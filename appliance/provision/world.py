@@ -1,56 +1,37 @@
-"""State shared by the routes: configuration, store, contract, and objects that modules register."""
+"""State shared by the routes: configuration, store, contract, images, tokens."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from appliance.provision import tables
 from appliance.provision.config import Config
 from appliance.provision.contract import Contract, find_contract
 from appliance.provision.draft import Draft
+from appliance.provision.images import Images
 from appliance.provision.model import Inventory
 from appliance.provision.peers import UnknownMachines
 from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
-
-
-class Image(Protocol):
-    """A node image: the digest of its root file system, which names its folder, and kernel arguments."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def arguments(self) -> str: ...
-
-
-class Images(Protocol):
-    """The node images of the VM (images.py)."""
-
-    def current(self, profile: str) -> Image | None: ...
-
-    def profile_for(self, groups: list[str]) -> str: ...
-
-
-class Tokens(Protocol):
-    """One-time tokens of booting nodes (tokens.py)."""
-
-    def issue(self, node: str) -> str: ...
+from appliance.provision.tokens import Tokens
 
 
 class World:
-    """Everything a route needs. ``images`` and ``tokens`` are None until their modules have registered."""
+    """Everything a route needs."""
 
-    images: Images | None = None
-    tokens: Tokens | None = None
+    def __init__(self, config: Config) -> None:
+        """Open the database and migrate it.
 
-    def __init__(self, config: Config, store: Store, contract: Contract) -> None:
+        Raises:
+            SmsError: the database cannot be opened; Refused: a newer release wrote it.
+        """
         self.config = config
-        self.store = store
-        self.contract = contract
+        self.store = Store(config.database, busy_s=config.busy_s)
+        self.contract = Contract.read(find_contract())
+        self.images = Images(config.state / "images")
+        self.tokens = Tokens(self.store, token_s=config.token_s)
         self.unknown_machines = UnknownMachines()
         self.on_stop: list[Callable[[], None]] = []
         """Called when the service stops, in the server's event loop."""
@@ -92,9 +73,8 @@ class World:
             watcher()
 
 
-def make_world(config: Config) -> World:
-    """Open the database, migrate it, and return the world.
+class Views:
+    """Request handlers."""
 
-    SmsError if the database cannot be opened, Refused if a newer release wrote it.
-    """
-    return World(config, Store(config.database, busy_s=config.busy_s), Contract.read(find_contract()))
+    def __init__(self, world: World) -> None:
+        self.world = world

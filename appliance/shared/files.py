@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from io import FileIO
 from typing import Any, Iterator
 
 
@@ -40,24 +41,32 @@ def replace_file(
     beside = path + ".new"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        try:
-            view = memoryview(data)
-            while len(view):
-                view = view[os.write(descriptor, view) :]
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         with may_commit as allowed:
             if allowed:
                 os.rename(beside, path)
             else:
                 os.unlink(beside)
     except BaseException:
-        if os.path.exists(beside):
-            os.unlink(beside)
+        remove_file(beside)
         raise
     sync_folder(folder)
     return allowed
+
+
+def remove_file(path: str) -> None:
+    """Remove a file, if it exists."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def create_file(path: str) -> FileIO:
+    """Create a file of mode 0600, and open it to read and write it unbuffered; an existing one is removed."""
+    remove_file(path)
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "r+b", 0)
 
 
 def free_bytes(where: str | os.PathLike[str] | int) -> int:

@@ -9,6 +9,7 @@ import queue
 import shlex
 import signal
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ from itertools import chain
 from typing import Any
 
 from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import CommandError, CommandTimeout, Host, OnLine, Result
+from appliance.host.base import CommandError, CommandTimeout, Host, OnLine, Result, check_written, write_argv
 from appliance.host.stream import LineReader, Stream
 from appliance.progress import Progress, Silent, Step
 from appliance.share import PACKAGE
@@ -54,18 +55,23 @@ def installed_path() -> str:
     return f"{FOLDER}/agent-{hashlib.sha256(build_zipapp()).hexdigest()[:16]}.pyz"
 
 
-def install(host: Host) -> tuple[str, ...]:
+def install(host: Host, time_left: Callable[[], float] = lambda: 60.0) -> tuple[str, ...]:
     """Copy the agent to the host unless it is there; return the command that runs it.
+
+    Args:
+        time_left: returns the seconds that the next command may take.
 
     Raises:
         Refused: the host has no supported Python.
+        CommandTimeout, Unreachable: as ``Host.run``.
     """
-    path, python = installed_path(), find_python(host)
-    if not host.works("test", "-s", path):
-        host.write(path, build_zipapp(), mode=0o600)
+    path, python, zipapp = installed_path(), find_python(host, timeout=time_left()), build_zipapp()
+    if host.run("test", "-s", path, ok=None, timeout=time_left()).status:
+        written = host.run(*write_argv(path, 0o600, len(zipapp)), input=zipapp, ok=None, timeout=time_left())
+        check_written(host.name, path, written.status, written.stderr)
         # Newer ones may be in use by an sms of another version.
-        old = ("-name", "agent-*.pyz", "!", "-path", path, "-mtime", "+0")
-        host.run("find", FOLDER, "-maxdepth", "1", "-type", "f", *old, "-exec", "rm", "-f", "{}", "+", ok=None)
+        old = ("-name", "agent-*.pyz", "!", "-path", path, "-mtime", "+0", "-exec", "rm", "-f", "{}", "+")
+        host.run("find", FOLDER, "-maxdepth", "1", "-type", "f", *old, ok=None, timeout=time_left())
     return (python, "-I", path)
 
 
@@ -107,10 +113,19 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
 
     Ctrl-C leaves the file unchanged, or changed before this ends.
 
+    Args:
+        timeout: seconds for all of it, with the copy of the agent to the host.
+
     Raises:
         SmsError: the host reports that it failed.
+        Refused: as ``install``.
         CommandTimeout, Unreachable: as ``Host.run``.
     """
+    end = time.monotonic() + timeout
+
+    def time_left() -> float:
+        return max(end - time.monotonic(), 0.1)  # 0 would be no limit
+
     try:
         return _within(timeout, host, request)
     except NotImplementedError:
@@ -118,7 +133,8 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise SmsError(f"{host.name}: {error.filename or request.path}: {why}") from error
-    result = host.run(*argv(install(host), "perform", fields), ok=None, timeout=timeout)
+    installed = install(host, time_left)
+    result = host.run(*argv(installed, "perform", fields), ok=None, timeout=time_left())
     reader = MessageReader(Silent(), ExitStack())
     for line in result.text.splitlines():
         reader.feed(line)

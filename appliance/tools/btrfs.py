@@ -34,24 +34,17 @@ class Btrfs:
         """Create a mirror of two devices. xxhash has 64 bits; a 32-bit checksum misses one damaged block in 2^32."""
         options = ("--data", "raid1", "--metadata", "raid1", "--csum", "xxhash", "--label", label)
         host.run("mkfs.btrfs", "--quiet", "--force", *options, *loops, timeout=300)
-        seen = [self.inspect(host, loop, device=True) for loop in loops]
-        numbers = [self._super(host, loop, "dev_item.devid") for loop in loops]
-        devices = tuple((int(number), one.uuid) for number, one in zip(numbers, seen, strict=True))
-        return Made(seen[0].mirror, devices)
+        made = [_read_super(host, loop) for loop in loops]
+        if not all(made):
+            raise SmsError("mkfs.btrfs left a device without Btrfs", hint=f"btrfs filesystem show {' '.join(loops)}")
+        return Made(made[0]["fsid"], tuple((int(one["dev_item.devid"]), one["dev_item.uuid"]) for one in made))
 
-    def inspect(self, host: Host, path: str, *, device: bool = False) -> Seen:
-        """Inspect a member's file or device while it is not mounted."""
-        if not device and not host.works("test", "-f", path):
+    def inspect(self, host: Host, path: str) -> Seen:
+        """Inspect a member's file while it is not mounted."""
+        if not host.works("test", "-f", path):
             return Seen(False)
-        result = host.run("env", "btrfs", "inspect-internal", "dump-super", path, ok=None)  # env: there may be no btrfs
-        found = dict(line.split(None, 1) for line in result.text.splitlines() if len(line.split(None, 1)) == 2)
-        if result.status or "[match]" not in found.get("magic", ""):
-            return Seen(True)
-        return Seen(True, found["fsid"], found["dev_item.uuid"], int(found["generation"]))
-
-    def _super(self, host: Host, path: str, name: str) -> str:
-        output = host.run("btrfs", "inspect-internal", "dump-super", path).text
-        return next(line.split()[1] for line in output.splitlines() if line.split()[:1] == [name])
+        found = _read_super(host, path)
+        return Seen(True, found["fsid"], found["dev_item.uuid"], int(found["generation"])) if found else Seen(True)
 
     def mount(self, host: Host, uuid: str, loops: Sequence[str], folder: str, *, degraded: bool) -> None:
         """Mount the mirror from ``loops``. Freed blocks are discarded in the members' file systems."""
@@ -132,6 +125,13 @@ class Btrfs:
         for device in self.devices(host, uuid, folder):
             if not device.missing:
                 host.run("btrfs", "filesystem", "resize", f"{device.devid}:max", folder, timeout=600)
+
+
+def _read_super(host: Host, path: str) -> dict[str, str]:
+    """Return the fields of a superblock; none if the file or device has no Btrfs."""
+    result = host.run("env", "btrfs", "inspect-internal", "dump-super", path, ok=None)  # env: there may be no btrfs
+    found = dict(line.split(None, 1) for line in result.text.splitlines() if len(line.split(None, 1)) == 2)
+    return found if not result.status and "[match]" in found.get("magic", "") else {}
 
 
 def read_scrub(output: str) -> Scrubbed:

@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance.errors import SmsError
 from appliance.host.base import Host
-from appliance.tools.qmp import Channel, NotResponding, error_of, open_channel
+from appliance.tools.qmp import Channel, NotResponding, open_channel
 
 SILENCE_S = 30
 MAX_INPUT = 4 << 20
@@ -34,6 +34,7 @@ class Guest:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.execute = channel.execute
 
     def sync(self) -> None:
         """Synchronize the channel: an earlier client may have left an incomplete message."""
@@ -43,27 +44,9 @@ class Guest:
         while self.channel.receive(deadline).get("return") != number:
             continue
 
-    def execute(self, command: str, **arguments: Any) -> Any:
-        """Run an agent command; return its result.
-
-        Raises:
-            SmsError: the agent reports an error.
-            NotResponding: the agent does not answer.
-        """
-        for reply in self.channel.execute(command, arguments):
-            if "error" in reply:
-                raise error_of(reply, "guest agent", command)
-            if "return" in reply:
-                return reply["return"]
-        return None
-
     def count(self, command: str) -> int:
         """Run a command that returns a number; errors as in ``execute``."""
         return _number(self.execute(command), command)
-
-    def send(self, command: str, **arguments: Any) -> None:
-        """Send a command that has no reply."""
-        self.channel.send({"execute": command, "arguments": arguments})
 
     def run(self, argv: Sequence[str], *, input: bytes | None = None, timeout_s: float = 60) -> GuestResult:
         """Run a program in the guest and wait for it to end.
@@ -95,13 +78,14 @@ class Guest:
     def start(self, request: Mapping[str, object]) -> int:
         """Start a program; return its PID."""
         try:
-            return _pid(self.execute("guest-exec", **request))
+            reply = self.execute("guest-exec", **request)
         except SmsError as error:
             if "frozen" not in error.message:
                 raise
             # A client that froze the file systems was killed: this channel has only one client at a time.
             self.execute("guest-fsfreeze-thaw")
-            return _pid(self.execute("guest-exec", **request))
+            reply = self.execute("guest-exec", **request)
+        return _number(reply.get("pid") if isinstance(reply, dict) else None, "guest-exec")
 
 
 # Replies are untrusted: the machine may be compromised.
@@ -109,10 +93,6 @@ def _number(reply: Any, command: str) -> int:
     if isinstance(reply, bool) or not isinstance(reply, int):
         raise SmsError(f"guest agent: {command}: invalid reply")
     return reply
-
-
-def _pid(reply: Any) -> int:
-    return _number(reply.get("pid") if isinstance(reply, dict) else None, "guest-exec")
 
 
 def _result(found: Mapping[str, Any]) -> GuestResult:

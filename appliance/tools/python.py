@@ -19,14 +19,14 @@ done
 _found: WeakKeyDictionary[Host, str] = WeakKeyDictionary()
 
 
-def find_python(host: Host) -> str:
-    """Return the host's interpreter; searched once per run.
+def find_python(host: Host, *, timeout: float = 60) -> str:
+    """Return the host's interpreter; searched once per run, for at most ``timeout`` seconds.
 
     Raises:
         Refused: the host has none that is new enough.
     """
     if host not in _found:
-        name = host.run("sh", "-c", FIND, ok=None).text
+        name = host.run("sh", "-c", FIND, ok=None, timeout=timeout).text
         if not name:
             raise Refused(
                 f"{host.name} has no Python 3.9 or newer",

@@ -79,16 +79,21 @@ class Channel:
         except CommandError as error:
             raise self._not_responding(error) from error
 
-    def execute(self, command: str, arguments: Mapping[str, object]) -> Iterator[Message]:
-        """Send a command and yield the following messages; others may precede the reply.
+    def execute(self, command: str, **arguments: Any) -> Any:
+        """Run a command; return its result. Other messages, such as events, may precede it.
 
         Raises:
+            SmsError: the peer reports an error.
             NotResponding: the connection was closed, or the time limit exceeded.
         """
         self.send({"execute": command, "arguments": arguments})
         deadline = self.deadline()
         while True:
-            yield self.receive(deadline)
+            reply = self.receive(deadline)
+            if "error" in reply:
+                raise _error_of(reply, self.what, command)
+            if "return" in reply:
+                return reply["return"]
 
     def deadline(self) -> float:
         """Return the deadline for the reply to a command sent now."""
@@ -134,7 +139,7 @@ def parse_line(line: bytes, what: str) -> Message:
     return found
 
 
-def error_of(reply: Message, sender: str, command: str) -> SmsError:
+def _error_of(reply: Message, sender: str, command: str) -> SmsError:
     """Return the error of an error reply, with the sender's message."""
     error = reply.get("error")
     description = error.get("desc") if isinstance(error, dict) else error
@@ -154,27 +159,10 @@ def open_channel(host: Host, path: str, what: str, *, silence_s: float) -> Itera
 
 
 class Qmp:
-    """A QMP session; ``events`` collects the events received."""
+    """A QMP session."""
 
     def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.events: list[Message] = []
-
-    def execute(self, command: str, **arguments: Any) -> Any:
-        """Run a QMP command; return its result.
-
-        Raises:
-            SmsError: QEMU reports an error.
-            NotResponding: QEMU does not answer.
-        """
-        for reply in self.channel.execute(command, arguments):
-            if "error" in reply:
-                raise error_of(reply, "QEMU", command)
-            if "return" in reply:
-                return reply["return"]
-            if "event" in reply:
-                self.events.append(reply)
-        return None
+        self.execute = channel.execute
 
     def wait_for_jobs(self, names: list[str], *, timeout_s: float, on_progress: Any = None) -> None:
         """Wait until jobs have completed.

@@ -32,6 +32,7 @@ ANSWER_S = 15.0
 POLL_S = 1.0
 MAX_BYTES = 1 << 20
 """Maximum size of a response, which is untrusted."""
+ADDRESS_HINT = "is it the controller's address?"
 MAX_REQUESTS = 400
 """Maximum number of requests of one session: links may form cycles."""
 _PATH = re.compile(r"/(?!/)[!$%&'()*+,\-./0-9:;=@A-Z_a-z~?]{0,1000}")
@@ -134,7 +135,7 @@ class RedfishClient:
         """
         what = f"{self.controller.name}: {method} {path[:200]}"
         if not _PATH.fullmatch(path):
-            raise NoRedfish(f"{self.controller.name}: a link leads to {path[:200]!r}", hint=self._address_hint())
+            raise NoRedfish(f"{self.controller.name}: a link leads to {path[:200]!r}", hint=ADDRESS_HINT)
         status, headers, data = self._send(method, path, body, {})
         if status == 401 and not self._token and not _accepts_basic(headers):
             self._open_session()
@@ -147,15 +148,12 @@ class RedfishClient:
         if status in (401, 403):
             raise Denied(f"{what}: {status}", hint=f"check {self.controller.section}.user and the password")
         if status in (404, 405, 410, 501):
-            raise Missing(f"{what}: {status}", hint=self._address_hint())
+            raise Missing(f"{what}: {status}", hint=ADDRESS_HINT)
         if 300 <= status < 400:
-            raise NoRedfish(f"{what}: {status}: redirected", hint=self._address_hint())
+            raise NoRedfish(f"{what}: {status}: redirected", hint=ADDRESS_HINT)
         if not 200 <= status < 300:
             raise SmsError(f"{what}: {status}{_reason(data)}")
-        return _object(data, what, self._address_hint())
-
-    def _address_hint(self) -> str:
-        return "is it the controller's address?"
+        return _object(data, what)
 
     def _open_session(self) -> None:
         """Log in for a token, if the controller does not accept basic authentication."""
@@ -188,7 +186,7 @@ class RedfishClient:
         """Send a request; return status, headers and body of the response."""
         self._left -= 1
         if self._left < 0:
-            raise NoRedfish(f"{self.controller.name}: too many links", hint=self._address_hint())
+            raise NoRedfish(f"{self.controller.name}: too many links", hint=ADDRESS_HINT)
         now = time.monotonic()
         until = min(self.until, now + self._answer_s)
         name = self.controller.name
@@ -210,15 +208,13 @@ class RedfishClient:
                 hint=f"set {self.controller.section}.ca to the CA that signed it",
             ) from error
         except TimeoutError as error:
-            raise Silent(f"{name} does not answer in time", hint=self._address_hint()) from error
+            raise Silent(f"{name} does not answer in time", hint=ADDRESS_HINT) from error
         except (ssl.SSLError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, ConnectionError):
-                raise Silent(f"{name} closed the connection", hint=self._address_hint()) from error
-            raise NoRedfish(
-                f"{name} is not a Redfish service: {_describe(error)}", hint=self._address_hint()
-            ) from error
+                raise Silent(f"{name} closed the connection", hint=ADDRESS_HINT) from error
+            raise NoRedfish(f"{name} is not a Redfish service: {_describe(error)}", hint=ADDRESS_HINT) from error
         except OSError as error:
-            raise Silent(f"{name} does not answer: {_describe(error)}", hint=self._address_hint()) from error
+            raise Silent(f"{name} does not answer: {_describe(error)}", hint=ADDRESS_HINT) from error
 
     def _exchange(
         self, method: str, path: str, body: Mapping[str, Any] | None, more: Mapping[str, str], until: float
@@ -305,13 +301,13 @@ def _reason(data: bytes) -> str:
     return ""
 
 
-def _object(data: bytes, what: str, hint: str) -> Mapping[str, object]:
+def _object(data: bytes, what: str) -> Mapping[str, object]:
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise NoRedfish(f"{what}: not a Redfish response", hint=hint)
+        raise NoRedfish(f"{what}: not a Redfish response", hint=ADDRESS_HINT)
     return found
 
 
@@ -352,14 +348,3 @@ def find_system(client: RedfishClient) -> str:
             hint="append the path of one to the URL: https://bmc/redfish/v1/Systems/1",
         )
     return paths[0]
-
-
-def power_off(controller: Controller, *, timeout_s: float) -> None:
-    """Switch a machine off hard and wait until its controller reports it off.
-
-    Raises:
-        SmsError: the machine could not be verified to be off.
-    """
-    from appliance.tools.redfish_power import switch
-
-    switch(controller, "off", timeout_s=timeout_s)

@@ -10,7 +10,16 @@ from urllib.parse import urlsplit
 from appliance.errors import SmsError
 from appliance.plan.nodes.nodes import clean_mac
 from appliance.text import one_line
-from appliance.tools.redfish import ROOT, SYSTEMS, NoRedfish, RedfishClient, link_of, members, part_of
+from appliance.tools.redfish import (
+    ADDRESS_HINT,
+    ROOT,
+    SYSTEMS,
+    NoRedfish,
+    RedfishClient,
+    link_of,
+    members,
+    part_of,
+)
 
 MAX_SYSTEMS = 64
 MAX_PARTS = 32
@@ -121,7 +130,7 @@ def read_bmc(client: RedfishClient) -> Bmc:
     reader, url = _Reader(client), client.controller.url
     root = client.request("GET", f"{ROOT}/")
     if not isinstance(root.get("RedfishVersion"), str) and "Systems" not in root:
-        raise NoRedfish(f"{client.controller.name}: not a Redfish response", hint="is it the controller's address?")
+        raise NoRedfish(f"{client.controller.name}: not a Redfish response", hint=ADDRESS_HINT)
     paths = _system_paths(reader, root, url)
     systems = [_system(reader, path, data) for path in paths if (data := reader.fetch(path, "system"))]
     manager = _manager(reader, link_of(root.get("Managers")))

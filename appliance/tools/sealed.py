@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from appliance.errors import Refused
+from appliance.shared.files import replace_file
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -70,8 +71,8 @@ def seal(folder: Path, private_key: Path, *, about: Mapping[str, Any] | None = N
     signature = _sign(key, _CONTEXT + manifest)
     # The signature is written last: a folder without one is incomplete.
     (folder / SIGNATURE).unlink(missing_ok=True)
-    _write(folder / MANIFEST, manifest)
-    _write(folder / SIGNATURE, base64.b64encode(signature) + b"\n")
+    replace_file(str(folder / MANIFEST), manifest, 0o644)
+    replace_file(str(folder / SIGNATURE), base64.b64encode(signature) + b"\n", 0o644)
     return hashlib.sha256(manifest).hexdigest()
 
 
@@ -173,43 +174,35 @@ def _private(path: Path) -> Any:
         raise Refused(f"{path} is not a private key in PEM format without a passphrase") from error
 
 
+def _scheme(key: Any) -> tuple[Any, ...] | None:
+    """Return what follows the data in calls of ``sign`` and ``verify``; None for another type of key."""
+    if isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
+        return ()
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        return (ec.ECDSA(hashes.SHA256()),)
+    if isinstance(key, rsa.RSAPrivateKey | rsa.RSAPublicKey):
+        return padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=32), hashes.SHA256()
+    return None
+
+
 def _sign(key: Any, data: bytes) -> bytes:
-    if isinstance(key, Ed25519PrivateKey):
-        return key.sign(data)
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(data, ec.ECDSA(hashes.SHA256()))
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(data, _padding(), hashes.SHA256())
-    raise Refused(f"cannot sign with a key of type {type(key).__name__}", hint="`sms key create` creates a pair")
+    scheme = _scheme(key)
+    if scheme is None:
+        raise Refused(f"cannot sign with a key of type {type(key).__name__}", hint="`sms key create` creates a pair")
+    signature: bytes = key.sign(data, *scheme)
+    return signature
 
 
 def _verifies(path: Path, signature: bytes, data: bytes) -> bool:
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
+        key: Any = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
         raise Refused(f"cannot read the public key {path}: {error}", hint="`sms key create` creates a pair") from error
+    scheme = _scheme(key)
+    if scheme is None:
+        return False
     try:
-        if isinstance(key, Ed25519PublicKey):
-            key.verify(signature, data)
-        elif isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, data, _padding(), hashes.SHA256())
-        else:
-            return False
+        key.verify(signature, data, *scheme)
     except InvalidSignature:
         return False
     return True
-
-
-def _padding() -> padding.PSS:
-    return padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=32)
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.rename(path)

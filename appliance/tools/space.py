@@ -27,12 +27,8 @@ def query_space(host: Host, folder: str) -> Space:
     """
     while folder != "/" and not host.works("test", "-d", folder):
         folder = str(PurePosixPath(folder).parent)  # on the same file system
-    return read_space(host.run("df", "--block-size=1", "--output=size,avail", folder).text)
-
-
-def read_space(text: str) -> Space:
-    """Parse df's output: a heading, then two numbers."""
-    size, free = text.splitlines()[-1].split()
+    # A heading, then two numbers.
+    size, free = host.run("df", "--block-size=1", "--output=size,avail", folder).text.splitlines()[-1].split()
     return Space(int(size), int(free))
 
 

@@ -22,9 +22,10 @@ from analysis.model import (
     Unclassified,
     Unseen,
 )
-from analysis.observed import BINS
 
 NODES = 450
+BINS = 64
+"""Parts of a timeline."""
 DAY = 86_400.0
 BOOTS = (20, 21, 22)
 """Parts of the day in which the administrator restarted nodes."""

@@ -10,6 +10,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import read_password
 from appliance.tools import ipmi, redfish
+from appliance.tools.redfish_power import switch
 
 
 def describe_fence(admin: AdminHost) -> str:
@@ -54,7 +55,7 @@ def fence(admin: AdminHost) -> None:
         if admin.fence.command:
             here.run(*admin.fence.command, timeout=admin.fence.timeout_s)
         elif admin.fence.redfish:
-            redfish.power_off(_controller(admin.fence.redfish), timeout_s=admin.fence.timeout_s)
+            switch(_controller(admin.fence.redfish), "off", timeout_s=admin.fence.timeout_s)
         elif admin.fence.ipmi:
             _power_off_ipmi(here, admin)
     except Refused:

@@ -274,6 +274,9 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
             raise
         unreachable = ", ".join(leases.unreachable)
         step.detail(f"generation {lease.generation}" + (f"; {unreachable} cannot be reached" if unreachable else ""))
+    for name, error in leases.unwritten.items():
+        why = f"{error.message}; {error.hint}" if error.hint else error.message
+        progress.report(f"note: the lease file of {name} could not be written: {why}")
     return lease
 
 

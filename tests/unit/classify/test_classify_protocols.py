@@ -52,7 +52,7 @@ def samples(port: int, *payloads: bytes, protocol: int = UDP) -> list[Sample]:
 def test_dhcp() -> None:
     found = read_dhcp(dhcp(ACK, lease=21600, renew=10800, rebind=18900))
     assert found
-    assert (found.kind, found.server, found.mac) == (ACK, "10.1.0.1", "52:54:00:01:00:00")
+    assert (found.kind, found.server) == (ACK, "10.1.0.1")
     assert (found.lease_s, found.renew_s, found.renewing) == (21600, 10800, False)
 
 
@@ -73,7 +73,7 @@ def test_dhcp_renewal() -> None:
 @pytest.mark.parametrize(("poll", "seconds"), [(4, 16.0), (6, 64.0), (10, 1024.0)])
 def test_ntp(poll: int, seconds: float) -> None:
     found = read_ntp(ntp(poll))
-    assert found and (found.mode, found.stratum, found.poll_s) == (3, 2, seconds)
+    assert found and (found.mode, found.poll_s) == (3, seconds)
 
 
 @pytest.mark.parametrize("payload", [ntp(0), ntp(255), ntp(6, mode=6), ntp(6)[:40], b""])

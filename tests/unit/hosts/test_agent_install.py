@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from appliance.host.base import Host, Result
+from appliance.host.fake import Fake
 from appliance.host.local import Local
+from appliance.shared.lease import SwapLease
 from appliance.tools import agent
 
 
@@ -27,3 +32,28 @@ def test_old_versions_go_when_a_new_one_comes(tmp_path: Path, monkeypatch: pytes
 def test_it_comes_to_a_host_that_has_no_folder_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "a" / "b"))
     assert Path(agent.install(Local())[-1]).read_bytes() == agent.build_zipapp()
+
+
+class Slow(Fake):
+    """A host on which each command takes a moment."""
+
+    def __init__(self) -> None:
+        reply = '{"kind": "result", "reply": "written"}'
+        super().__init__({("sh",): (0, "python3"), ("test",): (1, ""), ("find",): (0, ""), ("python3",): (0, reply)})
+        self.limits: list[float] = []
+
+    def run(self, *argv: str, timeout: float | None = 60, **options: Any) -> Result:
+        assert timeout
+        self.limits.append(timeout)
+        time.sleep(0.01)
+        return super().run(*argv, timeout=timeout, **options)
+
+    perform = Host.perform
+
+
+def test_a_request_keeps_to_its_time_with_all_that_precedes_it() -> None:
+    """The search for Python, the copy of the agent, the request: on a disk that hangs each could take a minute."""
+    host = Slow()
+    assert agent.perform(host, SwapLease("/x", ""), timeout=5) == "written"
+    assert len(host.limits) == 5 and host.limits[0] <= 5
+    assert all(later <= earlier - 0.01 for earlier, later in pairwise(host.limits))

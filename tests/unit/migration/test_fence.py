@@ -15,6 +15,7 @@ from appliance.host import local
 from appliance.host.fake import Fake
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.tools import ipmi, redfish
+from appliance.tools.redfish_power import switch
 from tests.ownnet import own_network
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
 
@@ -43,7 +44,7 @@ def test_redfish_powers_a_host_off(bmc: Emulator) -> None:
 
 @pytest.mark.slow
 def test_redfish_path_of_a_system(bmc: Emulator) -> None:
-    redfish.power_off(bmc.controller(path=f"/redfish/v1/Systems/{UUID}/"), timeout_s=30)
+    switch(bmc.controller(path=f"/redfish/v1/Systems/{UUID}/"), "off", timeout_s=30)
     assert bmc.power() == "Off"
 
 
@@ -51,9 +52,9 @@ def test_redfish_path_of_a_system(bmc: Emulator) -> None:
 def test_redfish_requires_a_path_for_several_systems(tmp_path: Path) -> None:
     with emulator(tmp_path, systems=2) as bmc:
         with pytest.raises(SmsError, match="has 2 systems") as caught:
-            redfish.power_off(bmc.controller(), timeout_s=30)
+            switch(bmc.controller(), "off", timeout_s=30)
         assert "/redfish/v1/Systems/1" in caught.value.hint
-        redfish.power_off(bmc.controller(path=f"/redfish/v1/Systems/{UUID}"), timeout_s=30)
+        switch(bmc.controller(path=f"/redfish/v1/Systems/{UUID}"), "off", timeout_s=30)
         assert (bmc.power(), bmc.power(UUID[:-1] + "5")) == ("Off", "On")
 
 
@@ -75,7 +76,7 @@ def test_wrong_password_and_unknown_certificate_are_refused(bmc: Emulator, tmp_p
 def test_unreachable_controller_is_an_error() -> None:
     controller = redfish.Controller("https://127.0.0.1:9", USER, PASSWORD, insecure=True)
     with pytest.raises(SmsError, match="does not answer") as caught:
-        redfish.power_off(controller, timeout_s=1)
+        switch(controller, "off", timeout_s=1)
     assert PASSWORD not in caught.value.message
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Container
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, check_lease, query_lease, release_lease, take_lease
+from appliance.operations.services import start
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
@@ -148,6 +149,29 @@ def test_free_lease_is_taken_despite_an_unreachable_host(apart: Pair) -> None:
     assert apart.files()["host-b"] == (None, 0, "")
     with pytest.raises(Refused, match="host-a holds"):
         apart.take("host-b")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_host_whose_file_cannot_be_written_is_named_with_the_reason(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch, *, cut: bool
+) -> None:
+    """It answers, so it is not unreachable, unless its network fails as well."""
+    host, lines = apart.hosts["host-b"], list[str]()
+    host.remote = True
+
+    def find_python(found: Host, **_: float) -> str:
+        host.cut = cut
+        raise Refused(f"{found.name} has no Python 3.9 or newer", hint="install python3 there")
+
+    monkeypatch.setattr(agent, "find_python", find_python)
+    monkeypatch.setattr(Silent, "report", lambda _, text: lines.append(text))
+    leases = apart.leases("host-a")
+    with ExitStack() as undo:
+        assert start._take_lease(apart.hosts["host-a"], leases, Silent(), undo, generation_bump=1).generation == 1
+        undo.pop_all()
+    why = "host-b has no Python 3.9 or newer; install python3 there"
+    assert lines == ([] if cut else [f"note: the lease file of host-b could not be written: {why}"])
+    assert leases.unreachable == (["host-b"] if cut else [])
 
 
 def test_unreachable_hosts_are_queried_again_after_taking(apart: Pair) -> None:

@@ -14,6 +14,7 @@ import pytest
 from appliance.cli.snapshots import view
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.fake import Answer, Fake
+from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.overlay import keep_stopped
@@ -30,6 +31,7 @@ from appliance.operations.snapshots.list import (
 from appliance.operations.snapshots.restore import (
     KeptOverlay,
     Restored,
+    _link_beside,
     other_image,
     rehearse_restore,
     resolve_target,
@@ -432,6 +434,37 @@ def test_an_overlay_that_cannot_be_kept_at_all_is_not_replaced() -> None:
     fake = host({"list": LISTED, "take": bad}, lease={}, more=more)
     with pytest.raises(SmsError, match=r"neither as a snapshot \(host-a: its file system is damaged\) nor as"):
         restore(cluster(), fake, "40", Silent())
+
+
+def test_a_second_name_of_the_overlay_is_one_that_is_free(tmp_path: Path) -> None:
+    """It is used again by a restore that is repeated. The overlay's own name remains."""
+    overlay, name = tmp_path / "lab.img", str(tmp_path / "lab.img.before-40")
+    overlay.write_bytes(b"x")
+    for _ in range(2):
+        assert _link_beside(Local(), str(overlay), name) == name
+        assert overlay.samefile(name) and overlay.stat().st_nlink == 2
+    overlay.unlink()
+    overlay.write_bytes(b"y")
+    for _ in range(2):
+        assert _link_beside(Local(), str(overlay), name) == f"{name}.2"
+        assert overlay.samefile(f"{name}.2") and overlay.stat().st_nlink == 2
+    assert Path(name).read_bytes() == b"x"
+
+
+def test_there_are_nine_names_for_overlays_that_are_kept(tmp_path: Path) -> None:
+    overlay, name = tmp_path / "lab.img", str(tmp_path / "lab.img.before-40")
+    for kept in (name, *(f"{name}.{number}" for number in range(2, 10))):
+        overlay.write_bytes(b"")
+        assert _link_beside(Local(), str(overlay), name) == kept
+        overlay.unlink()
+    overlay.write_bytes(b"")
+    assert _link_beside(Local(), str(overlay), name) == "" and overlay.stat().st_nlink == 1
+
+
+def test_a_second_name_that_cannot_be_made_is_not_reported(tmp_path: Path) -> None:
+    overlay = tmp_path / "lab.img"
+    overlay.write_bytes(b"")
+    assert _link_beside(Local(), str(overlay), str(tmp_path / "missing" / "name")) == ""
 
 
 def test_where_nothing_can_be_kept_nothing_is_restored() -> None:

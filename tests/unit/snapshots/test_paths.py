@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.agent import diff, names, rsync
+from appliance.agent import main as agent_main
+from appliance.agent.paths import creating
 from appliance.agent.protocol import Problem
-from appliance.agent.store import CHUNK
+from appliance.agent.store import CHUNK, disk_error
 from appliance.agent.trees import Contents
 from appliance.cli import main
 from appliance.cli.snapshots.paths_view import diff_line, diff_summary, restored_paths_lines
@@ -132,7 +134,7 @@ def test_a_deep_tree_needs_few_descriptors(tmp_path: Path) -> None:
         inode = os.fstat(cursor.here).st_ino
         for _ in range(1500):
             cursor.up()
-        assert cursor.depth == 0 and os.fstat(cursor.here).st_ino == tmp_path.stat().st_ino != inode
+        assert len(cursor.open) == 1 and os.fstat(cursor.here).st_ino == tmp_path.stat().st_ino != inode
         entries, _ = diff.measure(cursor, b"d")
         assert entries == 1499
     os.close(root)
@@ -164,7 +166,7 @@ def test_a_moved_folder_is_detected(tmp_path: Path) -> None:
             cursor.down(b"d")
         (tmp_path / "root" / "d" / "d").rename(tmp_path / "trap" / "d")
         with pytest.raises(names.Moved):
-            while cursor.depth:
+            while len(cursor.open) > 1:
                 cursor.up()
     os.close(root)
 
@@ -209,7 +211,7 @@ def test_a_walk_visits_everything_once(tmp_path: Path) -> None:
     with names.DirCursor(root) as cursor:
         found = [b"/".join(path).decode() for path, _ in names.walk(cursor, b"top")]
         assert found == ["top", "top/a", "top/b", "top/b/deep", "top/b/deep/er", "top/b/deep/er/x", "top/c"]
-        assert cursor.depth == 0 and diff.measure(cursor, b"top") == (6, 6)
+        assert len(cursor.open) == 1 and diff.measure(cursor, b"top") == (6, 6)
         assert not list(names.walk(cursor, b"missing"))
     os.close(root)
 
@@ -258,6 +260,36 @@ def test_messages_of_rsync(status: int, lines: list[str], outside: bool, outcome
         with pytest.raises(OSError) as caught:
             rsync.judge(status, lines, outside=outside)
         assert caught.value.errno == outcome
+
+
+def test_what_not_even_root_may_create_is_explained() -> None:
+    """An immutable folder (chattr +i) above a path that is restored."""
+    refused = OSError(errno.EPERM, "Operation not permitted")
+    with pytest.raises(Problem, match=r"^/var/new: operation not permitted$") as caught, creating((b"var", b"new")):
+        raise refused
+    line = 'rsync: [receiver] mkstemp "/var/.new.4Yb2" failed: Operation not permitted (1)'
+    with pytest.raises(Problem, match="mkstemp") as of_rsync:
+        rsync.judge(23, [line], outside=False)
+    for found in (caught.value, of_rsync.value, disk_error(refused, "/root/new")):
+        assert "`lsattr -d`" in found.hint and "`chattr -i`" in found.hint
+    with pytest.raises(OSError, match="No space"), creating((b"var",)):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("name", ["/x/lab.img.with-paths", None])
+def test_a_file_that_not_even_root_may_create_is_explained(
+    name: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the overlay; a refusal that is not about a file has other reasons."""
+
+    def refuse(request: dict[str, Any]) -> dict[str, Any]:
+        raise PermissionError(errno.EPERM, "Operation not permitted", name)
+
+    monkeypatch.setattr(agent_main, "find_command", lambda _: refuse)
+    assert agent_main.main(["restore_paths", "{}"]) == 1
+    problem = json.loads(capfd.readouterr().out)
+    assert problem["message"] == (f"{name}: " if name else "") + "operation not permitted"
+    assert ("`chattr -i`" in problem["hint"]) == bool(name)
 
 
 def test_paths_that_rsync_would_cut_are_refused() -> None:

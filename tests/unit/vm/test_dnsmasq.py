@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from appliance.provision import dnsmasq
 from appliance.provision.config import Config, parse_config
 from appliance.provision.dnsmasq import ConfigWriter, check_range, render_configuration, render_hosts
 from appliance.provision.model import Component, Interface, Inventory
-from appliance.provision.world import make_world
+from appliance.provision.world import World
 
 Need = Callable[[str], str]
 FOLDER = Path("/run/sms-provision")
@@ -144,10 +143,9 @@ def test_files_follow_the_inventory(tmp_path: Path) -> None:
         "database": f"sqlite:///{tmp_path}/inventory.db",
         "state": str(tmp_path),
     }
-    world = make_world(parse_config(document))
+    world = World(parse_config(document))
     (tmp_path / dnsmasq.PID).write_text(str(2**22 + 1))
-    keeper = ConfigWriter(world, tmp_path)
-    keeper.start()
+    ConfigWriter(world, tmp_path).start()
     try:
         assert "interface=lo\n" in (tmp_path / dnsmasq.CONFIGURATION).read_text()
         assert (tmp_path / dnsmasq.HOSTS).read_text() == ""
@@ -161,6 +159,4 @@ def test_files_follow_the_inventory(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert (tmp_path / dnsmasq.HOSTS).read_text() == "02:00:0a:4d:00:65,127.0.0.9,node1,infinite\n"
     finally:
-        keeper.stop()
         world.store.close()
-    assert "dnsmasq" not in {thread.name for thread in threading.enumerate()}

@@ -17,7 +17,7 @@ from appliance.provision import migrations, tables
 from appliance.provision.model import Boot, Component, Endpoint, Group, Interface, Inventory
 from appliance.provision.problem import HttpProblem
 from appliance.provision.store import Store
-from appliance.provision.world import World, make_world
+from appliance.provision.world import World
 from tests.conftest import find_tool
 from tests.places import ROOT
 from tests.provd import find_postgresql, make_config, postgresql, running
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def world(url: str, tmp_path: Path) -> Iterator[World]:
-    made = make_world(make_config(tmp_path, database=url))
+    made = World(make_config(tmp_path, database=url))
     yield made
     made.store.close()
 
@@ -215,7 +215,7 @@ def test_databases_that_cannot_be_opened(bad: str, message: str) -> None:
 def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "inventory.db").write_bytes(b"this is a letter" * 4096)
     with pytest.raises(SmsError, match="not a database") as caught:
-        make_world(make_config(tmp_path))
+        World(make_config(tmp_path))
     assert "sms vm restore" in caught.value.hint
 
 
