@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, filled, verb
+from appliance.cli.common import Verbs, add_json, filled, print_result, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def keep_count(text: str) -> int:
     return int(text)
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -56,15 +56,12 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Take a snapshot; or list, verify or prune them."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
+    from appliance.cli.screen import out, print_json
     from appliance.cli.vm.common import open_vm
     from appliance.operations.vm.snapshot import snapshot_vm
     from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots, prune_snapshots, verify_snapshot
 
-    cluster, host = open_vm(arguments)
-    shown = progress(arguments.quiet)
+    cluster, host, shown = open_vm(arguments)
     if arguments.list:
         found = list_snapshots(cluster, host)
     elif arguments.verify:
@@ -73,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = prune_snapshots(cluster, host, shown, keep=arguments.prune, dry_run=arguments.dry_run)
     else:
         taken = snapshot_vm(cluster, host, shown, arguments.name, reason=" ".join(arguments.reason.split()))
-        print_json(asdict(taken)) if arguments.json else out.print(line(taken), markup=False)
+        print_result(arguments, taken, [line(taken)])
         return 0
     if arguments.json:
-        print_json([asdict(one) for one in found])
+        print_json(found)
         return 0
     word = ""
     if arguments.list and found:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ EXAMPLES = """\
   sms vm status --json    the same for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -33,8 +33,6 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    from dataclasses import asdict
-
     from appliance.cli.screen import print_json
     from appliance.operations.vm.status import status_vm
 
@@ -42,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.host or cluster.site.admin_hosts[0].name
     found = status_vm(cluster, cluster.host(name), only=arguments.host is not None)
     if arguments.json:
-        print_json(asdict(found))
+        print_json(found)
     else:
         show(found)
     return 0 if found.healthy else 4
