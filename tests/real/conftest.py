@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from appliance.host.base import Host, Result
 from appliance.lab import Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built, build
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Silent
 from appliance.tools import ext3
+from tests.real.labs import fresh_lab
 from tests.real.logs import keep_logs
 
 NODES = 4
@@ -106,15 +105,8 @@ class Playground:
 @pytest.fixture(scope="session")
 def playground() -> Iterator[Playground]:
     """A fresh lab whose admin hosts have never run the services container."""
-    name = "t-main"
-    lab_down(name, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)
-    lab_up(name, NODES, Silent())
-    try:
-        yield Playground(Lab.open(name))
-    finally:
-        lab_down(name, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)
+    with fresh_lab("t-main", NODES) as lab:
+        yield Playground(lab)
 
 
 @pytest.fixture(scope="session")

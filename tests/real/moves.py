@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from appliance.host.base import Result
 from appliance.lab import Lab
 from appliance.operations.lab.demo import as_alice
 from tests.real.conftest import Playground
-from tests.real.snapshots.test_interrupted import sms_pids
+from tests.real.processes import kill_sms
 
 CARRIERS = ("host-a", "host-b")
 BRIDGES = {"br-prov": "prov0", "br-pub": "pub0"}
@@ -182,11 +181,8 @@ class Stepping:
 
     def kill(self) -> None:
         """SIGKILL; nothing where it has ended."""
-        if self.process.poll() is not None:
-            return
-        for pid in [*sms_pids(self.process.pid), self.process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            kill_sms(self.process.pid)
 
     def end(self, timeout: float) -> Result:
         """How it ended."""
@@ -239,6 +235,17 @@ def ssh_cut(lab: Lab, *hosts: str, reset: bool = False) -> Iterator[None]:
     finally:
         for host in hosts:
             lab.host(host).run("nft", "delete", "table", "inet", "cut", ok=None)
+
+
+def read_jobs(text: str) -> list[dict[str, str]]:
+    """The facts of each job that `scontrol -o show jobs` prints."""
+    lines = [dict(word.partition("=")[::2] for word in line.split()) for line in text.splitlines()]
+    return [told for told in lines if "JobId" in told]
+
+
+def job_states(text: str) -> dict[str, str]:
+    """Job and state, of what `scontrol -o show jobs` prints."""
+    return {told["JobId"]: told["JobState"] for told in read_jobs(text)}
 
 
 class ShortJobs:
@@ -294,11 +301,9 @@ class ShortJobs:
     def states(self) -> dict[str, str]:
         """Each job's state, by its name, as the controller knows it; with why, for one that waits."""
         found = {}
-        for line in self.node.run("scontrol", "-o", "show", "jobs", ok=None).text.splitlines():
-            told = dict(word.partition("=")[::2] for word in line.split())
-            if "JobName" in told:
-                waits = f" for {told.get('Reason')}" if told["JobState"] == "PENDING" else ""
-                found[told["JobName"]] = told["JobState"] + waits
+        for told in read_jobs(self.node.run("scontrol", "-o", "show", "jobs", ok=None).text):
+            waits = f" for {told.get('Reason')}" if told["JobState"] == "PENDING" else ""
+            found[told["JobName"]] = told["JobState"] + waits
         return found
 
     def not_completed(

@@ -39,6 +39,7 @@ from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     test_send_and_fetch_keep_every_byte,
     test_write_returns_whether_anything_changed,
 )
+from tests.waiting import soon
 
 pytestmark = pytest.mark.real
 
@@ -117,14 +118,6 @@ def host(server: Server) -> Iterator[Host]:
         far.close()
 
 
-def soon(true: Callable[[], bool]) -> bool:
-    """Whether it comes true within a few seconds."""
-    deadline = time.monotonic() + 5
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()
-
-
 @pytest.mark.parametrize("late", [MSG_CHANNEL_EOF, MSG_CHANNEL_DATA])
 def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, late: int) -> None:
     """A thread that sends the end of input while the command ends: sshd would end the connection."""
@@ -132,7 +125,7 @@ def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, lat
     transport = far._transport()
     channel = transport.open_session()
     channel.exec_command("true")
-    assert soon(lambda: bool(channel.closed))
+    soon(lambda: bool(channel.closed))
     message = paramiko.Message()
     message.add_byte(bytes([late]))
     message.add_int(channel.remote_chanid)
@@ -162,7 +155,7 @@ def test_only_the_right_keys_are_taken(
     with pytest.raises(Unreachable, match=message) as caught:
         server.host(key=key, known=known).run("true")
     assert hint in caught.value.hint
-    assert soon(lambda: threading.active_count() <= threads), "the connection's thread ends as well"
+    soon(lambda: threading.active_count() <= threads, "the connection's thread ends as well")
 
 
 def test_no_server_listens(server: Server) -> None:
@@ -214,7 +207,7 @@ def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str)
         host.run("sh", "-c", script, timeout=1)
     assert "within 1 s" in caught.value.hint
     assert time.monotonic() - began < 120
-    assert soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
+    soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
     assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"
 
 
@@ -250,13 +243,13 @@ def test_a_send_that_breaks_leaves_the_file_as_it_was(
 
     def cut(done: int) -> None:
         if done > 4_000_000 and not moved:
-            assert soon((tmp_path / "file.new").exists), "it has begun"
+            soon((tmp_path / "file.new").exists, "it has begun")
             server.signal(signal.SIGKILL)
             moved.append(done)
 
     with pytest.raises(Unreachable, match="connection broke"):
         host.send(io.BytesIO(bytes(20_000_000)), str(path), progress=cut)
-    assert soon(lambda: not (tmp_path / "file.new").exists())
+    soon(lambda: not (tmp_path / "file.new").exists())
     assert (path.read_bytes() if path.exists() else None) == before
 
 
@@ -270,7 +263,7 @@ def test_a_send_that_is_cancelled_leaves_nothing(
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
         host.send(io.BytesIO(bytes(20_000_000)), str(tmp_path / "file"), progress=cancel)
-    assert soon(lambda: names(tmp_path) == [])
+    soon(lambda: names(tmp_path) == [])
     assert host.works("true"), "the connection serves on"
 
 
@@ -313,7 +306,7 @@ def test_a_host_that_falls_silent_is_given_up(
             else:
                 far.send(io.BytesIO(bytes(30_000_000)), str(tmp_path / "file"), progress=lambda done: pause.join())
         assert time.monotonic() - began < 60, "not for as long as it usually has patience"
-        assert soon(lambda: threading.active_count() <= threads), "no thread goes on reading"
+        soon(lambda: threading.active_count() <= threads, "no thread goes on reading")
     finally:
         server.signal(signal.SIGKILL)
         far.close()
@@ -373,7 +366,7 @@ def test_another_user_works_through_sudo(server: Server, tmp_path: Path, need: C
             pass
         with pytest.raises(CommandTimeout):
             far.run("sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 60; :", timeout=1)
-        assert soon(lambda: not alive(int((tmp_path / "pid").read_text())))
+        soon(lambda: not alive(int((tmp_path / "pid").read_text())))
         with pytest.raises(CommandTimeout):
             far.run("sh", "-c", "trap '' TERM; while :; do sleep 1; done", timeout=1)
     finally:

@@ -24,7 +24,6 @@ from tests.real.hosts.test_ssh import (  # noqa: F401
     run_sshd,
     server,
 )
-from tests.real.hosts.test_ssh import soon as soon_true
 from tests.unit.test_host import alive
 from tests.unit.test_stream import (  # noqa: F401  the same must be true over SSH
     drain,
@@ -40,6 +39,8 @@ from tests.unit.test_stream import (  # noqa: F401  the same must be true over S
     test_one_that_ends_early_reports_why,
     test_too_few_bytes_are_an_error,
 )
+from tests.waiting import soon as soon_true
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -168,10 +169,7 @@ def threads() -> Iterator[None]:
     """None is left."""
     before = threading.active_count()
     yield
-    deadline = time.monotonic() + 30
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threading.active_count() <= before
+    wait_until(lambda: threading.active_count() <= before, "no thread is left", 30)
 
 
 def test_no_thread_is_left(threads: None, server: Server) -> None:  # noqa: F811
@@ -229,8 +227,5 @@ def test_through_sudo_it_is_ended_as_well(
         assert soon(tmp_path / "pid")
         raise ValueError
     # sudo reaps what it ran; we do not wait for sudo.
-    deadline = time.monotonic() + 30
-    while alive(int((tmp_path / "pid").read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())), "it has ended", 30)
     far.close()

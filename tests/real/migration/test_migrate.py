@@ -26,8 +26,18 @@ from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.images import with_accounting
 from tests.real.conftest import NODES, Playground
-from tests.real.moves import CARRIERS, CONTROLLER, OVERLAY, Hosts, Prober, Stepping, Watch, other, ssh_cut
-from tests.real.snapshots.test_snapshot_soak import job_states
+from tests.real.moves import (
+    CARRIERS,
+    CONTROLLER,
+    OVERLAY,
+    Hosts,
+    Prober,
+    Stepping,
+    Watch,
+    job_states,
+    other,
+    ssh_cut,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

@@ -13,7 +13,6 @@ Time has no namespace, so the clock that is off is a `date` which says so.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -27,8 +26,8 @@ from appliance.lab import Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.demo import wait_idle
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Silent
+from tests.real.labs import fresh_lab
 from tests.real.moves import (
     CARRIERS,
     CONTROLLER,
@@ -155,13 +154,8 @@ class World:
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A lab of two nodes whose services container is probed all the time."""
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, NODES, Silent())
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-        stack.callback(lab_down, NAME, False, Silent())
-        hosts = Hosts(Lab.open(NAME))
+        hosts = Hosts(stack.enter_context(fresh_lab(NAME, NODES)))
         cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
         build(cluster, Silent(), lock=hosts.lab.etc / "sms.lock")
         hosts.sms("-q", "start", "--host", "host-a", on="admin")

@@ -16,6 +16,7 @@ from appliance.host.base import Host
 from appliance.operations.image.build import Built
 from appliance.share import share
 from tests.real.conftest import Playground, give_image
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -71,11 +72,9 @@ def booted(outer: Host) -> Iterator[Booted]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        leader = wait("systemd", lambda: outer.run("pgrep", "-xo", "systemd", ok=None).text)
+        leader = wait_until(lambda: outer.run("pgrep", "-xo", "systemd", ok=None).text, "systemd")
         system = Booted(outer, leader)
-        wait(
-            "the system bus", lambda: "yes" if system.works("systemctl", "is-system-running", "--wait") or True else ""
-        )
+        system.works("systemctl", "is-system-running", "--wait")
         system.run("sh", "-c", OPEN_CGROUPS)
         yield system
         system.run("systemctl", "poweroff", ok=None)
@@ -85,14 +84,6 @@ def booted(outer: Host) -> Iterator[Booted]:
             outer.run("pkill", "-KILL", "-f", "^systemd-nspawn ", ok=None)
             process.kill()
             process.wait()
-
-
-def wait(what: str, ask: Callable[[], str], timeout_s: float = 150) -> str:
-    deadline = time.monotonic() + timeout_s
-    while not (found := ask()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.2)
-    return found
 
 
 def test_the_unit_stops_it_in_order_and_brings_it_back(
@@ -110,7 +101,8 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
             assert b"nothing starts the services container after a reboot" not in told.stderr
             assert system.run("systemctl", "is-enabled", unit).text == "enabled"
             assert system.run("systemctl", "is-active", unit).text == "active"
-            wait("the guard", lambda: "yes" if system.works("systemctl", "is-active", "-q", "sms-lab-guard") else "")
+            guarded = ("systemctl", "is-active", "-q", "sms-lab-guard")
+            wait_until(lambda: system.works(*guarded), "the guard runs")
             state = json.loads(system.run("sms", "status", "--json").stdout)
             assert state["healthy"] and not [words for words in state["warnings"] if "guard" in words]
         # The host is down: every daemon ended cleanly, and the lease says that it is to come back.
@@ -119,14 +111,14 @@ def test_the_unit_stops_it_in_order_and_brings_it_back(
         assert lease["holder"] == HOST and not stopped.loops(HOST)
         with booted(outer) as system:
 
-            def back() -> str:
+            def back() -> bool:
                 status = system.run("sms", "status", "--json", ok=None)
-                return "yes" if status.status == 0 and json.loads(status.stdout)["healthy"] else ""
+                return status.status == 0 and bool(json.loads(status.stdout)["healthy"])
 
             # nspawn's read-only cgroups let its first try fail; the unit tries again by itself.
-            wait("the services container", back)
+            wait_until(back, "the services container is back")
             assert stopped.lease(HOST)["generation"] > lease["generation"]
-            assert system.works("systemctl", "is-active", "-q", "sms-lab-guard")
+            assert system.works(*guarded)
             system.run("sms", "stop", timeout=120)
             assert not system.works("systemctl", "is-active", "-q", "sms-lab-guard")
         with booted(outer) as system:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from appliance.operations.image.build import Built
 from tests.real.conftest import Playground, give_image
 from tests.real.services.test_reboot import HOST as BOOTED_HOST
 from tests.real.services.test_reboot import PREPARE, ROOT, booted
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -44,12 +44,8 @@ def clear(playground: Playground) -> None:
         )
 
 
-def wait(what: str, ask: Callable[[], Any], timeout_s: float = 240) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := ask()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.5)
-    return found
+def wait(what: str, ask: Callable[[], Any]) -> Any:
+    return wait_until(ask, what, 240, every_s=0.5)
 
 
 def snapshots(playground: Playground, on: str = "host-a") -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -14,14 +13,14 @@ from statistics import median
 
 import pytest
 
-from appliance.lab import Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import as_alice
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.real.conftest import NODES, Playground, give_image
+from tests.real.labs import fresh_lab
+from tests.real.moves import job_states
 from tests.real.overlays import is_prefix
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -73,16 +72,6 @@ class Jobs:
         return {job: states.get(job, "unknown") for job in list(self.submitted) if job not in self.completed}
 
 
-def job_states(text: str) -> dict[str, str]:
-    """Job and state, of what `scontrol -o show jobs` prints."""
-    found = {}
-    for line in text.splitlines():
-        told = dict(word.partition("=")[::2] for word in line.split())
-        if "JobId" in told:
-            found[told["JobId"]] = told["JobState"]
-    return found
-
-
 @contextmanager
 def writing(playground: Playground) -> Iterator[None]:
     """A writer in the container, whose every line is on the disk before the next."""
@@ -101,15 +90,10 @@ def writing(playground: Playground) -> Iterator[None]:
 @pytest.fixture
 def elsewhere(built: Built) -> Iterator[Playground]:
     """A lab of its own for restored controllers."""
-    shutil.rmtree(f"/var/lib/sms-lab/{OTHER}", ignore_errors=True)
-    lab_up(OTHER, NODES, Silent())
-    try:
-        other = Playground(Lab.open(OTHER))
+    with fresh_lab(OTHER, NODES) as lab:
+        other = Playground(lab)
         give_image(other, built)
         yield other
-    finally:
-        lab_down(OTHER, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{OTHER}", ignore_errors=True)
 
 
 @pytest.mark.parametrize("count, apart", SIZES)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,14 +19,13 @@ import pytest
 import yaml
 
 from appliance.errors import Refused
-from appliance.lab import Lab
 from appliance.lab.up import check_machine
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.lab import demo
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.operations.upgrade.rehearse_vm import TCP, find_clients
 from appliance.progress import Silent
 from tests.real.conftest import Playground
+from tests.real.labs import fresh_lab
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
@@ -109,21 +107,12 @@ def thread() -> Iterator[Thread]:
         if os.environ.get("CI"):
             raise
         pytest.skip(error.message)
-    wipe()
-    lab_up(NAME, 0, Silent(), metal=len(METAL))
-    try:
-        there = Playground(Lab.open(NAME))
+    with fresh_lab(NAME, 0, metal=len(METAL)) as lab:
+        there = Playground(lab)
         found = Thread(there)
         bring_up(found, there)
         print(found.took, flush=True)
         yield found
-    finally:
-        wipe()
-
-
-def wipe() -> None:
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 def bring_up(thread: Thread, there: Playground) -> None:
