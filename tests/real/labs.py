@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from appliance.errors import Refused
 from appliance.lab import Lab
+from appliance.lab.up import check_machine
 from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Silent
 
@@ -20,6 +25,16 @@ def fresh_lab(name: str, nodes: int, *, metal: int = 0) -> Iterator[Lab]:
         yield Lab.open(name)
     finally:
         _remove(name)
+
+
+def need_machine(*, metal: bool = False) -> None:
+    """Skip where this machine cannot run a lab; in CI that is a failure."""
+    try:
+        check_machine(metal=metal)
+    except Refused as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(error.message)
 
 
 def _remove(name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from appliance.errors import SmsError
 from appliance.host.base import Result
@@ -51,23 +51,33 @@ def other(host: str) -> str:
     return CARRIERS[1 - CARRIERS.index(host)]
 
 
-class Watch:
-    """Looks all the time which admin hosts have ports of an instance on their bridges."""
+class Background:
+    """Works in a thread of its own, until ``_ended`` is set at the end of the context."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.twice: list[str] = []
-        self.looked = 0
+    def __init__(self) -> None:
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self.work)
 
-    def __enter__(self) -> Watch:
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+
+
+class Watch(Background):
+    """Looks all the time which admin hosts have ports of an instance on their bridges."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.twice: list[str] = []
+        self.looked = 0
+        super().__init__()
 
     def serving(self) -> dict[str, list[str]]:
         """Bridges with an instance's port, by host; hosts without any are left out."""
@@ -85,7 +95,7 @@ class Watch:
         except OSError:
             return set()
 
-    def _look(self) -> None:
+    def work(self) -> None:
         while not self._ended.wait(0.004):
             found = self.serving()
             self.looked += 1
@@ -248,7 +258,7 @@ def job_states(text: str) -> dict[str, str]:
     return {told["JobId"]: told["JobState"] for told in read_jobs(text)}
 
 
-class ShortJobs:
+class ShortJobs(Background):
     """A stream of short jobs from a node; all of them are to complete, whatever happens."""
 
     EVERY_S = 3.0
@@ -264,18 +274,9 @@ class ShortJobs:
         """Nodes that were resumed: they had run a job that waited in the state of before a power loss."""
         self.refused = 0
         self.completed: set[str] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._submit)
+        super().__init__()
 
-    def __enter__(self) -> ShortJobs:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _submit(self) -> None:
+    def work(self) -> None:
         number = 0
         while not self._ended.wait(self.EVERY_S):
             number += 1

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.errors import Refused
 from appliance.lab import Lab, Metal
-from appliance.lab.up import check_machine
 from appliance.operations.lab.lab import lab_down, lab_machines, lab_up
 from appliance.progress import Silent
-from tests.real.labs import fresh_lab
+from tests.real.labs import fresh_lab, need_machine
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -71,12 +69,7 @@ class Row:
 @pytest.fixture(scope="module")
 def row() -> Iterator[Row]:
     pytest.importorskip("sushy")
-    try:
-        check_machine(metal=True)
-    except Refused as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(error.message)
+    need_machine(metal=True)
     with fresh_lab(NAME, 0, metal=2):
         yield Row()
 

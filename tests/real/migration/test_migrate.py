@@ -30,6 +30,7 @@ from tests.real.moves import (
     CARRIERS,
     CONTROLLER,
     OVERLAY,
+    Background,
     Hosts,
     Prober,
     Stepping,
@@ -151,21 +152,20 @@ def in_network(lab: Lab, node: str, program: str) -> Iterator[list[str]]:
             reader.join()
 
 
-class Spy:
+class Spy(Background):
     """Looks at the command lines of all processes, again and again, for a secret."""
 
     def __init__(self, key: bytes) -> None:
         self.shapes = (key[:33], key[:33].hex().encode(), base64.b64encode(key[:33]))
         self.found: list[bytes] = []
         self.looked = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        super().__init__()
 
     def has(self, data: bytes) -> bool:
         """Whether the secret is in there, in any shape."""
         return any(shape in data for shape in self.shapes)
 
-    def _look(self) -> None:
+    def work(self) -> None:
         while not self._ended.wait(0.2):
             for process in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
@@ -175,14 +175,6 @@ class Spy:
                 self.looked += 1
                 if self.has(words):
                     self.found.append(words)
-
-    def __enter__(self) -> Spy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 @dataclass

@@ -45,7 +45,7 @@ from tests.conftest import find_tool
 from tests.places import DEBIAN_SITE
 from tests.real.hosts.test_ssh import Server, server  # noqa: F401
 from tests.real.overlays import file_system
-from tests.unit.snapshots.test_transfer import keep_image, make_image, read_all
+from tests.stores import keep_image, make_image, read_all
 
 pytestmark = pytest.mark.real
 

@@ -24,7 +24,7 @@ from appliance.lab import Lab
 from tests import stores
 from tests.conftest import find_tool
 from tests.real.labs import fresh_lab
-from tests.unit.snapshots.test_transfer import keep_image, make_image, read_all
+from tests.stores import keep_image, make_image, read_all
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real

@@ -20,7 +20,7 @@ from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.real.conftest import NODES, Playground, give_image
 from tests.real.labs import fresh_lab
-from tests.real.moves import job_states
+from tests.real.moves import Background, job_states
 from tests.real.overlays import is_prefix
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -38,7 +38,7 @@ while [ -e /var/lib/soak/go ]; do i=$((i+1)); echo $i >>/var/lib/soak/lines; syn
 """
 
 
-class Jobs:
+class Jobs(Background):
     """A stream of short jobs from a compute node."""
 
     def __init__(self, playground: Playground) -> None:
@@ -46,18 +46,9 @@ class Jobs:
         self.submitted: dict[str, float] = {}
         self.failed: list[str] = []
         self.completed: set[str] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._submit)
+        super().__init__()
 
-    def __enter__(self) -> Jobs:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _submit(self) -> None:
+    def work(self) -> None:
         while not self._ended.wait(EVERY_S):
             try:
                 job = as_alice(self.node, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1")

@@ -6,7 +6,6 @@ The images of the VM and of the nodes lie on this machine, as the container's do
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,14 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from appliance.errors import Refused
-from appliance.lab.up import check_machine
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.lab import demo
 from appliance.operations.upgrade.rehearse_vm import TCP, find_clients
 from appliance.progress import Silent
 from tests.real.conftest import Playground
-from tests.real.labs import fresh_lab
+from tests.real.labs import fresh_lab, need_machine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
@@ -101,12 +98,7 @@ class Thread:
 @pytest.fixture(scope="module")
 def thread() -> Iterator[Thread]:
     """Everything up to the first idle node."""
-    try:
-        check_machine(metal=True)
-    except Refused as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(error.message)
+    need_machine(metal=True)
     with fresh_lab(NAME, 0, metal=len(METAL)) as lab:
         there = Playground(lab)
         found = Thread(there)
