@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from appliance.errors import Refused
-from appliance.lab import Lab
+from appliance.lab import Lab, Metal
 from appliance.lab.up import check_machine
 from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Silent
@@ -25,6 +25,11 @@ def fresh_lab(name: str, nodes: int, *, metal: int = 0) -> Iterator[Lab]:
         yield Lab.open(name)
     finally:
         _remove(name)
+
+
+def console_text(machine: Metal) -> str:
+    """The output of a diskless machine's serial console."""
+    return machine.console.read_text(errors="replace") if machine.console.exists() else ""
 
 
 def need_machine(*, metal: bool = False) -> None:

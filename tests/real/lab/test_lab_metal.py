@@ -13,7 +13,7 @@ import pytest
 from appliance.lab import Lab, Metal
 from appliance.operations.lab.lab import lab_down, lab_machines, lab_up
 from appliance.progress import Silent
-from tests.real.labs import fresh_lab, need_machine
+from tests.real.labs import console_text, fresh_lab, need_machine
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -92,15 +92,15 @@ def test_a_machine_that_is_switched_on_asks_for_an_address(row: Row) -> None:
     assert state(row) == [True, False]
     assert [machine.pid is not None for machine in lab_machines(NAME)] == [True, False]
     assert "BOOTP/DHCP, Request from 02:00:0a:4d:00:97" in row.requests(mac)[0]
-    assert "iPXE" in row.lab.metal("metal1").console_text()
+    assert "iPXE" in console_text(row.lab.metal("metal1"))
     assert row.redfish("metal1", "ForceOff")[1] == "Off"
     assert state(row) == [False, False]
 
 
 def test_without_the_network_as_its_boot_device_it_has_none(row: Row) -> None:
     row.redfish("metal2", "On")
-    wait_until(lambda: "No bootable device" in row.lab.metal("metal2").console_text(), "a word on the console", WAIT_S)
-    assert "iPXE" not in row.lab.metal("metal2").console_text()
+    wait_until(lambda: "No bootable device" in console_text(row.lab.metal("metal2")), "a word on the console", WAIT_S)
+    assert "iPXE" not in console_text(row.lab.metal("metal2"))
     row.redfish("metal2", "ForceOff")
 
 

@@ -42,6 +42,7 @@ from tests.real.moves import (
     other,
     ssh_cut,
 )
+from tests.real.power import power_off, power_on
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -117,7 +118,7 @@ class World:
         """The services container serves on one host, both hosts are alive; where."""
         for host in CARRIERS:
             if not Path(f"/proc/{self.lab.host(host).pid}").exists():
-                self.lab.power_on(host)
+                power_on(self.lab, host)
         with suppress(AssertionError, SmsError):
             if self.answers() and not any(self.marked(host) for host in CARRIERS):
                 return self.where()
@@ -220,13 +221,13 @@ def cut_target(scene: Scene) -> None:
 
 def target_gone(scene: Scene) -> None:
     """The target's power fails."""
-    scene.world.lab.power_off(scene.target)
+    power_off(scene.world.lab, scene.target)
     scene.gone.append(scene.target)
 
 
 def source_gone(scene: Scene) -> None:
     """The source's power fails."""
-    scene.world.lab.power_off(scene.source)
+    power_off(scene.world.lab, scene.source)
     scene.gone.append(scene.source)
 
 
@@ -436,7 +437,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         said = ended.stderr.decode(errors="replace")[-1500:]
         assert found in expected, (found, said)
         for host in scene.gone:
-            world.lab.power_on(host)
+            power_on(world.lab, host)
         row.again = run_again(world, found, source, target, ended=ended.status == 0)
     if out := os.environ.get("SMS_MATRIX_OUT"):
         with Path(out).open("a") as stream:

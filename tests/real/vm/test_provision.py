@@ -22,7 +22,7 @@ from appliance.operations.lab import demo
 from appliance.operations.upgrade.rehearse_vm import TCP, find_clients
 from appliance.progress import Silent
 from tests.real.conftest import Playground
-from tests.real.labs import fresh_lab, need_machine
+from tests.real.labs import console_text, fresh_lab, need_machine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
@@ -88,7 +88,7 @@ class Thread:
                     self.took[name] = round(time.monotonic() - self.booted, 1)
             if set(states.values()) == {"idle"}:
                 return
-            said = {name: self.there.lab.metal(name).console_text()[-1500:] for name in METAL}
+            said = {name: console_text(self.there.lab.metal(name))[-1500:] for name in METAL}
             assert time.monotonic() < deadline, (states, said)
             time.sleep(0.5)
 
