@@ -32,6 +32,7 @@ import pytest
 from appliance.tools.python import OLDEST
 from tests.places import GOLDEN, ROOT
 from tests.servers import free_port, server_context
+from tests.waiting import soon
 
 RUNTIME = ROOT / "definitions" / "runtime"
 PROGRAMS = [path for path in sorted(RUNTIME.iterdir()) if path.is_file() and b"python3" in path.read_bytes()[:40]]
@@ -392,13 +393,8 @@ def test_probe_exec_kills_its_children(smsrt: ModuleType, tmp_path: Path) -> Non
     assert not ok
     assert "no answer within 0.3 s" in detail
     assert time.monotonic() - began < 3
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(50):
-        if not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-            break
-        time.sleep(0.02)
-    else:
-        pytest.fail("the command lives on")
+    process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+    soon(lambda: not process.exists() or "\nState:\tZ" in (process / "status").read_text(), "the command has ended")
 
 
 def run_program(name: str, root: Path, *argv: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
