@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -21,3 +22,11 @@ def wait_until(ask: Callable[[], Answer], what: str = "it", timeout_s: float = 1
 def soon(ask: Callable[[], Answer], what: str = "it") -> Answer:
     """As ``wait_until``, for what takes less than 5 s."""
     return wait_until(ask, what, 5)
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -20,6 +20,7 @@ from appliance.progress import Silent
 from appliance.tools import ext3
 from tests.real.labs import fresh_lab
 from tests.real.logs import keep_logs
+from tests.real.sshd import Server, run_sshd
 
 NODES = 4
 HERE = Path(__file__).parent
@@ -142,6 +143,12 @@ def give_image(playground: Playground, built: Built, name: str = "host-a") -> No
         with Path(built.image).open("rb") as stream:
             host.send(stream, target)
     host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An sshd on the loopback."""
+    yield from run_sshd(tmp_path_factory.mktemp("sshd"), "127.0.0.1")
 
 
 def processes(pattern: str) -> list[int]:

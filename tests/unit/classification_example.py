@@ -24,6 +24,8 @@ from analysis.model import (
 )
 from analysis.observed import BINS
 
+HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
+"""Text that a terminal must not interpret."""
 NODES = 450
 DAY = 86_400.0
 BOOTS = (20, 21, 22)

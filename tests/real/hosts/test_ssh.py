@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
@@ -23,9 +21,9 @@ from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
 from appliance.host.ssh import Ssh
 from tests.conftest import find_tool
 from tests.ownnet import own_network
+from tests.real.sshd import Server, run_sshd
 from tests.unit import test_host
 from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
-    alive,
     names,
     test_a_command_gives_both_its_outputs,
     test_a_lock_is_held_by_one,
@@ -39,61 +37,9 @@ from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     test_send_and_fetch_keep_every_byte,
     test_write_returns_whether_anything_changed,
 )
-from tests.waiting import soon
+from tests.waiting import alive, soon
 
 pytestmark = pytest.mark.real
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running sshd, and what a client needs for it."""
-
-    folder: Path
-    address: str
-    port: int
-    pid: int
-
-    def host(self, *, key: str = "user", known: str = "known_hosts") -> Ssh:
-        return Ssh("far", self.address, port=self.port, key=self.folder / key, known_hosts=self.folder / known)
-
-    def sessions(self) -> list[int]:
-        """Its processes for the connections that are open."""
-        listed = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False)
-        return [int(word) for word in listed.stdout.split()]
-
-    def signal(self, signum: signal.Signals) -> None:
-        for pid in self.sessions():
-            os.kill(pid, signum)
-
-
-def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iterator[Server]:
-    """An sshd with keys of its own; it accepts only root with the key ``user``."""
-    sshd, keygen = find_tool("sshd"), find_tool("ssh-keygen")
-    for name in ("host", "other_host", "user", "other_user"):
-        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, key in (("known_hosts", "host"), ("wrong_hosts", "other_host")):
-        (folder / name).write_text(f"[{address}]:{port} {(folder / key).with_suffix('.pub').read_text()}")
-    (folder / "no_hosts").touch()
-    (folder / "authorized").write_text((folder / "user.pub").read_text())
-    (folder / "config").write_text(
-        f"ListenAddress {address}:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-        "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nMaxStartups 100\n" + config
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen(
-        [*prefix, sshd, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr
-        server = Server(folder, address, port, process.pid)
-        try:
-            assert "listening" in process.stderr.readline()
-            yield server
-        finally:
-            server.signal(signal.SIGKILL)
-            process.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -102,11 +48,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
     monkeypatch.setattr(ssh, "TERM_S", 2.0)
     monkeypatch.setattr(test_host, "FIRST_LINE_S", 3.0)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from run_sshd(tmp_path_factory.mktemp("sshd"), "127.0.0.1")
 
 
 @pytest.fixture

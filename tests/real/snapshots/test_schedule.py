@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from appliance.operations.image.build import Built
-from tests.real.conftest import Playground, give_image
-from tests.real.services.test_reboot import HOST as BOOTED_HOST
-from tests.real.services.test_reboot import PREPARE, ROOT, booted
+from tests.real.booted import bootable, booted
+from tests.real.conftest import Playground
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
@@ -168,14 +167,9 @@ def test_runs_do_not_overlap_and_only_the_carrier_takes_any(carrier: Playground)
 
 
 def test_systemd_takes_them(stopped: Playground, built: Built, need: Callable[[str], str]) -> None:
-    for program in ("systemd-nspawn", "script"):
-        need(program)
-    outer = stopped.host(BOOTED_HOST)
-    give_image(stopped, built, BOOTED_HOST)
-    outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")
-    outer.run("sh", "-c", PREPARE)
     service, timer = "sms-lab.snapshot.service", "sms-lab.snapshot.timer"
-    try:
+    with bootable(stopped, built, need) as outer:
+        outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")
         with booted(outer) as system:
             system.run("sms", "-q", "start", timeout=120)
             system.run("sms", "-q", "overlay", "schedule", "install", "--every", "5")
@@ -190,7 +184,4 @@ def test_systemd_takes_them(stopped: Playground, built: Built, need: Callable[[s
             assert not system.works("systemctl", "is-active", "--quiet", timer)
             assert system.run("systemctl", "is-enabled", timer, ok=None).status
             system.run("sms", "-q", "stop", timeout=120)
-    finally:
-        outer.run("umount", f"{ROOT}/root", ok=None)
-        outer.run("umount", ROOT, ok=None)
         outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")

@@ -37,7 +37,6 @@ from tests.unit import classification_example as example
 
 SCHEMA = json.loads((ROOT / "docs" / "classification.schema.json").read_text())
 SHIPPED = read_catalog(share("definitions", "services"))
-HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
 
 
 # The published format
@@ -73,12 +72,12 @@ def test_the_schema_refuses(key: str, value: Any) -> None:
 
 
 def test_hostile_text_is_written_and_read_back() -> None:
-    made = example.with_text(example.paper(), lambda: HOSTILE)
+    made = example.with_text(example.paper(), lambda: example.HOSTILE)
     for form in ("json", "yaml"):
         text = flow.render(made, form)
         assert {letter for letter in text if not letter.isprintable()} == {"\n"}
         assert text.isascii()
-    assert json.loads(flow.render(made, "json"))["sms"]["found"] == HOSTILE
+    assert json.loads(flow.render(made, "json"))["sms"]["found"] == example.HOSTILE
 
 
 # Command line arguments
