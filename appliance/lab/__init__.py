@@ -13,9 +13,9 @@ from appliance.lab.down import down
 from appliance.lab.journal import Journal, alive, read_journal
 from appliance.lab.layout import Layout
 from appliance.lab.metal import Metal, find_metal, query_machines
-from appliance.lab.up import put_up_cables, up, up_planned, wait_ready
+from appliance.lab.up import put_up_cables, up, up_planned
 
-__all__ = ["Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned", "wait_ready"]
+__all__ = ["Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned"]
 
 
 class Lab:

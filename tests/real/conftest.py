@@ -14,11 +14,9 @@ import pytest
 
 from appliance.host.base import Host, Result
 from appliance.lab import Lab
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import Built, build
-from appliance.progress import Silent
+from appliance.operations.image.build import Built
 from appliance.tools import ext3
-from tests.real.labs import fresh_lab
+from tests.real.labs import build_image, fresh_lab
 from tests.real.logs import keep_logs
 from tests.real.sshd import Server, run_sshd
 
@@ -113,8 +111,7 @@ def playground() -> Iterator[Playground]:
 @pytest.fixture(scope="session")
 def built(playground: Playground) -> Built:
     """The lab's image, built for real where nothing like it has been built before."""
-    cluster = open_cluster(playground.lab.etc / "sms.yaml", None, Silent())
-    return build(cluster, Silent(), lock=playground.lab.etc / "sms.lock")
+    return build_image(playground.lab)
 
 
 @pytest.fixture

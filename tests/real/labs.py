@@ -12,6 +12,8 @@ import pytest
 from appliance.errors import Refused
 from appliance.lab import Lab, Metal
 from appliance.lab.up import check_machine
+from appliance.operations.context import open_cluster
+from appliance.operations.image.build import Built, build
 from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.progress import Silent
 
@@ -25,6 +27,11 @@ def fresh_lab(name: str, nodes: int, *, metal: int = 0) -> Iterator[Lab]:
         yield Lab.open(name)
     finally:
         _remove(name)
+
+
+def build_image(lab: Lab, site: str = "sms") -> Built:
+    """The image of a site file of the lab, built for real where nothing like it has been built before."""
+    return build(open_cluster(lab.etc / f"{site}.yaml", None, Silent()), Silent(), lock=lab.etc / f"{site}.lock")
 
 
 def console_text(machine: Metal) -> str:

@@ -20,12 +20,13 @@ import pytest
 from appliance.lab import Lab
 from appliance.lab.layout import PUBLIC
 from appliance.operations.context import open_cluster
-from appliance.operations.image.build import Built, build
+from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import as_alice, wait_for, wait_idle
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.images import with_accounting
 from tests.real.conftest import NODES, Playground
+from tests.real.labs import build_image
 from tests.real.moves import (
     CARRIERS,
     CONTROLLER,
@@ -671,8 +672,7 @@ def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
 def test_accounting_is_whole(hosts: Hosts) -> None:
     """slurmdbd and MariaDB move as well; what they knew they know there, and what comes is added."""
     site = ("--site", hosts.variant("full.yaml", with_accounting))
-    cluster = open_cluster(hosts.lab.etc / "full.yaml", None, Silent())
-    build(cluster, Silent(), lock=hosts.lab.etc / "full.lock")
+    build_image(hosts.lab, "full")
     source, target = where(hosts)
     node = hosts.host("node1")
     account = ("sacct", "-X", "-n", "-P", "-a", "-S", "now-1hour", "-o", "jobid,user,state")

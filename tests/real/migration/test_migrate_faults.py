@@ -23,11 +23,8 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.lab import Lab
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import build
 from appliance.operations.lab.demo import wait_idle
-from appliance.progress import Silent
-from tests.real.labs import fresh_lab
+from tests.real.labs import build_image, fresh_lab
 from tests.real.moves import (
     CARRIERS,
     CONTROLLER,
@@ -157,8 +154,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A lab of two nodes whose services container is probed all the time."""
     with ExitStack() as stack:
         hosts = Hosts(stack.enter_context(fresh_lab(NAME, NODES)))
-        cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
-        build(cluster, Silent(), lock=hosts.lab.etc / "sms.lock")
+        build_image(hosts.lab)
         hosts.sms("-q", "start", "--host", "host-a", on="admin")
         wait_idle(hosts.host("node1"), NODES)
         # The image is brought once, before all.

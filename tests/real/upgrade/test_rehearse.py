@@ -16,14 +16,11 @@ from appliance.host.local import Local
 from appliance.lab import Layout, render
 from appliance.lab.down import loops_below
 from appliance.lab.layout import LabHost, Plan
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import build
 from appliance.operations.lab import demo
 from appliance.operations.site.ca import make_ca
-from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
-from tests.real.labs import fresh_lab
+from tests.real.labs import build_image, fresh_lab
 from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
 pytestmark = pytest.mark.real
@@ -38,7 +35,7 @@ def stage() -> Iterator[Playground]:
     """A lab with a running appliance, a job that runs, one that waits for more nodes than there are, and a snapshot."""
     with fresh_lab(NAME, 2) as lab:
         stage = Playground(lab)
-        built = build(open_cluster(lab.etc / "sms.yaml", None, Silent()), Silent(), lock=lab.etc / "sms.lock")
+        built = build_image(lab)
         give_image(stage, built)
         stage.sms("-q", "start")
         node = stage.host("node1")

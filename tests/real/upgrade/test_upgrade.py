@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import Built, build
+from appliance.operations.image.build import Built
 from appliance.operations.lab import demo
-from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
-from tests.real.labs import fresh_lab
+from tests.real.labs import build_image, fresh_lab
 from tests.real.processes import begin, kill_sms, wait_for_step
 
 pytestmark = pytest.mark.real
@@ -59,7 +57,7 @@ class Stage:
 def stage() -> Iterator[Stage]:
     """A lab whose variants of the image are made."""
     with fresh_lab(NAME, 2) as lab:
-        built = build(open_cluster(lab.etc / "sms.yaml", None, Silent()), Silent(), lock=lab.etc / "sms.lock")
+        built = build_image(lab)
         for name in ("good", "broken"):
             make_variant(built, lab, name)
         make_variant(built, lab, "good", signed=False)
