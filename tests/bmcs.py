@@ -9,12 +9,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from appliance.operations.site.ca import issue_server
 
 USER, PASSWORD = "root", "a secret: with a colon"
 LOGIN = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -182,32 +179,6 @@ def says(data: bytes) -> Answer:
         return None
 
     return speak
-
-
-def context_for(tls: Path, folder: Path, addresses: Sequence[str]) -> ssl.SSLContext:
-    """A server's side of TLS, with a certificate of the authority for these addresses."""
-    pair = issue_server(tls, hostname="bmc", addresses=addresses)
-    files = folder / "bmc.pem", folder / "bmc.key"
-    for path, text in zip(files, (pair.certificate, pair.key), strict=True):
-        path.write_bytes(text)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*files)
-    return context
-
-
-def free_port(addresses: Sequence[str]) -> int:
-    """A port that is free at all of them."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind((addresses[0], 0))
-            port = int(first.getsockname()[1])
-            try:
-                for address in addresses[1:]:
-                    stack.enter_context(socket.socket()).bind((address, port))
-            except OSError:
-                continue
-        return port
 
 
 @contextmanager

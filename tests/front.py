@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from appliance.operations.site.ca import issue_server, make_ca
+from tests.servers import server_context
 
 PORT = 8443
 
@@ -72,14 +72,7 @@ class Front:
 
     def start(self) -> None:
         """Answer from now on."""
-        pair = issue_server(self.tls, hostname="sms-provision", addresses=[self.address])
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        files = self.tls.parent / "server.pem", self.tls.parent / "server.key"
-        for path, text in zip(files, (pair.certificate, pair.key), strict=True):
-            path.write_bytes(text)
-        context.load_cert_chain(*files)
-        context.load_verify_locations(self.tls / "ca.pem")
-        context.verify_mode = ssl.CERT_OPTIONAL
+        context = server_context(self.tls, self.tls.parent, [self.address], clients=ssl.CERT_OPTIONAL)
         server = _Server((self.address, PORT), _Handler)
         server.backend = self.backend
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
@@ -110,10 +103,7 @@ def front(folder: Path, address: str, backend: int) -> Iterator[Front]:
     Args:
         address: one of this machine's.
     """
-    tls = folder / "tls"
-    if not tls.exists():
-        make_ca(tls)
-    made = Front(address, tls, backend)
+    made = Front(address, folder / "tls", backend)
     made.start()
     try:
         yield made

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,14 +20,9 @@ from appliance.operations.site.ca import issue_issuer, issue_server, make_ca
 from appliance.provision.store import Store
 from appliance.provision.tokens import Tokens
 from appliance.tools.provision import Api
+from tests.servers import free_port
 
 ROOT = Path(__file__).parents[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 class Vm:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bcrypt
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from appliance.errors import SmsError
 from appliance.tools.redfish import Controller
+from tests.servers import free_port, server_files
 
 UUID = "27946b59-9e44-4fa7-8e91-f3527a1ef094"
 USER, PASSWORD = "sms", "a secret: with a colon"
@@ -50,38 +44,6 @@ class Emulator:
     def power(self, system: str = UUID) -> str:
         """What it says of the power now."""
         return str(self.controller().request("GET", f"/redfish/v1/Systems/{system}")["PowerState"])
-
-
-def _certify(folder: Path) -> None:
-    """A CA, and a certificate of 127.0.0.1 that it has signed."""
-    now = datetime.datetime.now(datetime.UTC)
-
-    def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def make(subject: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-        own = key is signer
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(name(subject))
-            .issuer_name(name("ca"))
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=own, path_length=None), critical=True)
-        )
-        if not own:
-            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        return builder.sign(signer, hashes.SHA256())
-
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(make("ca", authority, authority).public_bytes(pem))
-    (folder / "bmc.pem").write_bytes(make("bmc", own, authority).public_bytes(pem))
-    secret = own.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "bmc.key").write_bytes(secret)
 
 
 def _configure(folder: Path, seen: Path, systems: int, macs: Sequence[str]) -> None:
@@ -113,16 +75,14 @@ def emulator(
         prefix: stands before its command, as that of a lab host does; the caller waits for it then.
         seen: the folder's path for that command.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     inside = Path(seen or folder)
-    _certify(folder)
+    certificate, key = server_files(folder, folder)
     _configure(folder, inside, systems, macs)
     (folder / "password").write_text(f"{PASSWORD}\n")
     (folder / "password").chmod(0o600)
     words = ["--config", str(inside / "emulator.conf"), "--fake", "-i", "127.0.0.1", "-p", str(port)]
-    words += ["--ssl-certificate", str(inside / "bmc.pem"), "--ssl-key", str(inside / "bmc.key")]
+    words += ["--ssl-certificate", str(inside / certificate.name), "--ssl-key", str(inside / key.name)]
     program = [sys.executable, "-c", AT_ONCE]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*prefix, *program, *words], stdout=log, stderr=log, cwd=folder)

@@ -5,13 +5,39 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import subprocess
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from appliance.agent.manifest import FORMAT, Manifest
+from appliance.agent.source import Source
 from appliance.agent.store import CHUNK, ZERO, Reader, Snapshot, Store
 from appliance.shared.records import from_value
+from tests.conftest import find_tool
+
+
+def _manifest(number: int, facts: dict[str, Any]) -> Manifest:
+    usual = {
+        "format": FORMAT,
+        "number": number,
+        "digests": "",
+        "uuid": f"{number:032x}",
+        "cluster": "lab",
+        "host": "host-a",
+        "image": {"key": "k", "sha256": "s"},
+        "slurm_cluster": "lab",
+        "running": True,
+        "frozen_ms": 21.5,
+        "method": "delta",
+        "found_by": "trace",
+        "checks": {"e2fsck": "clean"},
+        "notes": [],
+        "reason": "",
+    }
+    return from_value(Manifest, {**usual, **facts})
 
 
 def add_snapshot(
@@ -21,33 +47,71 @@ def add_snapshot(
     with store.writing():
         number, folder = store.begin()
         digests = b"".join(store.put(chunk) if chunk else ZERO for chunk in chunks)
-        manifest = {
-            "format": FORMAT,
-            "number": number,
-            "digests": "",
-            "uuid": f"{number:032x}",
-            "cluster": "lab",
-            "host": "host-a",
-            "generation": generation,
-            "image": {"key": "k", "sha256": "s"},
-            "slurm_cluster": "lab",
-            "taken": time.time() if taken is None else taken,
-            "running": True,
-            "frozen_ms": 21.5,
-            "method": "delta",
-            "found_by": "trace",
-            "size": CHUNK * len(chunks),
-            "used_bytes": sum(map(len, chunks)),
-            "new_bytes": store.new_bytes,
-            "checks": {"e2fsck": "clean"},
-            "notes": [],
-            "reason": "",
-            **facts,
-        }
-        snapshot = store.commit(folder, from_value(Manifest, manifest), digests)
+        manifest = _manifest(
+            number,
+            {
+                "generation": generation,
+                "taken": time.time() if taken is None else taken,
+                "size": CHUNK * len(chunks),
+                "used_bytes": sum(map(len, chunks)),
+                "new_bytes": store.new_bytes,
+                **facts,
+            },
+        )
+        snapshot = store.commit(folder, manifest, digests)
     store.new_bytes = 0
     store.new = []
     return snapshot
+
+
+def make_image(path: Path, *, seed: int = 1, size_mb: int = 8, files: int = 4) -> Path:
+    """An ext3 file system with some files, as an overlay has them."""
+    tree = path.with_suffix(".tree")
+    chance = random.Random(seed)
+    (tree / "upper").mkdir(parents=True)
+    for number in range(files):
+        (tree / "upper" / f"f{number}").write_bytes(chance.randbytes(200_000))
+    (tree / "upper" / "text").write_text("the same again and again\n" * 20_000)
+    path.unlink(missing_ok=True)
+    argv = [find_tool("mke2fs"), "-q", "-t", "ext3", "-d", str(tree), str(path), f"{size_mb}M"]
+    subprocess.run(argv, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1"})
+    shutil.rmtree(tree)
+    return path
+
+
+def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "delta", **facts: Any) -> Snapshot:
+    """Commit a snapshot of an image file."""
+    with store.writing():
+        number, folder = store.begin()
+        source = Source(str(path))
+        if method == "delta":
+            source.read_chunks(source.data_chunks(), lambda _, data: store.put(data))
+        else:
+            shutil.copy(path, Path(folder, "image"))
+            source.read_chunks(source.data_chunks(), store.count_only)
+        manifest = _manifest(
+            number,
+            {
+                "uuid": str(uuid.uuid4()),
+                "generation": generation,
+                "taken": 1_800_000_000.0 + number,
+                "method": method,
+                "size": source.size,
+                "used_bytes": source.used_bytes(),
+                "new_bytes": store.new_bytes,
+                "checks": {"e2fsck": "clean", "state_files": 0, "heads": []},
+                **facts,
+            },
+        )
+        snapshot = store.commit(folder, manifest, bytes(source.digests))
+        source.close()
+    store.new_bytes, store.new = 0, []
+    return snapshot
+
+
+def read_all(store: Store, number: int) -> bytes:
+    with Reader(store.find(str(number))) as reader:
+        return b"".join(reader.read(at) for at in range(reader.count))
 
 
 def fill(

@@ -320,7 +320,6 @@ SHELL = {
     "appliance/host/ssh.py": 2,
     "appliance/lab/down.py": 1,
     "appliance/lab/etc.py": 1,
-    "appliance/lab/power.py": 1,
     "appliance/lab/root.py": 1,
     "appliance/lab/up.py": 1,
     "appliance/operations/hosts/doctor.py": 1,

@@ -7,17 +7,22 @@ import importlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from appliance.units import read_duration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from appliance.host.base import Host
     from appliance.operations.context import Cluster
     from appliance.progress import Progress
 
+Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
+"""What ``add`` of a verb adds its parser to."""
 
-def verb(verbs: argparse._SubParsersAction[Any], name: str, help: str, description: str, examples: str) -> Any:
+
+def verb(verbs: Verbs, name: str, help: str, description: str, examples: str) -> Any:
     """Add the parser of a verb, with examples below its options."""
     return verbs.add_parser(
         name,
@@ -86,6 +91,22 @@ def filled(text: str) -> str:
     return text
 
 
+def print_result(arguments: argparse.Namespace, result: Any, lines: Iterable[str], *, markup: bool = False) -> None:
+    """Print the result of a verb: as JSON with ``--json``, else as lines.
+
+    Args:
+        result: a dataclass or what JSON knows; also dataclasses in lists and dicts.
+        lines: read only if they are printed; in rich markup with ``markup``.
+    """
+    from appliance.cli.screen import out, print_json
+
+    if arguments.json:
+        print_json(result)
+        return
+    for line in lines:
+        out.print(line, markup=markup)
+
+
 @contextmanager
 def standard_output() -> Iterator[TextIO]:
     """Yield standard output and flush it at the end; an error names it.
@@ -103,17 +124,17 @@ def standard_output() -> Iterator[TextIO]:
         raise
 
 
-def open_site(arguments: argparse.Namespace) -> tuple[Cluster, Progress]:
-    """Return the site's cluster, and the progress display."""
+def open_site(arguments: argparse.Namespace, *, classification: Path | None = None) -> tuple[Cluster, Progress]:
+    """Return the site's cluster, with the services of a classification if one is given, and the progress display."""
     from appliance.cli.screen import progress
     from appliance.operations.context import open_cluster
     from appliance.operations.site.find import find_site
 
     shown = progress(arguments.quiet)
-    return open_cluster(find_site(arguments.site), arguments.state, shown), shown
+    return open_cluster(find_site(arguments.site), arguments.state, shown, classification=classification), shown
 
 
-def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host]:
-    """Return the site's cluster and the host that the verb acts on."""
-    cluster, _ = open_site(arguments)
-    return cluster, cluster.target(arguments.host)
+def open_target(arguments: argparse.Namespace) -> tuple[Cluster, Host, Progress]:
+    """Return the site's cluster, the host that the verb acts on, and the progress display."""
+    cluster, shown = open_site(arguments)
+    return cluster, cluster.target(arguments.host), shown

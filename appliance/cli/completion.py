@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import Verbs, verb
 
 EXAMPLES = """\
   sms completion bash >/etc/bash_completion.d/sms
   sms completion zsh  >/usr/share/zsh/site-functions/_sms"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(verbs, "completion", "print completion for a shell", "Print completion for a shell.", EXAMPLES)
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))

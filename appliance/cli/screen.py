@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +21,14 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+    """Print one JSON document on standard output; dataclasses as their ``as_dict``, or with all fields."""
+    sys.stdout.write(json.dumps(value, indent=2, default=_as_json) + "\n")
+
+
+def _as_json(value: Any) -> Any:
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 class _ShownStep:

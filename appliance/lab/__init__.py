@@ -13,10 +13,9 @@ from appliance.lab.down import down
 from appliance.lab.journal import Journal, alive, read_journal
 from appliance.lab.layout import Layout
 from appliance.lab.metal import Metal, find_metal, query_machines
-from appliance.lab.power import power_off, power_on
-from appliance.lab.up import put_up_cables, up, up_planned, wait_ready
+from appliance.lab.up import put_up_cables, up, up_planned
 
-__all__ = ["Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned", "wait_ready"]
+__all__ = ["Lab", "Layout", "Metal", "down", "put_up_cables", "up", "up_planned"]
 
 
 class Lab:
@@ -76,14 +75,6 @@ class Lab:
     def all_metal(self) -> list[Metal]:
         """Return the current state of every diskless machine."""
         return query_machines(self.layout)
-
-    def power_off(self, name: str) -> None:
-        """Power a host off without a shutdown."""
-        power_off(self.name, name)
-
-    def power_on(self, name: str) -> None:
-        """Start a powered-off host; its disk is unchanged."""
-        self._pids[name] = power_on(self.name, name)
 
     def failing(self, name: str) -> str:
         """Return the names of a host's daemons that do not answer; empty if all do."""

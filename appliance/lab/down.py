@@ -60,17 +60,12 @@ def kill_all(name: str, *namespaces: str) -> None:
     busy(name).run("sh", "-c", KILL, "kill", *namespaces)
 
 
-def lab_loops(layout: Layout) -> list[str]:
-    """Return the loop devices on files of the lab's folder on disk.
+def loops_below(folder: Path) -> list[str]:
+    """Return the loop devices on files below a folder of this machine, such as a lab's on disk.
 
     They are identified by device and inode of their backing file, because its path is one in the
     host's mount namespace. Most are released asynchronously with the last mount.
     """
-    return loops_below(layout.disk)
-
-
-def loops_below(folder: Path) -> list[str]:
-    """Return the loop devices on files below a folder of this machine."""
     columns = ("--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO")
     rows = [line.split() for line in Local().run("losetup", "--list", *columns).text.splitlines()]
     states = [path.stat() for path in folder.rglob("*") if path.is_file()]
@@ -80,7 +75,7 @@ def loops_below(folder: Path) -> list[str]:
 
 def _free_loops(layout: Layout) -> None:
     for _ in range(50):
-        loops = lab_loops(layout)
+        loops = loops_below(layout.disk)
         if not loops:
             return
         Local().run("losetup", "--detach", *loops, ok=None)

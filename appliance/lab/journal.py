@@ -7,7 +7,6 @@ before the first of them is used, is therefore enough to find all parts of it.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -73,25 +72,15 @@ def changing(name: str) -> Iterator[None]:
         Refused: another run holds it.
     """
     with ExitStack() as stack:
-        for _ in range(10):
+        try:
             # The lock of a run that was just killed is released a moment later.
-            if _try_lock(name, stack):
-                break
-            time.sleep(0.1)
-        else:
-            raise Refused(f"another run is changing lab {name}", hint="wait until it ends")
+            stack.enter_context(Local().lock(str(LOCKS / f"sms-lab-{name}.lock"), wait_s=1))
+        except CommandError as error:
+            if error.result.status != 75:  # flock: held by another process
+                raise
+            raise Refused(f"another run is changing lab {name}", hint="wait until it ends") from None
         Local().run("flock", "--wait", "30", "--exclusive", _busy_path(name), "true")
         yield
-
-
-def _try_lock(name: str, stack: ExitStack) -> bool:
-    try:
-        stack.enter_context(Local().lock(str(LOCKS / f"sms-lab-{name}.lock")))
-    except CommandError as error:
-        if error.result.status != 75:  # flock: held by another process
-            raise
-        return False
-    return True
 
 
 def alive(journal: Journal) -> bool:

@@ -23,13 +23,6 @@ class Metal:
         """Whether its power is on."""
         return self.pid is not None
 
-    def console_text(self) -> str:
-        """Return the output of its serial console."""
-        try:
-            return self.console.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-
 
 def query_machines(layout: Layout) -> list[Metal]:
     """Return the state of every machine of a lab, from the processes: controllers may be down."""

@@ -43,6 +43,9 @@ NEEDED_BY_METAL = {
 }
 """The same, for a lab with diskless machines."""
 
+READY_S = 30
+"""Seconds that the daemons of a host may take to answer."""
+
 # $1 namespace, $2 the host's folder. Prints the pid of the host's first process once it is in its
 # own root. It must wait, because until then `down` must wait for it too (see journal.busy).
 SPAWN = """
@@ -236,14 +239,14 @@ def start_host(layout: Layout, host: LabHost) -> int:
     return int(pid)
 
 
-def wait_ready(host: Netns, seconds: int = 30) -> None:
+def wait_ready(host: Netns) -> None:
     """Wait until the host's daemons answer.
 
     Raises:
         SmsError: timeout; with the last lines of the log of the first that does not.
     """
-    missing = host.run("bash", "/lab/ready.sh", str(seconds), ok=(0, 1), timeout=seconds + 30).text
+    missing = host.run("bash", "/lab/ready.sh", str(READY_S), ok=(0, 1), timeout=READY_S + 30).text
     if missing:
         log = f"/var/log/lab/{missing.split()[0]}.log"
         lines = host.run("tail", "-n", "8", log, ok=None).text
-        raise SmsError(f"lab host {host.name}: not ready after {seconds} s: {missing}\n{lines}")
+        raise SmsError(f"lab host {host.name}: not ready after {READY_S} s: {missing}\n{lines}")

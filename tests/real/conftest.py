@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ import pytest
 
 from appliance.host.base import Host, Result
 from appliance.lab import Lab
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import Built, build
-from appliance.operations.lab.lab import lab_down, lab_up
-from appliance.progress import Silent
+from appliance.operations.image.build import Built
 from appliance.tools import ext3
+from tests.real.labs import build_image, fresh_lab
 from tests.real.logs import keep_logs
+from tests.real.sshd import Server, run_sshd
 
 NODES = 4
 HERE = Path(__file__).parent
@@ -106,22 +104,14 @@ class Playground:
 @pytest.fixture(scope="session")
 def playground() -> Iterator[Playground]:
     """A fresh lab whose admin hosts have never run the services container."""
-    name = "t-main"
-    lab_down(name, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)
-    lab_up(name, NODES, Silent())
-    try:
-        yield Playground(Lab.open(name))
-    finally:
-        lab_down(name, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{name}", ignore_errors=True)
+    with fresh_lab("t-main", NODES) as lab:
+        yield Playground(lab)
 
 
 @pytest.fixture(scope="session")
 def built(playground: Playground) -> Built:
     """The lab's image, built for real where nothing like it has been built before."""
-    cluster = open_cluster(playground.lab.etc / "sms.yaml", None, Silent())
-    return build(cluster, Silent(), lock=playground.lab.etc / "sms.lock")
+    return build_image(playground.lab)
 
 
 @pytest.fixture
@@ -150,6 +140,12 @@ def give_image(playground: Playground, built: Built, name: str = "host-a") -> No
         with Path(built.image).open("rb") as stream:
             host.send(stream, target)
     host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An sshd on the loopback."""
+    yield from run_sshd(tmp_path_factory.mktemp("sshd"), "127.0.0.1")
 
 
 def processes(pattern: str) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from appliance.errors import SmsError
 from appliance.host.base import Result
 from appliance.lab import Lab
 from appliance.operations.lab.demo import as_alice
 from tests.real.conftest import Playground
-from tests.real.snapshots.test_interrupted import sms_pids
+from tests.real.processes import kill_sms
 
 CARRIERS = ("host-a", "host-b")
 BRIDGES = {"br-prov": "prov0", "br-pub": "pub0"}
@@ -52,23 +51,33 @@ def other(host: str) -> str:
     return CARRIERS[1 - CARRIERS.index(host)]
 
 
-class Watch:
-    """Looks all the time which admin hosts have ports of an instance on their bridges."""
+class Background:
+    """Works in a thread of its own, until ``_ended`` is set at the end of the context."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.twice: list[str] = []
-        self.looked = 0
+    def __init__(self) -> None:
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self.work)
 
-    def __enter__(self) -> Watch:
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+
+
+class Watch(Background):
+    """Looks all the time which admin hosts have ports of an instance on their bridges."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.twice: list[str] = []
+        self.looked = 0
+        super().__init__()
 
     def serving(self) -> dict[str, list[str]]:
         """Bridges with an instance's port, by host; hosts without any are left out."""
@@ -86,7 +95,7 @@ class Watch:
         except OSError:
             return set()
 
-    def _look(self) -> None:
+    def work(self) -> None:
         while not self._ended.wait(0.004):
             found = self.serving()
             self.looked += 1
@@ -182,11 +191,8 @@ class Stepping:
 
     def kill(self) -> None:
         """SIGKILL; nothing where it has ended."""
-        if self.process.poll() is not None:
-            return
-        for pid in [*sms_pids(self.process.pid), self.process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            kill_sms(self.process.pid)
 
     def end(self, timeout: float) -> Result:
         """How it ended."""
@@ -241,7 +247,18 @@ def ssh_cut(lab: Lab, *hosts: str, reset: bool = False) -> Iterator[None]:
             lab.host(host).run("nft", "delete", "table", "inet", "cut", ok=None)
 
 
-class ShortJobs:
+def read_jobs(text: str) -> list[dict[str, str]]:
+    """The facts of each job that `scontrol -o show jobs` prints."""
+    lines = [dict(word.partition("=")[::2] for word in line.split()) for line in text.splitlines()]
+    return [told for told in lines if "JobId" in told]
+
+
+def job_states(text: str) -> dict[str, str]:
+    """Job and state, of what `scontrol -o show jobs` prints."""
+    return {told["JobId"]: told["JobState"] for told in read_jobs(text)}
+
+
+class ShortJobs(Background):
     """A stream of short jobs from a node; all of them are to complete, whatever happens."""
 
     EVERY_S = 3.0
@@ -257,18 +274,9 @@ class ShortJobs:
         """Nodes that were resumed: they had run a job that waited in the state of before a power loss."""
         self.refused = 0
         self.completed: set[str] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._submit)
+        super().__init__()
 
-    def __enter__(self) -> ShortJobs:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _submit(self) -> None:
+    def work(self) -> None:
         number = 0
         while not self._ended.wait(self.EVERY_S):
             number += 1
@@ -294,11 +302,9 @@ class ShortJobs:
     def states(self) -> dict[str, str]:
         """Each job's state, by its name, as the controller knows it; with why, for one that waits."""
         found = {}
-        for line in self.node.run("scontrol", "-o", "show", "jobs", ok=None).text.splitlines():
-            told = dict(word.partition("=")[::2] for word in line.split())
-            if "JobName" in told:
-                waits = f" for {told.get('Reason')}" if told["JobState"] == "PENDING" else ""
-                found[told["JobName"]] = told["JobState"] + waits
+        for told in read_jobs(self.node.run("scontrol", "-o", "show", "jobs", ok=None).text):
+            waits = f" for {told.get('Reason')}" if told["JobState"] == "PENDING" else ""
+            found[told["JobName"]] = told["JobState"] + waits
         return found
 
     def not_completed(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from appliance.tools import agent
+from tests.waiting import soon
 
 FACTS = {"cluster": "t", "host": "h", "generation": 1, "image": {}, "slurm_cluster": "t"}
 HEAD = "/var/spool/slurmctld/job_state"
@@ -106,7 +107,7 @@ class Bed:
             sh("losetup", "--detach", self.loop)
             self.loop = ""
             # A program that looks at loop devices may hold one for a moment.
-            wait_until(lambda: not sh("losetup", "-j", self.overlay))
+            soon(lambda: not sh("losetup", "-j", self.overlay))
 
     def ask(self, command: str, *, before: str = "", timeout: float = 120, **more: Any) -> Said:
         """Run the agent; ``before`` is Python that runs in it first."""
@@ -311,11 +312,3 @@ def differing_chunks(one: Path, two: Path, *, used_alone: bool = False) -> list[
             ):
                 found.append(offset >> 16)
     return found
-
-
-def wait_until(done: Callable[[], object]) -> None:
-    """Wait some seconds until it is so."""
-    deadline = time.monotonic() + 5
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -23,6 +23,8 @@ from analysis.model import (
     Unseen,
 )
 
+HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
+"""Text that a terminal must not interpret."""
 NODES = 450
 BINS = 64
 """Parts of a timeline."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from appliance.cli import VERBS, find_verb, main, make_parser
+from appliance.cli.common import duration
 from tests.places import ROOT
 
 Case = tuple[list[str], int, str, str]
@@ -360,3 +361,31 @@ def test_a_verbs_own_parser_is_as_among_all() -> None:
     for name in VERBS:
         own = {words: text for words, text in parsers(make_parser(name)) if words}
         assert own == {words: text for words, text in every.items() if words[:1] == (name,)}
+
+
+SPANS = {
+    "90": 90,
+    "90s": 90,
+    "10m": 600,
+    "1h30m": 5400,
+    "2d": 172800,
+    "1d1h1m1s": 90061,
+    "1.5h": 5400,
+    "0.5s": 0.5,
+    "365d": 365 * 86400,
+}
+NO_SPANS = (
+    *("", "s", "m", "m5", "10x", "-1", "-5", "-5s", "1h30", "10m5", "10 m", "1e9", "nan", "inf", "0", "0s"),
+    *("367d", "400d", "99999999999", "9" * 40, "1٣m", "٣s"),
+)
+
+
+@pytest.mark.parametrize(("text", "seconds"), SPANS.items())
+def test_spans(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", NO_SPANS)
+def test_no_spans(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="invalid duration"):
+        duration(text)

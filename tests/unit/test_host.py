@@ -18,6 +18,7 @@ from appliance.errors import SmsError
 from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
+from tests.waiting import alive
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
 
@@ -34,14 +35,6 @@ class Shrinks(io.BytesIO):
         block = super().read(size)
         self.truncate(self.tell())
         return block
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def names(folder: Path) -> list[str]:

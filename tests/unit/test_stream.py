@@ -15,7 +15,7 @@ from appliance.host.base import CommandError, Host
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.host.stream import Stream
-from tests.unit.test_host import alive
+from tests.waiting import alive
 
 MUCH = 64 << 20
 BOTH = "head -c 5000000 /dev/zero >&2 & cat; wait"

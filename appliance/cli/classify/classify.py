@@ -7,9 +7,9 @@ import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import duration, filled, standard_output, verb
+from appliance.cli.common import Verbs, duration, filled, standard_output, verb
 
 if TYPE_CHECKING:
     from analysis.model import Classification
@@ -30,7 +30,7 @@ FORMS = ("table", "json", "yaml", "html")
 STDOUT = ("-", "/dev/stdout")
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, open_site, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_site, verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +20,7 @@ EXAMPLES = """\
 MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "missing": "[red]missing[/]"}
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = diagnose(cluster, arguments.host)
     state = worst(findings)
     if arguments.json:
-        print_json({"state": state, "checks": [asdict(finding) for finding in findings]})
+        print_json({"state": state, "checks": findings})
     else:
         out.print(view(findings))
     return 4 if state == "missing" else 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 
 PREPARE = """\
   sms host prepare host-a              over SSH; on host-a itself, locally
@@ -17,7 +15,7 @@ LIST = """\
   sms host list --json     the same as JSON"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb and its subcommands."""
     parser = verb(
         verbs,
@@ -47,20 +45,15 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare a host."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.hosts.host import failure, prepare
 
     cluster, shown = open_site(arguments)
     play = prepare(cluster, arguments.name, shown, dry_run=arguments.dry_run)
-    if arguments.json:
-        print_json(asdict(play))
-    else:
-        for task in play.changed:
-            out.print(f"{'would change' if arguments.dry_run else 'changed'}: {task}", markup=False)
-        for diff in play.diffs if arguments.dry_run else []:
-            out.print(diff, markup=False)
-        if not play.failed and not play.changed:
-            out.print(f"{arguments.name} is prepared: nothing to change", markup=False)
+    lines = [f"{'would change' if arguments.dry_run else 'changed'}: {task}" for task in play.changed]
+    lines += play.diffs if arguments.dry_run else []
+    if not play.failed and not play.changed:
+        lines.append(f"{arguments.name} is prepared: nothing to change")
+    print_result(arguments, play, lines)
     if error := failure(play, arguments.name):
         raise error
     return 0
@@ -79,7 +72,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     many = [line.name for line in lines if line.running]
     status = 4 if len(many) > 1 else 0
     if arguments.json:
-        print_json([asdict(line) for line in lines])
+        print_json(lines)
         return status
     table = Table("host", "address", "reachable", "container", "lease", box=None, pad_edge=False, header_style="bold")
     for line in lines:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-EPILOG = """\
-examples:
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+
+EXAMPLES = """\
   sms build              build, sign and verify; skip the build if nothing changed
   sms build --dry-run    print the definition that would be built, and its key
   sms build --locked     fail if the mirror's package versions differ from sms.lock"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "build",
-        help="build, sign and verify the image",
-        description="Build the services container from the site file, sign it, verify it, make it the current image.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "build, sign and verify the image",
+        "Build the services container from the site file, sign it, verify it, make it the current image.",
+        EXAMPLES,
     )
     parser.add_argument("--locked", action="store_true", help="fail if package versions differ from the lock file")
     parser.add_argument(
@@ -32,33 +31,26 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
         "--from", dest="classification", type=Path, metavar="FILE", help="services of a classification; - is stdin"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="print the definition and build nothing")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build the image and print the result."""
-    from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.context import open_cluster
     from appliance.operations.image.build import build, plan
     from appliance.operations.site.find import find_site
 
-    path = find_site(arguments.site)
-    shown = progress(arguments.quiet)
-    cluster = open_cluster(path, arguments.state, shown, classification=arguments.classification)
-    lock = arguments.lock or path.with_name("sms.lock")
+    cluster, shown = open_site(arguments, classification=arguments.classification)
+    lock = arguments.lock or find_site(arguments.site).with_name("sms.lock")
     if arguments.dry_run:
         made = plan(cluster, shown, lock=lock, locked=arguments.locked)
-        if arguments.json:
-            print_json({"key": made.key, "definition": made.definition})
-        else:
-            out.print(f"# key: {made.key}\n{made.definition}", markup=False)
+        result = {"key": made.key, "definition": made.definition}
+        print_result(arguments, result, [f"# key: {made.key}\n{made.definition}"])
         return 0
     built = build(cluster, shown, lock=lock, locked=arguments.locked, force=arguments.force)
-    if arguments.json:
-        print_json(asdict(built))
-        return 0
-    what = "built" if built.fresh else "up to date:"
-    out.print(f"{what} {built.image}", markup=False)
-    out.print(f"  {built.packages} packages, {built.bytes >> 20} MiB, signed by {built.signer}", markup=False)
+    lines = [
+        f"{'built' if built.fresh else 'up to date:'} {built.image}",
+        f"  {built.packages} packages, {built.bytes >> 20} MiB, signed by {built.signer}",
+    ]
+    print_result(arguments, built, lines)
     return 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, positive, verb
+from appliance.cli.common import Verbs, add_json, open_site, positive, print_result, verb
 from appliance.cli.image import nodes as image_nodes
 
 EXAMPLES = """\
@@ -23,7 +21,7 @@ EXAMPLES = """\
   sms image profiles             the site's node images, and the groups that boot them"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     text = "Manage images of the services container, and images of diskless nodes."
     parser = verb(verbs, "image", "manage images of the container and of nodes", text, EXAMPLES)
@@ -51,23 +49,16 @@ def run_list(arguments: argparse.Namespace) -> int:
     """List images."""
     if arguments.nodes:
         return image_nodes.run_list(arguments)
-    from appliance.cli.screen import out, print_json
     from appliance.operations.image.list import list_images
     from appliance.units import format_time
 
     images = list_images(open_site(arguments)[0])
-    if arguments.json:
-        print_json([asdict(image) for image in images])
-        return 0
-    for image in images:
-        mark = "*" if image.current else " "
-        size = f"{image.bytes >> 20} MiB"
-        out.print(
-            f"{mark} {image.key[:12]}  {format_time(image.built)}  {size:>8}  {image.base}  {','.join(image.services)}",
-            markup=False,
-        )
-    if not images:
-        out.print("no images; `sms build` creates one", markup=False)
+    lines = [
+        f"{'*' if image.current else ' '} {image.key[:12]}  {format_time(image.built)}  {image.bytes >> 20:>4} MiB  "
+        f"{image.base}  {','.join(image.services)}"
+        for image in images
+    ]
+    print_result(arguments, images, lines or ["no images; `sms build` creates one"])
     return 0
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, positive
+from appliance.cli.common import Verbs, add_json, open_site, positive, print_result
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the parsers to ``sms image``."""
     built = actions.add_parser("build", help="build and seal the image of a profile")
     _add_profile(built)
@@ -37,100 +35,82 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
 
 def run_build(arguments: argparse.Namespace) -> int:
     """Build a node image."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import build_node, plan_image
 
     cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = plan_image(cluster, arguments.profile, shown)
-        if arguments.json:
-            print_json({"key": plan.key, **plan.about})
-        else:
-            out.print(f"# key: {plan.key}\n# arguments: {plan.arguments}", markup=False)
-            out.print("\n".join(f"{name} {version}" for name, version in sorted(plan.versions.items())), markup=False)
+        packages = (f"{name} {version}" for name, version in sorted(plan.versions.items()))
+        lines = [f"# key: {plan.key}", f"# arguments: {plan.arguments}", *packages]
+        print_result(arguments, {"key": plan.key, **plan.about}, lines)
         return 0
     image = build_node(cluster, arguments.profile, shown, force=arguments.force)
-    if arguments.json:
-        print_json(asdict(image))
-        return 0
-    out.print(f"{'built' if image.fresh else 'up to date:'} {image.path}", markup=False)
-    out.print(f"  {image.packages} packages, {image.bytes >> 20} MiB; `sms image push {image.profile}`", markup=False)
+    lines = [
+        f"{'built' if image.fresh else 'up to date:'} {image.path}",
+        f"  {image.packages} packages, {image.bytes >> 20} MiB; `sms image push {image.profile}`",
+    ]
+    print_result(arguments, image, lines)
     return 0
 
 
 def run_push(arguments: argparse.Namespace) -> int:
     """Upload the current node image to the VM."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.push import push_node
 
     cluster, shown = open_site(arguments)
     pushed = push_node(cluster, arguments.profile, shown, keep=arguments.keep)
-    if arguments.json:
-        print_json(asdict(pushed))
-        return 0
     what = f"{pushed.sent_bytes >> 20} MiB sent" if pushed.fresh else "it already existed"
-    out.print(f"nodes of {pushed.profile} boot {pushed.digest[:12]} from now on: {what}", markup=False)
+    lines = [f"nodes of {pushed.profile} boot {pushed.digest[:12]} from now on: {what}"]
     if pushed.removed:
-        out.print(f"  removed from the VM: {', '.join(one[:12] for one in pushed.removed)}", markup=False)
+        lines.append(f"  removed from the VM: {', '.join(one[:12] for one in pushed.removed)}")
+    print_result(arguments, pushed, lines)
     return 0
 
 
 def run_rollback(arguments: argparse.Namespace) -> int:
     """Let the VM serve the previous image."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.push import rollback_node
 
     cluster, _ = open_site(arguments)
     reply = rollback_node(cluster, arguments.profile)
-    if arguments.json:
-        print_json(reply)
-        return 0
     text = f"nodes of {arguments.profile} boot {reply['current'][:12]} again, not {reply['previous'][:12]}"
-    out.print(f"{text}; running nodes keep theirs until they reboot", markup=False)
+    print_result(arguments, reply, [f"{text}; running nodes keep theirs until they reboot"])
     return 0
 
 
 def run_profiles(arguments: argparse.Namespace) -> int:
     """List the site's profiles."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import list_profiles
 
     profiles = list_profiles(open_site(arguments)[0])
-    if arguments.json:
-        print_json([asdict(each) for each in profiles])
-        return 0
+    lines = []
     for each in profiles:
         groups = ", ".join(each.groups) or "all others"
         state = each.current[:12] if each.current else "not built"
-        out.print(f"{each.profile:<16} {state:<12}  {each.kernel:<7}  {groups}", markup=False)
+        lines.append(f"{each.profile:<16} {state:<12}  {each.kernel:<7}  {groups}")
+    print_result(arguments, profiles, lines)
     return 0
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     """List node images of this host, and of the VM if it answers."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.image import list_nodes
     from appliance.operations.nodes.push import query_images
     from appliance.units import format_time
 
     cluster, _ = open_site(arguments)
     images, (there, why) = list_nodes(cluster), query_images(cluster)
-    if arguments.json:
-        print_json({"here": [asdict(image) for image in images], "vm": there, "vm_error": why})
-        return 0
-    out.print("node images on this host", markup=False)
+    lines = ["node images on this host"]
     for image in images:
-        mark = "*" if image.current else " "
-        out.print(
-            f"{mark} {image.profile:<16} {image.digest[:12]}  {format_time(image.built)}  {image.bytes >> 20:>5} MiB",
-            markup=False,
-        )
+        facts = f"{image.digest[:12]}  {format_time(image.built)}  {image.bytes >> 20:>5} MiB"
+        lines.append(f"{'*' if image.current else ' '} {image.profile:<16} {facts}")
     if not images:
-        out.print("  none; `sms image build PROFILE` builds one", markup=False)
-    out.print(f"node images in the provisioning VM{f': {why}' if why else ''}", markup=False)
+        lines.append("  none; `sms image build PROFILE` builds one")
+    lines.append(f"node images in the provisioning VM{f': {why}' if why else ''}")
     for each in there:
         mark = "*" if each["current"] else "-" if each["previous"] else " "
-        out.print(f"{mark} {each['profile']:<16} {each['digest'][:12]}  {each['bytes'] >> 20:>5} MiB", markup=False)
+        lines.append(f"{mark} {each['profile']:<16} {each['digest'][:12]}  {each['bytes'] >> 20:>5} MiB")
+    print_result(arguments, {"here": images, "vm": there, "vm_error": why}, lines)
     return 0
 
 

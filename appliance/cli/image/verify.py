@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 
 EXAMPLES = """\
   sms verify                the current image
   sms verify other.sif      any image; exit status 3 if it is not trusted"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs, "verify", "verify an image's signature", "Verify an image's signature with the site's keys.", EXAMPLES
@@ -25,14 +24,10 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify the image and print the signer."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.image.deliver import verify_here
 
     cluster, _ = open_site(arguments)
     image = arguments.image or Path(cluster.places.current)
     signer = verify_here(cluster, image)
-    if arguments.json:
-        print_json({"image": str(image), "signer": signer})
-    else:
-        out.print(f"{image}: intact, signed by {signer}", markup=False)
+    print_result(arguments, {"image": str(image), "signer": signer}, [f"{image}: intact, signed by {signer}"])
     return 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
-from appliance.cli.common import duration, verb
+from appliance.cli.common import Verbs, add_json, duration, print_result, verb
 
 EXAMPLES = """\
   sms lab demo                                     build, start and use the services container
@@ -18,7 +17,7 @@ EXAMPLES = """\
   sms lab down                                     remove it"""
 
 
-def add(verbs: Any) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb and its subcommands."""
     lab = verb(
         verbs,
@@ -63,7 +62,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _add_status(parts: Any) -> None:
     parser = _part(parts, "status", "list the hosts and the daemons that do not answer; exit status 4 if any")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(parser)
     parser.set_defaults(run=_status)
 
 
@@ -76,8 +75,7 @@ def _status(arguments: argparse.Namespace) -> int:
     states = lab.lab_status(arguments.name)
     machines = lab.lab_machines(arguments.name)
     if arguments.json:
-        hosts, metal = [asdict(state) for state in states], [asdict(machine) for machine in machines]
-        screen.print_json({"name": arguments.name, "hosts": hosts, "metal": metal})
+        screen.print_json({"name": arguments.name, "hosts": states, "metal": machines})
     else:
         table = Table("host", "kind", "provisioning", "public", "pid", "state", box=None)
         for state in states:
@@ -111,7 +109,7 @@ def _add_capture(parts: Any) -> None:
     parser.add_argument("--at", default="switch", metavar="PLACE", help="switch (default), sms, or a host's name")
     parser.add_argument("-o", "--output", metavar="FILE", help="- is standard output (default: LAB-TIME.pcap)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(parser)
     parser.set_defaults(run=_capture)
 
 
@@ -133,14 +131,11 @@ def _capture(arguments: argparse.Namespace) -> int:
     )
     if captured.dropped:
         screen.err.print(f"note: {captured.dropped} packets were lost: this machine was too busy to capture them")
-    if arguments.json:
-        screen.print_json(asdict(captured))
-        return 0
     what = f"{captured.packets} packets in {captured.seconds:g} s, {captured.bytes >> 10} KiB"
     if piped:
         screen.err.print(what)
     else:
-        screen.out.print(f"{what}: {captured.file}\n  sms classify {captured.file}", markup=False)
+        print_result(arguments, captured, [f"{what}: {captured.file}", f"  sms classify {captured.file}"])
     return 0
 
 
@@ -168,7 +163,7 @@ def _add_demo(parts: Any) -> None:
         metavar="N",
         help="demonstrate the provisioning VM instead: N diskless machines boot from it, then it is switched off",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(parser)
     parser.set_defaults(run=_demo)
 
 
@@ -193,7 +188,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     else:
         shown = demo(arguments.name, arguments.nodes, progress, quiet=arguments.quiet)
     if arguments.json:
-        screen.print_json(asdict(shown))
+        screen.print_json(shown)
         return 0
     table = Table("check", "evidence", "s", box=None, header_style="bold", pad_edge=False)
     for check in shown.checks:

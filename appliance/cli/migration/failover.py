@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, filled, open_target, seconds, verb
+from appliance.cli.common import Verbs, add_json, filled, open_target, print_result, seconds, verb
 
 if TYPE_CHECKING:
     from appliance.operations.migration.failover import FailoverResult
@@ -19,7 +19,7 @@ EXAMPLES = """\
   sms failover host-b --snapshot 12     from this snapshot instead of the newest verified one"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -51,43 +51,34 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fail over, or show the plan."""
-    from appliance.cli.screen import out, print_json, progress
     from appliance.operations.migration.failover import FailoverOptions, failover, plan_failover
 
-    cluster, host = open_target(arguments)
-    shown = progress(arguments.quiet)
+    cluster, host, shown = open_target(arguments)
     options = FailoverOptions(arguments.fenced, arguments.shared, arguments.snapshot, arguments.image, arguments.wait)
     if arguments.dry_run:
         plan = plan_failover(cluster, host, options, shown)
-        print_json(asdict(plan)) if arguments.json else out.print("\n".join(plan.steps), markup=False)
+        print_result(arguments, plan, plan.steps)
         return 0
     result = failover(cluster, host, options, shown)
-    if arguments.json:
-        print_json(asdict(result))
-    else:
-        _show(result, cluster.site.cluster, len(cluster.services))
+    print_result(arguments, result, _lines(result, cluster.site.cluster, len(cluster.services)))
     return 0 if len(result.services) == len(cluster.services) else 4
 
 
-def _show(result: FailoverResult, cluster: str, services: int) -> None:
-    from appliance.cli.screen import out
+def _lines(result: FailoverResult, cluster: str, services: int) -> Iterator[str]:
     from appliance.units import format_time, format_uptime
 
     answer = f"{len(result.services)} of {services} services answer"
-    lines = [
-        f"{cluster} serves on {result.host} after {result.seconds:.1f} s, generation {result.generation}, {answer}"
-    ]
+    yield f"{cluster} serves on {result.host} after {result.seconds:.1f} s, generation {result.generation}, {answer}"
     if result.lost_s is not None:
-        lines.append(
+        yield (
             f"lost: {format_uptime(int(result.lost_s))}. Restored as it was on {result.taken_on} at "
             f"{format_time(result.taken)} (snapshot {result.snapshot}): "
             "jobs submitted, accounting and messages since then are lost"
         )
     elif result.shared:
-        lines.append("lost: nothing that was written to the shared overlay")
+        yield "lost: nothing that was written to the shared overlay"
     if result.kept:
-        lines.append(f"the overlay that was on {result.host} is kept as {result.kept}")
+        yield f"the overlay that was on {result.host} is kept as {result.kept}"
     if result.jobs is not None:
         known = ", ".join(f"{count} {state.lower()}" for state, count in result.jobs.items()) or "none"
-        lines.append(f"jobs known to the controller: {known}")
-    out.print("\n".join(lines), markup=False)
+        yield f"jobs known to the controller: {known}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, filled, open_site, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.migration.state import MigrationResult
@@ -18,7 +19,7 @@ EXAMPLES = """\
   sms migrate host-b --force      even if predicted outages exceed the tolerated ones"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -37,7 +38,6 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Migrate, or show the plan."""
-    from appliance.cli.screen import print_json
     from appliance.operations.context import need_root
     from appliance.operations.migration.migrate import migrate, refuse_over_budget, rehearse_migrate
 
@@ -45,56 +45,38 @@ def run(arguments: argparse.Namespace) -> int:
     cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = rehearse_migrate(cluster, arguments.to, shown)
-        if arguments.json:
-            print_json({**asdict(plan), "over": [one.name for one in plan.over]})
-        else:
-            _show_plan(plan)
+        print_result(arguments, {**asdict(plan), "over": [one.name for one in plan.over]}, _plan_lines(plan))
         refuse_over_budget(plan, force=arguments.force)
         return 0
     result = migrate(cluster, arguments.to, shown, force=arguments.force)
-    if arguments.json:
-        print_json(asdict(result))
-    else:
-        _show_result(cluster.site.cluster, result)
+    print_result(arguments, result, _result_lines(cluster.site.cluster, result))
     return 0
 
 
-def _show_plan(plan: Plan) -> None:
-    from appliance.cli.screen import out
-
+def _plan_lines(plan: Plan) -> Iterator[str]:
     how = "both share one overlay" if plan.shared else f"at most {plan.used_bytes >> 20} MiB to copy"
-    out.print(f"{plan.source} to {plan.target}: {how}; {plan.free_bytes >> 20} MiB free there", markup=False)
-    out.print(f"image {plan.image}", markup=False)
+    yield f"{plan.source} to {plan.target}: {how}; {plan.free_bytes >> 20} MiB free there"
+    yield f"image {plan.image}"
     basis = f"median of {plan.measured} previous migrations" if plan.measured else "defaults: nothing measured yet"
     parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in plan.parts.items())
-    out.print(f"predicted: {parts} ({basis})", markup=False)
+    yield f"predicted: {parts} ({basis})"
     width = max(len(one.name) for one in plan.away)
     for one in plan.away:
         over = "  OVER" if one.over else ""
-        out.print(
-            f"  {one.name:{width}}  outage {one.predicted_s:6.2f} s, tolerated {one.budget_s:g} s{over}", markup=False
-        )
+        yield f"  {one.name:{width}}  outage {one.predicted_s:6.2f} s, tolerated {one.budget_s:g} s{over}"
 
 
-def _show_result(cluster: str, result: MigrationResult) -> None:
-    from appliance.cli.screen import out
-
+def _result_lines(cluster: str, result: MigrationResult) -> Iterator[str]:
     outages: dict[float, list[str]] = {}
     for name, seconds in result.outage.items():
         outages.setdefault(seconds, []).append(name)
     for seconds, names in sorted(outages.items()):
-        out.print(f"outage {seconds:.2f} s: {', '.join(names)}", markup=False)
-    out.print(
+        yield f"outage {seconds:.2f} s: {', '.join(names)}"
+    yield (
         f"{result.overlay_bytes >> 20} MiB in use; {result.copied_bytes >> 20} MiB sent before, "
         f"{result.last_bytes >> 10} KiB during the outage"
     )
     lost = f"{result.lost_datagrams} syslog datagram{'s' * (result.lost_datagrams != 1)} lost during the switch"
-    out.print(
-        f"{result.connections} connections through NAT transferred, {result.jobs} jobs known, {lost}", markup=False
-    )
-    for note in result.notes:
-        out.print(f"note: {note}", markup=False)
-    out.print(
-        f"{cluster} serves on {result.target}, generation {result.generation}, after {result.seconds:.1f} s",
-        markup=False,
-    )
+    yield f"{result.connections} connections through NAT transferred, {result.jobs} jobs known, {lost}"
+    yield from (f"note: {note}" for note in result.notes)
+    yield f"{cluster} serves on {result.target}, generation {result.generation}, after {result.seconds:.1f} s"

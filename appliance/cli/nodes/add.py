@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, filled, open_site, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, verb
 
 EXAMPLES = """\
   sms node add node007 --mac 02:00:0a:4d:00:97 --address 10.0.1.7 --group compute
   sms node add node008 --mac 02:00:0a:4d:00:98 --bmc https://10.0.9.8"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -56,14 +56,10 @@ def read_node_spec(arguments: argparse.Namespace) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Add it."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.node import add_node
 
     cluster, _ = open_site(arguments)
     made = add_node(cluster, arguments.name, read_node_spec(arguments))
-    if arguments.json:
-        print_json({"name": made.name, **made.change})
-    else:
-        words = ", ".join(filter(None, (made.change.get("address"), *map(str, made.change["macs"]))))
-        out.print(f"added {made.name}: {words}", markup=False)
+    words = ", ".join(filter(None, (made.change.get("address"), *map(str, made.change["macs"]))))
+    print_result(arguments, {"name": made.name, **made.change}, [f"added {made.name}: {words}"])
     return 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, duration, open_site, verb
-from appliance.cli.nodes.common import add_nodes, add_yes, confirm, show_outcomes
+from appliance.cli.common import Verbs, add_json, duration, open_site, print_result, verb
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, print_outcomes
 
 EXAMPLES = """\
   sms node boot node007 --wait 5m           from the network, and wait until its slurmd answers
@@ -15,7 +14,7 @@ EXAMPLES = """\
   sms node boot node007 --no-cycle          from the network at its next start"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -44,18 +43,15 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
-    from appliance.cli.screen import out, print_json
     from appliance.config.hostlist import fold
-    from appliance.operations.nodes.power import Boot, as_dicts, boot, choose
+    from appliance.operations.nodes.power import Boot, boot, choose
 
     cluster, shown = open_site(arguments)
     nodes = choose(cluster, arguments.nodes, shown)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
-        if arguments.json:
-            print_json([node["name"] for node in nodes])
-        else:
-            out.print(f"would boot {len(nodes)} from {arguments.target}: {names}", markup=False)
+        text = f"would boot {len(nodes)} from {arguments.target}: {names}"
+        print_result(arguments, [node["name"] for node in nodes], [text])
         return 0
     if len(nodes) > 1 and not arguments.no_cycle:
         confirm(f"Restart {len(nodes)} nodes: {names}?", yes=arguments.yes)
@@ -68,7 +64,4 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )
     done = boot(cluster, nodes, how, shown)
-    if arguments.json:
-        print_json(as_dicts(done))
-        return 1 if any(one.error for one in done) else 0
-    return show_outcomes(done)
+    return print_outcomes(arguments, done)

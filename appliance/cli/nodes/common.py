@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,18 +49,21 @@ def confirm(question: str, *, yes: bool) -> None:
         raise Refused("nothing was changed")
 
 
-def show_outcomes(done: Sequence[Outcome]) -> int:
-    """Print the outcomes: a line per state, then a line per failed node. Returns the exit status."""
-    from appliance.cli.screen import out
+def print_outcomes(arguments: argparse.Namespace, done: Sequence[Outcome]) -> int:
+    """Print the outcomes: JSON, or a line per state, then a line per failed node. Returns the exit status."""
+    from appliance.cli.screen import out, print_json
     from appliance.config.hostlist import fold
 
+    failed = [one for one in done if one.error]
+    if arguments.json:
+        print_json(done)
+        return 1 if failed else 0
     states: dict[str, list[str]] = {}
     for one in done:
         if not one.error:
             states.setdefault(one.state, []).append(one.name)
     for state, names in sorted(states.items()):
         out.print(f"{state:<8} {len(names):>5}  {fold(names)}", markup=False)
-    failed = [one for one in done if one.error]
     hints = []
     for one in failed:
         out.print(f"failed   {one.name}: {one.error}", markup=False, style="red")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, duration, open_site, verb
+from appliance.cli.common import Verbs, add_json, duration, open_site, verb
 from appliance.cli.nodes.common import show_table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EXAMPLES = """\
   sms node discover 10.0.9.0/24 --name-pattern nid%06d --first 10.0.1.1 --group compute"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     report = discover(cluster, arguments.ranges, options, shown)
     if arguments.json:
-        print_json(report.as_dict())
+        print_json(report)
     else:
         _show(report)
     return 4 if report.problems else 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.cli.nodes.add import add_node_options, read_node_spec
 
 EXAMPLES = """\
@@ -17,7 +16,7 @@ EXAMPLES = """\
   sms node edit node007 --profile=                           use the profile of its groups"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -36,18 +35,13 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Change it."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.node import edit_node
 
     cluster, _ = open_site(arguments)
     done = edit_node(cluster, arguments.node, read_node_spec(arguments), dry_run=arguments.dry_run)
-    if arguments.json:
-        print_json(asdict(done))
-    elif not done.change:
-        out.print(f"{done.name} is unchanged", markup=False)
-    else:
-        for key, value in done.change.items():
-            out.print(f"{done.name}: {key}: {_word(done.before.get(key))} -> {_word(value)}", markup=False)
+    changes = done.change.items()
+    lines = [f"{done.name}: {key}: {_word(done.before.get(key))} -> {_word(value)}" for key, value in changes]
+    print_result(arguments, done, lines or [f"{done.name} is unchanged"])
     return 0
 
 

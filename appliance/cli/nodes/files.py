@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
-from appliance.cli.common import add_actions, verb
+from appliance.cli.common import Verbs, add_actions, verb
 
 ACTIONS = (
     "nodes.files_list",
@@ -26,7 +23,7 @@ EXAMPLES = """\
   sms files rollback /etc/slurm/slurm.conf        return to the previous version everywhere"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb and its actions."""
     parser = verb(
         verbs,

@@ -7,9 +7,9 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import verb
+from appliance.cli.common import Verbs, verb
 from appliance.cli.nodes.files_common import add_later, add_wait, audience, finish, open_vm
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ EXAMPLES = """\
   generate | sms files add /etc/generated -                     from standard input"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = (
         "Upload a file as the newest version of a master file, and notify its clients. Options that are not given\n"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import Verbs, add_json, print_result, verb
 from appliance.cli.nodes.files_common import audience, open_vm
 
 EXAMPLES = """\
@@ -16,7 +16,7 @@ EXAMPLES = """\
 TITLES = ("path", "v", "size", "mode and owner", "since", "for")
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(actions, "list", "the master files", "List the master files of the provisioning VM.", EXAMPLES)
     add_json(parser)
@@ -25,19 +25,12 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.files import list_masters
 
     _, api, _ = open_vm(arguments)
     found = list_masters(api)
-    if arguments.json:
-        print_json(found)
-        return 0
-    if not found:
-        out.print("the VM has no master files; `sms files push` uploads those of the site file", markup=False)
-        return 0
-    for line in rows(found):
-        out.print(line, markup=False)
+    none = ["the VM has no master files; `sms files push` uploads those of the site file"]
+    print_result(arguments, found, rows(found) if found else none)
     return 0
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import Verbs, add_json, print_result, verb
 from appliance.cli.nodes.files_common import SIGNS, UNHEALTHY, add_wait, lines, open_vm
+
+if TYPE_CHECKING:
+    from appliance.operations.nodes.files import PushResult
 
 EXAMPLES = """\
   sms files push              upload what differs, notify all clients, print their state
@@ -14,7 +18,7 @@ EXAMPLES = """\
   sms files push --wait 2m    wait longer for the clients"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = (
         "Upload the files of the site file that differ to the provisioning VM: accounts, shadow, the munge key, the\n"
@@ -32,20 +36,19 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Push."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.files import push
 
     cluster, api, shown = open_vm(arguments)
     done = push(cluster, shown, wait_s=arguments.wait, dry_run=arguments.dry_run, accounts=arguments.accounts, api=api)
-    if arguments.json:
-        print_json(done.as_dict())
-        return UNHEALTHY if done.lacking else 0
+    print_result(arguments, done, _lines(done, dry_run=arguments.dry_run))
+    return UNHEALTHY if done.lacking else 0
+
+
+def _lines(done: PushResult, *, dry_run: bool) -> Iterator[str]:
     for one in done.differences:
         if one.what != "same":
-            out.print(f"{SIGNS[one.what]} {one.path}{f': {one.why}' if one.why else ''}", markup=False)
+            yield f"{SIGNS[one.what]} {one.path}{f': {one.why}' if one.why else ''}"
         if text := done.texts.get(one.path):
-            out.print("\n".join(f"    {line}" for line in text.split("\n")[2:]), markup=False)
-    out.print(done.summary(dry_run=arguments.dry_run), markup=False)
-    for line in lines(done.reports):
-        out.print(line, markup=False)
-    return UNHEALTHY if done.lacking else 0
+            yield from (f"    {line}" for line in text.split("\n")[2:])
+    yield done.summary(dry_run=dry_run)
+    yield from lines(done.reports)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import Verbs, verb
 from appliance.cli.nodes.common import add_yes, confirm
 from appliance.cli.nodes.files_common import add_later, add_wait, audience, finish, open_vm
 
@@ -15,7 +14,7 @@ EXAMPLES = """\
   sms files rollback /etc/motd    restore it"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = (
         "Remove a file from all its clients, which restore the file that it had replaced, if any. Files that were\n"

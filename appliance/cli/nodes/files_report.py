@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import Verbs, add_json, print_result, verb
 from appliance.cli.nodes.files_common import lines, open_vm
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ EXAMPLES = """\
   sms files report --json    all reports"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = "Show which files nodes and the container have, by their last reports."
     parser = verb(actions, "report", "which files the clients have", text, EXAMPLES)
@@ -29,27 +29,29 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.files import need_known_path, read_reports
-    from appliance.units import format_time
 
     cluster, api, _ = open_vm(arguments)
     reports = read_reports(cluster, api)
     if arguments.path:
         need_known_path(api, arguments.path, reports)
-    if arguments.json:
-        print_json([one.as_dict() for one in reports])
-        return 0
-    if not arguments.path:
-        for line in lines(reports) if any(one.state != "silent" for one in reports) else _offline_lines(reports):
-            out.print(line, markup=False)
-        return 0
-    for one in reports:
-        has = one.has.get(arguments.path)
-        words = f"{has['sha256'][:16]} since {format_time(has['since'])[:16]}" if has else "-"
-        late = "  not the newest" if arguments.path in one.missing else ""
-        out.print(f"{one.client:<20} {words}{late}", markup=False)
+        shown = _lines_of(arguments.path, reports)
+    else:
+        online = any(one.state != "silent" for one in reports)
+        shown = lines(reports) if online else _offline_lines(reports)
+    print_result(arguments, reports, shown)
     return 0
+
+
+def _lines_of(path: str, reports: Sequence[ClientReport]) -> Iterator[str]:
+    """Yield a line per client: its version of the file."""
+    from appliance.units import format_time
+
+    for one in reports:
+        has = one.has.get(path)
+        words = f"{has['sha256'][:16]} since {format_time(has['since'])[:16]}" if has else "-"
+        late = "  not the newest" if path in one.missing else ""
+        yield f"{one.client:<20} {words}{late}"
 
 
 def _offline_lines(reports: Sequence[ClientReport]) -> Iterator[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import Verbs, verb
 from appliance.cli.nodes.files_common import add_later, add_wait, finish, open_vm
 
 EXAMPLES = """\
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms files rollback /etc/slurm/slurm.conf --version 3   to this one (sms files show lists them)"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = "Make an older version of a master file the current one, and notify its clients."
     parser = verb(actions, "rollback", "return to an older version of a master file", text, EXAMPLES)

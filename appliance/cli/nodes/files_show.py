@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import Verbs, add_json, print_result, verb
 from appliance.cli.nodes.files_common import audience, open_vm
 
 EXAMPLES = """\
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms files show /etc/motd --content    its content"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     text = "Show a master file: its versions, of which the last five are kept, or its content."
     parser = verb(actions, "show", "one master file and its versions", text, EXAMPLES)
@@ -26,7 +25,6 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    from appliance.cli.screen import out, print_json
     from appliance.errors import Refused
     from appliance.operations.nodes.files import read_content, show_master
     from appliance.units import format_size, format_time
@@ -40,13 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise Refused(f"{arguments.path} has no content: it was removed", hint="sms files rollback restores it")
         sys.stdout.buffer.write(data)
         return 0
-    if arguments.json:
-        print_json(found)
-        return 0
-    out.print(f"{found['path']}{'' if found['current'] else ' (removed)'}", markup=False)
+    lines = [f"{found['path']}{'' if found['current'] else ' (removed)'}"]
     for each in found["versions"]:
         sign = "*" if each["version"] == found["current"] else " "
         facts = f"{each['mode']} {each['owner']}:{each['group']}  {audience(each)}"
         words = f"{format_time(each['made'])[:16]}  {format_size(each['size']):>9}  {each['sha256'][:16]}"
-        out.print(f"{sign} {each['version']:>3}  {words}  {facts}", markup=False)
+        lines.append(f"{sign} {each['version']:>3}  {words}  {facts}")
+    print_result(arguments, found, lines)
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.cli.nodes.common import add_yes, confirm
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ EXAMPLES = """\
   sms node import --from-smd https://smd:27779 -o nodes.yaml     only write it to a file"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -47,7 +48,7 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Import it."""
-    from appliance.cli.screen import out, print_json
+    from appliance.cli.screen import out
     from appliance.operations.nodes import import_ as node_import
 
     cluster, shown = open_site(arguments)
@@ -68,30 +69,24 @@ def run(arguments: argparse.Namespace) -> int:
         if changes.gone:
             confirm(f"Remove {len(changes.gone)} entries that it does not contain?", yes=arguments.yes)
         node_import.import_document(cluster, converted, shown, replace=arguments.replace)
-    if arguments.json:
-        print_json({**asdict(changes), "dry_run": arguments.dry_run})
-    else:
-        _show(changes, dry_run=arguments.dry_run)
+    result = {**asdict(changes), "dry_run": arguments.dry_run}
+    print_result(arguments, result, _lines(changes, dry_run=arguments.dry_run))
     return 0
 
 
 MOST = 20
 
 
-def _show(changes: ImportChanges, *, dry_run: bool) -> None:
-    from appliance.cli.screen import out
-
-    for note in changes.notes[:MOST]:
-        out.print(f"note: {note}", markup=False)
+def _lines(changes: ImportChanges, *, dry_run: bool) -> Iterator[str]:
+    yield from (f"note: {note}" for note in changes.notes[:MOST])
     if len(changes.notes) > MOST:
-        out.print(f"note: and {len(changes.notes) - MOST} more; --json shows all", markup=False)
+        yield f"note: and {len(changes.notes) - MOST} more; --json shows all"
     for name, kinds in changes.counts.items():
         words = ", ".join(f"{kinds[kind]} {kind}" for kind in ("new", "changed", "same") if kinds.get(kind))
-        out.print(f"{name}: {words}", markup=False)
+        yield f"{name}: {words}"
     word = "would remove" if dry_run else "removed"
-    for gone in changes.gone[:MOST]:
-        out.print(f"{word}: {gone}", markup=False)
+    yield from (f"{word}: {gone}" for gone in changes.gone[:MOST])
     if len(changes.gone) > MOST:
-        out.print(f"{word}: and {len(changes.gone) - MOST} more", markup=False)
+        yield f"{word}: and {len(changes.gone) - MOST} more"
     if dry_run:
-        out.print("nothing was written", markup=False)
+        yield "nothing was written"

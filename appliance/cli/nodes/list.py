@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.cli.nodes.common import add_nodes, show_table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EXAMPLES = """\
   sms node list --json             everything, for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -42,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     cluster, shown = open_site(arguments)
     if arguments.unknown:
-        return _show_unknown(list_unknown(cluster, arguments.nodes), json=arguments.json)
+        unknown = list_unknown(cluster, arguments.nodes)
+        print_result(arguments, unknown, _unknown_lines(unknown))
+        return 0
     nodes = list_nodes(cluster, arguments.nodes, shown)
     if arguments.json:
         print_json(nodes)
@@ -53,18 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show_unknown(machines: Sequence[UnknownMachine], *, json: bool) -> int:
-    from appliance.cli.screen import out, print_json
+def _unknown_lines(machines: Sequence[UnknownMachine]) -> Iterator[str]:
     from appliance.units import format_time
 
-    if json:
-        print_json(machines)
-    for one in machines if not json else ():
+    for one in machines:
         words = f"{one.get('mac')}  {one.get('address') or '-':<15}  {one.get('count')} times"
-        out.print(f"{words}, last {format_time(float(one.get('last') or 0))}", markup=False)
-    if not machines and not json:
-        out.print("no unknown machine has tried to boot", markup=False)
-    return 0
+        yield f"{words}, last {format_time(float(one.get('last') or 0))}"
+    if not machines:
+        yield "no unknown machine has tried to boot"
 
 
 def _show(nodes: Sequence[Node]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, duration, open_site, verb
-from appliance.cli.nodes.common import add_nodes, add_yes, confirm, show_outcomes
+from appliance.cli.common import Verbs, add_json, duration, open_site, print_result, verb
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, print_outcomes
 
 EXAMPLES = """\
   sms node power status @all               query every controller
@@ -24,7 +23,7 @@ class _Operations(tuple[str, ...]):
         return True
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -59,10 +58,9 @@ def _suggest(arguments: argparse.Namespace) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
-    from appliance.cli.screen import out, print_json
     from appliance.config.hostlist import fold
     from appliance.errors import ConfigError
-    from appliance.operations.nodes.power import as_dicts, choose, power
+    from appliance.operations.nodes.power import choose, power
 
     if arguments.operation not in WORDS:
         raise ConfigError(f"{arguments.operation[:60]!r} is not one of {', '.join(WORDS)}", hint=_suggest(arguments))
@@ -72,16 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     nodes = choose(cluster, arguments.nodes, shown)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
-        if arguments.json:
-            print_json([node["name"] for node in nodes])
-        else:
-            out.print(f"would {WORDS[arguments.operation]} {len(nodes)}: {names}", markup=False)
+        text = f"would {WORDS[arguments.operation]} {len(nodes)}: {names}"
+        print_result(arguments, [node["name"] for node in nodes], [text])
         return 0
     if len(nodes) > 1 and arguments.operation in ("off", "reset"):
         words = WORDS[arguments.operation].capitalize()
         confirm(f"{words} {len(nodes)} nodes: {names}?", yes=arguments.yes)
     done = power(cluster, nodes, "soft-off" if arguments.soft else arguments.operation, arguments.timeout, shown)
-    if arguments.json:
-        print_json(as_dicts(done))
-        return 1 if any(one.error for one in done) else 0
-    return show_outcomes(done)
+    return print_outcomes(arguments, done)

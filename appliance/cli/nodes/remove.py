@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.cli.nodes.common import add_nodes, add_yes, confirm
 
 EXAMPLES = """\
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms node remove @old --yes           all nodes of a group, without confirmation"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -32,7 +31,6 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove them."""
-    from appliance.cli.screen import out, print_json
     from appliance.config.hostlist import fold
     from appliance.operations.nodes.node import remove_nodes
 
@@ -42,8 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         confirm(f"Remove {names} from the inventory?", yes=arguments.yes)
         remove_nodes(cluster, [node["name"] for node in chosen], shown)
-    if arguments.json:
-        print_json(chosen)
-    else:
-        out.print(f"{'would remove' if arguments.dry_run else 'removed'} {len(chosen)}: {names}", markup=False)
+    word = "would remove" if arguments.dry_run else "removed"
+    print_result(arguments, chosen, [f"{word} {len(chosen)}: {names}"])
     return 0

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.text import one_line
 
 EXAMPLES = """\
@@ -14,7 +14,7 @@ EXAMPLES = """\
   sms node show x1000c0s0b0n0      by xname"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(actions, "show", "show a node of the inventory", "Show the inventory's entry of one node.", EXAMPLES)
     parser.add_argument("node", metavar="NODE", help="its name or xname")
@@ -24,16 +24,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.nodes.node import show_node
 
     cluster, shown = open_site(arguments)
     node = show_node(cluster, arguments.node, shown)
-    if arguments.json:
-        print_json(node)
-    else:
-        for line in _lines(node):
-            out.print(line, markup=False)
+    print_result(arguments, node, _lines(node))
     return 0
 
 

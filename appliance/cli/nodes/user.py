@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import Verbs, add_json, print_result, verb
 from appliance.cli.nodes.files_common import add_later, add_wait, finish, open_vm
+
+if TYPE_CHECKING:
+    from appliance.operations.nodes.users import Synced
 
 EXAMPLES = """\
   sms user sync --sssd --group hpc                 members of a group of the directory
@@ -17,7 +21,7 @@ EXAMPLES = """\
 SHOWN = 20
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb and its action."""
     text = "Users and groups of the cluster: master files in the provisioning VM, which nodes and the container pull."
     parser = verb(verbs, "user", "users and groups, from a directory or a file", text, EXAMPLES)
@@ -67,7 +71,6 @@ def percent(text: str) -> float:
 
 def run_sync(arguments: argparse.Namespace) -> int:
     """Synchronise the accounts."""
-    from appliance.cli.screen import out, print_json
     from appliance.errors import ConfigError
     from appliance.operations.nodes.users import SyncOptions, query_sssd, read_folder, sync, this_machine
 
@@ -86,21 +89,19 @@ def run_sync(arguments: argparse.Namespace) -> int:
         arguments.group, arguments.uid_min, arguments.uid_max, arguments.most_removed, arguments.force
     )
     done = sync(api, source, shown, options, dry_run=arguments.dry_run)
-    if arguments.json:
-        print_json(done.as_dict())
-    else:
-        for path, changes in done.changes.items():
-            for sign, names in (("+", changes.added), ("~", changes.changed), ("-", changes.removed)):
-                if names:
-                    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-                    out.print(f"{sign} {path}: {' '.join(names[:SHOWN])}{more}", markup=False)
-        out.print(
-            f"{len(done.accounts.users)} users, {len(done.accounts.groups)} groups; "
-            f"{done.accounts.left_out} out of bounds left out",
-            markup=False,
-        )
-        if done.refusal:
-            out.print(f"without --dry-run it would be refused: {done.refusal}; --force overrides this", markup=False)
+    print_result(arguments, done, _lines(done))
     if arguments.dry_run or not done.changed:
         return 0
     return finish(arguments, cluster, api, shown)
+
+
+def _lines(done: Synced) -> Iterator[str]:
+    for path, changes in done.changes.items():
+        for sign, names in (("+", changes.added), ("~", changes.changed), ("-", changes.removed)):
+            if names:
+                more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+                yield f"{sign} {path}: {' '.join(names[:SHOWN])}{more}"
+    accounts = done.accounts
+    yield f"{len(accounts.users)} users, {len(accounts.groups)} groups; {accounts.left_out} out of bounds left out"
+    if done.refusal:
+        yield f"without --dry-run it would be refused: {done.refusal}; --force overrides this"

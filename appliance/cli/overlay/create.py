@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay create                  on this admin host
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms overlay create -n               print the commands, change nothing"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -30,22 +29,14 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.operations.overlay.create import create, rehearse_create
 
-    cluster, host = open_target(arguments)
-    shown = progress(arguments.quiet)
+    cluster, host, shown = open_target(arguments)
     if arguments.dry_run:
         commands = rehearse_create(cluster, host, shown)
-        text = "\n".join(commands) or "nothing would be done: it exists and is seeded"
-        print_json(commands) if arguments.json else out.print(text, markup=False)
+        print_result(arguments, commands, commands or ["nothing would be done: it exists and is seeded"])
         return 0
     done = create(cluster, host, shown)
-    if arguments.json:
-        print_json(asdict(done))
-        return 0
     what = "is created and seeded" if done.created else "is seeded again" if done.seeded else "exists and is seeded"
-    out.print(f"{done.path} on {done.host} {what}", markup=False)
+    print_result(arguments, done, [f"{done.path} on {done.host} {what}"])
     return 0

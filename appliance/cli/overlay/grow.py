@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay grow 4G           4 GiB in all
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms overlay grow 4G --dry-run   check whether there is room, change nothing"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -34,20 +33,15 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.cli.screen import out, print_json, progress
     from appliance.operations.overlay.grow import grow, parse_size_argument
 
     spec = parse_size_argument(arguments.size)
-    cluster, host = open_target(arguments)
-    done = grow(cluster, host, progress(arguments.quiet), spec, dry_run=arguments.dry_run)
-    if arguments.json:
-        print_json(asdict(done))
-        return 0
+    cluster, host, shown = open_target(arguments)
+    done = grow(cluster, host, shown, spec, dry_run=arguments.dry_run)
+    lines: Sequence[str] = [f"{done.path} on {done.host} has grown from {done.before >> 20} to {done.size >> 20} MiB"]
     if not done.changed:
-        out.print(f"{done.path} on {done.host} has {done.size >> 20} MiB already", markup=False)
+        lines = [f"{done.path} on {done.host} has {done.size >> 20} MiB already"]
     elif arguments.dry_run:
-        out.print("\n".join(done.steps), markup=False)
-    else:
-        how = f"from {done.before >> 20} to {done.size >> 20} MiB"
-        out.print(f"{done.path} on {done.host} has grown {how}", markup=False)
+        lines = done.steps
+    print_result(arguments, done, lines)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_host, add_json, filled, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.overlay.mirror import MirrorChange
@@ -29,7 +29,7 @@ REBUILD = """\
   sms overlay mirror rebuild --member 2 --on /disk3/sms"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action and its subcommands."""
     parser = verb(
         actions,
@@ -120,14 +120,12 @@ def _add_rebuild(parts: Any) -> None:
 
 def run_create(arguments: argparse.Namespace) -> int:
     """Run ``create``."""
-    from appliance.cli.screen import progress
     from appliance.operations.overlay.grow import parse_size_argument
     from appliance.operations.overlay.mirror import MirrorOptions, create
 
     size = parse_size_argument(arguments.size).size if arguments.size else 0
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     folders = [folder.rstrip("/") or "/" for folder in arguments.on]
-    shown = progress(arguments.quiet)
     options = MirrorOptions(folders, size, arguments.same_fs)
     done = create(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is mirrored", "is mirrored there already")
@@ -138,7 +136,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.overlay.mirror import status
 
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     state = status(cluster, host)
     if arguments.json:
         print_json({**asdict(state), "healthy": state.healthy} if state else None)
@@ -174,59 +172,50 @@ def _show(state: MirrorState) -> None:
 
 def run_scrub(arguments: argparse.Namespace) -> int:
     """Run ``scrub``."""
-    from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import scrub
 
-    cluster, host = open_target(arguments)
-    done = scrub(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
+    cluster, host, shown = open_target(arguments)
+    done = scrub(cluster, host, shown, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"{done.mended} errors were repaired on {host.name}", "has no errors")
 
 
 def run_rebuild(arguments: argparse.Namespace) -> int:
     """Run ``rebuild``."""
-    from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import RebuildOptions, rebuild
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     folder = arguments.on.rstrip("/") if arguments.on else None
     options = RebuildOptions(folder, arguments.member, arguments.same_fs)
-    done = rebuild(cluster, host, progress(arguments.quiet), options, dry_run=arguments.dry_run)
+    done = rebuild(cluster, host, shown, options, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the mirror on {host.name} is redundant again", "is redundant")
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
     """Run ``remove``."""
-    from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import abandon, remove
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     remove_mirror = abandon if arguments.abandon else remove
-    done = remove_mirror(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
+    done = remove_mirror(cluster, host, shown, dry_run=arguments.dry_run)
     result = "is abandoned, there is no overlay" if arguments.abandon else "is one plain file again"
     return _print_change(arguments, done, f"the overlay on {host.name} {result}", "is not mirrored")
 
 
 def run_adopt(arguments: argparse.Namespace) -> int:
     """Run ``adopt``."""
-    from appliance.cli.screen import progress
     from appliance.operations.overlay.mirror import adopt
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     folder = arguments.folder.rstrip("/")
-    done = adopt(cluster, host, progress(arguments.quiet), folder, dry_run=arguments.dry_run)
+    done = adopt(cluster, host, shown, folder, dry_run=arguments.dry_run)
     return _print_change(arguments, done, f"the overlay on {host.name} is on its mirror again", "is on its mirror")
 
 
 def _print_change(arguments: argparse.Namespace, done: MirrorChange, changed: str, same: str) -> int:
     """Print the result, as JSON if requested."""
-    from appliance.cli.screen import out, print_json
-
-    if arguments.json:
-        print_json(asdict(done))
-    elif not done.changed:
-        out.print(f"the overlay on {done.host} {same}, nothing to do", markup=False)
-    elif getattr(arguments, "dry_run", False):
-        out.print("\n".join(done.steps), markup=False)
-    else:
-        out.print(changed, markup=False)
+    if not done.changed:
+        changed = f"the overlay on {done.host} {same}, nothing to do"
+    elif arguments.dry_run:
+        changed = "\n".join(done.steps)
+    print_result(arguments, done, [changed])
     return 0

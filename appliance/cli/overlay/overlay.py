@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
-from appliance.cli.common import add_actions, verb
+from appliance.cli.common import Verbs, add_actions, verb
 
 ACTIONS = (
     "overlay.create",
@@ -32,7 +29,7 @@ EXAMPLES = """\
   sms overlay schedule install            take them by cron or systemd from now on"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb and its actions."""
     parser = verb(
         verbs,

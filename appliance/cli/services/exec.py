@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_host, open_target, verb
+from appliance.cli.common import Verbs, add_host, open_target, verb
 
 EXAMPLES = """\
   sms exec sinfo                     run a command; sms exits with its exit status
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms exec --host host-a -- chronyc sources"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -35,5 +34,5 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ConfigError("no command", hint="sms exec -- squeue")
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     return run_inside(cluster, host, tuple(command))

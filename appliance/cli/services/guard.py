@@ -6,10 +6,8 @@ import argparse
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any
 
-from appliance.cli.common import add_json, verb
+from appliance.cli.common import Verbs, add_json, verb
 from appliance.errors import Refused
 
 EXAMPLES = """\
@@ -18,7 +16,7 @@ EXAMPLES = """\
   sms guard --once --json       what was done, for scripts: null if nothing"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -40,14 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.services.guard import SteppedDown, guard, guard_once
 
     try:
-        cluster, host = open_target(arguments)
+        cluster, host, _ = open_target(arguments)
     except Refused as error:
         # A guard always acts on the host that it runs on.
         raise Refused(error.message, hint="run it on an admin host; `sms start` starts one there") from None
 
     def show(stepped_down: SteppedDown | None) -> None:
         if arguments.json:
-            print_json(asdict(stepped_down) if stepped_down else None)
+            print_json(stepped_down)
 
     if arguments.once:
         show(guard_once(cluster, host, _report))

@@ -6,9 +6,8 @@ import argparse
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.text import one_line
 
 EXAMPLES = """\
@@ -20,7 +19,7 @@ MAX_VALUE = 200
 """Characters of one value; --json prints it completely."""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -45,16 +44,15 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the journal."""
-    from appliance.cli.screen import err, out, print_json
+    from appliance.cli.screen import err
     from appliance.operations.services.journal import read_journal
 
     cluster, _ = open_site(arguments)
     journal = read_journal(cluster, arguments.host, last=arguments.lines)
+    result = {"lines": journal.lines, "silent": journal.silent}
+    print_result(arguments, result, map(text_of, journal.lines))
     if arguments.json:
-        print_json({"lines": journal.lines, "silent": journal.silent})
         return 0
-    for line in journal.lines:
-        out.print(text_of(line), markup=False)
     for name, why in journal.silent.items():
         err.print(f"note: {name} cannot be read: {why}", markup=False)
     if not journal.lines:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_host, open_target, verb
+from appliance.cli.common import Verbs, add_host, open_target, verb
 
 EXAMPLES = """\
   sms logs                  messages of all nodes
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms logs supervisor       starts and exits of services"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(verbs, "logs", "show a log", "Show the end of a log of the services container.", EXAMPLES)
     parser.add_argument("name", nargs="?", default="messages", metavar="LOG", help="a service, messages or supervisor")
@@ -28,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Show a log."""
     from appliance.operations.services.inside import show_log
 
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     try:
         return show_log(cluster, host, arguments.name, lines=arguments.lines, follow=arguments.follow)
     except KeyboardInterrupt:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_host, open_target, verb
+from appliance.cli.common import Verbs, add_host, open_target, verb
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -25,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Open the shell."""
     from appliance.operations.services.inside import run_inside
 
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     return run_inside(cluster, host, ("bash", "-l"))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from appliance.cli.common import add_host, add_json, open_target, seconds, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, seconds, verb
 
 EXAMPLES = """\
   sms start                     on this admin host
@@ -16,7 +14,7 @@ EXAMPLES = """\
   sms start --image old.sif     use this image instead of the current one"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -40,15 +38,14 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start, or show the commands."""
-    from appliance.cli.screen import err, out, print_json, progress
+    from appliance.cli.screen import err
     from appliance.operations.lease import query_lease
     from appliance.operations.services.start import StartOptions, rehearse_start, start
 
-    cluster, host = open_target(arguments)
-    shown = progress(arguments.quiet)
+    cluster, host, shown = open_target(arguments)
     if arguments.dry_run:
         commands = rehearse_start(cluster, host, shown, image=arguments.image)
-        print_json(commands) if arguments.json else out.print("\n".join(commands), markup=False)
+        print_result(arguments, commands, commands)
         return 0
     options = StartOptions(arguments.image, arguments.wait, keep=arguments.keep, boot=arguments.boot)
     started = start(cluster, host, shown, options)
@@ -57,10 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         why = f"{holder} has taken over" if holder else f"it did not run on {host.name} at shutdown"
         err.print(f"{why}; nothing is started", markup=False)
         return 0
-    if arguments.json:
-        print_json(asdict(started))
-    else:
-        answer = f"{len(started.services)} of {len(cluster.services)}"
-        how = "runs already" if started.already else f"serves after {sum(started.parts.values()):.1f} s"
-        out.print(f"{cluster.site.cluster} {how} on {host.name}, {answer} services answer", markup=False)
+    answer = f"{len(started.services)} of {len(cluster.services)}"
+    how = "runs already" if started.already else f"serves after {sum(started.parts.values()):.1f} s"
+    print_result(arguments, started, [f"{cluster.site.cluster} {how} on {host.name}, {answer} services answer"])
     return 0 if len(started.services) == len(cluster.services) else 4

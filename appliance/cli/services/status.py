@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,7 +23,7 @@ EXAMPLES = """\
   sms status --watch      refresh every two seconds until Ctrl-C"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.cli.screen import out, print_json
     from appliance.operations.services.status import status
 
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     if arguments.watch:
         return watch(lambda: status(cluster, host))
     found = status(cluster, host)
     if arguments.json:
-        print_json(found.as_dict())
+        print_json(found)
     else:
         out.print(view(found))
     return 0 if found.healthy else 4

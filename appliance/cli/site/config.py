@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import Verbs, print_result, verb
 
 EXAMPLES = """\
   sms config check                    list every problem of the site file, with its line
@@ -17,7 +15,7 @@ EXAMPLES = """\
   sms config schema >sms.schema.json  print the JSON Schema, for completion in an editor"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     description = "Validate the site file, show its values, print its JSON Schema."
     parser = verb(verbs, "config", "validate and show the site file, print its schema", description, EXAMPLES)
@@ -35,7 +33,7 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Report every problem; status 2 if there is any."""
-    from appliance.cli.screen import err, out, print_json
+    from appliance.cli.screen import err, print_json
     from appliance.errors import ConfigError
     from appliance.operations.site.config import check_config
     from appliance.operations.site.find import find_site
@@ -46,20 +44,16 @@ def run_check(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         if not arguments.json or not error.problems:
             raise
-        problems = [asdict(problem) for problem in error.problems]
-        print_json({"file": str(path), "problems": problems, "notices": []})
+        print_json({"file": str(path), "problems": error.problems, "notices": []})
         return error.status
-    if arguments.json:
-        print_json({"file": str(path), "problems": [], "notices": loaded.notices})
-        return 0
-    for notice in loaded.notices:
+    for notice in loaded.notices if not arguments.json else ():
         err.print(f"{path}: {notice}", markup=False)
     site = loaded.site
-    out.print(
+    text = (
         f"{path}: valid: cluster {site.cluster}, {len(site.admin_hosts)} admin hosts, "
-        f"{len(site.service_names)} services on {site.base.os}",
-        markup=False,
+        f"{len(site.service_names)} services on {site.base.os}"
     )
+    print_result(arguments, {"file": str(path), "problems": [], "notices": loaded.notices}, [text])
     return 0
 
 

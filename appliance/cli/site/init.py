@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from appliance.cli.common import verb
+from appliance.cli.common import Verbs, verb
 
 EXAMPLES = """\
   sms init --list                                   list the profiles
@@ -15,7 +14,7 @@ EXAMPLES = """\
   sms init --profile lab -o -                       print the file"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb to the parser."""
     text = "write a commented site file to start from"
     long = (

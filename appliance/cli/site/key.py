@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-EPILOG = """\
-examples:
+from appliance.cli.common import Verbs, add_json, print_result, verb
+
+EXAMPLES = """\
   sms key create    create the pair that the site file names, the private key with mode 0600
   sms key show      fingerprints of the keys that images are verified with
   sms key ca show   certificates of the authority and its clients, with their expiry dates
   sms key ca renew  replace the client certificates; the authority is kept"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
-    parser = verbs.add_parser(
+    parser = verb(
+        verbs,
         "key",
-        help="create or show the signing keys and the site's certificates",
-        description="Create or show the keys that sign images, and the certificates with which the provisioning VM\n"
+        "create or show the signing keys and the site's certificates",
+        "Create or show the keys that sign images, and the certificates with which the provisioning VM\n"
         "and its clients authenticate each other.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = actions.add_parser("create", help="create the pair that the site file names")
     create.set_defaults(run=run_create)
     show = actions.add_parser("show", help="show fingerprints of the keys that images are verified with")
-    show.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(show)
     show.set_defaults(run=run_show)
     ca = actions.add_parser("ca", help="the site's certificate authority, in tls/ beside the site file")
     of_ca = ca.add_subparsers(dest="ca_action", required=True, metavar="ACTION")
     make = of_ca.add_parser("create", help="create the authority, if `sms init` has not")
     make.set_defaults(run=run_ca_create)
     shown = of_ca.add_parser("show", help="show its certificates and their expiry dates")
-    shown.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(shown)
     shown.set_defaults(run=run_ca_show)
     renew = of_ca.add_parser("renew", help="replace certificates and keys of its clients; the authority is kept")
     renew.set_defaults(run=run_ca_renew)
@@ -55,17 +55,12 @@ def run_create(arguments: argparse.Namespace) -> int:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Show fingerprints."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.site.find import find_site, load_site
     from appliance.operations.site.keys import fingerprint
 
     signing = load_site(find_site(arguments.site), arguments.state).signing
     found = {str(path): fingerprint(path) for path in signing.public_keys}
-    if arguments.json:
-        print_json(found)
-        return 0
-    for path, digest in found.items():
-        out.print(f"{path} sha256:{digest}", markup=False)
+    print_result(arguments, found, (f"{path} sha256:{digest}" for path, digest in found.items()))
     return 0
 
 
@@ -82,18 +77,16 @@ def run_ca_create(arguments: argparse.Namespace) -> int:
 
 def run_ca_show(arguments: argparse.Namespace) -> int:
     """Show the certificates, and which are due for renewal."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.site.ca import SOON_DAYS, ca_folder, show_ca
     from appliance.operations.site.find import find_site
 
     found = show_ca(ca_folder(find_site(arguments.site)))
-    if arguments.json:
-        print_json([each.as_dict() for each in found])
-        return 0
+    lines = []
     for each in found:
         state = f"{each.days_left} days left" if each.days_left >= 0 else "expired"
         due = "; `sms key ca renew`" if each.days_left < SOON_DAYS and each.file.name != "ca.pem" else ""
-        out.print(f"{each.file}  {each.subject}  until {each.ends:%Y-%m-%d} ({state}{due})", markup=False)
+        lines.append(f"{each.file}  {each.subject}  until {each.ends:%Y-%m-%d} ({state}{due})")
+    print_result(arguments, found, lines)
     return 0
 
 

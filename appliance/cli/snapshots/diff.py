@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, filled, open_target, standard_output, verb
+from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, standard_output, verb
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.paths import Diff
@@ -18,7 +18,7 @@ EXAMPLES = """\
   sms overlay diff 41 42 --all --json              everything, file by file, for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -42,12 +42,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.cli.screen import progress
     from appliance.operations.snapshots.paths import DiffOptions, diff
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     options = DiffOptions(arguments.before, arguments.after, arguments.path, arguments.all)
-    found = diff(cluster, host, options, progress(arguments.quiet))
+    found = diff(cluster, host, options, shown)
     print_diff(found, as_json=arguments.json)
     return 0
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay list                  on this admin host, newest last
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms overlay list --json           every manifest, for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -30,21 +29,14 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json
     from appliance.cli.snapshots.view import list_lines
     from appliance.operations.snapshots.list import list_snapshots
 
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     listing = list_snapshots(cluster, host)
-    if arguments.json:
-        print_json(asdict(listing))
-    elif not listing.snapshots and not listing.broken:
-        out.print(
-            f"no snapshots of {cluster.site.cluster} on {host.name}; `sms overlay snapshot` takes one", markup=False
-        )
+    if listing.snapshots or listing.broken:
+        print_result(arguments, listing, list_lines(listing, time.time()), markup=True)
     else:
-        for line in list_lines(listing, time.time()):
-            out.print(line)
+        text = f"no snapshots of {cluster.site.cluster} on {host.name}; `sms overlay snapshot` takes one"
+        print_result(arguments, listing, [text])
     return 4 if listing.damaged else 0

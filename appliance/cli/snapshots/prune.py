@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.prune import Pruned
@@ -17,7 +17,7 @@ EXAMPLES = """\
   sms overlay prune 12 13       remove these two, and no others"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -36,16 +36,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.cli.screen import out, print_json, progress
     from appliance.operations.snapshots.prune import prune
 
-    cluster, host = open_target(arguments)
-    done = prune(cluster, host, arguments.numbers, progress(arguments.quiet), dry_run=arguments.dry_run)
-    if arguments.json:
-        print_json(done.as_dict())
-        return 0
-    for line in lines(done, arguments.dry_run):
-        out.print(line)
+    cluster, host, shown = open_target(arguments)
+    done = prune(cluster, host, arguments.numbers, shown, dry_run=arguments.dry_run)
+    print_result(arguments, done, lines(done, arguments.dry_run), markup=True)
     return 0
 
 

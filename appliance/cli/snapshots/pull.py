@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_host, add_json, filled, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay pull --from borg --list     list the snapshots in the repository
@@ -14,7 +14,7 @@ EXAMPLES = """\
   sms overlay restore latest              then replace the overlay by it"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -44,47 +44,34 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.cli.snapshots.push import as_number
     from appliance.operations.snapshots.pull import pull
     from appliance.units import format_size
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     if arguments.list:
         return show_list(cluster, host, arguments)
-    done = pull(
-        cluster, host, arguments.source, arguments.snapshot, progress(arguments.quiet), dry_run=arguments.dry_run
-    )
-    if arguments.json:
-        print_json(asdict(done))
-        return 0
-    what = f"snapshot {done.snapshot} of {done.source}"
+    done = pull(cluster, host, arguments.source, arguments.snapshot, shown, dry_run=arguments.dry_run)
+    number = as_number(done.snapshot, str(done.number), "here")
+    text = f"is on {host.name} now{number}, {format_size(done.bytes)} transferred"
     if done.present:
-        out.print(f"{what} is on {host.name} already{as_number(done.snapshot, str(done.number), 'here')}", markup=False)
+        text = f"is on {host.name} already{number}"
     elif arguments.dry_run:
-        out.print(f"{what} would be fetched to {host.name}", markup=False)
-    else:
-        number = as_number(done.snapshot, str(done.number), "here")
-        out.print(f"{what} is on {host.name} now{number}, {format_size(done.bytes)} transferred", markup=False)
+        text = f"would be fetched to {host.name}"
+    print_result(arguments, done, [f"snapshot {done.snapshot} of {done.source} {text}"])
     return 0
 
 
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """List the snapshots at the source."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.snapshots.pull import list_remote, remote_name
     from appliance.text import printable
     from appliance.units import format_size, format_time
 
     there = list_remote(cluster, host, arguments.source)
-    if arguments.json:
-        print_json(there)
-        return 0
+    lines = []
     for one in there:
         line = f"{one['number']:>6}  {format_time(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
-        out.print(f"{line}  {printable(one['host'])}  {remote_name(one)}", markup=False)
-    if not there:
-        out.print(f"no snapshots at {arguments.source}", markup=False)
+        lines.append(f"{line}  {printable(one['host'])}  {remote_name(one)}")
+    print_result(arguments, there, lines or [f"no snapshots at {arguments.source}"])
     return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, filled, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.push import Pushed
@@ -19,7 +19,7 @@ EXAMPLES = """\
   sms overlay push --all-missing --prune  then prune there by the site's retention, as scheduled runs do"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -49,22 +49,15 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.errors import ConfigError
     from appliance.operations.snapshots.push import PushOptions, exit_status, push
 
     if arguments.snapshot and arguments.all_missing:
         raise ConfigError("a snapshot and --all-missing exclude each other", hint="give one of them")
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     options = PushOptions(arguments.snapshot or "latest", arguments.all_missing, arguments.prune, arguments.dry_run)
-    done = push(cluster, host, options, arguments.to, progress(arguments.quiet))
-    if arguments.json:
-        print_json([asdict(one) for one in done])
-    else:
-        for line in lines(done):
-            out.print(line)
+    done = push(cluster, host, options, arguments.to, shown)
+    print_result(arguments, done, lines(done), markup=True)
     return exit_status(done)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_host, add_json, filled, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, filled, open_target, print_result, verb
 from appliance.errors import ConfigError
 
 EXAMPLES = """\
@@ -16,7 +15,7 @@ EXAMPLES = """\
   sms overlay restore 42 --path /etc/slurm --to /root/etc-of-42   extract into a new folder here; no stop needed"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -62,36 +61,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_whole(arguments: argparse.Namespace) -> int:
     """Restore the whole snapshot."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.cli.snapshots.view import restored_lines
     from appliance.operations.snapshots.restore import rehearse_restore, restore
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     if arguments.dry_run:
         steps = rehearse_restore(cluster, host, arguments.snapshot, name=arguments.name or "")
-        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        print_result(arguments, steps, steps)
         return 0
-    done = restore(cluster, host, arguments.snapshot, progress(arguments.quiet), name=arguments.name or "")
-    if arguments.json:
-        print_json(asdict(done))
-    else:
-        out.print("\n".join(restored_lines(cluster.site.cluster, done)), markup=False)
+    done = restore(cluster, host, arguments.snapshot, shown, name=arguments.name or "")
+    print_result(arguments, done, restored_lines(cluster.site.cluster, done))
     return 0
 
 
 def run_paths(arguments: argparse.Namespace) -> int:
     """Restore or extract single paths."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.cli.snapshots.diff import print_diff
     from appliance.cli.snapshots.paths_view import restored_paths_lines
     from appliance.operations.snapshots.paths import ExtractOptions, extract_paths, rehearse_paths, restore_paths
 
-    cluster, host = open_target(arguments)
-    shown, selector, paths = progress(arguments.quiet), arguments.snapshot, arguments.path
+    cluster, host, shown = open_target(arguments)
+    selector, paths = arguments.snapshot, arguments.path
     if arguments.to:
         done = extract_paths(
             cluster, host, ExtractOptions(selector, paths, arguments.to), shown, dry_run=arguments.dry_run
@@ -101,9 +91,5 @@ def run_paths(arguments: argparse.Namespace) -> int:
         return 0
     else:
         done = restore_paths(cluster, host, selector, paths, shown)
-    if arguments.json:
-        print_json(asdict(done))
-    else:
-        lines = restored_paths_lines(cluster.site.cluster, done, dry_run=arguments.dry_run)
-        out.print("\n".join(lines), markup=False)
+    print_result(arguments, done, restored_paths_lines(cluster.site.cluster, done, dry_run=arguments.dry_run))
     return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.operations.snapshots.schedule import Scheduled
@@ -26,7 +26,7 @@ SHOW = """\
   sms overlay schedule show --json            for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser, and those of its own actions."""
     parser = verb(
         actions,
@@ -56,15 +56,14 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run_install(arguments: argparse.Namespace) -> int:
     """Install it."""
-    from appliance.cli.screen import progress
     from appliance.operations.site.find import find_site
     from appliance.operations.snapshots.schedule import install_schedule
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     done = install_schedule(
         cluster,
         host,
-        progress(arguments.quiet),
+        shown,
         site_file=find_site(arguments.site),
         every=arguments.every,
         dry_run=arguments.dry_run,
@@ -74,11 +73,10 @@ def run_install(arguments: argparse.Namespace) -> int:
 
 def run_remove(arguments: argparse.Namespace) -> int:
     """Remove it."""
-    from appliance.cli.screen import progress
     from appliance.operations.snapshots.schedule import remove_schedule
 
-    cluster, host = open_target(arguments)
-    done = remove_schedule(cluster, host, progress(arguments.quiet), dry_run=arguments.dry_run)
+    cluster, host, shown = open_target(arguments)
+    done = remove_schedule(cluster, host, shown, dry_run=arguments.dry_run)
     if arguments.dry_run and not arguments.json:
         from appliance.cli.screen import out
 
@@ -91,19 +89,13 @@ def run_show(arguments: argparse.Namespace) -> int:
     """Show it."""
     from appliance.operations.snapshots.schedule import show_schedule
 
-    return _print_schedule(arguments, show_schedule(*open_target(arguments)))
+    cluster, host, _ = open_target(arguments)
+    return _print_schedule(arguments, show_schedule(cluster, host))
 
 
 def _print_schedule(arguments: argparse.Namespace, done: Scheduled, *, files: bool = False) -> int:
-    from appliance.cli.screen import out, print_json
-
-    if arguments.json:
-        print_json(done.as_dict())
-        return 0
-    if files:
-        for path, text in done.files.items():
-            out.print(f"{path}:\n{text}", markup=False)
-    out.print("\n".join(lines(done)), markup=False)
+    texts = (f"{path}:\n{text}" for path, text in done.files.items()) if files else ()
+    print_result(arguments, done, [*texts, *lines(done)])
     return 0
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 EXAMPLES = """\
   sms overlay show latest         the newest verified one
   sms overlay show 42 --json      its manifest, for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(actions, "show", "show a snapshot's manifest", "Show a snapshot's manifest.", EXAMPLES)
     parser.add_argument("snapshot", metavar="NUMBER", help="its number, or latest: the newest verified one")
@@ -24,14 +23,10 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.cli.screen import out, print_json
     from appliance.cli.snapshots.view import show_lines
     from appliance.operations.snapshots.list import show
 
-    cluster, host = open_target(arguments)
+    cluster, host, _ = open_target(arguments)
     found = show(cluster, host, arguments.snapshot)
-    if arguments.json:
-        print_json(found)
-    else:
-        out.print("\n".join(show_lines(found, time.time())), markup=False)
+    print_result(arguments, found, show_lines(found, time.time()))
     return 0

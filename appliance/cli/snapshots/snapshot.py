@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, duration, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, duration, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -34,7 +34,7 @@ def freeze_limit(text: str) -> float:
     return seconds
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -69,14 +69,12 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host, options: SnapshotOptions) -> int:
     """Run as scheduled. Failures are reported by syslog and mail, so that cron's --quiet run prints nothing."""
-    from dataclasses import asdict
-
     from appliance.cli.screen import err, print_json, progress
     from appliance.operations.snapshots.scheduled import run_scheduled
 
     run = run_scheduled(cluster, host, progress(arguments.quiet), options)
     if arguments.json:
-        print_json(asdict(run) if run else None)
+        print_json(run)
     elif run and not run.ok and not arguments.quiet:
         err.print(f"sms: {run.error}", markup=False)
     return 0 if run is None or run.ok else 1
@@ -84,24 +82,22 @@ def run_as_scheduled(arguments: argparse.Namespace, cluster: Cluster, host: Host
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.cli.screen import err, out, print_json, progress
+    from appliance.cli.screen import err
     from appliance.cli.snapshots.view import taken_line
     from appliance.operations.snapshots.snapshot import SCHEDULED, SnapshotOptions, rehearse_snapshot, snapshot
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     reason = SCHEDULED if arguments.scheduled else " ".join(arguments.reason.split())
     options = SnapshotOptions(arguments.method or "", arguments.freeze_limit, not arguments.no_dump, reason)
     if arguments.dry_run:
         steps = rehearse_snapshot(cluster, host, options)
-        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        print_result(arguments, steps, steps)
         return 0
     if arguments.scheduled:
         return run_as_scheduled(arguments, cluster, host, options)
-    taken = snapshot(cluster, host, progress(arguments.quiet), options)
-    if arguments.json:
-        print_json({**taken.snapshot, "not_dumped": list(taken.not_dumped)})
-    else:
-        out.print(taken_line(cluster.site.cluster, taken.snapshot), markup=False)
+    taken = snapshot(cluster, host, shown, options)
+    result = {**taken.snapshot, "not_dumped": list(taken.not_dumped)}
+    print_result(arguments, result, [taken_line(cluster.site.cluster, taken.snapshot)])
     for why in taken.not_dumped:
         err.print(f"warning: {why}", markup=False)
     if taken.not_dumped:

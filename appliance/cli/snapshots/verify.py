@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, open_target, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_target, print_result, verb
 
 if TYPE_CHECKING:
     from appliance.host.base import Host
@@ -18,7 +18,7 @@ EXAMPLES = """\
   sms overlay verify --all -n   only show which would be read"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -39,20 +39,16 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.cli.screen import err, out, print_json, progress
+    from appliance.cli.screen import err
     from appliance.cli.snapshots.view import verified_lines
     from appliance.operations.snapshots.list import verify
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     if arguments.dry_run:
         return rehearse(cluster, host, arguments)
-    shown = progress(arguments.quiet)
     found = verify(cluster, host, arguments.snapshots, shown, everything=arguments.all)
-    if arguments.json:
-        print_json([{"number": one.number, "ok": one.ok, "damage": list(one.damage)} for one in found])
-    else:
-        for line in verified_lines(found, cluster.site.cluster):
-            out.print(line)
+    result = [{"number": one.number, "ok": one.ok, "damage": list(one.damage)} for one in found]
+    print_result(arguments, result, verified_lines(found, cluster.site.cluster), markup=True)
     bad = [one.number for one in found if not one.ok]
     if bad:
         numbers = " ".join(str(number) for number in bad)
@@ -66,17 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def rehearse(cluster: Cluster, host: Host, arguments: argparse.Namespace) -> int:
     """Print what would be read."""
-    from appliance.cli.screen import out, print_json
     from appliance.operations.snapshots.list import rehearse_verify
     from appliance.units import format_size
 
     found = rehearse_verify(cluster, host, arguments.snapshots, everything=arguments.all)
-    if arguments.json:
-        print_json(found)
-        return 0
-    for one in found:
-        out.print(
-            f"read snapshot {one['number']} of {cluster.site.cluster}, {format_size(one['used_bytes'])}", markup=False
-        )
-    out.print("the result would be recorded with each snapshot", markup=False)
+    lines = [
+        f"read snapshot {one['number']} of {cluster.site.cluster}, {format_size(one['used_bytes'])}" for one in found
+    ]
+    print_result(arguments, found, [*lines, "the result would be recorded with each snapshot"])
     return 0

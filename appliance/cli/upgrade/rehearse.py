@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.cli.common import add_json, filled, open_site, seconds, verb
+from appliance.cli.common import Verbs, add_json, filled, open_site, print_result, seconds, verb
 from appliance.errors import ConfigError
 
 EXAMPLES = """\
@@ -18,7 +18,7 @@ EXAMPLES = """\
   sms rehearse --down                 remove kept rehearsals"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Rehearse."""
     from dataclasses import asdict
 
-    from appliance.cli.screen import out, print_json
+    from appliance.cli.screen import print_json
     from appliance.operations.upgrade.rehearse import RehearsalOptions, plan_rehearsal, rehearse, tear_down
 
     cluster, shown = open_site(arguments)
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.image or arguments.keep:
             raise ConfigError("--down takes no image", hint="sms rehearse --down")
         removed = tear_down(cluster, shown)
-        text = f"removed: {', '.join(removed) or 'nothing'}"
-        print_json(removed) if arguments.json else out.print(text, markup=False)
+        print_result(arguments, removed, [f"removed: {', '.join(removed) or 'nothing'}"])
         return 0
     options = RehearsalOptions(
         arguments.image or "",
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.dry_run:
         steps = plan_rehearsal(cluster, options, shown)
-        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        print_result(arguments, steps, steps)
         return 0
     done = rehearse(cluster, options, shown)
     if arguments.json:

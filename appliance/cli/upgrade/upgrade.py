@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_host, add_json, open_site, seconds, verb
+from appliance.cli.common import Verbs, add_host, add_json, open_site, print_result, seconds, verb
 from appliance.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EXAMPLES = """\
   sms upgrade --undo --with-snapshot  also restore the previous state: newer changes are lost"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb's parser."""
     parser = verb(
         verbs,
@@ -47,9 +47,6 @@ def add(verbs: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Upgrade."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json
     from appliance.operations.image.build import build
     from appliance.operations.site.find import find_site
     from appliance.operations.upgrade.rehearse import find_source
@@ -79,10 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.dry_run:
         steps = plan_upgrade(cluster, host, options)
-        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        print_result(arguments, steps, steps)
         return 0
     done = upgrade(cluster, host, shown, options)
-    print_json(asdict(done)) if arguments.json else out.print("\n".join(_lines(done)), markup=False)
+    print_result(arguments, done, _lines(done))
     return 0
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 
 EXAMPLES = """\
   sms vm build             build, unless an image of the same packages, definitions and code exists
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms vm build --dry-run   print the image's key and whether it exists"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -31,25 +30,20 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build it."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json
     from appliance.operations.vm.build import build_vm, is_built, plan_vm
 
     cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = plan_vm(cluster, shown)
         exists = is_built(cluster, plan)
-        if arguments.json:
-            print_json({"key": plan.key, "built": exists, "versions": dict(plan.versions)})
-        else:
-            out.print(f"{plan.key[:16]}: {'exists' if exists else 'would be built'}", markup=False)
+        text = f"{plan.key[:16]}: {'exists' if exists else 'would be built'}"
+        print_result(arguments, {"key": plan.key, "built": exists, "versions": dict(plan.versions)}, [text])
         return 0
     built = build_vm(cluster, shown, force=arguments.force)
-    if arguments.json:
-        print_json(asdict(built))
-        return 0
     state = "built" if built.fresh else "already exists"
-    out.print(f"{built.folder} {state}: {built.bytes >> 20} MiB, {built.packages} packages", markup=False)
-    out.print(f"sealed with {built.signer}, manifest sha256:{built.digest}", markup=False)
+    lines = [
+        f"{built.folder} {state}: {built.bytes >> 20} MiB, {built.packages} packages",
+        f"sealed with {built.signer}, manifest sha256:{built.digest}",
+    ]
+    print_result(arguments, built, lines)
     return 0

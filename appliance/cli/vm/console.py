@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import open_site, verb
+from appliance.cli.common import Verbs, open_site, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms vm console --log    print its output since the last boot, or of the last failed start"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,

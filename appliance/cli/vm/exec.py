@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import duration, verb
+from appliance.cli.common import Verbs, duration, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms vm exec --timeout 10m -- apt-get update"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ConfigError("no command", hint="sms vm exec -- journalctl -b")
-    cluster, host = open_vm(arguments)
+    cluster, host, _ = open_vm(arguments)
     given = sys.stdin.buffer.read() if arguments.input else None
     ran = run_in_vm(cluster, host, command, input=given, timeout_s=arguments.timeout)
     sys.stdout.buffer.write(ran.stdout)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, duration, filled, open_site, verb
+from appliance.cli.common import Verbs, add_json, duration, filled, open_site, print_result, verb
 
 EXAMPLES = """\
   sms vm migrate host-b         live if both hosts share its disks; else stopped, copied, and started there
   sms vm migrate host-b -n      check both hosts, and print how it would move"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -34,25 +33,16 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Move it."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json
     from appliance.operations.vm.migrate import migrate_vm, plan_migrate_vm
 
     cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = plan_migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped)
-        if arguments.json:
-            print_json(asdict(plan))
-        else:
-            how = "live" if plan.live else f"stopped, {plan.copy_bytes >> 20} MiB to copy"
-            out.print(f"{plan.source} to {plan.target}: {how}; {plan.free_mb} MiB free there", markup=False)
+        how = "live" if plan.live else f"stopped, {plan.copy_bytes >> 20} MiB to copy"
+        print_result(arguments, plan, [f"{plan.source} to {plan.target}: {how}; {plan.free_mb} MiB free there"])
         return 0
     moved = migrate_vm(cluster, arguments.to, shown, stopped=arguments.stopped, timeout_s=arguments.timeout)
-    if arguments.json:
-        print_json(asdict(moved))
-        return 0
     how = f"live, paused for {moved.paused_ms:.0f} ms" if moved.live else f"{moved.copied_bytes >> 20} MiB copied"
     state = "runs" if moved.running else "is off, its disks are"
-    out.print(f"the VM {state} on {moved.target}: {how}, after {moved.seconds:.1f} s", markup=False)
+    print_result(arguments, moved, [f"the VM {state} on {moved.target}: {how}, after {moved.seconds:.1f} s"])
     return 0

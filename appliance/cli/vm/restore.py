@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, filled, verb
+from appliance.cli.common import Verbs, add_json, filled, print_result, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms vm restore before-upgrade -n      check the snapshot and the free space, change nothing"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -31,21 +30,16 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Restore it."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
     from appliance.cli.vm.snapshot import line
     from appliance.operations.vm.restore import check_restore, restore_vm
 
-    cluster, host = open_vm(arguments)
+    cluster, host, shown = open_vm(arguments)
     if arguments.dry_run:
         snapshot = check_restore(cluster, host, arguments.name)
-        print_json(asdict(snapshot)) if arguments.json else out.print(f"would restore {line(snapshot)}", markup=False)
+        print_result(arguments, snapshot, [f"would restore {line(snapshot)}"])
         return 0
-    restored = restore_vm(cluster, host, progress(arguments.quiet), arguments.name)
-    if arguments.json:
-        print_json(asdict(restored))
-    else:
-        out.print(f"restored {restored.name} on {restored.host}; the old disks: {restored.kept}", markup=False)
+    restored = restore_vm(cluster, host, shown, arguments.name)
+    text = f"restored {restored.name} on {restored.host}; the old disks: {restored.kept}"
+    print_result(arguments, restored, [text])
     return 0

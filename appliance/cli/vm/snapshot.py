@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, filled, verb
+from appliance.cli.common import Verbs, add_json, filled, print_result, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
+    from appliance.host.base import Host
+    from appliance.operations.context import Cluster
     from appliance.operations.vm.snapshots import VmSnapshot
 
 EXAMPLES = """\
@@ -32,7 +34,7 @@ def keep_count(text: str) -> int:
     return int(text)
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -56,15 +58,11 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Take a snapshot; or list, verify or prune them."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
     from appliance.operations.vm.snapshot import snapshot_vm
-    from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots, prune_snapshots, verify_snapshot
+    from appliance.operations.vm.snapshots import list_snapshots, prune_snapshots, verify_snapshot
 
-    cluster, host = open_vm(arguments)
-    shown = progress(arguments.quiet)
+    cluster, host, shown = open_vm(arguments)
     if arguments.list:
         found = list_snapshots(cluster, host)
     elif arguments.verify:
@@ -73,25 +71,26 @@ def run(arguments: argparse.Namespace) -> int:
         found = prune_snapshots(cluster, host, shown, keep=arguments.prune, dry_run=arguments.dry_run)
     else:
         taken = snapshot_vm(cluster, host, shown, arguments.name, reason=" ".join(arguments.reason.split()))
-        print_json(asdict(taken)) if arguments.json else out.print(line(taken), markup=False)
+        print_result(arguments, taken, [line(taken)])
         return 0
-    if arguments.json:
-        print_json([asdict(one) for one in found])
-        return 0
-    word = ""
-    if arguments.list and found:
-        out.print(f"{'name':32} {'taken on ' + host.name:19}  {'size':>10}", markup=False)
-    elif arguments.prune is not None:
-        word = "would remove " if arguments.dry_run else "removed "
-        if not found:
-            out.print(f"nothing to remove on {host.name}", markup=False)
-    for one in found:
-        out.print(f"{word}{line(one)}", markup=False)
-    if arguments.list:
-        others = elsewhere(count_elsewhere(cluster, host))
-        if others or not found:
-            out.print(f"{len(found) or 'none'} on {host.name}{others and '; '}{others}", markup=False)
+    lines = [line(one) for one in found]
+    if arguments.prune is not None:
+        word = "would remove" if arguments.dry_run else "removed"
+        lines = [f"{word} {one}" for one in lines] or [f"nothing to remove on {host.name}"]
+    print_result(arguments, found, _list_lines(cluster, host, lines) if arguments.list else lines)
     return 0
+
+
+def _list_lines(cluster: Cluster, host: Host, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the list with its title, and the counts of other hosts, which are queried for it."""
+    from appliance.operations.vm.snapshots import count_elsewhere
+
+    if lines:
+        yield f"{'name':32} {'taken on ' + host.name:19}  {'size':>10}"
+        yield from lines
+    others = elsewhere(count_elsewhere(cluster, host))
+    if others or not lines:
+        yield f"{len(lines) or 'none'} on {host.name}{others and '; '}{others}"
 
 
 def elsewhere(counts: Mapping[str, int]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, duration, verb
+from appliance.cli.common import Verbs, add_json, duration, open_target, print_result, verb
 
 EXAMPLES = """\
   sms vm start                    on this admin host
@@ -14,7 +13,7 @@ EXAMPLES = """\
   sms vm start --keep             leave it running even if a service is not healthy"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -43,27 +42,18 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start it."""
-    from dataclasses import asdict
-
-    from appliance.cli.common import open_target
-    from appliance.cli.screen import out, print_json, progress
     from appliance.operations.vm.start import StartOptions, rehearse_start_vm, start_vm
 
-    cluster, host = open_target(arguments)
+    cluster, host, shown = open_target(arguments)
     options = StartOptions(arguments.wait, arguments.keep, arguments.force)
-    shown = progress(arguments.quiet)
     if arguments.dry_run:
         steps = rehearse_start_vm(cluster, host, shown, options)
-        print_json(steps) if arguments.json else out.print("\n".join(steps), markup=False)
+        print_result(arguments, steps, steps)
         return 0
     started = start_vm(cluster, host, shown, options)
     wrong = {name: state for name, state in started.services.items() if state != "ok"}
-    if arguments.json:
-        print_json(asdict(started))
-    else:
-        words = "runs already" if started.already else f"is healthy after {started.parts.get('serves', 0):.0f} s"
-        accel = started.accel + (f" ({started.why_no_kvm})" if started.why_no_kvm else "")
-        out.print(f"the VM {'runs' if wrong else words} on {started.host}, {accel}", markup=False)
-        for name, state in wrong.items():
-            out.print(f"  {name}: {state}", markup=False)
+    words = "runs already" if started.already else f"is healthy after {started.parts.get('serves', 0):.0f} s"
+    accel = started.accel + (f" ({started.why_no_kvm})" if started.why_no_kvm else "")
+    lines = [f"the VM {'runs' if wrong else words} on {started.host}, {accel}"]
+    print_result(arguments, started, [*lines, *(f"  {name}: {state}" for name, state in wrong.items())])
     return 4 if wrong else 0

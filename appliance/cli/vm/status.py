@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from appliance.cli.common import add_json, open_site, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.cli.vm.common import add_vm_host
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ EXAMPLES = """\
   sms vm status --json    the same for scripts"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -33,55 +34,45 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show it."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import print_json
     from appliance.operations.vm.status import status_vm
 
     cluster, _ = open_site(arguments)
     name = arguments.host or cluster.site.admin_hosts[0].name
     found = status_vm(cluster, cluster.host(name), only=arguments.host is not None)
-    if arguments.json:
-        print_json(asdict(found))
-    else:
-        show(found)
+    print_result(arguments, found, _lines(found))
     return 0 if found.healthy else 4
 
 
-def show(found: VmStatus) -> None:
-    """Print it for people."""
-    from appliance.cli.screen import out
+def _lines(found: VmStatus) -> Iterator[str]:
     from appliance.cli.vm.snapshot import elsewhere
     from appliance.operations.site.ca import ISSUER_SOON_DAYS
     from appliance.units import format_age
 
-    lines = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
+    facts = [("vm", f"{found.cluster}, {found.address}: {_state(found)}")]
     if found.running:
         accel = found.accel + (f" ({found.why_no_kvm})" if found.why_no_kvm else "")
-        lines.append(("up for", f"{format_age(time.time() - found.since)}, {accel}"))
-        lines.append(("memory", f"{found.memory_mb} MiB and {found.cpus} CPU; QEMU uses {found.used_memory_mb} MiB"))
-        lines.append(("agent", "answers" if found.guest_agent else "does not answer"))
+        facts.append(("up for", f"{format_age(time.time() - found.since)}, {accel}"))
+        facts.append(("memory", f"{found.memory_mb} MiB and {found.cpus} CPU; QEMU uses {found.used_memory_mb} MiB"))
+        facts.append(("agent", "answers" if found.guest_agent else "does not answer"))
     if found.state_mb:
-        lines.append(("state", f"{found.state_used_mb} of {found.state_mb} MiB used"))
+        facts.append(("state", f"{found.state_used_mb} of {found.state_mb} MiB used"))
     if found.disk_bytes:
-        lines.append(("disks", ", ".join(f"{name} {size >> 20} MiB" for name, size in found.disk_bytes.items())))
+        facts.append(("disks", ", ".join(f"{name} {size >> 20} MiB" for name, size in found.disk_bytes.items())))
     if found.digest:
-        lines.append(("image", f"sha256:{found.digest[:16]}"))
+        facts.append(("image", f"sha256:{found.digest[:16]}"))
     if found.running and found.issuer_days < ISSUER_SOON_DAYS:
         left = f"nodes get no certificates after {max(0, found.issuer_days)} days"
-        lines.append(("WARNING", f"{left}: `sms vm start` gives it a new issuer while it runs"))
+        facts.append(("WARNING", f"{left}: `sms vm start` gives it a new issuer while it runs"))
     if found.snapshots:
         newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.newest_snapshot))
-        lines.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))
+        facts.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))
     if found.snapshots_elsewhere:
         here = "" if found.snapshots else f"none on {found.host}; "
-        lines.append(("snapshots", f"{here}{elsewhere(found.snapshots_elsewhere)}"))
+        facts.append(("snapshots", f"{here}{elsewhere(found.snapshots_elsewhere)}"))
     if found.silent:
-        lines.append(("silent", f"{', '.join(found.silent)}: unreachable"))
-    for name, words in lines:
-        out.print(f"{name:10} {words}", markup=False)
-    for name, state in found.services.items():
-        out.print(f"  {name:12} {state}", markup=False)
+        facts.append(("silent", f"{', '.join(found.silent)}: unreachable"))
+    yield from (f"{name:10} {words}" for name, words in facts)
+    yield from (f"  {name:12} {state}" for name, state in found.services.items())
 
 
 def _state(found: VmStatus) -> str:

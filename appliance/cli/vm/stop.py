@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from appliance.cli.common import add_json, duration, verb
+from appliance.cli.common import Verbs, add_json, duration, print_result, verb
 from appliance.cli.vm.common import add_vm_host
 
 EXAMPLES = """\
@@ -13,7 +12,7 @@ EXAMPLES = """\
   sms vm stop --timeout 5m       wait longer before it is killed"""
 
 
-def add(actions: argparse._SubParsersAction[Any]) -> None:
+def add(actions: Verbs) -> None:
     """Add the action's parser."""
     parser = verb(
         actions,
@@ -32,18 +31,13 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop it."""
-    from dataclasses import asdict
-
-    from appliance.cli.screen import out, print_json, progress
     from appliance.cli.vm.common import open_vm
     from appliance.operations.vm.stop import stop_vm
 
-    cluster, host = open_vm(arguments)
-    stopped = stop_vm(cluster, host, progress(arguments.quiet), timeout_s=arguments.timeout)
-    if arguments.json:
-        print_json(asdict(stopped))
-    elif stopped.how == "not running":
-        out.print(f"the VM is not running on {stopped.host}", markup=False)
-    else:
-        out.print(f"the VM on {stopped.host} is off, by {stopped.how}, after {stopped.seconds:.1f} s", markup=False)
+    cluster, host, shown = open_vm(arguments)
+    stopped = stop_vm(cluster, host, shown, timeout_s=arguments.timeout)
+    text = f"the VM on {stopped.host} is off, by {stopped.how}, after {stopped.seconds:.1f} s"
+    if stopped.how == "not running":
+        text = f"the VM is not running on {stopped.host}"
+    print_result(arguments, stopped, [text])
     return 0

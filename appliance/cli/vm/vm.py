@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
-from appliance.cli.common import add_actions, verb
+from appliance.cli.common import Verbs, add_actions, verb
 
 ACTIONS = (
     "vm.build",
@@ -29,7 +26,7 @@ EXAMPLES = """\
   sms vm stop                      the cluster keeps running"""
 
 
-def add(verbs: argparse._SubParsersAction[Any]) -> None:
+def add(verbs: Verbs) -> None:
     """Add the verb and its actions."""
     parser = verb(
         verbs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from appliance.config.hostlist import fold
 from appliance.errors import ConfigError, Refused, SmsError
@@ -237,8 +237,3 @@ def _reported_since(cluster: Cluster, before: Mapping[str, float] | None) -> set
     """Return the nodes that have reported since ``before``; none if the VM did not answer the first query."""
     now = _reports(cluster) if before is not None else None
     return {name for name, at in (now or {}).items() if at > (before or {}).get(name, 0)}
-
-
-def as_dicts(done: Sequence[Outcome]) -> list[dict[str, object]]:
-    """Return the outcomes as JSON objects."""
-    return [asdict(one) for one in done]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +18,8 @@ import pytest
 from appliance.operations.image.build import Built
 from appliance.operations.lab import demo
 from appliance.operations.lab.capture import _container
-from appliance.operations.lab.lab import lab_down, lab_up
-from appliance.progress import Silent
 from tests.real.conftest import NODES, Playground
+from tests.real.labs import fresh_lab
 
 pytestmark = pytest.mark.real
 
@@ -334,8 +332,7 @@ def test_a_full_disk_is_said_and_what_came_before_is_kept(cluster: Playground, t
 
 def test_a_lab_that_goes_down_ends_its_capture(tmp_path: Path) -> None:
     other = "t-listen"
-    lab_up(other, 1, Silent())
-    try:
+    with fresh_lab(other, 1):
         argv = [*SMS, "-q", "lab", "capture", "--name", other, "-o", str(tmp_path / "x.pcap"), "--duration", "60s"]
         running = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
         demo.wait_for("the capture's head", lambda: "there" if list(tmp_path.glob("x.pcap")) else "")
@@ -343,8 +340,5 @@ def test_a_lab_that_goes_down_ends_its_capture(tmp_path: Path) -> None:
         argv[argv.index("-o") + 1] = "-"
         refused = subprocess.run([*argv, "--at", "sms"], capture_output=True, text=True, check=False)
         assert refused.returncode == 3 and "is not running in lab t-listen" in refused.stderr
-    finally:
-        lab_down(other, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{other}", ignore_errors=True)
     assert "ended with status -9" in running.communicate(timeout=60)[1]
     assert running.returncode == 1

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
@@ -23,9 +21,9 @@ from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
 from appliance.host.ssh import Ssh
 from tests.conftest import find_tool
 from tests.ownnet import own_network
+from tests.real.sshd import Server, run_sshd
 from tests.unit import test_host
 from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
-    alive,
     names,
     test_a_command_gives_both_its_outputs,
     test_a_lock_is_held_by_one,
@@ -39,60 +37,9 @@ from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     test_send_and_fetch_keep_every_byte,
     test_write_returns_whether_anything_changed,
 )
+from tests.waiting import alive, soon
 
 pytestmark = pytest.mark.real
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running sshd, and what a client needs for it."""
-
-    folder: Path
-    address: str
-    port: int
-    pid: int
-
-    def host(self, *, key: str = "user", known: str = "known_hosts") -> Ssh:
-        return Ssh("far", self.address, port=self.port, key=self.folder / key, known_hosts=self.folder / known)
-
-    def sessions(self) -> list[int]:
-        """Its processes for the connections that are open."""
-        listed = subprocess.run(["pgrep", "-P", str(self.pid)], capture_output=True, text=True, check=False)
-        return [int(word) for word in listed.stdout.split()]
-
-    def signal(self, signum: signal.Signals) -> None:
-        for pid in self.sessions():
-            os.kill(pid, signum)
-
-
-def run_sshd(folder: Path, address: str, *prefix: str, config: str = "") -> Iterator[Server]:
-    """An sshd with keys of its own; it accepts only root with the key ``user``."""
-    sshd, keygen = find_tool("sshd"), find_tool("ssh-keygen")
-    for name in ("host", "other_host", "user", "other_user"):
-        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, key in (("known_hosts", "host"), ("wrong_hosts", "other_host")):
-        (folder / name).write_text(f"[{address}]:{port} {(folder / key).with_suffix('.pub').read_text()}")
-    (folder / "no_hosts").touch()
-    (folder / "authorized").write_text((folder / "user.pub").read_text())
-    (folder / "config").write_text(
-        f"ListenAddress {address}:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-        "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nMaxStartups 100\n" + config
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen(
-        [*prefix, sshd, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr
-        server = Server(folder, address, port, process.pid)
-        try:
-            assert "listening" in process.stderr.readline()
-            yield server
-        finally:
-            server.signal(signal.SIGKILL)
-            process.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -101,11 +48,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "KILL_AFTER_S", 1)
     monkeypatch.setattr(ssh, "TERM_S", 2.0)
     monkeypatch.setattr(test_host, "FIRST_LINE_S", 3.0)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from run_sshd(tmp_path_factory.mktemp("sshd"), "127.0.0.1")
 
 
 @pytest.fixture
@@ -117,14 +59,6 @@ def host(server: Server) -> Iterator[Host]:
         far.close()
 
 
-def soon(true: Callable[[], bool]) -> bool:
-    """Whether it comes true within a few seconds."""
-    deadline = time.monotonic() + 5
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()
-
-
 @pytest.mark.parametrize("late", [MSG_CHANNEL_EOF, MSG_CHANNEL_DATA])
 def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, late: int) -> None:
     """A thread that sends the end of input while the command ends: sshd would end the connection."""
@@ -132,7 +66,7 @@ def test_what_comes_after_the_close_of_a_channel_is_not_sent(server: Server, lat
     transport = far._transport()
     channel = transport.open_session()
     channel.exec_command("true")
-    assert soon(lambda: bool(channel.closed))
+    soon(lambda: bool(channel.closed))
     message = paramiko.Message()
     message.add_byte(bytes([late]))
     message.add_int(channel.remote_chanid)
@@ -162,7 +96,7 @@ def test_only_the_right_keys_are_taken(
     with pytest.raises(Unreachable, match=message) as caught:
         server.host(key=key, known=known).run("true")
     assert hint in caught.value.hint
-    assert soon(lambda: threading.active_count() <= threads), "the connection's thread ends as well"
+    soon(lambda: threading.active_count() <= threads, "the connection's thread ends as well")
 
 
 def test_no_server_listens(server: Server) -> None:
@@ -214,7 +148,7 @@ def test_a_timeout_ends_the_command_there(host: Host, tmp_path: Path, trap: str)
         host.run("sh", "-c", script, timeout=1)
     assert "within 1 s" in caught.value.hint
     assert time.monotonic() - began < 120
-    assert soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
+    soon(lambda: not any(alive(int((tmp_path / name).read_text())) for name in ("parent", "child")))
     assert host.run("sh", "-c", "exit 124", ok=None, timeout=30).status == 124, "a status of its own is not a timeout"
 
 
@@ -250,13 +184,13 @@ def test_a_send_that_breaks_leaves_the_file_as_it_was(
 
     def cut(done: int) -> None:
         if done > 4_000_000 and not moved:
-            assert soon((tmp_path / "file.new").exists), "it has begun"
+            soon((tmp_path / "file.new").exists, "it has begun")
             server.signal(signal.SIGKILL)
             moved.append(done)
 
     with pytest.raises(Unreachable, match="connection broke"):
         host.send(io.BytesIO(bytes(20_000_000)), str(path), progress=cut)
-    assert soon(lambda: not (tmp_path / "file.new").exists())
+    soon(lambda: not (tmp_path / "file.new").exists())
     assert (path.read_bytes() if path.exists() else None) == before
 
 
@@ -270,7 +204,7 @@ def test_a_send_that_is_cancelled_leaves_nothing(
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
         host.send(io.BytesIO(bytes(20_000_000)), str(tmp_path / "file"), progress=cancel)
-    assert soon(lambda: names(tmp_path) == [])
+    soon(lambda: names(tmp_path) == [])
     assert host.works("true"), "the connection serves on"
 
 
@@ -313,7 +247,7 @@ def test_a_host_that_falls_silent_is_given_up(
             else:
                 far.send(io.BytesIO(bytes(30_000_000)), str(tmp_path / "file"), progress=lambda done: pause.join())
         assert time.monotonic() - began < 60, "not for as long as it usually has patience"
-        assert soon(lambda: threading.active_count() <= threads), "no thread goes on reading"
+        soon(lambda: threading.active_count() <= threads, "no thread goes on reading")
     finally:
         server.signal(signal.SIGKILL)
         far.close()
@@ -373,7 +307,7 @@ def test_another_user_works_through_sudo(server: Server, tmp_path: Path, need: C
             pass
         with pytest.raises(CommandTimeout):
             far.run("sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 60; :", timeout=1)
-        assert soon(lambda: not alive(int((tmp_path / "pid").read_text())))
+        soon(lambda: not alive(int((tmp_path / "pid").read_text())))
         with pytest.raises(CommandTimeout):
             far.run("sh", "-c", "trap '' TERM; while :; do sleep 1; done", timeout=1)
     finally:

@@ -16,16 +16,8 @@ from appliance.host import ssh
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.host.local import Local
 from appliance.host.ssh import Ssh
-from tests.real.hosts.test_ssh import (  # noqa: F401
-    Server,
-    away,
-    host,
-    impatient,
-    run_sshd,
-    server,
-)
-from tests.real.hosts.test_ssh import soon as soon_true
-from tests.unit.test_host import alive
+from tests.real.hosts.test_ssh import away, host, impatient  # noqa: F401
+from tests.real.sshd import Server, run_sshd
 from tests.unit.test_stream import (  # noqa: F401  the same must be true over SSH
     drain,
     feed,
@@ -40,6 +32,8 @@ from tests.unit.test_stream import (  # noqa: F401  the same must be true over S
     test_one_that_ends_early_reports_why,
     test_too_few_bytes_are_an_error,
 )
+from tests.waiting import alive, wait_until
+from tests.waiting import soon as soon_true
 
 pytestmark = pytest.mark.real
 
@@ -50,7 +44,7 @@ GIGABYTE = 1 << 30
 @pytest.mark.parametrize("size", [GIGABYTE >> 4, pytest.param(GIGABYTE, marks=pytest.mark.full)], ids=["part", "whole"])
 @pytest.mark.parametrize("far", [False, True], ids=["here", "over SSH"])
 @pytest.mark.parametrize("way", ["in", "out"])
-def test_a_gigabyte_flows(server: Server, way: str, far: bool, size: int) -> None:  # noqa: F811
+def test_a_gigabyte_flows(server: Server, way: str, far: bool, size: int) -> None:
     one: Host = server.host() if far else Local()
     script = f"head -c {size} /dev/zero" if way == "out" else "cat >/dev/null"
     with one.stream("sh", "-c", script) as stream:
@@ -63,7 +57,7 @@ def test_a_gigabyte_flows(server: Server, way: str, far: bool, size: int) -> Non
         one.close()
 
 
-def test_commands_end_while_new_keys_are_made(server: Server) -> None:  # noqa: F811
+def test_commands_end_while_new_keys_are_made(server: Server) -> None:
     """It failed at once: paramiko's own thread, which makes the keys, waited for them to answer a close."""
     one = server.host()
     one.run("true")
@@ -115,7 +109,7 @@ def test_the_far_side_sees_the_end_of_a_connection(host: Ssh, server: Server, tm
 
 def test_a_host_that_falls_silent_is_given_up(
     host: Ssh,  # noqa: F811
-    server: Server,  # noqa: F811
+    server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ssh, "STALLED_S", 1)
@@ -168,13 +162,10 @@ def threads() -> Iterator[None]:
     """None is left."""
     before = threading.active_count()
     yield
-    deadline = time.monotonic() + 30
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threading.active_count() <= before
+    wait_until(lambda: threading.active_count() <= before, "no thread is left", 30)
 
 
-def test_no_thread_is_left(threads: None, server: Server) -> None:  # noqa: F811
+def test_no_thread_is_left(threads: None, server: Server) -> None:
     far = server.host()
     for one in (Local(), far):
         with one.stream("cat") as stream:
@@ -217,7 +208,7 @@ def test_words_before_the_command_do_not_hide_it(chatty: Server, tmp_path: Path)
 
 
 def test_through_sudo_it_is_ended_as_well(
-    server: Server,  # noqa: F811
+    server: Server,
     tmp_path: Path,
     need: Callable[[str], str],
 ) -> None:
@@ -229,8 +220,5 @@ def test_through_sudo_it_is_ended_as_well(
         assert soon(tmp_path / "pid")
         raise ValueError
     # sudo reaps what it ran; we do not wait for sudo.
-    deadline = time.monotonic() + 30
-    while alive(int((tmp_path / "pid").read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())), "it has ended", 30)
     far.close()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ import yaml
 
 from appliance.config.read import read_text
 from appliance.operations.image.build import Built
+from tests.real.conftest import processes
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -170,14 +171,13 @@ def test_a_pgp_key_signs_in_place_of_pem(site: Site, built: Built) -> None:
 
 def wait_for_build(site: Site, process: subprocess.Popen[Any], before: set[Path]) -> set[Path]:
     """Until Apptainer fills a root file system for it that is not one of those before; give those there are."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def filled() -> set[Path]:
         assert process.poll() is None, "the build has ended"
         roots = {file.parent for file in (site.folder / "tmp").glob("build-temp-*/rootfs/*")}
-        if list(site.images.glob("build-*/services.def")) and roots - before:
-            return roots
-        time.sleep(0.1)
-    raise AssertionError("nothing is built")
+        return roots if list(site.images.glob("build-*/services.def")) and roots - before else set()
+
+    return wait_until(filled, "a root file system is filled", 120)
 
 
 def test_a_build_that_is_killed_leaves_the_current_image_and_the_next_one_cleans_up(adopted: Site) -> None:
@@ -189,10 +189,7 @@ def test_a_build_that_is_killed_leaves_the_current_image_and_the_next_one_cleans
     first = wait_for_build(adopted, process, set())
     process.send_signal(signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + 60
-    while subprocess.run(["pgrep", "-f", str(adopted.images)], capture_output=True, check=False).stdout:
-        assert time.monotonic() < deadline, "the build goes on without its parent"
-        time.sleep(0.2)
+    wait_until(lambda: not processes(str(adopted.images)), "the build ends with its parent", 60)
     assert adopted.sms("verify").returncode == 0
     # A build that is begun and undone politely removes what the killed one left.
     process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from appliance.errors import Refused
 from appliance.lab import Lab, Metal
-from appliance.lab.up import check_machine
 from appliance.operations.lab.lab import lab_down, lab_machines, lab_up
 from appliance.progress import Silent
+from tests.real.labs import console_text, fresh_lab, need_machine
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -61,14 +58,6 @@ class Row:
         argv = self.network("host-a", sys.executable, "-c", CLIENT, machine.bmc, *files, *orders)
         return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.split()
 
-    def wait(self, what: str, condition: Callable[[], Any]) -> Any:
-        """Wait for a condition; give what it gave."""
-        deadline = time.monotonic() + WAIT_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline, what
-            time.sleep(0.1)
-        return found
-
     def requests(self, mac: str) -> list[str]:
         """DHCP's requests of a machine, as the switch sees them; the first is waited for."""
         argv = ("timeout", str(WAIT_S), "tcpdump", "-lnn", "-c", "1", "-i", "br-prov")
@@ -80,23 +69,9 @@ class Row:
 @pytest.fixture(scope="module")
 def row() -> Iterator[Row]:
     pytest.importorskip("sushy")
-    try:
-        check_machine(metal=True)
-    except Refused as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(error.message)
-    wipe()
-    lab_up(NAME, 0, Silent(), metal=2)
-    try:
+    need_machine(metal=True)
+    with fresh_lab(NAME, 0, metal=2):
         yield Row()
-    finally:
-        wipe()
-
-
-def wipe() -> None:
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 def state(row: Row) -> list[bool]:
@@ -117,15 +92,15 @@ def test_a_machine_that_is_switched_on_asks_for_an_address(row: Row) -> None:
     assert state(row) == [True, False]
     assert [machine.pid is not None for machine in lab_machines(NAME)] == [True, False]
     assert "BOOTP/DHCP, Request from 02:00:0a:4d:00:97" in row.requests(mac)[0]
-    assert "iPXE" in row.lab.metal("metal1").console_text()
+    assert "iPXE" in console_text(row.lab.metal("metal1"))
     assert row.redfish("metal1", "ForceOff")[1] == "Off"
     assert state(row) == [False, False]
 
 
 def test_without_the_network_as_its_boot_device_it_has_none(row: Row) -> None:
     row.redfish("metal2", "On")
-    row.wait("no word on the console", lambda: "No bootable device" in row.lab.metal("metal2").console_text())
-    assert "iPXE" not in row.lab.metal("metal2").console_text()
+    wait_until(lambda: "No bootable device" in console_text(row.lab.metal("metal2")), "a word on the console", WAIT_S)
+    assert "iPXE" not in console_text(row.lab.metal("metal2"))
     row.redfish("metal2", "ForceOff")
 
 
@@ -150,10 +125,10 @@ def test_power_that_fails_is_seen_and_a_controller_that_dies_leaves_the_machine_
     assert found.pid
     for pid in controllers(row):
         os.kill(pid, signal.SIGKILL)
-    row.wait("the controller does not come back", lambda: not row.lab.failing("bmc") and controllers(row))
+    wait_until(lambda: not row.lab.failing("bmc") and controllers(row), "the controller is back", WAIT_S)
     assert row.redfish("metal1")[1] == "On"
     os.kill(found.pid, signal.SIGKILL)
-    row.wait("it is still on", lambda: not row.lab.metal("metal1").on)
+    wait_until(lambda: not row.lab.metal("metal1").on, "it is off", WAIT_S)
     assert row.redfish("metal1")[1] == "Off"
 
 

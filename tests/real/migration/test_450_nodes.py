@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -23,14 +22,13 @@ import pytest
 import yaml
 
 from appliance.host.base import Host
-from appliance.lab import Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.demo import as_alice
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
+from tests.real.labs import fresh_lab
 from tests.real.outage import watching
 
 pytestmark = [pytest.mark.real, pytest.mark.full, pytest.mark.alone, pytest.mark.timeout(1200)]
@@ -78,11 +76,8 @@ def change_site(path: Path) -> None:
 @pytest.fixture
 def cluster() -> Iterator[Playground]:
     """A lab with the services container on host-a, and all nodes registered."""
-    lab_down(LAB, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{LAB}", ignore_errors=True)
-    lab_up(LAB, HOSTS, Silent())
-    try:
-        play = Playground(Lab.open(LAB))
+    with fresh_lab(LAB, HOSTS) as lab:
+        play = Playground(lab)
         change_site(play.lab.etc / "sms.yaml")
         opened = open_cluster(play.lab.etc / "sms.yaml", None, Silent())
         give_image(play, build(opened, Silent(), lock=play.lab.etc / "sms.lock"))
@@ -96,9 +91,6 @@ def cluster() -> Iterator[Playground]:
 
         on_all(play, start)
         yield play
-    finally:
-        lab_down(LAB, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{LAB}", ignore_errors=True)
 
 
 def on_all(play: Playground, work: Any) -> None:

@@ -6,12 +6,9 @@ A lab host is disconnected by its cables in the switch and keeps running: the wo
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +16,9 @@ import pytest
 
 from appliance.operations.image.build import Built
 from tests.real.conftest import Playground, give_image
-from tests.real.snapshots.test_interrupted import begin, sms_pids, wait_for_step
+from tests.real.processes import begin, kill_sms, wait_for_step
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -58,7 +56,7 @@ def controller(playground: Playground, folder: str) -> Iterator[Emulator]:
     outer.mkdir()
     host = playground.lab.host(HERE)
     with emulator(outer, prefix=host.prefix, seen=f"/etc/sms/{folder}") as bmc:
-        wait("the controller", lambda: host.works("curl", "-sk", "--max-time", "2", f"{bmc.url}/redfish/v1"))
+        wait_until(lambda: host.works("curl", "-sk", "--max-time", "2", f"{bmc.url}/redfish/v1"), "the controller")
         yield bmc
 
 
@@ -66,13 +64,6 @@ def power(playground: Playground, bmc: Emulator) -> str:
     """What the controller says."""
     words = ("curl", "-sk", "--user", f"{USER}:{PASSWORD}", f"{bmc.url}/redfish/v1/Systems/{UUID}")
     return str(json.loads(playground.host(HERE).run(*words).stdout)["PowerState"])
-
-
-def wait(what: str, ask: Callable[[], bool], timeout_s: float = 150) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ask():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.2)
 
 
 def history(playground: Playground, on: str) -> list[tuple[str, str]]:
@@ -97,7 +88,7 @@ def both(stopped: Playground, built: Built) -> Iterator[Playground]:
     yield stopped
     cables(stopped, "up")
     for name in (DEAD, HERE):
-        wait(f"ssh to {name}", lambda name=name: stopped.host("admin").works("ssh", name, "true"))  # type: ignore[misc]
+        wait_until(lambda name=name: stopped.host("admin").works("ssh", name, "true"), f"ssh to {name}")  # type: ignore[misc]
         stopped.sms("-q", "stop", on=name)
     for host in hosts:  # a guard writes to the other host's folder, too
         host.run("sh", "-c", forget)
@@ -139,9 +130,9 @@ def test_the_newest_snapshot_is_started_elsewhere_and_the_old_host_steps_down(bo
             both.sms("--site", site, "exec", "--", "test", "!", "-e", f"{MARK}-too-late", on=HERE)
             assert both.instances(DEAD) == ["sms-lab"], "its own controller lied: it still runs"
             both.sms("--site", site, "failover", HERE, on=HERE, ok=(3,))
-        wait("the old host stepped down", lambda: not both.instances(DEAD))
-        wait("it was written down", lambda: both.lease(DEAD)["holder"] == HERE)
-        wait("it was told", lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")])
+        wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
+        wait_until(lambda: both.lease(DEAD)["holder"] == HERE, "it was written down")
+        wait_until(lambda: history(both, DEAD)[-2:] == [("guard", "stale"), ("guard", "stopped")], "it was told")
         said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
         assert f"{HERE} has taken over" in said and both.instances(DEAD) == []
         both.sms("--site", site, "start", on=DEAD, ok=(3,))
@@ -162,7 +153,7 @@ def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> 
     both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
     assert not unguarded(both, site)
     both.host(DEAD).run("sh", "-c", 'kill "$(cat /run/sms/lab.guard.lock)"')
-    wait("the guard's end", lambda: unguarded(both, site))
+    wait_until(lambda: unguarded(both, site), "the guard's end")
     assert json.loads(both.sms("--site", site, "guard", "--once", "--json", on=DEAD).stdout) is None
     both.sms("--site", site, "-q", "start", on=DEAD)
     assert not unguarded(both, site), "a start of what runs already starts a guard"
@@ -171,8 +162,8 @@ def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> 
         both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
         # Its guard would write the lease to the host that returns, which is to find out without it.
         here, lock = both.host(HERE), "/run/sms/lab.guard.lock"
-        wait("its guard", lambda: not here.works("flock", "-n", "-s", lock, "true"))
-        wait("its end", lambda: here.works("sh", "-c", f'kill "$(cat {lock})"; flock -w 1 {lock} true'))
+        wait_until(lambda: not here.works("flock", "-n", "-s", lock, "true"), "its guard")
+        wait_until(lambda: here.works("sh", "-c", f'kill "$(cat {lock})"; flock -w 1 {lock} true'), "its end")
     assert both.lease(DEAD)["holder"] == DEAD
     said = both.sms("--site", site, "--quiet", "start", "--boot", on=DEAD).stderr.decode()
     assert f"{HERE} has taken over" in said and both.instances(DEAD) == []
@@ -197,8 +188,7 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
         for step in STEPS:
             process = begin(both, "--site", site, "failover", HERE, "--i-have-fenced", on=HERE)
             wait_for_step(process, step)
-            for pid in [*sms_pids(process.pid), process.pid]:
-                os.kill(pid, signal.SIGKILL)
+            kill_sms(process.pid)
             process.communicate()
         done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
         assert len(done["services"]) == 2 and both.lease(HERE)["holder"] == HERE
@@ -209,7 +199,7 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
         kept = json.loads(both.sms("--site", site, "overlay", "list", "--json", on=HERE).stdout)["snapshots"]
         # One that was killed before it put the snapshot in place has kept the same overlay as well.
         assert sum(one["reason"].startswith("before restore") for one in kept) >= 1
-    wait("the old host stepped down", lambda: not both.instances(DEAD))
+    wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
 
 
 def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
@@ -223,7 +213,7 @@ def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
     pid = json.loads(host.run("apptainer", "instance", "list", "--json", "sms-lab").stdout)["instances"][0]["pid"]
     with cut(both):
         host.run("kill", "-KILL", str(pid))  # as a power switch does
-        wait("its end", lambda: "/srv/shared" not in host.run("losetup", "-l", "-n", "-O", "BACK-FILE").text)
+        wait_until(lambda: "/srv/shared" not in host.run("losetup", "-l", "-n", "-O", "BACK-FILE").text, "its end")
         done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
         assert done["shared"] and done["lost_s"] is None and done["snapshot"] is None
         both.sms("--site", site, "exec", "--", "test", "-e", MARK, on=HERE)

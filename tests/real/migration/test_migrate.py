@@ -20,14 +20,26 @@ import pytest
 from appliance.lab import Lab
 from appliance.lab.layout import PUBLIC
 from appliance.operations.context import open_cluster
-from appliance.operations.image.build import Built, build
+from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import as_alice, wait_for, wait_idle
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.images import with_accounting
 from tests.real.conftest import NODES, Playground
-from tests.real.moves import CARRIERS, CONTROLLER, OVERLAY, Hosts, Prober, Stepping, Watch, other, ssh_cut
-from tests.real.snapshots.test_snapshot_soak import job_states
+from tests.real.labs import build_image
+from tests.real.moves import (
+    CARRIERS,
+    CONTROLLER,
+    OVERLAY,
+    Background,
+    Hosts,
+    Prober,
+    Stepping,
+    Watch,
+    job_states,
+    other,
+    ssh_cut,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -141,21 +153,20 @@ def in_network(lab: Lab, node: str, program: str) -> Iterator[list[str]]:
             reader.join()
 
 
-class Spy:
+class Spy(Background):
     """Looks at the command lines of all processes, again and again, for a secret."""
 
     def __init__(self, key: bytes) -> None:
         self.shapes = (key[:33], key[:33].hex().encode(), base64.b64encode(key[:33]))
         self.found: list[bytes] = []
         self.looked = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        super().__init__()
 
     def has(self, data: bytes) -> bool:
         """Whether the secret is in there, in any shape."""
         return any(shape in data for shape in self.shapes)
 
-    def _look(self) -> None:
+    def work(self) -> None:
         while not self._ended.wait(0.2):
             for process in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
@@ -165,14 +176,6 @@ class Spy:
                 self.looked += 1
                 if self.has(words):
                     self.found.append(words)
-
-    def __enter__(self) -> Spy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 @dataclass
@@ -669,8 +672,7 @@ def test_a_verb_connects_to_a_host_once(hosts: Hosts) -> None:
 def test_accounting_is_whole(hosts: Hosts) -> None:
     """slurmdbd and MariaDB move as well; what they knew they know there, and what comes is added."""
     site = ("--site", hosts.variant("full.yaml", with_accounting))
-    cluster = open_cluster(hosts.lab.etc / "full.yaml", None, Silent())
-    build(cluster, Silent(), lock=hosts.lab.etc / "full.lock")
+    build_image(hosts.lab, "full")
     source, target = where(hosts)
     node = hosts.host("node1")
     account = ("sacct", "-X", "-n", "-P", "-a", "-S", "now-1hour", "-o", "jobid,user,state")

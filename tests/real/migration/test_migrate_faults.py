@@ -13,7 +13,6 @@ Time has no namespace, so the clock that is off is a `date` which says so.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -24,11 +23,8 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.lab import Lab
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import build
 from appliance.operations.lab.demo import wait_idle
-from appliance.operations.lab.lab import lab_down, lab_up
-from appliance.progress import Silent
+from tests.real.labs import build_image, fresh_lab
 from tests.real.moves import (
     CARRIERS,
     CONTROLLER,
@@ -43,6 +39,7 @@ from tests.real.moves import (
     other,
     ssh_cut,
 )
+from tests.real.power import power_off, power_on
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -118,7 +115,7 @@ class World:
         """The services container serves on one host, both hosts are alive; where."""
         for host in CARRIERS:
             if not Path(f"/proc/{self.lab.host(host).pid}").exists():
-                self.lab.power_on(host)
+                power_on(self.lab, host)
         with suppress(AssertionError, SmsError):
             if self.answers() and not any(self.marked(host) for host in CARRIERS):
                 return self.where()
@@ -155,15 +152,9 @@ class World:
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A lab of two nodes whose services container is probed all the time."""
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, NODES, Silent())
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-        stack.callback(lab_down, NAME, False, Silent())
-        hosts = Hosts(Lab.open(NAME))
-        cluster = open_cluster(hosts.lab.etc / "sms.yaml", None, Silent())
-        build(cluster, Silent(), lock=hosts.lab.etc / "sms.lock")
+        hosts = Hosts(stack.enter_context(fresh_lab(NAME, NODES)))
+        build_image(hosts.lab)
         hosts.sms("-q", "start", "--host", "host-a", on="admin")
         wait_idle(hosts.host("node1"), NODES)
         # The image is brought once, before all.
@@ -226,13 +217,13 @@ def cut_target(scene: Scene) -> None:
 
 def target_gone(scene: Scene) -> None:
     """The target's power fails."""
-    scene.world.lab.power_off(scene.target)
+    power_off(scene.world.lab, scene.target)
     scene.gone.append(scene.target)
 
 
 def source_gone(scene: Scene) -> None:
     """The source's power fails."""
-    scene.world.lab.power_off(scene.source)
+    power_off(scene.world.lab, scene.source)
     scene.gone.append(scene.source)
 
 
@@ -442,7 +433,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         said = ended.stderr.decode(errors="replace")[-1500:]
         assert found in expected, (found, said)
         for host in scene.gone:
-            world.lab.power_on(host)
+            power_on(world.lab, host)
         row.again = run_again(world, found, source, target, ended=ended.status == 0)
     if out := os.environ.get("SMS_MATRIX_OUT"):
         with Path(out).open("a") as stream:

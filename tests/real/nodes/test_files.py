@@ -33,6 +33,7 @@ from appliance.operations.site.ca import issue_client, make_ca
 from appliance.provision.enrol import issue_node
 from tests.places import ROOT
 from tests.provisioning import Vm, client_environment
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files belong to root")]
 
@@ -472,11 +473,7 @@ def test_a_client_that_is_gone_waits_no_more(vm: Vm, clients: Callable[..., Clie
     node.wait_for(MOTD, b"x\n")
     assert node.process
     node.process.send_signal(signal.SIGKILL)
-    for _ in range(300):
-        if vm.admin.request("GET", "/sms/v1/sync/reports")["waiting"] == 0:
-            return
-        time.sleep(0.1)
-    pytest.fail("the server still keeps it waiting")
+    wait_until(lambda: vm.admin.request("GET", "/sms/v1/sync/reports")["waiting"] == 0, "nothing waits", 30)
 
 
 def test_a_service_that_ends_lets_those_go_that_wait(vm: Vm, clients: Callable[..., Client]) -> None:
@@ -486,10 +483,7 @@ def test_a_service_that_ends_lets_those_go_that_wait(vm: Vm, clients: Callable[.
     node = clients("node1")
     node.start()
     node.wait_for(MOTD, b"x\n")
-    for _ in range(200):
-        if vm.admin.request("GET", "/sms/v1/sync/reports")["waiting"]:
-            break
-        time.sleep(0.05)
+    wait_until(lambda: vm.admin.request("GET", "/sms/v1/sync/reports")["waiting"], "it waits")
     provd = vm.processes[0]
     provd.send_signal(signal.SIGTERM)
     provd.wait(timeout=30)

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from appliance.host.base import Result
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import build
 from appliance.operations.lab import demo
-from appliance.progress import Silent
 from tests.images import with_accounting
 from tests.real.conftest import NODES, Playground
+from tests.real.labs import build_image
 
 pytestmark = pytest.mark.real
 
@@ -38,8 +36,7 @@ class Full:
 @pytest.fixture(scope="module")
 def full(playground: Playground) -> Iterator[Full]:
     made = Full(playground, playground.variant("full.yaml", with_accounting))
-    etc = playground.lab.etc
-    build(open_cluster(etc / "full.yaml", None, Silent()), Silent(), lock=etc / "full.lock")
+    build_image(playground.lab, "full")
     for host in ("host-a", "host-b"):
         playground.sms("-q", "stop", on=host)
     made.sms("-q", "start", "--host", "host-a", "--wait", "120", on="admin")

@@ -14,7 +14,7 @@ import pytest
 from appliance.operations.image.build import Built
 from appliance.operations.site.keys import create_pair
 from tests.real.conftest import Playground
-from tests.real.snapshots.test_interrupted import begin, wait_for_step
+from tests.real.processes import begin, wait_for_step
 
 pytestmark = pytest.mark.real
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.real.conftest import Playground
+from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -23,29 +23,6 @@ STEPS = ("check the host", "verify the signature", "take the lease", "seed the o
 def sampled(*sample: str) -> list[Any]:
     """Every step; all but these are for full runs."""
     return [step if step in sample else pytest.param(step, marks=pytest.mark.full) for step in STEPS]
-
-
-def begin(playground: Playground, *words: str, on: str = "host-a") -> subprocess.Popen[bytes]:
-    """`sms` in a lab host, not waited for. The process is nsenter's child of this one."""
-    host = playground.lab.host(on)
-    return subprocess.Popen([*host.prefix, "sms", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def sms_pids(parent: int) -> list[int]:
-    """The sms process below nsenter, by pid."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(child) for child in children]
-
-
-def wait_for_step(process: subprocess.Popen[bytes], step: str) -> None:
-    """Return as soon as the step has been said to be done."""
-    assert process.stderr
-    said = []
-    for line in process.stderr:
-        said.append(line.decode())
-        if step in said[-1]:
-            return
-    pytest.fail(f"it never came to {step!r}: {''.join(said)}")
 
 
 def fresh_overlay(playground: Playground) -> None:
@@ -60,11 +37,7 @@ def test_a_start_that_is_killed_is_finished_by_the_next(stopped: Playground, ste
     process = begin(stopped, "start")
     wait_for_step(process, step)
     time.sleep(delay)
-    for pid in [*sms_pids(process.pid), process.pid]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    kill_sms(process.pid)
     process.communicate()
     # Whatever it had come to, the next run makes it whole.
     started = json.loads(stopped.sms("start", "--json").stdout)
@@ -105,9 +78,7 @@ def test_a_reboot_of_the_host_brings_it_back_where_it_ran(running: Playground) -
     generation = running.lease()["generation"]
     pid = json.loads(host.run("apptainer", "instance", "list", "--json", "sms-lab").stdout)["instances"][0]["pid"]
     host.run("kill", "-KILL", str(pid))
-    deadline = time.monotonic() + 60
-    while running.loops() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: not running.loops(), "no loop device is left", 60)
     status = running.status()
     assert not status["running"] and "host-a holds the lease, but runs nothing" in status["warnings"]
     running.sms("--quiet", "start", "--boot")

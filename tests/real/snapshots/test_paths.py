@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from appliance.agent.loops import GET_FREE
-from tests.real.overlays import Bed, Said, bed, file_system, sample, sh, wait_until
+from tests.real.overlays import Bed, Said, bed, file_system, sample, sh
 from tests.real.trees import Print, access_list, fingerprint, make_everything, stir, thaw_flags, write
+from tests.waiting import soon
 
 pytestmark = pytest.mark.real
 
@@ -32,7 +33,7 @@ def overlay(tmp_path: Path) -> Iterator[Bed]:
         assert not list(made.store.glob("*.partial")) and not list((made.store / "tmp").iterdir())
         assert str(made.store) not in Path("/proc/self/mounts").read_text()
         # A program that looks at loop devices may hold one for a moment.
-        wait_until(lambda: str(made.store) not in sh("losetup", "-l"))
+        soon(lambda: str(made.store) not in sh("losetup", "-l"))
 
 
 def diff(overlay: Bed, a: int | None, b: int | None, *paths: str, limit: int | None = 1000) -> dict[str, Any]:
@@ -500,7 +501,7 @@ def test_killed_on_the_way_back(overlay: Bed, step: str, tmp_path: Path) -> None
     assert said.status == -9 and step in said.steps
     time.sleep(0.1)
     assert digest(overlay.overlay) == was
-    wait_until(lambda: str(overlay.folder) not in sh("losetup", "-l"))
+    soon(lambda: str(overlay.folder) not in sh("losetup", "-l"))
     # The overlay starts as ever, and the next run clears what is left.
     sh("e2fsck", "-fn", overlay.overlay)
     said = overlay.ask("restore_paths", **request)
@@ -518,7 +519,7 @@ def test_killed_on_the_way_out(overlay: Bed, step: str, tmp_path: Path) -> None:
     request: dict[str, Any] = {"snapshot": str(first), "folder": str(folder), "paths": ["/p"]}
     assert overlay.ask("extract_paths", before=KILLED.format(name=step), **request).status == -9
     assert not folder.exists() and str(overlay.store) not in Path("/proc/self/mounts").read_text()
-    wait_until(lambda: str(overlay.store) not in sh("losetup", "-l"))
+    soon(lambda: str(overlay.store) not in sh("losetup", "-l"))
     assert overlay.ask("extract_paths", **request).status == 0
     assert (folder / "p/state").read_bytes() == b"x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bed", "out"]
@@ -548,8 +549,8 @@ def test_killed_while_rsync_copies(overlay: Bed, command: str, name: str, tmp_pa
     )
     said = overlay.ask(command, before=SLOW.format(name=name), **request)
     assert said.status == (-9 if name == "SIGKILL" else 1) and said.steps[-1] == "restore", (said.last, said.stderr)
-    wait_until(lambda: str(overlay.folder) not in sh("losetup", "-l"))
-    wait_until(lambda: "--bwlimit=50" not in sh("ps", "-eo", "args"))
+    soon(lambda: str(overlay.folder) not in sh("losetup", "-l"))
+    soon(lambda: "--bwlimit=50" not in sh("ps", "-eo", "args"))
     assert digest(overlay.overlay) == was and not (tmp_path / "out").exists()
     if name == "SIGTERM":
         assert [path.name for path in tmp_path.iterdir()] == ["bed"]
@@ -565,7 +566,7 @@ def test_killed_while_it_compares(overlay: Bed, step: str) -> None:
     first = overlay.take()["number"]
     request: dict[str, Any] = {"a": first, "b": None, "overlay": str(overlay.overlay)}
     assert overlay.ask("diff", before=KILLED.format(name=step), **request).status == -9
-    wait_until(lambda: str(overlay.store) not in sh("losetup", "-l"))
+    soon(lambda: str(overlay.store) not in sh("losetup", "-l"))
     assert overlay.ask("diff", **request).status == 0
     overlay.unmount()  # it has no other user
     overlay.mount()

@@ -43,9 +43,9 @@ from appliance.progress import Silent
 from tests import stores
 from tests.conftest import find_tool
 from tests.places import DEBIAN_SITE
-from tests.real.hosts.test_ssh import Server, server  # noqa: F401
 from tests.real.overlays import file_system
-from tests.unit.snapshots.test_transfer import keep_image, make_image, read_all
+from tests.real.sshd import Server
+from tests.stores import keep_image, make_image, read_all
 
 pytestmark = pytest.mark.real
 
@@ -165,13 +165,13 @@ def with_one(tmp_path: Path, template: Path) -> Place:
     return make_place(tmp_path)
 
 
-def behind_ssh(place: Place, server: Server) -> Place:  # noqa: F811
+def behind_ssh(place: Place, server: Server) -> Place:
     url = f"ssh://root@127.0.0.1:{server.port}{place.folder}/repo"
     return place.with_borg(repository=url, ssh_key=server.folder / "user", known_hosts=server.folder / "known_hosts")
 
 
 @pytest.fixture
-def far(place: Place, server: Server) -> Place:  # noqa: F811
+def far(place: Place, server: Server) -> Place:
     """The repository behind SSH."""
     return behind_ssh(place, server)
 
@@ -329,7 +329,7 @@ SSH: dict[str, tuple[dict[str, str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", SSH)
-def test_what_ssh_refuses(with_one: Place, server: Server, name: str) -> None:  # noqa: F811
+def test_what_ssh_refuses(with_one: Place, server: Server, name: str) -> None:
     far = behind_ssh(with_one, server)
     far.add(seed=2)
     changes, words, hint = SSH[name]
@@ -339,7 +339,7 @@ def test_what_ssh_refuses(with_one: Place, server: Server, name: str) -> None:  
     assert hint in failed.hint
 
 
-def test_a_closed_port(with_one: Place, server: Server) -> None:  # noqa: F811
+def test_a_closed_port(with_one: Place, server: Server) -> None:
     far = behind_ssh(with_one, server)
     far.add(seed=2)
     closed = far.with_borg(repository=f"ssh://root@127.0.0.1:1{far.folder}/repo").failed()
@@ -498,7 +498,7 @@ KILLED = [
 @pytest.mark.parametrize("where, word, moments", KILLED)
 def test_borg_is_killed_and_the_next_run_resumes(
     place: Place,
-    server: Server,  # noqa: F811
+    server: Server,
     where: str,
     word: str,
     moments: int,
@@ -708,7 +708,7 @@ def repository_bytes(place: Place) -> int:
     return total
 
 
-def test_over_ssh_the_connection_is_cut(with_one: Place, server: Server) -> None:  # noqa: F811
+def test_over_ssh_the_connection_is_cut(with_one: Place, server: Server) -> None:
     far = behind_ssh(with_one, server)
     keep_image(
         far.store, make_image(far.folder / "big.img", seed=7, size_mb=64, files=200), cluster=far.cluster.site.cluster

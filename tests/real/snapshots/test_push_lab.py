@@ -21,11 +21,11 @@ import yaml
 from appliance.agent.store import Store
 from appliance.host.base import Result
 from appliance.lab import Lab
-from appliance.operations.lab.lab import lab_down, lab_up
-from appliance.progress import Silent
 from tests import stores
 from tests.conftest import find_tool
-from tests.unit.snapshots.test_transfer import keep_image, make_image, read_all
+from tests.real.labs import fresh_lab
+from tests.stores import keep_image, make_image, read_all
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -91,11 +91,8 @@ class Hosts:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     find_tool("borg")
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, 0, Silent())
-    found = Hosts(Lab.open(NAME), tmp_path_factory.mktemp("push"))
-    try:
+    with fresh_lab(NAME, 0) as opened:
+        found = Hosts(opened, tmp_path_factory.mktemp("push"))
         site = yaml.safe_load((found.lab.etc / "sms.yaml").read_text())
         site["services"] = ["munge", "nat"]  # no compute node is there for slurmctld
         site["snapshots"] = {
@@ -114,9 +111,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         make_image(found.folder / "two.img", seed=2)
         make_image(found.folder / "big.img", seed=3, size_mb=BIG_MB, files=BIG_FILES)
         yield found
-    finally:
-        lab_down(NAME, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 @pytest.fixture
@@ -211,10 +205,7 @@ def test_sms_is_killed_and_the_next_run_resumes(hosts: Hosts, chunks: int) -> No
             time.sleep(0.01)
         hosts.wait_for(chunks, process)
         os.killpg(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while hosts.agents() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert hosts.agents() == [], "both ends see that nobody is in between"
+    wait_until(lambda: not hosts.agents(), "both ends see that nobody is in between", 60)
     there = hosts.store("host-b")
     assert stores.numbers(there) == []
     came = hosts.come()
@@ -240,10 +231,7 @@ def test_a_network_that_is_cut(hosts: Hosts) -> None:
     (failed,) = json.loads(out)
     assert (process.returncode, failed["state"]) == (1, "failed")
     assert "host-b" in failed["error"] and failed["hint"]
-    deadline = time.monotonic() + 90
-    while hosts.agents() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert hosts.agents() == []
+    wait_until(lambda: not hosts.agents(), "no agent is left", 90)
     (again,) = hosts.push("--to", "host-b")
     assert again["state"] == "pushed"
     stores.assert_whole(hosts.store("host-b"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from appliance.operations.image.build import Built
-from tests.real.conftest import Playground, give_image
-from tests.real.services.test_reboot import HOST as BOOTED_HOST
-from tests.real.services.test_reboot import PREPARE, ROOT, booted
+from tests.real.booted import bootable, booted
+from tests.real.conftest import Playground
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.real
 
@@ -44,12 +43,8 @@ def clear(playground: Playground) -> None:
         )
 
 
-def wait(what: str, ask: Callable[[], Any], timeout_s: float = 240) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := ask()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.5)
-    return found
+def wait(what: str, ask: Callable[[], Any]) -> Any:
+    return wait_until(ask, what, 240, every_s=0.5)
 
 
 def snapshots(playground: Playground, on: str = "host-a") -> list[dict[str, Any]]:
@@ -172,14 +167,9 @@ def test_runs_do_not_overlap_and_only_the_carrier_takes_any(carrier: Playground)
 
 
 def test_systemd_takes_them(stopped: Playground, built: Built, need: Callable[[str], str]) -> None:
-    for program in ("systemd-nspawn", "script"):
-        need(program)
-    outer = stopped.host(BOOTED_HOST)
-    give_image(stopped, built, BOOTED_HOST)
-    outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")
-    outer.run("sh", "-c", PREPARE)
     service, timer = "sms-lab.snapshot.service", "sms-lab.snapshot.timer"
-    try:
+    with bootable(stopped, built, need) as outer:
+        outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")
         with booted(outer) as system:
             system.run("sms", "-q", "start", timeout=120)
             system.run("sms", "-q", "overlay", "schedule", "install", "--every", "5")
@@ -194,7 +184,4 @@ def test_systemd_takes_them(stopped: Playground, built: Built, need: Callable[[s
             assert not system.works("systemctl", "is-active", "--quiet", timer)
             assert system.run("systemctl", "is-enabled", timer, ok=None).status
             system.run("sms", "-q", "stop", timeout=120)
-    finally:
-        outer.run("umount", f"{ROOT}/root", ok=None)
-        outer.run("umount", ROOT, ok=None)
         outer.run("rm", "-rf", "/var/lib/sms/snapshots/lab")

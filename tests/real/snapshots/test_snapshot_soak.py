@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -14,14 +13,14 @@ from statistics import median
 
 import pytest
 
-from appliance.lab import Lab
 from appliance.operations.context import open_cluster
 from appliance.operations.image.build import Built
 from appliance.operations.lab.demo import as_alice
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.plan.machine import inside_argv
 from appliance.progress import Silent
 from tests.real.conftest import NODES, Playground, give_image
+from tests.real.labs import fresh_lab
+from tests.real.moves import Background, job_states
 from tests.real.overlays import is_prefix
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -39,7 +38,7 @@ while [ -e /var/lib/soak/go ]; do i=$((i+1)); echo $i >>/var/lib/soak/lines; syn
 """
 
 
-class Jobs:
+class Jobs(Background):
     """A stream of short jobs from a compute node."""
 
     def __init__(self, playground: Playground) -> None:
@@ -47,18 +46,9 @@ class Jobs:
         self.submitted: dict[str, float] = {}
         self.failed: list[str] = []
         self.completed: set[str] = set()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._submit)
+        super().__init__()
 
-    def __enter__(self) -> Jobs:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _submit(self) -> None:
+    def work(self) -> None:
         while not self._ended.wait(EVERY_S):
             try:
                 job = as_alice(self.node, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1")
@@ -71,16 +61,6 @@ class Jobs:
         states = job_states(self.node.run("scontrol", "-o", "show", "jobs").text)
         self.completed |= {job for job, state in states.items() if state == "COMPLETED"}
         return {job: states.get(job, "unknown") for job in list(self.submitted) if job not in self.completed}
-
-
-def job_states(text: str) -> dict[str, str]:
-    """Job and state, of what `scontrol -o show jobs` prints."""
-    found = {}
-    for line in text.splitlines():
-        told = dict(word.partition("=")[::2] for word in line.split())
-        if "JobId" in told:
-            found[told["JobId"]] = told["JobState"]
-    return found
 
 
 @contextmanager
@@ -101,15 +81,10 @@ def writing(playground: Playground) -> Iterator[None]:
 @pytest.fixture
 def elsewhere(built: Built) -> Iterator[Playground]:
     """A lab of its own for restored controllers."""
-    shutil.rmtree(f"/var/lib/sms-lab/{OTHER}", ignore_errors=True)
-    lab_up(OTHER, NODES, Silent())
-    try:
-        other = Playground(Lab.open(OTHER))
+    with fresh_lab(OTHER, NODES) as lab:
+        other = Playground(lab)
         give_image(other, built)
         yield other
-    finally:
-        lab_down(OTHER, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{OTHER}", ignore_errors=True)
 
 
 @pytest.mark.parametrize("count, apart", SIZES)

@@ -14,7 +14,7 @@ from appliance.operations.image.build import Built
 from appliance.operations.lab import demo
 from tests.real.conftest import NODES, Playground, give_image
 from tests.real.overlays import sample
-from tests.real.snapshots.test_interrupted import begin
+from tests.real.processes import begin
 
 pytestmark = pytest.mark.real
 

@@ -23,8 +23,8 @@ from tests.real.overlays import (
     is_prefix,
     sample,
     sh,
-    wait_until,
 )
+from tests.waiting import soon
 
 pytestmark = pytest.mark.real
 
@@ -547,11 +547,11 @@ def test_the_caller_is_killed(overlay: Bed) -> None:
         time.sleep(0.2)
         caller = subprocess.Popen([sys.executable, "-c", CALLER, json.dumps(request)])
         mark = f'"store": "{overlay.store}"'
-        wait_until(lambda: list(overlay.store.glob("*.partial")))
+        soon(lambda: list(overlay.store.glob("*.partial")))
         assert len(processes(mark)) == 1
         caller.kill()
         caller.wait()
-        wait_until(lambda: not processes(mark))
+        soon(lambda: not processes(mark))
         os.killpg(holder.pid, 9)
     assert overlay.numbers() == []
     assert not list(overlay.store.glob("*.partial"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,18 +13,15 @@ from typing import Any
 import pytest
 
 from appliance.host.local import Local
-from appliance.lab import Lab, Layout, render
+from appliance.lab import Layout, render
 from appliance.lab.down import loops_below
 from appliance.lab.layout import LabHost, Plan
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import build
 from appliance.operations.lab import demo
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.operations.site.ca import make_ca
-from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
-from tests.real.snapshots.test_interrupted import begin, sms_pids, wait_for_step
+from tests.real.labs import build_image, fresh_lab
+from tests.real.processes import begin, kill_sms, sms_pids, wait_for_step
 
 pytestmark = pytest.mark.real
 
@@ -37,13 +33,9 @@ SETTLED_S = 12
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Playground]:
     """A lab with a running appliance, a job that runs, one that waits for more nodes than there are, and a snapshot."""
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, 2, Silent())
-    try:
-        lab = Lab.open(NAME)
+    with fresh_lab(NAME, 2) as lab:
         stage = Playground(lab)
-        built = build(open_cluster(lab.etc / "sms.yaml", None, Silent()), Silent(), lock=lab.etc / "sms.lock")
+        built = build_image(lab)
         give_image(stage, built)
         stage.sms("-q", "start")
         node = stage.host("node1")
@@ -57,9 +49,6 @@ def stage() -> Iterator[Playground]:
         time.sleep(max(0, submitted + SETTLED_S - time.monotonic()))
         stage.sms("-q", "overlay", "snapshot")
         yield stage
-    finally:
-        lab_down(NAME, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 ASK = """
@@ -193,8 +182,7 @@ KILLED = (
 def test_what_a_killed_one_leaves_the_next_one_clears(stage: Playground, step: str) -> None:
     process = begin(stage, "rehearse", "--nodes", "1")
     wait_for_step(process, step)
-    for pid in [*sms_pids(process.pid), process.pid]:
-        os.kill(pid, signal.SIGKILL)
+    kill_sms(process.pid)
     process.communicate()
     left = stage.host("host-a").run("ls", "/var/lib/sms/rehearsals/lab").text
     assert left.startswith("rh-")

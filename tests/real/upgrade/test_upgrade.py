@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from appliance.lab import Lab
-from appliance.operations.context import open_cluster
-from appliance.operations.image.build import Built, build
+from appliance.operations.image.build import Built
 from appliance.operations.lab import demo
-from appliance.operations.lab.lab import lab_down, lab_up
-from appliance.progress import Silent
 from tests.real.conftest import Playground, give_image
 from tests.real.images import BROKEN, make_variant
-from tests.real.snapshots.test_interrupted import begin, sms_pids, wait_for_step
+from tests.real.labs import build_image, fresh_lab
+from tests.real.processes import begin, kill_sms, wait_for_step
 
 pytestmark = pytest.mark.real
 
@@ -62,20 +56,13 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     """A lab whose variants of the image are made."""
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, 2, Silent())
-    try:
-        lab = Lab.open(NAME)
-        built = build(open_cluster(lab.etc / "sms.yaml", None, Silent()), Silent(), lock=lab.etc / "sms.lock")
+    with fresh_lab(NAME, 2) as lab:
+        built = build_image(lab)
         for name in ("good", "broken"):
             make_variant(built, lab, name)
         make_variant(built, lab, "good", signed=False)
         give_image(Playground(lab), built)
         yield Stage(Playground(lab), built)
-    finally:
-        lab_down(NAME, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 @pytest.fixture
@@ -184,8 +171,7 @@ def test_a_killed_one_resumes(old: Stage, step: str, image: str, verb: str) -> N
         wait_for_step(process, "stop the services")
     if step != "stop the services":
         wait_for_step(process, step)
-    for pid in [*sms_pids(process.pid), process.pid]:
-        os.kill(pid, signal.SIGKILL)
+    kill_sms(process.pid)
     process.communicate()
     if verb == "start":
         # Whichever image goes with the overlay as it is.

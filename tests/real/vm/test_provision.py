@@ -6,8 +6,6 @@ The images of the VM and of the nodes lie on this machine, as the container's do
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,15 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from appliance.errors import Refused
-from appliance.lab import Lab
-from appliance.lab.up import check_machine
 from appliance.operations.classify.classify import ClassifyOptions, classify
 from appliance.operations.lab import demo
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.operations.upgrade.rehearse_vm import TCP, find_clients
 from appliance.progress import Silent
 from tests.real.conftest import Playground
+from tests.real.labs import console_text, fresh_lab, need_machine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
@@ -93,7 +88,7 @@ class Thread:
                     self.took[name] = round(time.monotonic() - self.booted, 1)
             if set(states.values()) == {"idle"}:
                 return
-            said = {name: self.there.lab.metal(name).console_text()[-1500:] for name in METAL}
+            said = {name: console_text(self.there.lab.metal(name))[-1500:] for name in METAL}
             assert time.monotonic() < deadline, (states, said)
             time.sleep(0.5)
 
@@ -103,27 +98,13 @@ class Thread:
 @pytest.fixture(scope="module")
 def thread() -> Iterator[Thread]:
     """Everything up to the first idle node."""
-    try:
-        check_machine(metal=True)
-    except Refused as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(error.message)
-    wipe()
-    lab_up(NAME, 0, Silent(), metal=len(METAL))
-    try:
-        there = Playground(Lab.open(NAME))
+    need_machine(metal=True)
+    with fresh_lab(NAME, 0, metal=len(METAL)) as lab:
+        there = Playground(lab)
         found = Thread(there)
         bring_up(found, there)
         print(found.took, flush=True)
         yield found
-    finally:
-        wipe()
-
-
-def wipe() -> None:
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 def bring_up(thread: Thread, there: Playground) -> None:

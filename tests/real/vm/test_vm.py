@@ -23,10 +23,10 @@ from appliance.host.base import Result
 from appliance.host.netns import Netns
 from appliance.lab import Lab
 from appliance.operations.context import open_cluster
-from appliance.operations.lab.lab import lab_down, lab_up
 from appliance.operations.site.ca import make_ca
 from appliance.operations.vm.build import build_vm
 from appliance.progress import Silent
+from tests.real.labs import fresh_lab
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -92,23 +92,16 @@ def world() -> Iterator[World]:
     missing = [name for name in ("qemu-system-x86_64", "mmdebstrap", "mcopy") if not shutil.which(name)]
     if missing:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {', '.join(missing)}")
-    lab_down(NAME, False, Silent())
-    shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
-    lab_up(NAME, 1, Silent())
-    lab = Lab.open(NAME)
-    path = lab.etc / "sms.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "provisioning": SECTION}))
-    if not (lab.etc / "tls").exists():
-        make_ca(lab.etc / "tls")
-    build(path)
-    found = World(lab)
-    try:
+    with fresh_lab(NAME, 1) as lab:
+        path = lab.etc / "sms.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "provisioning": SECTION}))
+        if not (lab.etc / "tls").exists():
+            make_ca(lab.etc / "tls")
+        build(path)
+        found = World(lab)
         yield found
-    finally:
         for host in ("host-a", "host-b"):
             found.vm("stop", "--host", host, "--timeout", "20s", ok=None)
-        lab_down(NAME, False, Silent())
-        shutil.rmtree(f"/var/lib/sms-lab/{NAME}", ignore_errors=True)
 
 
 def build(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,7 +23,6 @@ from appliance.catalog import read_catalog
 from appliance.catalog.own import read_own
 from appliance.cli import main
 from appliance.cli.classify.classify import FORMS
-from appliance.cli.common import duration
 from appliance.errors import ConfigError, SmsError
 from appliance.operations.classify import classify as flow
 from appliance.operations.classify import signatures
@@ -39,7 +37,6 @@ from tests.unit import classification_example as example
 
 SCHEMA = json.loads((ROOT / "docs" / "classification.schema.json").read_text())
 SHIPPED = read_catalog(share("definitions", "services"))
-HOSTILE = "\x1b[31m\x9b2J[red]\u202e\r\n\x00\udc80[/]" + "y" * 300
 
 
 # The published format
@@ -75,30 +72,15 @@ def test_the_schema_refuses(key: str, value: Any) -> None:
 
 
 def test_hostile_text_is_written_and_read_back() -> None:
-    made = example.with_text(example.paper(), lambda: HOSTILE)
+    made = example.with_text(example.paper(), lambda: example.HOSTILE)
     for form in ("json", "yaml"):
         text = flow.render(made, form)
         assert {letter for letter in text if not letter.isprintable()} == {"\n"}
         assert text.isascii()
-    assert json.loads(flow.render(made, "json"))["sms"]["found"] == HOSTILE
+    assert json.loads(flow.render(made, "json"))["sms"]["found"] == example.HOSTILE
 
 
 # Command line arguments
-
-SPANS = {"90": 90, "90s": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d1h1m1s": 90061, "1.5h": 5400}
-NO_SPANS = ("", "m", "10x", "-5", "1h30", "0", "0s", "400d", "99999999999", "10 m", "1٣m")
-
-
-@pytest.mark.parametrize(("text", "seconds"), SPANS.items())
-def test_spans(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", NO_SPANS)
-def test_no_spans(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="invalid duration"):
-        duration(text)
-
 
 NETWORKS = {
     "10.2.0.0/16": "10.2.0.0/16",

@@ -13,7 +13,6 @@ from rich.console import Console
 from analysis.model import Classification, Interval, Nodes, Service
 from appliance.cli.classify.view import MIN_WIDTH, console_for, view, view_text
 from tests.unit import classification_example as example
-from tests.unit.classify.test_classify_cmd import HOSTILE
 
 
 def screen(found: Classification, width: int = 80, **options: Any) -> str:
@@ -149,7 +148,7 @@ def test_all_that_was_read_and_not_read_is_shown() -> None:
 
 def test_a_capture_is_hostile() -> None:
     """Its text is neither markup nor control characters for the terminal, and does not hide other output."""
-    made = example.with_text(example.paper(), lambda: HOSTILE)
+    made = example.with_text(example.paper(), lambda: example.HOSTILE)
     text = screen(made, 80, verbose=True)
     assert {letter for letter in text if not letter.isprintable()} == {"\n"}
     assert "[red]" in text

@@ -18,12 +18,14 @@ from appliance.share import share
 from appliance.tools.ansible import Failure, Play, Target, _connection, _note
 
 PLAYBOOK = share("playbooks", "prepare-host.yml")
+PLAYBOOKS = sorted(share("playbooks").glob("*.yml"))
 TASKS = sorted(share("playbooks", "roles").glob("*/tasks/*.yml"))
 
 
 @pytest.mark.slow
-def test_ansible_accepts_the_syntax(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ansible", "playbook", "--syntax-check", "-i", "host,", str(PLAYBOOK)]
+@pytest.mark.parametrize("name", [path.name for path in PLAYBOOKS])
+def test_ansible_accepts_the_syntax(tmp_path: Path, name: str) -> None:
+    argv = [sys.executable, "-m", "ansible", "playbook", "--syntax-check", "-i", "host,", str(share("playbooks", name))]
     environment = {**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

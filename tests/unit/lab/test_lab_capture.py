@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import threading
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from appliance.cli import main
-from appliance.cli.common import duration
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import Result
 from appliance.host.local import Local
@@ -20,28 +18,9 @@ from appliance.lab.capture import listener, places
 from appliance.lab.layout import Layout
 from appliance.operations.lab.capture import _sink
 from appliance.tools import tcpdump
-from appliance.units import YEAR_S
 
 LAYOUT = Layout("t-lab", 2)
 BEGAN = "tcpdump: listening on br-prov, link-type EN10MB (Ethernet), snapshot length 2048 bytes\n"
-
-
-@pytest.mark.parametrize(
-    "text, seconds",
-    [("90", 90), ("60s", 60), ("10m", 600), ("1h30m", 5400), ("2d", 172800), ("0.5s", 0.5), ("365d", 365 * 86400)],
-)
-def test_a_span_of_time(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "s", "m5", "-1", "-5s", "5x", "1 m", "10m5", "1e9", "nan", "inf", "0", "0s", "367d", "9" * 40, "٣s"],
-)
-def test_what_is_no_span_of_time(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        duration(text)
-    assert YEAR_S < 9e8
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import CommandTimeout, Host, OnLine, Result, Stuck, Unreachable
+from appliance.host.base import CommandTimeout, Host, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note, read_history
@@ -43,20 +43,13 @@ class HostInFolder(Local):
         self.remote = False
         """Whether the agent performs requests, in a process of its own."""
 
-    def run(
-        self,
-        *argv: str,
-        input: bytes | None = None,
-        ok: Container[int] | None = (0,),
-        timeout: float | None = 60,
-        on_line: OnLine | None = None,
-    ) -> Result:
+    def run(self, *argv: str, **options: Any) -> Result:
         if self.cut:
             raise Unreachable(f"{self.name}: interrupted")
         if self.stuck and "query" in argv:
             raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)
-        return super().run(*words, input=input, ok=ok, timeout=timeout, on_line=on_line)
+        return super().run(*words, **options)
 
     def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
         if self.cut:

@@ -21,11 +21,12 @@ from appliance.operations.nodes.power import Boot
 from appliance.operations.nodes.power import boot as boot_nodes
 from appliance.progress import Silent
 from tests import places
-from tests.bmcs import PASSWORD, ROOT, Answer, Machine, answer, context_for, free_port, hangs, says, serve, tree
+from tests.bmcs import PASSWORD, ROOT, Answer, Machine, answer, hangs, says, serve, tree
 from tests.front import Front, front
 from tests.ownnet import own_network
 from tests.provd import make_config, running
 from tests.redfish import emulator
+from tests.servers import free_port, server_context
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ class Cluster:
         return made
 
     def start(self, address: str, behave: Any) -> None:
-        context = context_for(self.vm.tls, self.folder, [address]) if behave is not SILENT else None
+        context = server_context(self.vm.tls, self.folder, [address]) if behave is not SILENT else None
         self.stack.enter_context(serve(address, self.port, context, behave))
 
     def sms(self, *words: str, status: int = 0) -> str:
@@ -208,7 +209,7 @@ def test_broken_controllers_do_not_affect_others(cluster: Cluster) -> None:
     machine = cluster.bmc(6)
     assert machine
     del machine.tree[f"{SYSTEM}/EthernetInterfaces/0"]
-    context = context_for(cluster.vm.tls, cluster.folder, [BMCS[0]])  # of another address
+    context = server_context(cluster.vm.tls, cluster.folder, [BMCS[0]])  # of another address
     cluster.stack.enter_context(serve(BMCS[7], cluster.port, context, Machine(tree({"1": [mac(7)]}))))
     found = cluster.discover(f"{NET}.100-108", "--timeout", "3s", status=4)
     why = {one["target"]: one["why"] for one in found["broken"]}

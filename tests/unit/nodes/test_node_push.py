@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from appliance.provision.problem import HttpProblem
 from appliance.tools.provision import VmUnreachable
 from appliance.tools.sealed import MANIFEST, SIGNATURE, digest_file, seal
 from tests.provisioning import Vm
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -299,10 +299,10 @@ def test_an_interrupted_upload_is_resumed(vm: Vm, tmp_path: Path, key: Path) -> 
         job._send(name, 0, job.files[name], 0)
 
     def wait_until_some_came() -> None:
-        deadline = time.monotonic() + 30
-        while not vm.admin.request("GET", job.place)["arrived"].get("root.squashfs"):
-            assert time.monotonic() < deadline, "no received byte is kept"
-            time.sleep(0.1)
+        def arrived() -> object:
+            return vm.admin.request("GET", job.place)["arrived"].get("root.squashfs")
+
+        wait_until(arrived, "a received byte is kept", 30)
 
     class Breaks:
         """A stream that fails after some bytes were received: nginx may drop what it has not passed on."""

@@ -27,9 +27,7 @@ from tests.bmcs import (
     Answer,
     Machine,
     answer,
-    context_for,
     drips,
-    free_port,
     hangs,
     never_ends,
     says,
@@ -37,6 +35,7 @@ from tests.bmcs import (
     tree,
 )
 from tests.redfish import emulator
+from tests.servers import free_port, server_context
 
 ADDRESS, OTHER = "127.77.1.1", "127.77.1.2"
 MAC = "02:00:0a:4d:00:97"
@@ -54,7 +53,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(tls: Path, tmp_path: Path) -> Iterator[Start]:
     """Start a controller with a behaviour and return how to reach it."""
-    context = context_for(tls, tmp_path, [ADDRESS])
+    context = server_context(tls, tmp_path, [ADDRESS])
     port = free_port([ADDRESS])
     with ExitStack() as stack:
 
@@ -189,7 +188,7 @@ def test_a_silent_tls_handshake_times_out(tls: Path) -> None:
 
 
 def test_no_password_is_sent_to_an_untrusted_controller(tls: Path, tmp_path: Path) -> None:
-    context, port, seen = context_for(tls, tmp_path, [OTHER]), free_port([ADDRESS]), Machine(tree({"1": [MAC]}))
+    context, port, seen = server_context(tls, tmp_path, [OTHER]), free_port([ADDRESS]), Machine(tree({"1": [MAC]}))
     with serve(ADDRESS, port, context, seen):
         with pytest.raises(Untrusted):
             read(Controller(f"https://{ADDRESS}:{port}", USER, PASSWORD, tls / "ca.pem"))

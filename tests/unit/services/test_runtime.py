@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import datetime
 import hashlib
 import importlib.machinery
 import importlib.util
 import io
-import ipaddress
 import json
 import os
 import pwd
@@ -30,12 +28,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from appliance.tools.python import OLDEST
 from tests.places import GOLDEN, ROOT
+from tests.servers import free_port, server_context
+from tests.waiting import soon
 
 RUNTIME = ROOT / "definitions" / "runtime"
 PROGRAMS = [path for path in sorted(RUNTIME.iterdir()) if path.is_file() and b"python3" in path.read_bytes()[:40]]
@@ -194,12 +191,6 @@ def test_replace_after_a_killed_run(smsfiles: ModuleType, root: Path) -> None:
 # Probes
 
 
-def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @contextmanager
 def served(server: socket.socket, work: Callable[[socket.socket], None]) -> Iterator[None]:
     """Run ``work`` with a bound socket in a thread."""
@@ -258,7 +249,7 @@ def test_probe_ntp(
 
 
 def test_probe_ntp_without_server(smsrt: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smsrt, "NTP_PORT", free_port(socket.SOCK_DGRAM))
+    monkeypatch.setattr(smsrt, "NTP_PORT", free_port(kind=socket.SOCK_DGRAM))
     ok, detail = ask(smsrt, "ntp", ntp="127.0.0.1")
     assert not ok
     assert "refused" in detail
@@ -402,13 +393,8 @@ def test_probe_exec_kills_its_children(smsrt: ModuleType, tmp_path: Path) -> Non
     assert not ok
     assert "no answer within 0.3 s" in detail
     assert time.monotonic() - began < 3
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(50):
-        if not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-            break
-        time.sleep(0.02)
-    else:
-        pytest.fail("the command lives on")
+    process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+    soon(lambda: not process.exists() or "\nState:\tZ" in (process / "status").read_text(), "the command has ended")
 
 
 def run_program(name: str, root: Path, *argv: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -691,44 +677,12 @@ class Provisioning:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ca = self._certificate("ca", None)
-        self._certificate("server", self.ca)
-        self._certificate("client", self.ca)
         self.handler = type("Handler", (Store,), {"table": {}, "asked": []})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(folder / "server.pem", folder / "server.key")
-        context.load_verify_locations(folder / "ca.pem")
-        context.verify_mode = ssl.CERT_REQUIRED
+        context = server_context(folder, folder, clients=ssl.CERT_REQUIRED)
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         self.url = f"https://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def _certificate(self, name: str, issuer: Any) -> Any:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer[0].subject if issuer else subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-            )
-        )
-        certificate = builder.sign(issuer[1] if issuer else key, hashes.SHA256())
-        (self.folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (self.folder / f"{name}.key").write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return certificate, key
 
     def serve(self, files: dict[str, bytes], *, digests: dict[str, str] | None = None) -> None:
         """Offer files, with the wrong digests in ``digests``."""
@@ -737,13 +691,11 @@ class Provisioning:
         self.handler.table = {f"/files/{named[path]}": data for path, data in files.items()}
         self.handler.table["/manifest.json"] = json.dumps({"files": entries}).encode()
 
-    def trust(self, root: Path, *, client: bool = True) -> None:
+    def trust(self, root: Path) -> None:
         """Write the certificates of the container."""
         tls = root / "etc/sms/tls"
-        (tls / "ca.pem").write_bytes((self.folder / "ca.pem").read_bytes())
-        if client:
-            (tls / "cert.pem").write_bytes((self.folder / "client.pem").read_bytes())
-            (tls / "key.pem").write_bytes((self.folder / "client.key").read_bytes())
+        for name, source in (("ca.pem", "ca.pem"), ("cert.pem", "services.pem"), ("key.pem", "services.key")):
+            (tls / name).write_bytes((self.folder / source).read_bytes())
 
     def close(self) -> None:
         self.server.shutdown()

@@ -6,33 +6,7 @@ import pytest
 
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
-
-GOOD = """\
-cluster: lab
-hostname: sms-services
-admin_hosts:
-  - {name: host-a, address: 10.78.0.11}
-  - {name: host-b, address: 10.78.0.12}
-networks:
-  provisioning:
-    bridge: br-prov
-    address: 10.77.0.1/24
-    mac: 02:00:0a:4d:00:01
-  public:
-    bridge: br-pub
-    address: 10.78.0.2/24
-    mac: 02:00:0a:4e:00:02
-    gateway: 10.78.0.254
-services: [slurmctld, munge]
-slurm:
-  nodes:
-    - {name: "node[1-4]", address: "10.77.0.[101-104]"}
-  partitions:
-    - {name: batch, default: true}
-"""
-
-SERVICES = ("chrony", "munge", "nat", "slurmctld")
-BASES = ("debian-12", "sles-15")
+from tests.sites import BASES, GOOD, SERVICES
 
 Case = tuple[str, str, list[str]]
 

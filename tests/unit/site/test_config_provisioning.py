@@ -7,7 +7,7 @@ import pytest
 from appliance.config.check import check_site
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError
-from tests.unit.site.test_config_check import BASES, GOOD, SERVICES
+from tests.sites import BASES, GOOD, SERVICES
 
 PART = """\
 provisioning:

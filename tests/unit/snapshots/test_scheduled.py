@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from appliance.config.model import BorgRepository, Site
 from appliance.errors import Busy, ConfigError, Refused, SmsError
-from appliance.host.base import Host, OnLine, Result
+from appliance.host.base import Host, Result
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
@@ -47,7 +47,8 @@ class Files(Fake):
     def __init__(self, kind: str) -> None:
         super().__init__(
             {
-                ("sh", "-c"): self.shell,
+                ("sh", "-c"): (0, ""),
+                ("sh", "-c", "command -v sms"): (0, "/usr/bin/sms"),
                 ("test", "-d", "/run/systemd/system"): lambda *_: (0 if self.kind == "systemd" else 1, ""),
                 ("test", "-d", "/etc/cron.d"): lambda *_: (0 if self.kind == "cron" else 1, ""),
                 ("systemctl",): (0, ""),
@@ -59,9 +60,6 @@ class Files(Fake):
         self.kind = kind
         self.changed: list[str] = []
         self.files["/etc/sms/sms.yaml"] = b"cluster: sample\n"
-
-    def shell(self, argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        return (0, "/usr/bin/sms") if "command -v sms" in argv[2] else (0, "")
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
         changed = super().write(path, data, mode=mode)
@@ -147,24 +145,17 @@ class Here(Local):
         self.mails: list[str] = []
         self.mail_status = mail_status
 
-    def run(
-        self,
-        *argv: str,
-        input: bytes | None = None,
-        ok: Container[int] | None = (0,),
-        timeout: float | None = 60,
-        on_line: OnLine | None = None,
-    ) -> Result:
+    def run(self, *argv: str, **options: Any) -> Result:
         if argv[0] == "logger":
             self.log.append(f"{argv[4]} {argv[-1]}")
         elif argv[0] == "apptainer":
             if not self.mail_status:
-                self.mails.append((input or b"").decode())
+                self.mails.append((options.get("input") or b"").decode())
             return Result(self.name, argv, self.mail_status, b"", b"")
         elif "sendmail" in " ".join(argv):
             return Result(self.name, argv, 44, b"", b"")
         else:
-            return super().run(*argv, input=input, ok=ok, timeout=timeout, on_line=on_line)
+            return super().run(*argv, **options)
         return Result(self.name, argv, 0, b"", b"")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import shutil
 import subprocess
 import sys
 import uuid
@@ -18,19 +16,16 @@ from typing import Any
 import pytest
 
 from appliance.agent import transfer
-from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Problem
-from appliance.agent.source import Source
-from appliance.agent.store import CHUNK, Reader, Snapshot, Store, chunk_path
+from appliance.agent.store import CHUNK, Snapshot, Store, chunk_path
 from appliance.errors import Busy, Refused, SmsError
 from appliance.host.base import OnLine
 from appliance.host.local import Local
 from appliance.host.stream import Stream
 from appliance.operations.snapshots.transfer import relay_snapshot
-from appliance.shared.records import from_value
 from appliance.tools import agent
 from tests import stores
-from tests.conftest import find_tool
+from tests.stores import keep_image, make_image, read_all
 
 pytestmark = pytest.mark.slow  # each starts agents, and kills them
 
@@ -78,60 +73,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
 
 
-def make_image(path: Path, *, seed: int = 1, size_mb: int = 8, files: int = 4) -> Path:
-    """An ext3 file system with some files, as an overlay has them."""
-    tree = path.with_suffix(".tree")
-    chance = random.Random(seed)
-    (tree / "upper").mkdir(parents=True)
-    for number in range(files):
-        (tree / "upper" / f"f{number}").write_bytes(chance.randbytes(200_000))
-    (tree / "upper" / "text").write_text("the same again and again\n" * 20_000)
-    path.unlink(missing_ok=True)
-    argv = [find_tool("mke2fs"), "-q", "-t", "ext3", "-d", str(tree), str(path), f"{size_mb}M"]
-    subprocess.run(argv, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1"})
-    shutil.rmtree(tree)
-    return path
-
-
-def keep_image(store: Store, path: Path, *, generation: int = 1, method: str = "delta", **facts: Any) -> Snapshot:
-    """Commit a snapshot of an image file."""
-    with store.writing():
-        number, folder = store.begin()
-        source = Source(str(path))
-        if method == "delta":
-            source.read_chunks(source.data_chunks(), lambda _, data: store.put(data))
-        else:
-            shutil.copy(path, Path(folder, "image"))
-            source.read_chunks(source.data_chunks(), store.count_only)
-        manifest = {
-            "format": FORMAT,
-            "number": number,
-            "digests": "",
-            "uuid": str(uuid.uuid4()),
-            "cluster": "lab",
-            "host": "host-a",
-            "generation": generation,
-            "image": {"key": "k", "sha256": "s"},
-            "slurm_cluster": "lab",
-            "taken": 1_800_000_000.0 + number,
-            "running": True,
-            "frozen_ms": 21.5,
-            "method": method,
-            "found_by": "trace",
-            "size": source.size,
-            "used_bytes": source.used_bytes(),
-            "new_bytes": store.new_bytes,
-            "checks": {"e2fsck": "clean", "state_files": 0, "heads": []},
-            "notes": [],
-            "reason": "",
-            **facts,
-        }
-        snapshot = store.commit(folder, from_value(Manifest, manifest), bytes(source.digests))
-        source.close()
-    store.new_bytes, store.new = 0, []
-    return snapshot
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Store, Store]:
     """A store with one snapshot, and an empty one."""
@@ -151,11 +92,6 @@ def send(
         agent.open_session(taker or Local(), "import", into) as importer,
     ):
         return relay_snapshot(exporter, importer)
-
-
-def read_all(store: Store, number: int) -> bytes:
-    with Reader(store.find(str(number))) as reader:
-        return b"".join(reader.read(at) for at in range(reader.count))
 
 
 @pytest.mark.parametrize("compress", [False, True])

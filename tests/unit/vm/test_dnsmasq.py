@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from appliance.provision.config import Config, parse_config
 from appliance.provision.dnsmasq import ConfigWriter, check_range, render_configuration, render_hosts
 from appliance.provision.model import Component, Interface, Inventory
 from appliance.provision.world import World
+from tests.waiting import soon
 
 Need = Callable[[str], str]
 FOLDER = Path("/run/sms-provision")
@@ -153,10 +153,6 @@ def test_files_follow_the_inventory(tmp_path: Path) -> None:
             from appliance.provision.nodes import put_node
 
             put_node(draft, "node1", {"macs": ["02:00:0a:4d:00:65"], "address": "127.0.0.9"})
-        for _ in range(100):
-            if (tmp_path / dnsmasq.HOSTS).read_text():
-                break
-            time.sleep(0.05)
-        assert (tmp_path / dnsmasq.HOSTS).read_text() == "02:00:0a:4d:00:65,127.0.0.9,node1,infinite\n"
+        assert soon((tmp_path / dnsmasq.HOSTS).read_text) == "02:00:0a:4d:00:65,127.0.0.9,node1,infinite\n"
     finally:
         world.store.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +37,6 @@ class Images:
 
     def profile_for(self, groups: list[str]) -> str:
         return "compute" if "compute" in groups else ""
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provd]:
-    with running(make_config(tmp_path_factory.mktemp("provd"))) as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.provd import Provd, make_config, running
+from tests.provd import Provd
 
 STATE = "/hsm/v2/State/Components"
 ENDPOINTS = "/hsm/v2/Inventory/RedfishEndpoints"
 INTERFACES = "/hsm/v2/Inventory/EthernetInterfaces"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provd]:
-    with running(make_config(tmp_path_factory.mktemp("provd"))) as found:
-        yield found
-
-
-@pytest.fixture
-def provd(service: Provd) -> Provd:
-    service.reset()
-    return service
 
 
 def discovered(provd: Provd) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,6 @@ import yaml
 from appliance.operations.nodes.convert import read_document
 from appliance.provision import names
 from tests.provd import Provd, make_config, running
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provd]:
-    with running(make_config(tmp_path_factory.mktemp("provd"))) as found:
-        yield found
-
-
-@pytest.fixture
-def provd(service: Provd) -> Provd:
-    service.reset()
-    return service
 
 
 def many(count: int = 450) -> dict[str, Any]:

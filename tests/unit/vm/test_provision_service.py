@@ -23,6 +23,7 @@ from appliance.provision.config import parse_config
 from appliance.provision.store import Store
 from tests.places import ROOT
 from tests.provd import Provd, make_document
+from tests.waiting import wait_until
 
 SYSTEM = "/usr/bin/python3"
 
@@ -44,13 +45,9 @@ def process(config: Path, *options: str, python: str = sys.executable) -> Iterat
         started.communicate(timeout=30)
 
 
-def wait_for(path: Path) -> None:
-    for _ in range(300):
-        with socket.socket(socket.AF_UNIX) as client:
-            if client.connect_ex(str(path)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"nobody listens at {path}")
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 class Unix(HTTPConnection):
@@ -69,7 +66,7 @@ class Unix(HTTPConnection):
 def test_only_its_group_reaches_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with process(write_config(tmp_path, socket=str(path))):
-        wait_for(path)
+        wait_until(lambda: listens(path), f"something listens at {path}", 30)
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         client = Unix(path)
         client.request("GET", "/hsm/v2/service/ready")

@@ -28,7 +28,7 @@ from appliance.share import share
 from appliance.tools.qemu import end_machine, find_machine, launch
 from appliance.tools.qmp import open_qmp
 from appliance.tools.sealed import seal
-from tests.unit.vm.test_vm_plan import make_site
+from tests.sites import make_site
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the second host has mounts of its own")
 HOLDER = Holder("target", 2)

@@ -16,7 +16,6 @@ import yaml
 
 from appliance.catalog import read_bases
 from appliance.cli.vm.snapshot import elsewhere
-from appliance.config.model import Site
 from appliance.config.read import read_site
 from appliance.errors import ConfigError, Refused
 from appliance.host.base import CommandError
@@ -42,26 +41,7 @@ from appliance.plan.vm.vm import (
 )
 from appliance.share import share
 from appliance.tools.files import is_locked
-
-SITE: dict[str, Any] = {
-    "cluster": "one",
-    "admin_hosts": [{"name": "a", "address": "192.0.2.1"}],
-    "networks": {
-        "provisioning": {"bridge": "br-p", "address": "10.0.0.1/16", "mac": "02:00:0a:00:00:01"},
-        "public": {"bridge": "br-x", "address": "192.0.2.9/24", "mac": "02:00:c0:00:02:09", "gateway": "192.0.2.254"},
-        "dns": ["192.0.2.53"],
-    },
-    "provisioning": {"address": "10.0.0.2/16", "mac": "02:00:0A:00:00:02"},
-}
-
-
-def make_site(tmp_path: Path, **changes: Any) -> Site:
-    """Return a site whose VM has these additional settings."""
-    document = {**SITE, "provisioning": {**SITE["provisioning"], **changes}}
-    (tmp_path / "sms.yaml").write_text(yaml.safe_dump(document))
-    site, _ = read_site(tmp_path / "sms.yaml")
-    return site
-
+from tests.sites import WITH_VM, make_site
 
 LAUNCH = Launch("/images/disk.qcow2", "tcg", "/disks/console.log", "/disks/root.qcow2", "/disks/state.qcow2")
 
@@ -163,7 +143,7 @@ def test_the_configuration_document(tmp_path: Path) -> None:
 
 def test_a_site_without_a_vm_is_an_error(tmp_path: Path) -> None:
     """The error explains how to add one."""
-    (tmp_path / "sms.yaml").write_text(yaml.safe_dump({key: SITE[key] for key in SITE if key != "provisioning"}))
+    (tmp_path / "sms.yaml").write_text(yaml.safe_dump({key: WITH_VM[key] for key in WITH_VM if key != "provisioning"}))
     site, _ = read_site(tmp_path / "sms.yaml")
     with pytest.raises(ConfigError, match="no provisioning VM"):
         vm_places(site)

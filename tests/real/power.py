@@ -6,8 +6,10 @@ import json
 import time
 from dataclasses import replace
 
-from appliance.errors import SmsError
+import pytest
+
 from appliance.host.netns import Netns
+from appliance.lab import Lab
 from appliance.lab.down import kill_all, loops_below
 from appliance.lab.journal import Journal, busy, changing, read_journal
 from appliance.lab.layout import LabHost
@@ -20,22 +22,22 @@ umount "$folder"; rmdir "$folder"
 """Shell: thaw a file system that was frozen when its host was powered off; the kernel keeps it frozen otherwise."""
 
 
-def power_off(name: str, host: str) -> None:
+def power_off(lab: Lab, host: str) -> None:
     """End a host abruptly; its cables go down first, so that peers see no packets of dying processes."""
-    with changing(name):
-        journal, known = _find(name, host)
-        layout, local = journal.layout, busy(name)
+    with changing(lab.name):
+        journal, known = _find(lab.name, host)
+        layout, local = journal.layout, busy(lab.name)
         cables = "".join(f"link set {known.port(network)} down\n" for network in known.addresses)
         local.run("ip", "-n", layout.namespace("switch"), "-batch", "-", input=cables.encode())
-        kill_all(name, layout.namespace(host))
+        kill_all(lab.name, layout.namespace(host))
         _free_overlay(journal, host)
 
 
-def power_on(name: str, host: str) -> int:
-    """Start a powered-off host; return its first process once its daemons answer."""
-    with changing(name):
-        journal, known = _find(name, host)
-        layout, local = journal.layout, busy(name)
+def power_on(lab: Lab, host: str) -> None:
+    """Start a powered-off host, and wait until its daemons answer."""
+    with changing(lab.name):
+        journal, known = _find(lab.name, host)
+        layout, local = journal.layout, busy(lab.name)
         inside = ("ip", "-n", layout.namespace(host))
         cables = {known.interface(network) for network in known.addresses}
         links = json.loads(local.run(*inside, "-json", "link", "show").stdout)
@@ -48,15 +50,13 @@ def power_on(name: str, host: str) -> int:
         pid = start_host(layout, known)
         wait_ready(Netns(host, pid))
         replace(journal, pids={**journal.pids, host: pid}).write()
-        return pid
+        lab._pids[host] = pid
 
 
 def _find(name: str, host: str) -> tuple[Journal, LabHost]:
     journal = read_journal(name)
-    known = [one for one in journal.layout.hosts if one.name == host] if journal else []
-    if not journal or not known:
-        raise SmsError(f"there is no lab {name} with a host {host}", hint=f"sms lab up --name {name}")
-    return journal, known[0]
+    assert journal
+    return journal, next(one for one in journal.layout.hosts if one.name == host)
 
 
 def _free_overlay(journal: Journal, host: str) -> None:
@@ -70,4 +70,4 @@ def _free_overlay(journal: Journal, host: str) -> None:
             for loop in loops:
                 busy(journal.name).run("unshare", "-m", "sh", "-c", THAW, "thaw", loop, ok=None)
         time.sleep(0.1)
-    raise SmsError(f"loop devices of {host} are in use: {' '.join(loops)}", hint="`losetup -l` lists them")
+    pytest.fail(f"loop devices of {host} are in use: {' '.join(loops)}")

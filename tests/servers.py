@@ -1,0 +1,53 @@
+"""Ports and certificates of the servers that tests run."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from appliance.operations.site.ca import issue_server, make_ca
+
+LOOPBACK = ("127.0.0.1",)
+
+
+def free_port(addresses: Sequence[str] = LOOPBACK, kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    """A port that is free at all of them."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket(type=kind))
+            first.bind((addresses[0], 0))
+            port = int(first.getsockname()[1])
+            try:
+                for address in addresses[1:]:
+                    stack.enter_context(socket.socket(type=kind)).bind((address, port))
+            except OSError:
+                continue
+        return port
+
+
+def server_files(tls: Path, folder: Path, addresses: Sequence[str] = LOOPBACK) -> tuple[Path, Path]:
+    """Certificate and key, in ``folder``, of a server at these addresses.
+
+    Args:
+        tls: folder of the authority, which is made where there is none.
+    """
+    if not (tls / "ca.pem").exists():
+        make_ca(tls)
+    pair = issue_server(tls, hostname="sms-provision", addresses=addresses)
+    (folder / "server.pem").write_bytes(pair.certificate)
+    (folder / "server.key").write_bytes(pair.key)
+    return folder / "server.pem", folder / "server.key"
+
+
+def server_context(
+    tls: Path, folder: Path, addresses: Sequence[str] = LOOPBACK, *, clients: ssl.VerifyMode = ssl.CERT_NONE
+) -> ssl.SSLContext:
+    """A server's side of TLS, with ``server_files``; ``clients``: whether they need a certificate of the authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*server_files(tls, folder, addresses))
+    context.load_verify_locations(tls / "ca.pem")
+    context.verify_mode = clients
+    return context

@@ -1,0 +1,32 @@
+"""Wait for what other threads, programs and hosts do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+
+def wait_until(ask: Callable[[], Answer], what: str = "it", timeout_s: float = 150, every_s: float = 0.1) -> Answer:
+    """Call ``ask`` until its answer is true, and return that; fail after the time limit."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := ask()):
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s still not: {what}"
+        time.sleep(every_s)
+    return found
+
+
+def soon(ask: Callable[[], Answer], what: str = "it") -> Answer:
+    """As ``wait_until``, for what takes less than 5 s."""
+    return wait_until(ask, what, 5)
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
