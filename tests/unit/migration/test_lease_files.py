@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Container
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
