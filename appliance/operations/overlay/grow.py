@@ -12,11 +12,10 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirror import check_members_room, enlarge
 from appliance.operations.overlay.mirrored import find_mirror, is_linked
 from appliance.operations.overlay.overlay import keep_stopped
-from appliance.operations.preflight import check_programs, only_one
-from appliance.plan.machine import instance_name
+from appliance.operations.preflight import check_programs, find_instance, lock_host
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, ext3, files
+from appliance.tools import agent, ext3, files
 from appliance.tools.space import query_space
 
 
@@ -51,7 +50,7 @@ def grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, dr
         SmsError: it failed; running it again resumes it.
     """
     check_programs(host)
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         lease = query_lease(host, cluster)
         if lease.holder != host.name:
             raise Refused(
@@ -113,9 +112,8 @@ def _enlarge_mirror(cluster: Cluster, host: Host, size: int, *, running: bool) -
     """
     with ExitStack() as stack:
         if running:
-            busy = f"another sms is at work on {host.name}"
-            stack.enter_context(only_one(host, str(cluster.places.lock), busy))
-            if not apptainer.find_instance(host, instance_name(cluster.site)):
+            stack.enter_context(lock_host(cluster, host))
+            if not find_instance(cluster, host):
                 raise Refused("the services container was stopped meanwhile", hint="run it again")
         mirror = find_mirror(cluster, host)
         if mirror is None:

@@ -26,8 +26,7 @@ from appliance.operations.overlay.mirrored import (
     write_note,
 )
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
-from appliance.operations.preflight import check_programs, only_one
-from appliance.plan.machine import instance_name
+from appliance.operations.preflight import check_programs, find_instance, lock_host, only_one
 from appliance.plan.overlay.mirror import (
     GIB,
     REBUILD,
@@ -40,7 +39,7 @@ from appliance.plan.overlay.mirror import (
     select_members,
 )
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, ext3, files, loop
+from appliance.tools import agent, ext3, files, loop
 from appliance.tools.space import query_space
 
 
@@ -238,8 +237,7 @@ def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool =
         SmsError: a member is intact.
     """
     check_programs(host)
-    busy = f"another sms is at work on {host.name}"
-    with only_one(host, str(cluster.places.lock), busy), hold_lease_still(host, cluster):
+    with lock_host(cluster, host), hold_lease_still(host, cluster):
         check_stopped(cluster, host)
         mirror = find_mirror(cluster, host)
         if mirror is None:
@@ -297,7 +295,7 @@ def _lock_mirror(cluster: Cluster, host: Host, progress: Progress) -> Iterator[M
     with ExitStack() as stack:
         busy = f"another run is at work on the mirror on {host.name}"
         stack.enter_context(only_one(host, f"{cluster.places.lock}.mirror", busy))
-        if not apptainer.find_instance(host, instance_name(cluster.site)):
+        if not find_instance(cluster, host):
             stack.enter_context(keep_stopped(cluster, host, progress))
         mirror = find_mirror(cluster, host)
         if mirror is None or not is_linked(cluster, host):

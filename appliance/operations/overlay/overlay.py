@@ -14,8 +14,8 @@ from appliance.operations.context import Cluster, read_given
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
-from appliance.operations.preflight import only_one
-from appliance.plan.machine import inside_argv, instance_name, seed_argv
+from appliance.operations.preflight import find_instance, lock_host
+from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
 from appliance.share import share
@@ -123,7 +123,7 @@ def keep_stopped(
         Refused: it runs here, another host has the lease, another run is in progress, or the overlay is in use.
     """
     with (
-        only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
+        lock_host(cluster, host),
         hold_lease_still(host, cluster, fenced=fenced) as lease,
     ):
         check_stopped(cluster, host)
@@ -139,7 +139,7 @@ def check_stopped(cluster: Cluster, host: Host) -> None:
     Raises:
         Refused: the services container runs there, or something else has the overlay open.
     """
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         raise Refused(f"the services container runs on {host.name}", hint=f"sms stop --host {host.name}")
     users = ext3.users_of(host, str(cluster.places.overlay))
     if users:

@@ -11,15 +11,15 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
+from appliance.operations.preflight import find_instance
 from appliance.operations.services.guarded import is_guarded
 from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.deferred import Deferred, probe_vm
-from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.machine import inside_argv
 from appliance.shared.lease import Lease
-from appliance.tools import apptainer
 
 UNSYNCHRONISED = "stratum 10,"
 """Start of chrony's answer while it reaches no time server (`local stratum` of its configuration)."""
@@ -95,7 +95,7 @@ def _with_snapshots(status: Status, query: Future[SnapshotStatus]) -> Status:
 
 def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: str) -> Status:
     """Return the status without snapshots; ``trouble``: problems found so far, ``problem``: that of the lease."""
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     mirror, problems = _mirror(cluster, host)
     trouble += problems
     if not running:

@@ -16,10 +16,10 @@ from appliance.lab import Lab, put_up_cables
 from appliance.lab.layout import PUBLIC
 from appliance.operations.context import Cluster
 from appliance.operations.lab import demo
+from appliance.operations.preflight import find_instance
 from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
-from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.machine import inside_argv
 from appliance.progress import Progress
-from appliance.tools import apptainer
 from appliance.tools.ports import Link, list_links
 
 RESERVATION = "sms-rehearsal"
@@ -98,7 +98,7 @@ def check_isolation(lab: Lab, cluster: Cluster) -> str:
         SmsError: one has another connection.
     """
     spaces = {space: Local(space, ("nsenter", f"--net=/run/netns/{space}", "--")) for space in lab.layout.namespaces}
-    running = apptainer.find_instance(lab.host(CARRIER), instance_name(cluster.site))
+    running = find_instance(cluster, lab.host(CARRIER))
     links = {space: list_links(host, details=True) for space, host in spaces.items()}
     if running:
         inside = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "--")

@@ -24,7 +24,7 @@ from appliance.operations.context import Cluster, need_root
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.image import DISK
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
-from appliance.plan.vm.vm import need_vm, vm_places
+from appliance.plan.vm.vm import VmPlaces, need_vm
 from appliance.progress import Progress
 from appliance.share import PACKAGE, share
 from appliance.tools import apt, files
@@ -146,7 +146,7 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
     need_vm(cluster.site)
     _check_machine(cluster)
     plan = plan_vm(cluster, progress)
-    images = Path(vm_places(cluster.site).images)
+    images = Path(VmPlaces(cluster.site).images)
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = images / plan.key
     with only_one(Local(), str(images / ".build.lock"), "another build of the VM is running"):
@@ -244,7 +244,7 @@ def _pack_code(target: Path) -> None:
 
 def is_built(cluster: Cluster, plan: VmPlan) -> bool:
     """Return whether the image of a plan exists."""
-    return _is_sealed(cluster, Path(vm_places(cluster.site).images) / plan.key)
+    return _is_sealed(cluster, Path(VmPlaces(cluster.site).images) / plan.key)
 
 
 def _is_sealed(cluster: Cluster, folder: Path) -> bool:

@@ -20,7 +20,7 @@ from appliance.operations.vm.start import StartedVm, boot, read_note, stop_and_c
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.note import VmNote
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools.qemu import end_machine
 from appliance.tools.qmp import Qmp, open_qmp
@@ -101,7 +101,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
         RolledBack: the migration failed; the VM still runs on the source.
         SmsError: the VM has moved, but a later step failed; or it is unknown on which host it is.
     """
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     tidy_run(cluster, target)
     written = read_note(cluster, source)
     image = deliver_vm(cluster, target, progress, chosen=written.key)

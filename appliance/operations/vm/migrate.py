@@ -26,7 +26,7 @@ from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
 from appliance.plan.vm.holder import Holder, newest_holder
 from appliance.plan.vm.note import VmNote
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.qemu import image_info
@@ -75,7 +75,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
         raise Refused(f"the VM is on {to} already", hint="`sms vm status`")
     for host in (source, target):
         check_programs(host)
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     for there in view_hosts(cluster, target):
         if there.running and there.name != source.name:
             raise Refused(
@@ -106,7 +106,7 @@ def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -
     A live migration keeps the image. Otherwise it is this machine's current one or, if it has none, the one that the
     source runs or ran last.
     """
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     if not live and (Path(where.current) / MANIFEST).is_file():
         return ""
     if live or written.key:
@@ -152,7 +152,7 @@ def _transfer_disks(
     cluster: Cluster, source: Host, target: Host, progress: Progress, plan: MovePlan, holder: Holder
 ) -> None:
     """Copy the disks to the target, write the holder record, then keep the source's disks as a snapshot."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     deliver_vm(cluster, target, progress, chosen=plan.image)
     target.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     if not plan.shared:

@@ -11,7 +11,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere
-from appliance.plan.vm.vm import vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import from_value
 
@@ -96,7 +96,7 @@ def check_name(name: str) -> str:
 
 def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
     """Return all snapshots on the host, the oldest first."""
-    listed = host.run("sh", "-c", LIST, "list", str(vm_places(cluster.site).snapshots), ok=None, timeout=120)
+    listed = host.run("sh", "-c", LIST, "list", str(VmPlaces(cluster.site).snapshots), ok=None, timeout=120)
     return read_listed(listed.stdout.decode(errors="replace"))
 
 
@@ -163,7 +163,7 @@ def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress)
     """
     snapshot = find_snapshot(cluster, host, name)
     with progress.step(f"verify {snapshot.name}"):
-        verify_folder(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
+        verify_folder(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return snapshot
 
 
@@ -177,7 +177,7 @@ def prune_snapshots(
         removed = list_snapshots(cluster, host)[:-keep]
         for snapshot in [] if dry_run else removed:
             with progress.step(f"remove {snapshot.name}"):
-                remove(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
+                remove(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return removed
 
 

@@ -34,11 +34,11 @@ from appliance.plan.vm.vm import (
     QEMU_OVERHEAD_MB,
     VARIABLES,
     Launch,
+    VmPlaces,
     cards,
     need_vm,
     qemu_argv,
     seed_archive,
-    vm_places,
 )
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json, to_json
@@ -138,7 +138,7 @@ def _undo_on_failure(cluster: Cluster, started: StartedVm) -> Iterator[ExitStack
         try:
             yield undo
         except BaseException as error:
-            console = f"{started.host}:{vm_places(cluster.site).console_failed}" if "boot" in started.parts else ""
+            console = f"{started.host}:{VmPlaces(cluster.site).console_failed}" if "boot" in started.parts else ""
             raise _rolled_back(error, undo, console) from error
         undo.pop_all()
 
@@ -158,7 +158,7 @@ def rehearse_start_vm(
     holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
     check_host(cluster, host, progress)
     accel, why = qemu.probe_accel(host)
-    where, settings = vm_places(cluster.site), need_vm(cluster.site)
+    where, settings = VmPlaces(cluster.site), need_vm(cluster.site)
     steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
     if not host.works("test", "-e", str(where.state)):
         steps.append(f"create the state disk of {settings.disk_mb} MiB")
@@ -175,7 +175,7 @@ def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options:
 
 def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
     """Return whether both hosts share the disks' folder: a file written by one is visible to the other."""
-    path = f"{vm_places(cluster.site).disks}/.sms-shared-{time.time_ns()}"
+    path = f"{VmPlaces(cluster.site).disks}/.sms-shared-{time.time_ns()}"
     try:
         there = cluster.host(other)
         there.write(path, path.encode(), mode=0o600)
@@ -206,7 +206,7 @@ def check_target(cluster: Cluster, host: Host, progress: Progress) -> None:
     Raises:
         Refused: something is missing; names all problems.
     """
-    settings, where = need_vm(cluster.site), vm_places(cluster.site)
+    settings, where = need_vm(cluster.site), VmPlaces(cluster.site)
     with progress.step(f"check {host.name}"):
         problems = []
         for card in cards(cluster.site):
@@ -245,7 +245,7 @@ def _check_running(
     cluster: Cluster, host: Host, progress: Progress, process: qemu.Process, options: StartOptions
 ) -> StartedVm:
     """Wait for a VM that already runs here: resumes an interrupted start; renews certificates that end soon."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     host.remove(str(where.seed))
     with progress.step("check the running VM") as step:
         written = read_note(cluster, host)
@@ -271,7 +271,7 @@ def _check_running(
 def read_note(cluster: Cluster, host: Host) -> VmNote:
     """Return the record of the last start; an empty one if there is none or it cannot be read."""
     try:
-        return from_json(VmNote, host.read(str(vm_places(cluster.site).note)) or b"{}")
+        return from_json(VmNote, host.read(str(VmPlaces(cluster.site).note)) or b"{}")
     except RecordError:
         return VmNote()
 
@@ -291,7 +291,7 @@ def renew_certificates(cluster: Cluster, host: Host) -> float:
         SmsError: the VM did not accept them.
     """
     ends = issuer_end()
-    with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+    with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
         ran = guest.run(["/bin/sh", "-c", INSTALL_TLS], input=make_seed(cluster))
     if ran.status:
         output = ran.stderr.decode(errors="replace").strip()[-300:]
@@ -305,7 +305,7 @@ def issuer_end() -> float:
 
 
 def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     _claim(cluster, host, holder, undo)
     if kept := tidy_disks(cluster, host):
@@ -347,7 +347,7 @@ def _wait(
 
 def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> None:
     """Write the record that this host has the disks."""
-    path = str(vm_places(cluster.site).holder)
+    path = str(VmPlaces(cluster.site).holder)
     before = host.read(path)
     if before == holder.text():
         return
@@ -360,7 +360,7 @@ def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> Non
 
 def prepare_disks(cluster: Cluster, host: Host, image: VmImage, started: StartedVm, undo: ExitStack) -> None:
     """Create or grow the state disk to the configured size; create a new root overlay if the image is another one."""
-    where, settings = vm_places(cluster.site), need_vm(cluster.site)
+    where, settings = VmPlaces(cluster.site), need_vm(cluster.site)
     state = qemu.image_info(host, str(where.state))
     if state is None:
         # Registered before the disk is created, so that a partly created one is removed as well.
@@ -389,7 +389,7 @@ def boot(
     incoming: bool = False,
 ) -> None:
     """Write the seed, attach the network cards, start QEMU; ``stop_and_clean`` undoes it, even a part of it."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
         # A live migration keeps the issuer that the VM already has.
@@ -422,7 +422,7 @@ def boot(
 
 def keep_console(cluster: Cluster, host: Host) -> None:
     """Keep the console log of a failed start; QEMU may still run and write to it."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     host.run("mv", "-fT", "--", str(where.console_log), str(where.console_failed), ok=None)
 
 

@@ -16,7 +16,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
-from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm, vm_places
+from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm
 from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
@@ -125,19 +125,19 @@ def query_health(cluster: Cluster, host: Host, *, startup_wait_s: int = 0) -> He
     Raises:
         NotResponding: its guest agent does not answer.
     """
-    with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+    with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
         ran = guest.run([HEALTH, str(startup_wait_s)], timeout_s=startup_wait_s + 60)
         return read_health(ran.stdout.decode(errors="replace"))
 
 
 def find_running(cluster: Cluster, host: Host) -> Process | None:
     """Return the VM's process on a host; None if it does not run there."""
-    return find_machine(host, str(vm_places(cluster.site).pid), machine_name(cluster.site))
+    return find_machine(host, str(VmPlaces(cluster.site).pid), machine_name(cluster.site))
 
 
 def view_host(cluster: Cluster, host: Host) -> HostView:
     """Return whether the VM runs on a host, and the host's record of who has the disks."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     try:
         running = find_running(cluster, host) is not None
         holder = read_holder(host.read(str(where.holder)))
@@ -184,7 +184,7 @@ def find_vm(cluster: Cluster, name: str | None) -> Host:
 @contextmanager
 def lock_vm(cluster: Cluster, host: Host) -> Iterator[None]:
     """Hold the VM's lock on a host; raises Busy if another run holds it."""
-    with only_one(host, str(vm_places(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
+    with only_one(host, str(VmPlaces(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
         yield
 
 
@@ -221,7 +221,7 @@ def tidy_run(cluster: Cluster, host: Host) -> None:
     """Remove the taps and the run folder of a machine that no longer runs on the host. Its disks are not touched."""
     for card in cards(cluster.site):
         unplug(host, card)
-    host.run("rm", "-rf", "--one-file-system", "--", str(vm_places(cluster.site).run))
+    host.run("rm", "-rf", "--one-file-system", "--", str(VmPlaces(cluster.site).run))
 
 
 def tidy_disks(cluster: Cluster, host: Host) -> str:
@@ -230,7 +230,7 @@ def tidy_disks(cluster: Cluster, host: Host) -> str:
     Call it only on the host that has the disks, with every lock held and no machine running: other hosts may share the
     folder.
     """
-    return finish_restore(host, vm_places(cluster.site))
+    return finish_restore(host, VmPlaces(cluster.site))
 
 
 def finish_restore(host: Host, where: VmPlaces) -> str:

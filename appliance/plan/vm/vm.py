@@ -26,33 +26,6 @@ QEMU_OVERHEAD_MB = 160
 TCG_CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"
 
 
-@dataclass(frozen=True)
-class VmPlaces:
-    """Paths on an admin host; ``run`` does not survive a reboot."""
-
-    images: PurePosixPath
-    current: PurePosixPath
-    disks: PurePosixPath
-    root: PurePosixPath
-    root_image: PurePosixPath
-    state: PurePosixPath
-    holder: PurePosixPath
-    restore: PurePosixPath
-    snapshots: PurePosixPath
-    console_log: PurePosixPath
-    console_failed: PurePosixPath
-    run: PurePosixPath
-    pid: PurePosixPath
-    note: PurePosixPath
-    seed: PurePosixPath
-    variables: PurePosixPath
-    qmp: PurePosixPath
-    guest: PurePosixPath
-    console: PurePosixPath
-    incoming: PurePosixPath
-    lock: PurePosixPath
-
-
 def need_vm(site: Site) -> Provisioning:
     """Return the site's settings of the VM.
 
@@ -67,36 +40,31 @@ def need_vm(site: Site) -> Provisioning:
     return site.provisioning
 
 
-def vm_places(site: Site) -> VmPlaces:
-    """Return the VM's paths on an admin host."""
-    settings = need_vm(site)
-    folder = PurePosixPath(settings.directory or site.state / "vm")
-    images = PurePosixPath(site.state) / "vm" / "images"
-    disks = folder / site.cluster
-    run = PurePosixPath("/run/sms/vm") / site.cluster
-    return VmPlaces(
-        images=images,
-        current=images / "current",
-        disks=disks,
-        root=disks / "root.qcow2",
-        root_image=disks / "root.image",
-        state=disks / "state.qcow2",
-        holder=disks / "holder.json",
-        restore=disks / "restore.json",
-        snapshots=disks / "snapshots",
-        console_log=disks / "console.log",
-        console_failed=disks / "console.failed.log",
-        run=run,
-        pid=run / "pid",
-        note=run / "vm.json",
-        seed=run / "seed.tar",
-        variables=run / "firmware.fd",
-        qmp=run / "qmp.sock",
-        guest=run / "guest.sock",
-        console=run / "console.sock",
-        incoming=run / "incoming.sock",
-        lock=PurePosixPath("/run/sms") / f"{site.cluster}.vm.lock",
-    )
+class VmPlaces:
+    """The VM's paths on an admin host; ``run`` does not survive a reboot."""
+
+    def __init__(self, site: Site) -> None:
+        self.images = PurePosixPath(site.state) / "vm" / "images"
+        self.current = self.images / "current"
+        self.disks = PurePosixPath(need_vm(site).directory or site.state / "vm") / site.cluster
+        self.root = self.disks / "root.qcow2"
+        self.root_image = self.disks / "root.image"
+        self.state = self.disks / "state.qcow2"
+        self.holder = self.disks / "holder.json"
+        self.restore = self.disks / "restore.json"
+        self.snapshots = self.disks / "snapshots"
+        self.console_log = self.disks / "console.log"
+        self.console_failed = self.disks / "console.failed.log"
+        self.run = PurePosixPath("/run/sms/vm") / site.cluster
+        self.pid = self.run / "pid"
+        self.note = self.run / "vm.json"
+        self.seed = self.run / "seed.tar"
+        self.variables = self.run / "firmware.fd"
+        self.qmp = self.run / "qmp.sock"
+        self.guest = self.run / "guest.sock"
+        self.console = self.run / "console.sock"
+        self.incoming = self.run / "incoming.sock"
+        self.lock = PurePosixPath("/run/sms") / f"{site.cluster}.vm.lock"
 
 
 @dataclass(frozen=True)
@@ -161,7 +129,7 @@ class Launch:
 
 def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
     """Return the command that starts the machine in the background. It contains no secret."""
-    settings, where = need_vm(site), vm_places(site)
+    settings, where = need_vm(site), VmPlaces(site)
     accel = ("kvm", "host") if launch.accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
     argv = [QEMU, "-name", f"{machine_name(site)},debug-threads=on", "-M", "q35", "-nodefaults", "-no-user-config"]
     argv += ["-accel", accel[0], "-cpu", accel[1], "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]

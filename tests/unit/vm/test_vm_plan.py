@@ -32,13 +32,13 @@ from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, finish_restore, re
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 from appliance.plan.vm.vm import (
     Launch,
+    VmPlaces,
     cards,
     choose_accel,
     network_units,
     provision_document,
     qemu_argv,
     seed_archive,
-    vm_places,
 )
 from appliance.share import share
 from appliance.tools.files import is_locked
@@ -166,7 +166,7 @@ def test_a_site_without_a_vm_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sms.yaml").write_text(yaml.safe_dump({key: SITE[key] for key in SITE if key != "provisioning"}))
     site, _ = read_site(tmp_path / "sms.yaml")
     with pytest.raises(ConfigError, match="no provisioning VM"):
-        vm_places(site)
+        VmPlaces(site)
 
 
 A, B = HostView("a"), HostView("b")
@@ -278,7 +278,7 @@ def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
 
 
 def test_disks_become_a_snapshot_and_are_copied_back(tmp_path: Path) -> None:
-    where = vm_places(make_site(tmp_path, directory=str(tmp_path / "vm")))
+    where = VmPlaces(make_site(tmp_path, directory=str(tmp_path / "vm")))
     disks = Path(where.disks)
     assert _keep_as_snapshot(Local(), where, "moved", prefix="before") == ""
     disks.mkdir(parents=True)
@@ -346,7 +346,7 @@ def test_another_image_needs_a_new_root(tmp_path: Path, need: Callable[[str], st
     need("mke2fs")
     site = make_site(tmp_path, directory=str(tmp_path / "vm"), disk_mb=512)
     cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
-    where = vm_places(site)
+    where = VmPlaces(site)
     Path(where.disks).mkdir(parents=True)
     image = tmp_path / "disk.qcow2"
     Local().run("qemu-img", "create", "-q", "-f", "qcow2", str(image), "64M")
@@ -364,14 +364,14 @@ def test_the_console_log_of_a_failed_start_is_kept(tmp_path: Path) -> None:
     site = make_site(tmp_path, directory=str(tmp_path / "vm"))
     site = site.model_copy(update={"cluster": "t-console"})
     cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
-    log = Path(vm_places(site).console_log)
+    log = Path(VmPlaces(site).console_log)
     log.parent.mkdir(parents=True)
     with pytest.raises(Refused, match="no log"):
         read_console(cluster, Local())
     log.write_text("failed")
     keep_console(cluster, Local())
     assert not log.exists() and read_console(cluster, Local()) == "failed"
-    os.utime(vm_places(site).console_failed, (1, 1))
+    os.utime(VmPlaces(site).console_failed, (1, 1))
     log.write_text("later")
     assert read_console(cluster, Local()) == "later"
 
