@@ -18,60 +18,9 @@ from appliance.plan.hosts.distro import INSTALL, family, install_command
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
 from appliance.tools.programs import has_program
+from appliance.tools.scripts import script_argv
 
 __all__ = ["Finding", "collect_facts", "diagnose", "worst"]
-
-# $1 the state folder, $2 the overlays' folder, $3 the overlay, $4 file systems, then programs.
-# Prints name=value lines; unknown values are omitted.
-COLLECT = r"""
-state=$1 overlays=$2 overlay=$3 systems=$4; shift 4
-PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin
-yes() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "$name=yes" || echo "$name=no"; }
-there() { while [ ! -d "$1" ]; do set -- "$(dirname "$1")"; done; echo "$1"; }
-echo "uid=$(id -u)"
-echo "kernel=$(uname -r)"
-sed -n 's/^CapPrm:[[:space:]]*/caps=/p' /proc/self/status
-echo "last_cap=$(cat /proc/sys/kernel/cap_last_cap)"
-echo "loadable=$(for name in $systems; do modprobe -qn "$name" 2>/dev/null && echo "$name"; done | tr '\n' ' ')"
-yes loop sh -c '[ -e /dev/loop-control ] || modprobe -qn loop'
-yes netns test -e /proc/self/ns/net
-yes bridge sh -c '[ -d /sys/module/bridge ] || [ -d /proc/sys/net/bridge ] || modprobe -qn bridge ||
-    ip link show type bridge | grep -q .'
-yes nft nft list tables
-echo "programs=$(for name; do command -v "$name" >/dev/null && printf '%s ' "$name"; done)"
-echo "sms=$(command -v sms)"
-echo "apptainer=$(apptainer --version 2>&1 | head -n 1)"
-head -c 4096 "$(command -v apptainer)" 2>/dev/null | sed -n 's/.*--drop-caps "\([A-Z_,]*\)".*/wrapper=\1/p'
-own=$(sed -n 's/^cni plugin path *= *//p' /etc/apptainer/apptainer.conf 2>/dev/null | tail -n 1)
-for folder in ${own:-"$(apptainer buildcfg LIBEXECDIR 2>/dev/null)/apptainer/cni" /usr/lib/cni}; do
-    [ -x "$folder/bridge" ] && { echo "cni=$(cd "$folder" && echo *)"; echo "cni_folder=$folder"; break; }
-done
-for folder in /usr/libexec/cni /usr/lib/cni /opt/cni/bin; do
-    [ -x "$folder/bridge" ] && [ -x "$folder/static" ] && { echo "cni_elsewhere=$folder"; break; }
-done
-nf=/proc/sys/net/bridge/bridge-nf-call-iptables
-[ -e $nf ] && echo "bridge_nf=$(cat $nf)"
-if chronyc -n tracking 2>/dev/null | grep -q '^Leap status *: Normal'; then echo clock=yes
-else timedatectl show --property NTPSynchronized --value 2>/dev/null | sed -n 's/^\(yes\|no\)$/clock=\1/p'; fi
-for folder in "$state/images" "$overlays"; do [ -d "$folder" ] && stat -c '%a:%n' "$folder"; done | sort -u |
-    { printf modes=; tr '\n' ' '; echo; }
-[ -e "$overlay" ] && echo overlay_there=yes
-echo "images_free=$(df -B1 --output=avail "$(there "$state/images")" | tail -n 1)"
-echo "overlay_free=$(df -B1 --output=avail "$(there "$overlays")" | tail -n 1)"
-yes systemd test -d /run/systemd/system
-# The services container runs its own cron, in its own PID namespace.
-yes cron sh -c 'pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond'
-entry=sms-$(basename "$overlay" .img) timer=/etc/systemd/system/$entry.snapshot.timer
-if [ -e "$timer" ]; then
-    echo "schedule=systemd"
-    yes schedule_runs systemctl is-active "${timer##*/}"
-    yes schedule_sms test -x "$(sed -n 's/^# By //p' "$timer")"
-elif [ -e "/etc/cron.d/$entry" ]; then
-    echo "schedule=cron"
-    yes schedule_sms test -x "$(sed -n 's/^# By //p' "/etc/cron.d/$entry")"
-fi
-exit 0
-"""
 
 BOOTSTRAP = {"apt": "debootstrap", "dnf": "dnf", "zypper": "zypper"}
 """Program with which Apptainer bootstraps a base, by package manager."""
@@ -107,7 +56,7 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
     places = cluster.places
     names = (*PROGRAMS, "singularity", "cron", "crond")
     where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
-    output = host.run("sh", "-c", COLLECT, "collect", *where, *names).text
+    output = host.run(*script_argv("collect-facts", *where, *names)).text
     links = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
     kinds = (host.read("/proc/filesystems") or b"").decode().split()
     return Facts(

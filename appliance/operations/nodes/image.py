@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from appliance.config.provisioning import Profile
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.image.build import find_mirrors
+from appliance.operations.image.build import find_mirrors, logging, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources
@@ -139,8 +137,6 @@ def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool =
     folder = nodes_folder(cluster) / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_one(host, str(folder / ".lock"), f"another build of {name} is running"):
-        for left in folder.glob("build-*"):  # left by a killed build; its mounts ended with it
-            shutil.rmtree(left)
         found = None if force else _built_before(cluster, plan, folder)
         digest = found or _build(cluster, plan, folder, progress)
         _make_current(folder, digest)
@@ -163,9 +159,7 @@ def _built_before(cluster: Cluster, plan: NodePlan, folder: Path) -> str | None:
 def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -> str:
     """Build in a temporary folder and rename it to the digest at the end: a named image is complete and sealed."""
     host = Local()
-    with ExitStack() as undo:
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
-        undo.callback(shutil.rmtree, work, ignore_errors=True)
+    with work_folder(folder) as work:
         root, out = work / "root", work / "image"
         out.mkdir()
         archive = _root_archive(cluster, plan, work, folder / "build.log", progress)
@@ -204,12 +198,7 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
         archive.touch()
         return archive
     part = work / "root.tar.zst"
-    with progress.step("install the packages") as step, log.open("w") as lines:
-
-        def on_line(line: str) -> None:
-            lines.write(line + "\n")
-            step.detail(line)
-
+    with progress.step("install the packages") as step, logging(log, step) as on_line:
         mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.sources, on_line=on_line)
         step.detail(f"{len(plan.versions)} packages")
     part.rename(archive)

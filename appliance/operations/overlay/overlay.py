@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from appliance.catalog import read_extra_files
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, read_given
 from appliance.operations.image.deliver import Image
@@ -218,15 +218,3 @@ def _check_room(cluster: Cluster, host: Host) -> None:
             f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",
             hint="free space, or set a smaller overlay.size_mb",
         )
-
-
-def prove_writable(host: Host, run_inside: tuple[str, ...]) -> None:
-    """Write a file inside and read it back: Apptainer only warns of a read-only overlay.
-
-    Raises:
-        SmsError: the overlay cannot be written.
-    """
-    script = 'f=/var/lib/.sms-write; echo "$1" >"$f" && sync "$f" && [ "$(cat "$f")" = "$1" ] && rm "$f"'
-    result = host.run(*run_inside, "sh", "-c", script, "prove", "sms", ok=None)
-    if result.status:
-        raise SmsError("the overlay cannot be written", hint="is its file system full, or mounted read-only?")

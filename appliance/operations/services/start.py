@@ -22,7 +22,6 @@ from appliance.operations.overlay.overlay import (
     check_overlay,
     overlay_commands,
     overlay_mark,
-    prove_writable,
     ready_overlay,
     retire_overlay,
     running_mark,
@@ -302,7 +301,7 @@ def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Ima
     with progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, image.path), timeout=60)
         # Apptainer only warns about a read-only overlay; the services would fail one by one.
-        prove_writable(host, inside_argv(cluster.site))
+        apptainer.prove_writable(host, inside_argv(cluster.site))
 
 
 def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool) -> dict[str, float]:

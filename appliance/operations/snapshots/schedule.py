@@ -26,9 +26,7 @@ from appliance.plan.snapshots.schedule import (
 )
 from appliance.progress import Progress
 from appliance.tools.programs import find_missing
-
-CRON_RUNS = "exec pgrep --ns $$ --nslist pid -x 'crond?'"
-"""Shell. The services container runs its own cron in its own process namespace, which is not the host's."""
+from appliance.tools.scripts import script_argv
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def _read(cluster: Cluster, host: Host) -> dict[str, str]:
 
 def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
     if kind == "cron":
-        return host.works("sh", "-c", CRON_RUNS)
+        return host.works(*script_argv("cron-runs"))
     return host.works("systemctl", "is-active", "--quiet", timer_name(cluster.site.cluster))
 
 

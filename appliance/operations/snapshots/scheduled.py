@@ -41,13 +41,14 @@ from appliance.tools import agent
 from appliance.units import format_time
 
 REREAD_EVERY_S = 86400
-FIND_SENDMAIL = """\
-PATH=$PATH:/usr/sbin:/usr/lib:/sbin
-command -v sendmail >/dev/null || exit 44
-exec sendmail -oi -t
-"""
-SENDMAIL = ("sh", "-c", FIND_SENDMAIL, "mail")
-"""Send the mail on standard input to the recipient in its header."""
+SENDMAIL = (
+    "env",
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib",
+    "sendmail",
+    "-oi",
+    "-t",
+)
+"""Send the mail on standard input to the recipient in its header. Distributions have sendmail in several folders."""
 
 
 @dataclass

@@ -147,7 +147,7 @@ def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
         thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
     if guest:
-        guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watchdog)])
+        guest.kill(watchdog)
     if thawed < frozen:
         raise SmsError("the VM thawed its file systems too early: the host is too slow", hint="try again")
     return taken, frozen_ms

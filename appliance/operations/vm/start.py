@@ -50,13 +50,19 @@ NEEDED_BYTES = 256 << 20
 """Free space that a start requires: the machine's root and its journal grow."""
 WAIT_S, WAIT_TCG_S = 180.0, 600.0
 """How long a start may take in seconds, with KVM and without."""
-# Runs in the VM with the seed on standard input. sms-provd reads the issuer for each certificate that it signs.
-INSTALL_TLS = """
-set -e
-umask 077
-tar -x -f - -C / --no-overwrite-dir --same-owner --same-permissions etc/sms/tls
-systemctl reload nginx
-"""
+# sms-provd reads the issuer for each certificate that it signs.
+UNPACK_TLS = (
+    "/bin/tar",
+    "-x",
+    "-f",
+    "-",
+    "-C",
+    "/",
+    "--no-overwrite-dir",
+    "--same-owner",
+    "--same-permissions",
+    "etc/sms/tls",
+)
 
 
 @dataclass
@@ -292,7 +298,9 @@ def renew_certificates(cluster: Cluster, host: Host) -> float:
     """
     ends = issuer_end()
     with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
-        ran = guest.run(["/bin/sh", "-c", INSTALL_TLS], input=make_seed(cluster))
+        ran = guest.run(UNPACK_TLS, input=make_seed(cluster))
+        if not ran.status:
+            ran = guest.run(("/bin/systemctl", "reload", "nginx"))
     if ran.status:
         output = ran.stderr.decode(errors="replace").strip()[-300:]
         raise SmsError(f"the VM rejected new certificates: {output}", hint="`sms vm stop`, then `sms vm start`")

@@ -21,46 +21,12 @@ from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
 from appliance.tools.qemu import Process, find_machine, unplug
+from appliance.tools.scripts import script_argv
 
 HEALTH = "/usr/lib/sms/sms-vm-health"
 DISKS = ("root", "state")
 STARTUP_WAIT_S = 20
 """How long one health check waits in the VM: frequent checks would slow down services that start."""
-
-# $1 the disks' folder: completes an interrupted restore. The restore is recorded before it starts, and at any time
-# a complete copy of the old disk is in its place or in the snapshot.
-FINISH_RESTORE = """
-set -e
-cd "$1" 2>/dev/null || exit 0
-if [ -e restore.json ]; then
-    kept=$(cat restore.json)
-    case $kept in '' | .* | */*) echo "$1/restore.json names no snapshot" >&2; exit 1 ;; esac
-    mkdir -p "snapshots/$kept"
-    for disk in root state; do
-        [ -e "$disk.restored" ] || continue
-        old="snapshots/$kept/$disk.qcow2"
-        if [ -e "$disk.qcow2" ] && [ ! -e "$old" ]; then
-            ln -T "$disk.qcow2" "$old" 2>/dev/null || {
-                cp --sparse=always -T "$disk.qcow2" "$old.new"
-                sync "$old.new"
-                mv -T "$old.new" "$old"
-            }
-        fi
-        if [ "$disk" = root ] && [ -e root.image ]; then
-            cp root.image "snapshots/$kept/root.image"
-            rm -f root.image
-        fi
-        sync -f "snapshots/$kept"
-        mv -fT "$disk.restored" "$disk.qcow2"
-    done
-    [ ! -e root.image.restored ] || mv -fT root.image.restored root.image
-    sync -f .
-    rm -f restore.json
-    echo "$kept"
-fi
-rm -f -- *.restored *.new *.raw
-rm -rf -- snapshots/*.part
-"""
 
 
 @dataclass(frozen=True)
@@ -235,7 +201,7 @@ def tidy_disks(cluster: Cluster, host: Host) -> str:
 
 def finish_restore(host: Host, where: VmPlaces) -> str:
     """Complete a recorded restore, if there is one; return the snapshot that keeps the old disks."""
-    return host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=4 * 3600).text
+    return host.run(*script_argv("vm-finish-restore", str(where.disks)), timeout=4 * 3600).text
 
 
 def tidy(cluster: Cluster, host: Host) -> str:

@@ -10,6 +10,7 @@ import pytest
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.tools import files
+from appliance.tools.programs import find_program
 
 HERE = Local()
 
@@ -86,3 +87,7 @@ def test_memory() -> None:
     host = Fake(answers)  # type: ignore[arg-type]
     assert files.free_memory_mb(host) == 4
     assert (files.used_memory_mb(host, 7), files.used_memory_mb(host, 8)) == (0, 0)
+
+
+def test_programs_are_found_in_the_path() -> None:
+    assert find_program(HERE, "sh").endswith("/sh") and find_program(HERE, "no-such-program") == ""

@@ -28,7 +28,7 @@ from appliance.operations.vm.migrate import _keep_as_snapshot
 from appliance.operations.vm.restore import _copy
 from appliance.operations.vm.snapshots import NOTE, check_name
 from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
-from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, finish_restore, read_health
+from appliance.operations.vm.vm import DISKS, finish_restore, read_health
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 from appliance.plan.vm.vm import (
     Launch,
@@ -240,7 +240,8 @@ def test_who_may_change_the_disks(views: list[HostView], has: bool, refused: str
 
 def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:
     """At every step: the old disks are completely in the snapshot before they are replaced."""
-    script = FINISH_RESTORE.replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
+    finish = share("definitions", "scripts", "vm-finish-restore")
+    script = finish.read_text().replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
     for cut in range(1, 8):
         disks = tmp_path / str(cut)
         disks.mkdir()
@@ -256,7 +257,7 @@ def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:
         for disk in DISKS:
             kept = disks / "snapshots" / "kept" / f"{disk}.qcow2"
             assert (disks / f"{disk}.qcow2").read_text() == f"old {disk}" or kept.read_text() == f"old {disk}"
-        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(disks))
+        Local().run("sh", str(finish), str(disks))
         for disk in DISKS:
             assert (disks / f"{disk}.qcow2").read_text() == f"new {disk}"
             assert (disks / "snapshots" / "kept" / f"{disk}.qcow2").read_text() == f"old {disk}"
@@ -272,7 +273,7 @@ def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
     (tmp_path / "restore.json").write_text("kept")
     (tmp_path / "snapshots").write_text("no folder")
     with pytest.raises(CommandError):
-        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(tmp_path))
+        Local().run("sh", str(share("definitions", "scripts", "vm-finish-restore")), str(tmp_path))
     assert (tmp_path / "root.qcow2").read_text() == "root.qcow2"
     assert (tmp_path / "root.restored").exists() and (tmp_path / "restore.json").exists()
 
