@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from appliance.errors import Refused
 from appliance.host.base import Host
 
 SPARE_BYTES = 64 << 20
@@ -28,6 +29,21 @@ def query_space(host: Host, folder: str) -> Space:
     while folder != "/" and not host.works("test", "-d", folder):
         folder = str(PurePosixPath(folder).parent)  # on the same file system
     return read_space(host.run("df", "--block-size=1", "--output=size,avail", folder).text)
+
+
+def need_space(host: Host, folder: str, needed: int, purpose: str, *, hint: str) -> None:
+    """Check that the file system of a folder has ``needed`` bytes free.
+
+    Args:
+        purpose: what may need them, with %d for the number in MiB.
+
+    Raises:
+        Refused: it has not.
+    """
+    free = query_space(host, folder).free
+    if free < needed:
+        message = f"{folder} on {host.name} has {free >> 20} MiB free, {purpose % (needed >> 20)}"
+        raise Refused(message, hint=hint)
 
 
 def read_space(text: str) -> Space:

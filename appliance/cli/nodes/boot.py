@@ -46,10 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Do it."""
     from appliance.cli.screen import out, print_json
     from appliance.config.hostlist import fold
-    from appliance.operations.nodes.power import Boot, as_dicts, boot, choose
+    from appliance.operations.nodes.node import list_nodes
+    from appliance.operations.nodes.power import Boot, as_dicts, boot
 
     cluster, shown = open_site(arguments)
-    nodes = choose(cluster, arguments.nodes, shown)
+    nodes = list_nodes(cluster, arguments.nodes, shown)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
         if arguments.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_json, verb
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.path:
         need_known_path(api, arguments.path, reports)
     if arguments.json:
-        print_json([one.as_dict() for one in reports])
+        print_json([asdict(one) for one in reports])
         return 0
     if not arguments.path:
         for line in lines(reports) if any(one.state != "silent" for one in reports) else _offline_lines(reports):

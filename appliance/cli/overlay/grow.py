@@ -35,9 +35,9 @@ def add(actions: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.screen import out, print_json, progress
-    from appliance.operations.overlay.grow import grow, parse_size_argument
+    from appliance.operations.overlay.grow import grow, parse_size
 
-    spec = parse_size_argument(arguments.size)
+    spec = parse_size(arguments.size)
     cluster, host = open_target(arguments)
     done = grow(cluster, host, progress(arguments.quiet), spec, dry_run=arguments.dry_run)
     if arguments.json:

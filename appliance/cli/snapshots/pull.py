@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """List the snapshots at the source."""
     from appliance.cli.screen import out, print_json
-    from appliance.operations.snapshots.pull import list_remote, remote_name
+    from appliance.operations.snapshots.pull import archive_name, list_remote
     from appliance.text import printable
     from appliance.units import format_size, format_time
 
@@ -84,7 +84,7 @@ def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
         return 0
     for one in there:
         line = f"{one['number']:>6}  {format_time(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
-        out.print(f"{line}  {printable(one['host'])}  {remote_name(one)}", markup=False)
+        out.print(f"{line}  {printable(one['host'])}  {archive_name(one)}", markup=False)
     if not there:
         out.print(f"no snapshots at {arguments.source}", markup=False)
     return 0

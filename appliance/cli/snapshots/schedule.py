@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.common import add_host, add_json, open_target, verb
@@ -98,7 +99,7 @@ def _print_schedule(arguments: argparse.Namespace, done: Scheduled, *, files: bo
     from appliance.cli.screen import out, print_json
 
     if arguments.json:
-        print_json(done.as_dict())
+        print_json(asdict(done))
         return 0
     if files:
         for path, text in done.files.items():

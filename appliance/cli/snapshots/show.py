@@ -26,10 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.screen import out, print_json
     from appliance.cli.snapshots.view import show_lines
-    from appliance.operations.snapshots.list import show
+    from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 
     cluster, host = open_target(arguments)
-    found = show(cluster, host, arguments.snapshot)
+    found = find_snapshot(list_snapshots(cluster, host), arguments.snapshot)
     if arguments.json:
         print_json(found)
     else:

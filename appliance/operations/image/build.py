@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +62,8 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     if base.manager == "apt":
         if locked:
             read_lock(lock, base)  # report an invalid lock file before the slow resolution
-        with progress.step("resolve package versions") as step:
-            folder = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
-            versions = Resolver(host, folder, apt_sources(base, mirrors)).resolve(packages_for(base, cluster.services))
-            step.detail(f"{len(versions)} packages")
+        packages = packages_for(base, cluster.services)
+        versions = resolve(cluster, base.name, apt_sources(base, mirrors), packages, progress)
         if locked:
             check_against_lock(lock, base, versions)
     elif locked:
@@ -75,6 +73,17 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
         )
     inputs = BuildInputs(mirrors, versions, runtime_files(), _repository_keys(base))
     return plan_build(base, cluster.services, inputs, definitions=share("definitions"))
+
+
+def resolve(
+    cluster: Cluster, name: str, sources: Sequence[str], packages: Sequence[str], progress: Progress
+) -> dict[str, str]:
+    """Return the version of each package and of those that it needs. ``name``: of apt's lists in the state folder."""
+    with progress.step("resolve package versions") as step:
+        folder = str(cluster.places.images.parent / "cache" / f"apt-{name}")
+        versions = Resolver(Local(), folder, sources).resolve(packages)
+        step.detail(f"{len(versions)} packages")
+    return versions
 
 
 def find_mirrors(host: Host, base: Base, given: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from appliance.config.provisioning import Profile
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.image.build import find_mirrors, logging, work_folder
+from appliance.operations.image.build import find_mirrors, logging, resolve, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources
@@ -35,7 +35,6 @@ from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import mmdebstrap
-from appliance.tools.apt import Resolver
 from appliance.tools.sealed import check_seal, digest_file, seal
 
 PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
@@ -90,13 +89,9 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
     folder = share("definitions", "nodes")
     profile = read_node_profile(folder, name)
     base = read_bases(share("definitions", "bases"))[profile.base]
-    host = Local()
     given = cluster.site.base.mirrors if cluster.base.name == base.name else {}
-    sources = apt_sources(base, find_mirrors(host, base, given))
-    with progress.step("resolve package versions") as step:
-        lists = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
-        versions = Resolver(host, lists, sources).resolve(packages_of(profile, site))
-        step.detail(f"{len(versions)} packages")
+    sources = apt_sources(base, find_mirrors(Local(), base, given))
+    versions = resolve(cluster, base.name, sources, packages_of(profile, site), progress)
     inputs = NodeInputs(
         sources,
         versions,

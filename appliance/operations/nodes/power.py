@@ -11,7 +11,7 @@ from appliance.config.hostlist import fold
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.bmc import Login, controller_of, find_login, run_parallel
-from appliance.operations.nodes.inventory import known_nodes, open_inventory, pick
+from appliance.operations.nodes.inventory import open_inventory
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress, Step
 from appliance.provision.payloads import Node
@@ -45,15 +45,6 @@ class Boot:
     cycle: bool = True
     wait_s: float = 0
     timeout_s: float = 120
-
-
-def choose(cluster: Cluster, words: Sequence[str], progress: Progress) -> list[Node]:
-    """Return the matching nodes of the inventory or its cache.
-
-    Raises:
-        ConfigError, Refused: as in `pick` and `known_nodes`.
-    """
-    return pick(known_nodes(cluster, progress), words)
 
 
 def power(

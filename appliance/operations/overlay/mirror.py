@@ -13,7 +13,6 @@ from appliance.operations.context import Cluster
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import (
     TOOLS,
-    MirrorState,
     Tool,
     close_mirror,
     find_mirror,
@@ -40,7 +39,7 @@ from appliance.plan.overlay.mirror import (
 )
 from appliance.progress import Progress
 from appliance.tools import agent, ext3, files, loop
-from appliance.tools.space import query_space
+from appliance.tools.space import need_space
 
 
 @dataclass(frozen=True)
@@ -75,11 +74,6 @@ class MirrorChange:
     changed: bool
     steps: tuple[str, ...] = ()
     mended: int = 0
-
-
-def status(cluster: Cluster, host: Host) -> MirrorState | None:
-    """Return the state of the mirror; None where there is none."""
-    return query_mirror(cluster, host)
 
 
 def create(
@@ -163,12 +157,7 @@ def _file_system(host: Host, folder: str) -> str:
 
 
 def _check_room(host: Host, folder: str, needed: int) -> None:
-    free = query_space(host, folder).free
-    if free < needed:
-        raise Refused(
-            f"{folder} on {host.name} has {free >> 20} MiB free, its member may need {needed >> 20}",
-            hint="free space there, or give another folder",
-        )
+    need_space(host, folder, needed, "its member may need %d", hint="free space there, or give another folder")
 
 
 def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None:

@@ -21,7 +21,7 @@ from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, ext3, files
-from appliance.tools.space import query_space
+from appliance.tools.space import need_space
 
 MARK = "/etc/sms/seed.mark"
 """Stored in the overlay itself, so that a restored copy identifies its own seed."""
@@ -77,7 +77,9 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
                 f"the overlay of {host.name} has moved to another host; the local copy is stale",
                 hint=f"`sms host list` shows where it is: start it there, or move it back: sms migrate {host.name}",
             )
-        _check_room(cluster, host)
+        # For the full overlay: it is sparse at first.
+        folder, hint = str(cluster.places.overlay.parent), "free space, or set a smaller overlay.size_mb"
+        need_space(host, folder, cluster.site.overlay.size_mb << 20, "the overlay may grow to %d", hint=hint)
         return False
     users = ext3.users_of(host, path)
     if users:
@@ -207,14 +209,3 @@ def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes
     result = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
     report: dict[str, list[str]] = json.loads(result.text.splitlines()[-1])
     return report
-
-
-def _check_room(cluster: Cluster, host: Host) -> None:
-    """Check that the file system has room for the full overlay: it is sparse at first."""
-    folder = str(cluster.places.overlay.parent)
-    free = query_space(host, folder).free >> 20
-    if free < cluster.site.overlay.size_mb:
-        raise Refused(
-            f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",
-            hint="free space, or set a smaller overlay.size_mb",
-        )

@@ -98,25 +98,22 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     running = find_instance(cluster, host)
     mirror, problems = _mirror(cluster, host)
     trouble += problems
+    warnings = trouble
+    found = Status(
+        cluster.site.cluster, host.name, False, False, lease, mirror=mirror, warnings=warnings, lease_problem=problem
+    )
     if not running:
-        warnings = trouble
         if lease.holder == host.name:
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
-        return Status(
-            *(cluster.site.cluster, host.name, False, False, lease),
-            mirror=mirror,
-            warnings=warnings,
-            lease_problem=problem,
-        )
+        return found
     with ThreadPoolExecutor(1) as pool:  # a VM that is off is detected only by a timeout
         vm_query = pool.submit(probe_vm, cluster, host)
         answers = query_services(cluster, host)
         vm = vm_query.result()
     note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
-    warnings = trouble
     if lease.holder != host.name:
         warnings.append(f"it runs on {host.name}, but {lease.holder or 'no host'} holds the lease")
     full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
@@ -137,20 +134,15 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
     else:
         warnings.append("the running image is not the one that was recorded at its start")
-    return Status(
-        cluster.site.cluster,
-        host.name,
-        True,
-        all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
-        lease,
-        answers,
-        image,
-        overlay,
-        mirror,
-        uptime,
-        warnings,
+    return replace(
+        found,
+        running=True,
+        healthy=all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
+        services=answers,
+        image=image,
+        overlay=overlay,
+        uptime_s=uptime,
         provisioning=vm,
-        lease_problem=problem,
     )
 
 

@@ -15,6 +15,7 @@ from appliance.operations.preflight import find_instance
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress
+from appliance.shared.records import to_json
 from appliance.tools import agent
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
@@ -68,8 +69,8 @@ def read_last_upgrade(cluster: Cluster, host: Host, *, done: bool = False) -> Up
 def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) -> Upgrade:
     """Write the record durably, and its phase with ``facts`` to the history; return the record."""
     if upgrade.phase == DONE:
-        host.write(note_path(cluster, done=True), upgrade.text(), mode=0o600)
-    host.write(note_path(cluster), upgrade.text(), mode=0o600)
+        host.write(note_path(cluster, done=True), to_json(upgrade), mode=0o600)
+    host.write(note_path(cluster), to_json(upgrade), mode=0o600)
     keys = {"before": upgrade.before.key, "after": upgrade.after.key}
     note(cluster, host, "upgrade", upgrade.phase, **keys, **facts)
     return upgrade

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from appliance.errors import Refused
 from appliance.host.base import Host
@@ -43,10 +42,6 @@ class Scheduled:
     changed: bool = False
     files: dict[str, str] = field(default_factory=dict)
     last_run: Run | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
 
 
 def run_record(cluster: Cluster) -> str:

@@ -19,7 +19,7 @@ from appliance.catalog import Base, read_bases
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
-from appliance.operations.image.build import check_versions, logging, make_current, work_folder
+from appliance.operations.image.build import check_versions, logging, make_current, resolve, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.image import DISK
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
@@ -28,7 +28,6 @@ from appliance.progress import Progress
 from appliance.share import PACKAGE, share
 from appliance.tools import apt, files
 from appliance.tools.ansible import Target, run_playbook
-from appliance.tools.apt import Resolver
 from appliance.tools.mmdebstrap import make_root
 from appliance.tools.programs import find_missing
 from appliance.tools.sealed import check_seal, read_seal, seal
@@ -148,10 +147,7 @@ def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
         )
     packages = needed_packages()
     sources = apt_sources(base, mirrors)
-    with progress.step("resolve package versions") as step:
-        folder = str(cluster.places.images.parent / "cache" / "apt-vm")
-        versions = Resolver(Local(), folder, sources).resolve(packages)
-        step.detail(f"{len(versions)} packages")
+    versions = resolve(cluster, "vm", sources, packages, progress)
     inputs = _inputs(base, packages, versions)
     root = {name: inputs[name] for name in ("base", "packages", "versions")} | {"command": MAKE_ROOT}
     key, root_key = (hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (inputs, root))

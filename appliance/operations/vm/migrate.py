@@ -28,11 +28,15 @@ from appliance.plan.vm.holder import Holder, newest_holder
 from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
+from appliance.shared.records import to_json
 from appliance.tools import files
 from appliance.tools.qemu import image_info
 from appliance.tools.sealed import MANIFEST
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import SPARE_BYTES, query_space
+
+SCRATCH = "/var/tmp"
+"""A folder on a disk, unlike /tmp on many systems."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,10 @@ def _transfer_disks(
             target.run("sync", "-f", str(where.disks), timeout=300)
             undo.pop_all()
     # From here on the target's disks are the current ones.
-    target.write(str(where.holder), holder.text(), mode=0o600)
+    target.write(str(where.holder), to_json(holder), mode=0o600)
     if plan.shared:
         return
-    source.write(str(where.holder), holder.text(), mode=0o600)
+    source.write(str(where.holder), to_json(holder), mode=0o600)
     with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
         step.detail(_keep_as_snapshot(source, where, f"moved to {target.name}", prefix="before-move"))
 
@@ -203,7 +207,7 @@ def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Prog
             if type(source) is Local:
                 stream = stack.enter_context(open(path, "rb"))  # noqa: PTH123
             else:
-                stream = stack.enter_context(tempfile.TemporaryFile(dir=_scratch()))
+                stream = stack.enter_context(tempfile.TemporaryFile(dir=SCRATCH))
                 source.fetch(path, cast(BinaryIO, stream), progress=lambda done: step.moved(done // 2, size))
                 stream.seek(0)
             target.send(
@@ -215,7 +219,3 @@ def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Prog
                 target.remove(beside)
             raise SmsError(f"the copy of disk {disk} differs from its source", hint="run it again; nothing has moved")
         step.detail(f"{size >> 20} MiB, sha256:{digests[0][:16]}")
-
-
-def _scratch() -> str:
-    return "/var/tmp"  # on a disk, unlike /tmp on many systems

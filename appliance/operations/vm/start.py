@@ -20,9 +20,9 @@ from appliance.operations.vm.vm import (
     Health,
     check_programs,
     find_running,
+    finish_restore,
     lock_vm_everywhere,
     tidy,
-    tidy_disks,
     tidy_run,
     view_hosts,
     wait_for_health,
@@ -33,7 +33,6 @@ from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
     VARIABLES,
-    Launch,
     VmPlaces,
     cards,
     need_vm,
@@ -101,14 +100,13 @@ class StartOptions:
     image: str = ""
 
 
-def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions | None = None) -> StartedVm:
+def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> StartedVm:
     """Start the VM on ``host`` and wait until all its services are healthy.
 
     Raises:
         Refused: a precondition is not met; nothing was changed.
         RolledBack: a step failed, and the start was rolled back.
     """
-    options = options or StartOptions()
     need_vm(cluster.site)
     check_programs(host)
     with lock_vm_everywhere(cluster, host) as others:
@@ -119,8 +117,8 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
         holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
         check_host(cluster, host, progress)
         image = deliver_vm(cluster, host, progress, chosen=options.image)
-        started = StartedVm(host.name, "", "", image.path, image.digest, image.signer, holder.generation)
-        started.accel, started.why_no_kvm = qemu.probe_accel(host)
+        written = make_note(host, image, holder, qemu.probe_accel(host), issuer_end())
+        started = _describe(host, written)
         with _undo_on_failure(cluster, started) as undo:
             clock = time.monotonic()
             _take_disks(cluster, host, progress, holder, undo)
@@ -128,7 +126,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
             _prepare(cluster, host, progress, image, started, undo)
             started.parts["disks"] = round(time.monotonic() - clock, 1)
             undo.callback(stop_and_clean, cluster, host)
-            boot(cluster, host, progress, image, started)
+            boot(cluster, host, progress, written)
             undo.callback(keep_console, cluster, host)
             started.parts["boot"] = round(time.monotonic() - clock, 1)
             started.services = _wait_for_services(cluster, host, progress, options, started.accel)
@@ -149,15 +147,12 @@ def _undo_on_failure(cluster: Cluster, started: StartedVm) -> Iterator[ExitStack
         undo.pop_all()
 
 
-def rehearse_start_vm(
-    cluster: Cluster, host: Host, progress: Progress, options: StartOptions | None = None
-) -> list[str]:
+def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> list[str]:
     """Return the steps of a start without running them. Checks everything but the image.
 
     Raises:
         Refused: a start would be refused.
     """
-    options = options or StartOptions()
     check_programs(host)
     if find_running(cluster, host):
         return [f"the VM runs on {host.name} already: nothing to do"]
@@ -260,18 +255,19 @@ def _check_running(
         with progress.step("renew its certificates"):
             written = replace(written, issuer_ends=renew_certificates(cluster, host))
             host.write(str(where.note), to_json(written), mode=0o600)
-    return StartedVm(
-        host.name,
-        written.accel,
-        written.why,
-        written.image,
-        written.digest,
-        written.signer,
-        written.generation,
-        already=True,
-        issuer_ends=written.issuer_ends,
-        services=health.services,
-    )
+    return replace(_describe(host, written), already=True, services=health.services)
+
+
+def _describe(host: Host, written: VmNote) -> StartedVm:
+    """Return the result of a start from its record."""
+    image = (written.image, written.digest, written.signer)
+    return StartedVm(host.name, written.accel, written.why, *image, written.generation, issuer_ends=written.issuer_ends)
+
+
+def make_note(host: Host, image: VmImage, holder: Holder, accel: tuple[str, str], issuer_ends: float) -> VmNote:
+    """Return the record of a start of ``image`` on ``host``. ``accel``: the accelerator, and why it is not KVM."""
+    about = (image.path, image.key, image.digest, image.signer)
+    return VmNote(*about, *accel, holder.generation, host.name, issuer_ends=issuer_ends)
 
 
 def read_note(cluster: Cluster, host: Host) -> VmNote:
@@ -316,7 +312,7 @@ def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder
     where = VmPlaces(cluster.site)
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     _claim(cluster, host, holder, undo)
-    if kept := tidy_disks(cluster, host):
+    if kept := finish_restore(host, VmPlaces(cluster.site)):
         progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
 
 
@@ -357,9 +353,9 @@ def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> Non
     """Write the record that this host has the disks."""
     path = str(VmPlaces(cluster.site).holder)
     before = host.read(path)
-    if before == holder.text():
+    if before == to_json(holder):
         return
-    host.write(path, holder.text(), mode=0o600)
+    host.write(path, to_json(holder), mode=0o600)
     if before is None:
         undo.callback(host.remove, path)
     else:
@@ -387,45 +383,24 @@ def prepare_disks(cluster: Cluster, host: Host, image: VmImage, started: Started
         started.fresh_root = True
 
 
-def boot(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    image: VmImage,
-    started: StartedVm,
-    *,
-    incoming: bool = False,
-) -> None:
-    """Write the seed, attach the network cards, start QEMU; ``stop_and_clean`` undoes it, even a part of it."""
+def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, incoming: bool = False) -> None:
+    """Write the seed and the record of the start, attach the network cards, start QEMU.
+
+    ``stop_and_clean`` undoes it, even a part of it.
+    """
     where = VmPlaces(cluster.site)
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
-        # A live migration keeps the issuer that the VM already has.
-        started.issuer_ends = started.issuer_ends or issuer_end()
         # In memory, readable by root only, and removed once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)
         host.run("cp", "--", VARIABLES, str(where.variables))
         for card in cards(cluster.site):
             qemu.plug(host, card)
-        parameters = Launch(
-            image.path, started.accel, str(where.console_log), str(where.root), str(where.state), incoming=incoming
-        )
-        written = VmNote(
-            image.path,
-            image.key,
-            image.digest,
-            image.signer,
-            started.accel,
-            started.why_no_kvm,
-            started.generation,
-            host.name,
-            at=round(time.time(), 1),
-            issuer_ends=started.issuer_ends,
-        )
-        host.write(str(where.note), to_json(written), mode=0o600)
-        qemu.launch(host, qemu_argv(cluster.site, parameters), qmp=str(where.qmp), log=str(where.run / "qemu.log"))
+        host.write(str(where.note), to_json(replace(written, at=round(time.time(), 1))), mode=0o600)
+        argv = qemu_argv(cluster.site, written.image, written.accel, incoming=incoming)
+        qemu.launch(host, argv, qmp=str(where.qmp), log=str(where.run / "qemu.log"))
         host.remove(str(where.seed))
-        step.detail(started.accel + (f": {started.why_no_kvm}" if started.why_no_kvm else ""))
+        step.detail(written.accel + (f": {written.why}" if written.why else ""))
 
 
 def keep_console(cluster: Cluster, host: Host) -> None:

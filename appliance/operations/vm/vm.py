@@ -148,22 +148,20 @@ def find_vm(cluster: Cluster, name: str | None) -> Host:
 
 
 @contextmanager
-def lock_vm(cluster: Cluster, host: Host) -> Iterator[None]:
-    """Hold the VM's lock on a host; raises Busy if another run holds it."""
-    with only_one(host, str(VmPlaces(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
-        yield
-
-
-@contextmanager
 def lock_vm_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
     """Hold the VM's lock on every reachable admin host. Closing the yielded stack releases all but that of ``here``.
 
     Every run takes the locks in the same order: of two concurrent runs, one proceeds.
+
+    Raises:
+        Busy: another run holds a lock.
     """
+    path = str(VmPlaces(cluster.site).lock)
     with ExitStack() as own, ExitStack() as others:
         for host in sorted(all_hosts(cluster, here), key=lambda one: one.name):
             try:
-                (own if host.name == here.name else others).enter_context(lock_vm(cluster, host))
+                lock = only_one(host, path, f"another sms is at work on the VM on {host.name}")
+                (own if host.name == here.name else others).enter_context(lock)
             except Unreachable:
                 if host.name == here.name:
                     raise
@@ -190,24 +188,19 @@ def tidy_run(cluster: Cluster, host: Host) -> None:
     host.run("rm", "-rf", "--one-file-system", "--", str(VmPlaces(cluster.site).run))
 
 
-def tidy_disks(cluster: Cluster, host: Host) -> str:
+def finish_restore(host: Host, where: VmPlaces) -> str:
     """Complete an interrupted restore, and remove partial files. Returns the snapshot that keeps the old disks.
 
     Call it only on the host that has the disks, with every lock held and no machine running: other hosts may share the
     folder.
     """
-    return finish_restore(host, VmPlaces(cluster.site))
-
-
-def finish_restore(host: Host, where: VmPlaces) -> str:
-    """Complete a recorded restore, if there is one; return the snapshot that keeps the old disks."""
     return host.run(*script_argv("vm-finish-restore", str(where.disks)), timeout=4 * 3600).text
 
 
 def tidy(cluster: Cluster, host: Host) -> str:
-    """Call ``tidy_run``, and ``tidy_disks`` if this host has the disks and no host runs the VM."""
+    """Call ``tidy_run``, and ``finish_restore`` if this host has the disks and no host runs the VM."""
     tidy_run(cluster, host)
-    return tidy_disks(cluster, host) if has_disks(host.name, view_hosts(cluster, host)) else ""
+    return finish_restore(host, VmPlaces(cluster.site)) if has_disks(host.name, view_hosts(cluster, host)) else ""
 
 
 def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: float, on_detail: Any) -> Health:

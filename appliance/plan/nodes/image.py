@@ -173,10 +173,8 @@ def needed_modules(dependencies: str, drivers: Iterable[str], names: Iterable[st
         drivers: folders and files below ``kernel/``.
         names: additional modules by name; built-in ones are not listed in ``modules.dep`` and are ignored.
     """
-    needs: dict[str, list[str]] = {}
-    for line in dependencies.splitlines():
-        path, _, rest = line.partition(":")
-        needs[path] = rest.split()
+    lines = (line.partition(":") for line in dependencies.splitlines())
+    needs = {path: rest.split() for path, _, rest in lines}
     chosen = {path for path in needs if _is_below(path, drivers)}
     by_name = {PurePosixPath(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
     chosen |= {by_name[name] for name in names if name in by_name}

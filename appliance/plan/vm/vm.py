@@ -115,53 +115,47 @@ def machine_name(site: Site) -> str:
     return f"sms-vm-{site.cluster}"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Parameters of a QEMU start that do not come from the site file."""
+def qemu_argv(site: Site, image: str, accel: str, *, incoming: bool = False) -> tuple[str, ...]:
+    """Return the command that starts the machine in the background. It contains no secret.
 
-    image: str
-    accel: str
-    console_log: str
-    root: str
-    state: str
-    incoming: bool = False
-
-
-def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
-    """Return the command that starts the machine in the background. It contains no secret."""
+    Args:
+        accel: ``kvm`` or ``tcg``.
+        incoming: wait for a live migration.
+    """
     settings, where = need_vm(site), VmPlaces(site)
-    accel = ("kvm", "host") if launch.accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
+    accelerator, cpu = ("kvm", "host") if accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
     argv = [QEMU, "-name", f"{machine_name(site)},debug-threads=on", "-M", "q35", "-nodefaults", "-no-user-config"]
-    argv += ["-accel", accel[0], "-cpu", accel[1], "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
+    argv += ["-accel", accelerator, "-cpu", cpu, "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
     argv += ["-display", "none", "-rtc", "base=utc", "-device", "virtio-rng-pci"]
     argv += ["-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={FIRMWARE}"]
     argv += ["-drive", f"if=pflash,format=raw,unit=1,file={where.variables}"]
-    argv += _disks(launch, str(where.seed))
+    argv += _disks(where, image)
     for number, card in enumerate(cards(site)):
         argv += ["-netdev", f"tap,id=net{number},ifname={card.tap},script=no,downscript=no"]
         argv += ["-device", f"virtio-net-pci,netdev=net{number},mac={card.mac},romfile="]
     argv += ["-device", "virtio-serial-pci"]
     argv += ["-chardev", f"socket,id=guest,path={where.guest},server=on,wait=off"]
     argv += ["-device", "virtserialport,chardev=guest,name=org.qemu.guest_agent.0"]
-    log = f"logfile={launch.console_log},logappend=off"
+    log = f"logfile={where.console_log},logappend=off"
     argv += ["-chardev", f"socket,id=console,path={where.console},server=on,wait=off,{log}"]
     argv += ["-serial", "chardev:console"]
     argv += ["-chardev", f"socket,id=qmp,path={where.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
-    if launch.incoming:
+    if incoming:
         argv += ["-incoming", f"unix:{where.incoming}"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
     # No -daemonize: the sandbox forbids its fork.
     return (*argv, "-pidfile", str(where.pid))
 
 
-def _disks(launch: Launch, seed: str) -> list[str]:
+def _disks(where: VmPlaces, image: str) -> list[str]:
     """Return the disks' options. The backing chain is explicit: backing files named in the images are not trusted."""
+    root, state, seed = str(where.root), str(where.state), str(where.seed)
     nodes: list[dict[str, str | bool | None]] = [
-        {"driver": "file", "node-name": "image-file", "filename": launch.image, "read-only": True},
+        {"driver": "file", "node-name": "image-file", "filename": image, "read-only": True},
         {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
-        {"driver": "file", "node-name": "root-file", "filename": launch.root, "discard": "unmap", "locking": "on"},
+        {"driver": "file", "node-name": "root-file", "filename": root, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "root", "file": "root-file", "backing": "image", "discard": "unmap"},
-        {"driver": "file", "node-name": "state-file", "filename": launch.state, "discard": "unmap", "locking": "on"},
+        {"driver": "file", "node-name": "state-file", "filename": state, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "state", "file": "state-file", "backing": None, "discard": "unmap"},
         {"driver": "file", "node-name": "seed-file", "filename": seed, "read-only": True},
         {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True},

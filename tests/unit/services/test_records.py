@@ -107,7 +107,7 @@ def test_mirror_note_of_version_519381b() -> None:
     }
     text = (json.dumps(written, indent=1) + "\n").encode()
     found = read_mirror(text, "c")
-    assert found and found.text() == text
+    assert found and to_json(found) == text
     alone = (json.dumps({**written, "pending": None, "mounted_on": None, "scrubbed": 0}) + "\n").encode()
     other = read_mirror(alone, "c")
     assert other and (other.pending, other.mounted_on, other.scrubbed) == (None, None, 0.0)
@@ -146,7 +146,7 @@ def test_upgrade_record_of_version_519381b() -> None:
     text = (json.dumps(written, indent=1) + "\n").encode()
     found = read_upgrade(text, "c")
     assert found and (found.phase, found.after.key, found.kept, found.jobs) == ("starting", "n", 4, {"7": "RUNNING"})
-    assert found.text() == text
+    assert to_json(found) == text
 
 
 def test_holder_record_of_version_519381b() -> None:

@@ -31,7 +31,6 @@ from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
 from appliance.operations.vm.vm import DISKS, finish_restore, read_health
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 from appliance.plan.vm.vm import (
-    Launch,
     VmPlaces,
     cards,
     choose_accel,
@@ -41,6 +40,7 @@ from appliance.plan.vm.vm import (
     seed_archive,
 )
 from appliance.share import share
+from appliance.shared.records import to_json
 from appliance.tools.files import is_locked
 
 SITE: dict[str, Any] = {
@@ -63,9 +63,6 @@ def make_site(tmp_path: Path, **changes: Any) -> Site:
     return site
 
 
-LAUNCH = Launch("/images/disk.qcow2", "tcg", "/disks/console.log", "/disks/root.qcow2", "/disks/state.qcow2")
-
-
 def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the block devices of a command, by node name."""
     nodes = [json.loads(argv[i + 1]) for i, word in enumerate(argv) if word == "-blockdev"]
@@ -74,9 +71,10 @@ def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
     """The backing chain is explicit: backing files named in an overlay are ignored."""
-    nodes = blockdevs(qemu_argv(make_site(tmp_path), LAUNCH))
+    nodes = blockdevs(qemu_argv(make_site(tmp_path), "/images/disk.qcow2", "tcg"))
     assert nodes["image"]["read-only"] and nodes["image-file"]["read-only"] and nodes["seed"]["read-only"]
     assert nodes["image-file"]["filename"] == "/images/disk.qcow2"
+    assert nodes["state-file"]["filename"].endswith("/one/state.qcow2")
     assert nodes["root"]["backing"] == "image" and nodes["state"]["backing"] is None
     assert nodes["state-file"]["locking"] == nodes["root-file"]["locking"] == "on"
 
@@ -87,7 +85,7 @@ def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
 )
 def test_exactly_one_accelerator_is_configured(tmp_path: Path, accel: str, expected: tuple[str, str]) -> None:
     """QEMU would fall back only if KVM cannot be opened, not if it cannot run a kernel."""
-    argv = qemu_argv(make_site(tmp_path), Launch("i", accel, "l", "r", "s"))
+    argv = qemu_argv(make_site(tmp_path), "i", accel)
     assert argv.count("-accel") == 1
     assert argv[argv.index("-accel") + 1] == expected[0]
     assert argv[argv.index("-cpu") + 1].startswith(expected[1])
@@ -95,7 +93,7 @@ def test_exactly_one_accelerator_is_configured(tmp_path: Path, accel: str, expec
 
 def test_a_live_migration_listens_on_a_unix_socket(tmp_path: Path) -> None:
     """No network port is opened for a machine's memory."""
-    argv = qemu_argv(make_site(tmp_path), Launch("i", "kvm", "l", "r", "s", incoming=True))
+    argv = qemu_argv(make_site(tmp_path), "i", "kvm", incoming=True)
     assert argv[argv.index("-incoming") + 1] == "unix:/run/sms/vm/one/incoming.sock"
 
 
@@ -299,7 +297,7 @@ RESTORED = {"root": "root.qcow2", "state": "state.qcow2", "root.image": "root.im
 
 def test_unreadable_records_are_ignored() -> None:
     """A damaged record counts as missing."""
-    assert read_holder(Holder("a", 3).text()) == Holder("a", 3)
+    assert read_holder(to_json(Holder("a", 3))) == Holder("a", 3)
     assert [read_holder(data) for data in (None, b"", b"{}", b"[]", b'{"holder": 1', b'{"holder": "a"}')] == [None] * 6
 
 
