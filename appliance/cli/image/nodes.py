@@ -47,7 +47,8 @@ def run_build(arguments: argparse.Namespace) -> int:
             print_json({"key": plan.key, **plan.about})
         else:
             out.print(f"# key: {plan.key}\n# arguments: {plan.arguments}", markup=False)
-            out.print("\n".join(f"{name} {version}" for name, version in sorted(plan.versions.items())), markup=False)
+            versions = sorted(plan.inputs.versions.items())
+            out.print("\n".join(f"{name} {version}" for name, version in versions), markup=False)
         return 0
     image = build_node(cluster, arguments.profile, shown, force=arguments.force)
     if arguments.json:

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.config.document import Document, Place, dotted
+from appliance.config.document import Document, dotted
 from appliance.config.model import AdminHost, Site
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.site.config import check_files
+from appliance.operations.site.config import check_files, named_files
 from appliance.plan.hosts.distro import INSTALL, family, install_command
 from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
@@ -70,13 +70,9 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
 
 def _files(site: Site) -> Iterator[Finding]:
     """Check the keys, secrets and accounts of the site as `sms config check` does."""
-    files: dict[Place, Path] = {}
-    if not site.signing.pgp_fingerprint:
-        files["signing", "private_key"] = site.signing.private_key
-        files |= {("signing", "public_keys", index): path for index, path in enumerate(site.signing.public_keys)}
-    for section in ("secrets", "accounts"):
-        files |= {(section, name): path for name, path in dict(getattr(site, section)).items() if path}
-    files |= {("admin_hosts", index, "key"): host.key for index, host in enumerate(site.admin_hosts) if host.key}
+    sections = ("secrets", "accounts", "admin_hosts", *(() if site.signing.pgp_fingerprint else ("signing",)))
+    named = sorted(named_files(site), key=lambda each: each[0][0] != "signing")
+    files = {place: path for place, path, _ in named if place[0] in sections}
     # A document that contains all of them, so that defaults are checked, too.
     problems = {found.path: found for found in check_files(site, Document("", None, dict.fromkeys(files, 0)))}
     for place, path in files.items():

@@ -20,10 +20,9 @@ from appliance.operations.preflight import check_bridges, check_programs, find_i
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
-from appliance.operations.start_note import read_note, record_start
+from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, find_holder
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
-from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge

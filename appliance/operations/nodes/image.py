@@ -194,8 +194,8 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
         return archive
     part = work / "root.tar.zst"
     with progress.step("install the packages") as step, logging(log, step) as on_line:
-        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.sources, on_line=on_line)
-        step.detail(f"{len(plan.versions)} packages")
+        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.inputs.sources, on_line=on_line)
+        step.detail(f"{len(plan.inputs.versions)} packages")
     part.rename(archive)
     for old in sorted(store.glob("*.tar.zst"), key=lambda each: -each.stat().st_mtime)[KEEP_ROOTS:]:
         old.unlink()
@@ -210,13 +210,13 @@ def _packages(root: Path) -> dict[str, str]:
 
 def _finish(plan: NodePlan, root: Path) -> str:
     """Add our files to the root and run the finish script. Returns the kernel's version."""
-    for path, (data, mode) in plan.files.items():
+    for path, (data, mode) in plan.inputs.files.items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
         target.chmod(mode)
     script = str(share("definitions", "nodes", "finish"))
-    units = [f"mask {unit}\n" for unit in plan.mask] + [f"later {unit}\n" for unit in plan.later]
+    units = [f"mask {unit}\n" for unit in plan.profile.mask] + [f"later {unit}\n" for unit in plan.later]
     versions = Local().run("sh", script, str(root), input="".join(units).encode()).text.split()
     if len(versions) != 1:
         raise SmsError(f"the root has {len(versions)} kernels instead of one: {', '.join(versions) or 'none'}")
@@ -236,7 +236,7 @@ def _check_no_secrets(root: Path) -> None:
 def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target: Path) -> None:
     """Create the initramfs: busybox, the modules for network and root, and our init program."""
     modules = f"lib/modules/{version}"
-    paths = needed_modules((root / modules / "modules.dep").read_text(), plan.drivers, plan.modules)
+    paths = needed_modules((root / modules / "modules.dep").read_text(), plan.profile.drivers, plan.profile.modules)
     beside = root / "run" / "initramfs"
     for path in (*paths, "modules.order", "modules.builtin", "modules.builtin.modinfo"):
         (beside / modules / path).parent.mkdir(parents=True, exist_ok=True)
@@ -251,8 +251,8 @@ def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target
     busybox = _find_busybox(root)
     entries |= {
         "bin/busybox": (busybox.read_bytes(), 0o755),
-        "init": plan.initramfs["init"],
-        "etc/udhcpc": plan.initramfs["udhcpc"],
+        "init": plan.inputs.initramfs["init"],
+        "etc/udhcpc": plan.inputs.initramfs["udhcpc"],
         **{f"{folder}/.here": (b"", 0o644) for folder in ("dev", "proc", "sys", "run")},
     }
     applets = Local().run(str(busybox), "--list").text.split()

@@ -14,9 +14,8 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import is_on_closed_mirror, keep_stopped
 from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
-from appliance.operations.start_note import read_note
+from appliance.operations.start_note import StartNote, read_note
 from appliance.plan.machine import dump_argv
-from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import agent, ext3

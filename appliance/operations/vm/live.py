@@ -16,10 +16,9 @@ from appliance.host.base import Host
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
 from appliance.operations.vm.image import deliver_vm
-from appliance.operations.vm.start import boot, issuer_end, make_note, read_note, stop_and_clean
+from appliance.operations.vm.start import VmNote, boot, issuer_end, make_note, read_note, stop_and_clean
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
-from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import to_json

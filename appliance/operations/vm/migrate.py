@@ -21,11 +21,10 @@ from appliance.operations.history import note
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import check_same_image, move_live
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot
-from appliance.operations.vm.start import StartOptions, check_target, read_note, shares_disks, start_vm
+from appliance.operations.vm.start import StartOptions, VmNote, check_target, read_note, shares_disks, start_vm
 from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
 from appliance.plan.vm.holder import Holder, newest_holder
-from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import to_json

@@ -28,7 +28,6 @@ from appliance.operations.vm.vm import (
     wait_for_health,
 )
 from appliance.plan.vm.holder import Holder, HostView, may_start, newest_holder
-from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
@@ -62,6 +61,29 @@ UNPACK_TLS = (
     "--same-permissions",
     "etc/sms/tls",
 )
+
+
+@dataclass(frozen=True)
+class VmNote:
+    """The record that a host keeps of the machine that it started; fields are empty if unknown.
+
+    Attributes:
+        key, digest, signer: key of the image, digest of its manifest, name of the key that verified it.
+        why: why KVM is not used.
+        at: time of the start, as Unix time in seconds.
+        issuer_ends: when the certificate expires that signs those of nodes, as Unix time in seconds.
+    """
+
+    image: str = ""
+    key: str = ""
+    digest: str = ""
+    signer: str = ""
+    accel: str = ""
+    why: str = ""
+    generation: int = 0
+    host: str = ""
+    at: float = 0.0
+    issuer_ends: float = 0.0
 
 
 @dataclass

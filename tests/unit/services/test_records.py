@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 import pytest
 
+from appliance.operations.start_note import StartNote
 from appliance.operations.upgrade.rehearse_folders import RECORD, Record, read_record, write_record
 from appliance.operations.vm.snapshots import VmSnapshot, read_listed
 from appliance.plan.overlay.mirror import read_mirror
-from appliance.plan.services.note import StartNote
 from appliance.plan.upgrade.upgrade import read_upgrade
 from appliance.plan.vm.holder import Holder, read_holder
 from appliance.shared.records import RecordError, from_json, to_json

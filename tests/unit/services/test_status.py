@@ -17,8 +17,8 @@ from appliance.operations.context import open_cluster
 from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
 from appliance.operations.snapshots.status import SnapshotStatus
+from appliance.operations.start_note import StartNote
 from appliance.operations.vm.deferred import Deferred
-from appliance.plan.services.note import StartNote
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
