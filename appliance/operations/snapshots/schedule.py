@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from appliance.errors import Refused
@@ -111,7 +111,7 @@ def install_schedule(
                 f"note: {other.name} takes no snapshots after a failover or migration without its own schedule: "
                 f"sms overlay schedule install --host {other.name}"
             )
-    return Scheduled(host.name, shown.kind, shown.every, shown.runs, changed, shown.files, shown.last_run)
+    return replace(shown, changed=changed)
 
 
 def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Scheduled:
