@@ -14,8 +14,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.site.config import check_files, named_files
-from appliance.plan.hosts.distro import INSTALL, family, install_command
-from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
+from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, install_fix, worst
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
 from appliance.tools.programs import has_program
 from appliance.tools.scripts import script_argv
@@ -46,8 +45,8 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
     if isinstance(host, Local):
         findings += _files(cluster.site)
-        findings += _known_hosts(cluster.site, host)
-        findings.append(_bootstrap(cluster, host))
+        findings += _known_hosts(cluster.site, host, facts)
+        findings.append(_bootstrap(cluster, host, facts))
     return findings
 
 
@@ -90,7 +89,7 @@ def _files(site: Site) -> Iterator[Finding]:
             yield Finding(what, "missing", f"{path} does not exist", "sms key create")
 
 
-def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
+def _known_hosts(site: Site, local: Host, facts: Facts) -> Iterator[Finding]:
     """Check that the other admin hosts' keys are known."""
     path = site.known_hosts or Path("~/.ssh/known_hosts").expanduser()
     for admin in site.admin_hosts:
@@ -101,7 +100,7 @@ def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
         try:
             found = local.works("ssh-keygen", "-F", known, "-f", str(path))
         except SmsError:
-            yield Finding(what, "missing", "ssh-keygen is not installed", _install("ssh", local))
+            yield Finding(what, "missing", "ssh-keygen is not installed", install_fix(facts, "ssh"))
             return
         scan = f"ssh-keyscan -p {admin.port} {admin.address} >>{path}"
         missing = f"not in {path}; verify the fingerprint of the added key on {admin.name}"
@@ -112,16 +111,10 @@ def _known_name(admin: AdminHost) -> str:
     return admin.address if admin.port == 22 else f"[{admin.address}]:{admin.port}"
 
 
-def _install(program: str, host: Host) -> str:
-    """Return the command that installs a program; empty for an unknown distribution."""
-    of = family((host.read("/etc/os-release") or b"").decode(errors="replace"))
-    return install_command([program], of) if of in INSTALL else ""
-
-
-def _bootstrap(cluster: Cluster, local: Host) -> Finding:
+def _bootstrap(cluster: Cluster, local: Host, facts: Facts) -> Finding:
     """Check that this machine can build the site's base."""
     program = BOOTSTRAP[cluster.base.manager]
     what = f"build of {cluster.base.name}"
     if has_program(local, program):
         return Finding(what, "ok", f"{program} is installed")
-    return Finding(what, "warning", f"{program} is needed for `sms build` only", _install(program, local))
+    return Finding(what, "warning", f"{program} is needed for `sms build` only", install_fix(facts, program))

@@ -181,7 +181,9 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
     if options.without_vm:
         need_polls(cluster)
     user = _user(cluster, options.user)
-    choose_nodes(cluster.site, options.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
+    # An unknown name may be in the container's hosts file, which is not available yet.
+    placeholder = str(cluster.site.provisioning_network.broadcast_address)
+    choose_nodes(cluster.site, options.nodes, {}, lambda name: resolve(name) or placeholder)
     source = find_source(cluster, options.host)
     path = find_image(cluster, source, options.image, progress, dry_run=dry_run)
     with progress.step("verify the image") as step:
@@ -194,12 +196,6 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
             hint=f"sms overlay verify {snapshot['number']} --host {source.name}",
         )
     return Ready(image, source, snapshot, user, _check_room(cluster, source, snapshot, image))
-
-
-def _unknown(cluster: Cluster) -> str:
-    """Return a placeholder for a name that may be in the container's hosts file, which is not available yet."""
-    network = cluster.site.provisioning_network
-    return str(network.broadcast_address)
 
 
 def find_source(cluster: Cluster, name: str) -> Host:

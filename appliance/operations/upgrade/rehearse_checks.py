@@ -303,14 +303,12 @@ def check_nat(lab: Lab) -> str:
     Raises:
         SmsError: the request failed, or did not come from the container's address.
     """
-    page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--max-time", "10", f"http://{_outside(lab)}/").text
-    if lab.layout.plan.addresses[PUBLIC] not in page.split():
+    plan = lab.layout.plan
+    url = f"http://{plan.gateways[PUBLIC]}/"
+    page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--max-time", "10", url).text
+    if plan.addresses[PUBLIC] not in page.split():
         raise SmsError(f"the request did not come from the container's address: {page[:200]}")
     return page
-
-
-def _outside(lab: Lab) -> str:
-    return lab.layout.plan.gateways[PUBLIC]
 
 
 def check_syslog(lab: Lab, inside: Inside) -> str:

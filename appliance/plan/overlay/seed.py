@@ -32,7 +32,7 @@ SECRET_PLACES = {
 
 @dataclass(frozen=True)
 class Seed:
-    """One file of a new overlay; ``data`` may be secret and is left out of its repr."""
+    """One file of a new overlay, or a folder if its path ends with /; ``data`` may be secret and is not in its repr."""
 
     path: str
     data: bytes
@@ -99,7 +99,8 @@ def seed_archive(seeds: Sequence[Seed]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for seed in seeds:
-            member = tarfile.TarInfo(seed.path.lstrip("/"))
+            member = tarfile.TarInfo(seed.path.strip("/"))
+            member.type = tarfile.DIRTYPE if seed.path.endswith("/") else tarfile.REGTYPE
             member.size = len(seed.data)
             member.mode = seed.mode
             member.uname, member.gname = seed.owner, seed.group

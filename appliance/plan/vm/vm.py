@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
@@ -14,6 +12,7 @@ from pathlib import PurePosixPath
 from appliance.config.model import Site
 from appliance.config.provisioning import Provisioning
 from appliance.errors import ConfigError
+from appliance.plan.overlay import seed
 
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3")
@@ -149,7 +148,7 @@ def qemu_argv(site: Site, image: str, accel: str, *, incoming: bool = False) -> 
 
 def _disks(where: VmPlaces, image: str) -> list[str]:
     """Return the disks' options. The backing chain is explicit: backing files named in the images are not trusted."""
-    root, state, seed = str(where.root), str(where.state), str(where.seed)
+    root, state = str(where.root), str(where.state)
     nodes: list[dict[str, str | bool | None]] = [
         {"driver": "file", "node-name": "image-file", "filename": image, "read-only": True},
         {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
@@ -157,7 +156,7 @@ def _disks(where: VmPlaces, image: str) -> list[str]:
         {"driver": "qcow2", "node-name": "root", "file": "root-file", "backing": "image", "discard": "unmap"},
         {"driver": "file", "node-name": "state-file", "filename": state, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "state", "file": "state-file", "backing": None, "discard": "unmap"},
-        {"driver": "file", "node-name": "seed-file", "filename": seed, "read-only": True},
+        {"driver": "file", "node-name": "seed-file", "filename": str(where.seed), "read-only": True},
         {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True},
     ]
     argv = [word for node in nodes for word in ("-blockdev", json.dumps(node))]
@@ -225,36 +224,21 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
     names += f"{site.networks.provisioning.address.ip} {site.hostname}\n"
     resolver = "".join(f"nameserver {server}\n" for server in site.networks.dns)
     document = json.dumps(provision_document(site, database=database), indent=1) + "\n"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        _add_folder(archive, "etc/sms/tls")
-        for name, text in {
-            "etc/hostname": f"{settings.hostname}\n",
-            "etc/hosts": names,
-            "etc/resolv.conf": resolver,
-            **network_units(site),
-        }.items():
-            _add(archive, name, text.encode(), 0o644)
-        _add(archive, "etc/sms/provision.json", document.encode(), 0o640, group="sms-provision")
-        for name, data in sorted(tls.items()):
-            # nginx reads its key as root; sms-provd needs the issuer's key to sign.
-            secret = name.endswith(".key")
-            group = "sms-provision" if name == "issuer.key" else "root"
-            _add(archive, f"etc/sms/tls/{name}", data, 0o640 if secret else 0o644, group=group)
-    data = buffer.getvalue()
-    return data + bytes(-len(data) % SECTOR)
-
-
-def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int, *, group: str = "root") -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode, entry.uname, entry.gname = len(data), mode, "root", group
-    archive.addfile(entry, io.BytesIO(data))
-
-
-def _add_folder(archive: tarfile.TarFile, name: str) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.mode, entry.uname, entry.gname = tarfile.DIRTYPE, 0o755, "root", "root"
-    archive.addfile(entry)
+    texts = {
+        "etc/hostname": f"{settings.hostname}\n",
+        "etc/hosts": names,
+        "etc/resolv.conf": resolver,
+        **network_units(site),
+    }
+    seeds = [seed.Seed("etc/sms/tls/", b"", mode=0o755)]
+    seeds += [seed.Seed(path, text.encode()) for path, text in texts.items()]
+    seeds.append(seed.Seed("etc/sms/provision.json", document.encode(), group="sms-provision", mode=0o640))
+    for name, data in sorted(tls.items()):
+        # nginx reads its key as root; sms-provd needs the issuer's key to sign.
+        group, mode = "sms-provision" if name == "issuer.key" else "root", 0o640 if name.endswith(".key") else 0o644
+        seeds.append(seed.Seed(f"etc/sms/tls/{name}", data, group=group, mode=mode))
+    archive = seed.seed_archive(seeds)
+    return archive + bytes(-len(archive) % SECTOR)
 
 
 def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:
