@@ -31,18 +31,18 @@ def query_space(host: Host, folder: str) -> Space:
     return read_space(host.run("df", "--block-size=1", "--output=size,avail", folder).text)
 
 
-def need_space(host: Host, folder: str, needed: int, purpose: str, *, hint: str) -> None:
+def need_space(host: Host, folder: str, needed: int, text: str, *, hint: str) -> None:
     """Check that the file system of a folder has ``needed`` bytes free.
 
     Args:
-        purpose: what may need them, with %d for the number in MiB.
+        text: of the error after the number of free MiB: what may need %d MiB.
 
     Raises:
         Refused: it has not.
     """
     free = query_space(host, folder).free
     if free < needed:
-        message = f"{folder} on {host.name} has {free >> 20} MiB free, {purpose % (needed >> 20)}"
+        message = f"{folder} on {host.name} has {free >> 20} {text % (needed >> 20)}"
         raise Refused(message, hint=hint)
 
 

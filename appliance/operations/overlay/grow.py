@@ -77,7 +77,7 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, r
     else:
         # A stopped overlay is copied and the copy grown: both exist for a while.
         more, hint = size - used if running else size, "free space there, or grow it by less"
-        need_space(host, str(cluster.places.overlay.parent), more, "the overlay may need %d more", hint=hint)
+        need_space(host, str(cluster.places.overlay.parent), more, "MiB free, the overlay may need %d more", hint=hint)
     steps = (
         *([f"enlarge the mirror's members for {size // MIB} MiB"] if mirror else []),
         f"enlarge {path} to {size // MIB} MiB, sparse" + ("" if running else ", in a copy that replaces it"),

@@ -157,7 +157,9 @@ def _file_system(host: Host, folder: str) -> str:
 
 
 def _check_room(host: Host, folder: str, needed: int) -> None:
-    need_space(host, folder, needed, "its member may need %d", hint="free space there, or give another folder")
+    need_space(
+        host, folder, needed, "MiB free, its member may need %d", hint="free space there, or give another folder"
+    )
 
 
 def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None:
@@ -411,11 +413,9 @@ def _find_faulty(mirror: Mirror, problems: dict[int, str], options: RebuildOptio
     faulty = [member for member in mirror.members if member.lost or member.number in problems]
     if mirror.pending:
         faulty = [member for member in mirror.members if member.devid == mirror.pending.devid]
-    if len(faulty) > 1:
-        # Each is repaired from the other.
-        return next((member for member in faulty if member.lost), faulty[0])
     if faulty:
-        return faulty[0]
+        # If both are, each is repaired from the other.
+        return next((member for member in faulty if member.lost), faulty[0])
     if mirror.due:
         return mirror.members[0]
     if options.folder and options.folder not in [member.folder for member in mirror.members]:

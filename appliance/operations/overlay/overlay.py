@@ -79,7 +79,7 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
             )
         # For the full overlay: it is sparse at first.
         folder, hint = str(cluster.places.overlay.parent), "free space, or set a smaller overlay.size_mb"
-        need_space(host, folder, cluster.site.overlay.size_mb << 20, "the overlay may grow to %d", hint=hint)
+        need_space(host, folder, cluster.site.overlay.size_mb << 20, "MiB free, the overlay may grow to %d", hint=hint)
         return False
     users = ext3.users_of(host, path)
     if users:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from appliance.errors import SmsError
@@ -50,13 +51,10 @@ class Checks:
         """Run a check; return whether it succeeded."""
         began = time.monotonic()
         try:
-            if own_progress:
-                seen = work()
-            else:
-                with self.progress.step(what) as step:
-                    seen = work()
+            with nullcontext() if own_progress else self.progress.step(what) as step:
+                seen, ok = work(), True
+                if step:
                     step.detail(seen)
-            ok = True
         except SmsError as error:
             seen, ok = error.message, False
         self.done.append(Check(what, ok, seen, round(time.monotonic() - began, 2)))

@@ -107,7 +107,6 @@ class Scrubbed:
 
     mended: int
     lost: int
-    seconds: float = 0.0
 
 
 def read_mirror(data: bytes | None, cluster: str) -> Mirror | None:
