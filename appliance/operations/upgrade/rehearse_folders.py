@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from appliance.errors import Refused
@@ -17,7 +18,7 @@ from appliance.lab.layout import LOCKS
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import LOCKED
 from appliance.progress import Progress
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, from_json
 
 RECORD = "rehearsal.json"
 
@@ -53,7 +54,7 @@ def new_folder(cluster: Cluster, image: str, snapshot: int) -> Iterator[tuple[st
 
 def write_record(folder: Path, record: Record) -> None:
     """Write the record of a rehearsal."""
-    Local().write(str(folder / RECORD), to_json(record), mode=0o600)
+    Local().write(str(folder / RECORD), json.dumps(asdict(record), indent=1).encode(), mode=0o600)
 
 
 def read_record(folder: Path) -> Record:
