@@ -16,7 +16,7 @@ from appliance.errors import ConfigError, Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.site.find import open_site
-from appliance.plan.machine import Places, places
+from appliance.plan.machine import Places
 from appliance.progress import Progress
 from appliance.share import share
 
@@ -36,7 +36,7 @@ class Cluster:
     @property
     def places(self) -> Places:
         """File locations on an admin host."""
-        return places(self.site)
+        return Places(self.site)
 
     def find_role(self, role: Role) -> Service | None:
         """Return the service with that role; None if the site has none."""

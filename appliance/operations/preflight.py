@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from appliance.errors import Busy, Refused
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
-from appliance.tools import bridge
+from appliance.plan.machine import instance_name
+from appliance.tools import apptainer, bridge
 from appliance.tools.programs import find_missing
 
 PROGRAMS = ("apptainer", "arping", "debugfs", "e2fsck", "flock", "losetup", "python3")
@@ -26,6 +27,11 @@ def check_programs(host: Host) -> None:
     """
     if missing := find_missing(host, *PROGRAMS):
         raise _cannot(host, [f"{program} is not installed" for program in missing])
+
+
+def find_instance(cluster: Cluster, host: Host) -> apptainer.Instance | None:
+    """Return the running instance of the services container on the host, or None."""
+    return apptainer.find_instance(host, instance_name(cluster.site))
 
 
 def check_bridges(cluster: Cluster, host: Host) -> None:
@@ -85,3 +91,12 @@ def only_one(host: Host, path: str, what: str) -> Iterator[None]:
         if error.result.status == LOCKED:
             raise Busy(what, hint="wait for it, then run this again") from error
         raise
+
+
+def lock_host(cluster: Cluster, host: Host) -> AbstractContextManager[None]:
+    """Hold the lock under which the services container is started, stopped and changed on the host.
+
+    Raises:
+        Busy: another run is at work there.
+    """
+    return only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}")

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
-from appliance.plan.services.note import StartNote
 from appliance.shared.lease import Lease
 from appliance.shared.records import RecordError, from_json, to_json
 from appliance.tools import files
+
+
+@dataclass(frozen=True)
+class StartNote:
+    """The record that a host keeps of the instance started last.
+
+    Image, generation of the lease and time of a start (Unix time, seconds).
+
+    ``key`` identifies the image's contents, ``sha256`` is the digest of its file, ``signer`` the key that verified it.
+    """
+
+    image: str
+    key: str
+    sha256: str
+    signer: str
+    generation: int
+    host: str
+    started: float
 
 
 def read_note(cluster: Cluster, host: Host) -> StartNote | None:

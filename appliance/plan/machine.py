@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from appliance.catalog import Service
@@ -11,52 +10,30 @@ from appliance.config.model import Site
 from appliance.plan.services.network import network_options
 
 
-@dataclass(frozen=True)
 class Places:
-    """Paths on an admin host, below the state folder except for the locks in /run/sms."""
+    """Paths of a site's files on an admin host, below the state folder except for the locks in /run/sms."""
 
-    images: PurePosixPath
-    current: PurePosixPath
-    overlay: PurePosixPath
-    mirror: PurePosixPath
-    mirror_note: PurePosixPath
-    snapshots: PurePosixPath
-    lease: PurePosixPath
-    journal: PurePosixPath
-    history: PurePosixPath
-    lock: PurePosixPath
-    guard_lock: PurePosixPath
-    guard_log: PurePosixPath
-    public_keys: PurePosixPath
-    borg: PurePosixPath
-    borg_lock: PurePosixPath
-
-
-def places(site: Site) -> Places:
-    """Return the paths of this site's files on an admin host."""
-    state = PurePosixPath(site.state)
-    overlays = PurePosixPath(site.overlay.directory) if site.overlay.directory else state / "overlays"
-    overlay = overlays / f"{site.cluster}.img"
-    return Places(
-        images=state / "images",
-        current=state / "images" / f"{site.cluster}.sif",
-        overlay=overlay,
+    def __init__(self, site: Site) -> None:
+        state, run = PurePosixPath(site.state), PurePosixPath("/run/sms")
+        overlays = PurePosixPath(site.overlay.directory) if site.overlay.directory else state / "overlays"
+        self.images = state / "images"
+        self.current = self.images / f"{site.cluster}.sif"
+        self.overlay = overlays / f"{site.cluster}.img"
         # Folder of a mirrored overlay; the path of the overlay is then a link into it.
-        mirror=overlays / f"{site.cluster}.mirror",
-        mirror_note=overlays / f"{site.cluster}.mirror.json",
-        snapshots=PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster,
+        self.mirror = overlays / f"{site.cluster}.mirror"
+        self.mirror_note = overlays / f"{site.cluster}.mirror.json"
+        self.snapshots = PurePosixPath(site.snapshots.directory or state / "snapshots") / site.cluster
         # Beside the overlay: hosts that share the overlay share the lease.
-        lease=overlays / f"{site.cluster}.lease",
-        journal=state / "journal",
-        history=state / "journal" / f"{site.cluster}.history",
-        lock=PurePosixPath("/run/sms") / f"{site.cluster}.lock",
-        guard_lock=PurePosixPath("/run/sms") / f"{site.cluster}.guard.lock",
-        guard_log=state / "journal" / f"{site.cluster}.guard.log",
-        public_keys=state / "keys",
+        self.lease = overlays / f"{site.cluster}.lease"
+        self.journal = state / "journal"
+        self.history = self.journal / f"{site.cluster}.history"
+        self.lock = run / f"{site.cluster}.lock"
+        self.guard_lock = run / f"{site.cluster}.guard.lock"
+        self.guard_log = self.journal / f"{site.cluster}.guard.log"
+        self.public_keys = state / "keys"
         # Borg's cache and its data about repositories.
-        borg=state / "borg" / site.cluster,
-        borg_lock=PurePosixPath("/run/sms") / f"{site.cluster}.borg.lock",
-    )
+        self.borg = state / "borg" / site.cluster
+        self.borg_lock = run / f"{site.cluster}.borg.lock"
 
 
 def instance_name(site: Site) -> str:
@@ -84,7 +61,7 @@ def start_argv(site: Site, image: str, *, isolated: bool = False) -> tuple[str, 
         "--hostname",
         site.hostname,
         "--overlay",
-        str(places(site).overlay),
+        str(Places(site).overlay),
         image,
         instance_name(site),
     )

@@ -235,6 +235,17 @@ def create_overlay(host: Host, path: str, size_mb: int) -> None:
     host.run("apptainer", "overlay", "create", "--size", str(size_mb), "--sparse", path, timeout=300)
 
 
+def prove_writable(host: Host, run_inside: tuple[str, ...]) -> None:
+    """Write a file inside and read it back: Apptainer only warns of a read-only overlay.
+
+    Raises:
+        SmsError: the overlay cannot be written.
+    """
+    script = 'f=/var/lib/.sms-write; echo "$1" >"$f" && sync "$f" && [ "$(cat "$f")" = "$1" ] && rm "$f"'
+    if not host.works(*run_inside, "sh", "-c", script, "prove", "sms"):
+        raise SmsError("the overlay cannot be written", hint="is its file system full, or mounted read-only?")
+
+
 def version(host: Host) -> tuple[int, int]:
     """Return the major and minor version, which must be the same on all hosts."""
     output = host.run("apptainer", "--version").text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Sequence
 
 from appliance.errors import SmsError
@@ -91,14 +90,14 @@ class Btrfs:
         Raises:
             SmsError: the scrub failed or was cancelled.
         """
-        start, repaired = time.monotonic(), 0
+        repaired = 0
         for number in range(1, SCRUBS + 1):
             host.run("btrfs", "filesystem", "sync", folder, timeout=600)
             found = read_scrub(host.run("btrfs", "scrub", "start", "-B", "-R", folder, ok=(0, 3), timeout=None).text)
             repaired += found.mended
             step.detail(f"{repaired} errors repaired" if repaired else "no errors")
             if found.lost:
-                return Scrubbed(repaired, found.lost, time.monotonic() - start)
+                return Scrubbed(repaired, found.lost)
             if not found.mended:
                 break
             if number == SCRUBS:
@@ -108,7 +107,7 @@ class Btrfs:
                 )
         host.run("btrfs", "device", "stats", "--reset", folder)
         host.run("fstrim", folder, ok=None, timeout=600)  # discard damaged blocks in unused space
-        return Scrubbed(repaired, 0, time.monotonic() - start)
+        return Scrubbed(repaired, 0)
 
     def replace(self, host: Host, uuid: str, folder: str, devid: int, loop: str) -> None:
         """Replace member ``devid`` by ``loop`` and copy its data there; call ``settle`` afterwards."""

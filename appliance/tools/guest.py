@@ -75,6 +75,10 @@ class Guest:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.3)
 
+    def kill(self, pid: int) -> None:
+        """Terminate a program that was started."""
+        self.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(pid)])
+
     def start(self, request: Mapping[str, object]) -> int:
         """Start a program; return its PID."""
         try:

@@ -70,3 +70,8 @@ def attach(host: Host, ports: Mapping[str, str]) -> None:
 def _change(host: Host, lines: list[str]) -> None:
     if lines:
         host.run("ip", "-force", "-batch", "-", input="".join(f"{line}\n" for line in lines).encode())
+
+
+def probe_argv(address: str, port: int) -> tuple[str, ...]:
+    """Return the command that succeeds if an address accepts connections on a TCP port."""
+    return ("timeout", "2", "bash", "-c", 'exec 3<>"/dev/tcp/$1/$2"', "probe", address, str(port))

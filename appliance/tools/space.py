@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from appliance.errors import Refused
 from appliance.host.base import Host
 
 SPARE_BYTES = 64 << 20
@@ -30,6 +31,21 @@ def query_space(host: Host, folder: str) -> Space:
     # A heading, then two numbers.
     size, free = host.run("df", "--block-size=1", "--output=size,avail", folder).text.splitlines()[-1].split()
     return Space(int(size), int(free))
+
+
+def need_space(host: Host, folder: str, needed: int, text: str, *, hint: str) -> None:
+    """Check that the file system of a folder has ``needed`` bytes free.
+
+    Args:
+        text: of the error after the number of free MiB: what may need %d MiB.
+
+    Raises:
+        Refused: it has not.
+    """
+    free = query_space(host, folder).free
+    if free < needed:
+        message = f"{folder} on {host.name} has {free >> 20} {text % (needed >> 20)}"
+        raise Refused(message, hint=hint)
 
 
 def query_used(host: Host, *paths: str) -> int:

@@ -20,7 +20,7 @@ from appliance.plan.image.definition import (
     plan_build,
     repository_urls,
 )
-from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv, stop_timeout
+from appliance.plan.machine import Places, inside_argv, seed_argv, start_argv, stop_argv, stop_timeout
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, seed_files
 from appliance.plan.services.network import conflists
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text, unit_name, unit_text
@@ -79,11 +79,11 @@ def seeds_of(site: Site, services: tuple[Service, ...]) -> tuple[Seed, ...]:
 
 def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str, str]:
     """Everything by the name of its golden file."""
-    image = str(places(site).current)
+    image = str(Places(site).current)
     commands = (
         start_argv(site, image),
         stop_argv(site, stop_timeout(services)),
-        seed_argv(site, image, str(places(site).overlay), "MARK"),
+        seed_argv(site, image, str(Places(site).overlay), "MARK"),
         inside_argv(site, "true"),
     )
     seeds = seeds_of(site, services)
@@ -97,7 +97,7 @@ def rendered(site: Site, base: Base, services: tuple[Service, ...]) -> dict[str,
             sms="/usr/bin/sms",
             site="/etc/sms/sms.yaml",
             state=str(site.state),
-            overlays=str(places(site).overlay.parent),
+            overlays=str(Places(site).overlay.parent),
             stop_timeout=stop_timeout(services),
         ),
         guard_unit_name(site.cluster): guard_unit_text(

@@ -40,7 +40,7 @@ def run_build(arguments: argparse.Namespace) -> int:
     cluster, shown = open_site(arguments)
     if arguments.dry_run:
         plan = plan_image(cluster, arguments.profile, shown)
-        packages = (f"{name} {version}" for name, version in sorted(plan.versions.items()))
+        packages = (f"{name} {version}" for name, version in sorted(plan.inputs.versions.items()))
         lines = [f"# key: {plan.key}", f"# arguments: {plan.arguments}", *packages]
         print_result(arguments, {"key": plan.key, **plan.about}, lines)
         return 0

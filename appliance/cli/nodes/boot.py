@@ -44,10 +44,11 @@ def add(actions: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do it."""
     from appliance.config.hostlist import fold
-    from appliance.operations.nodes.power import Boot, boot, choose
+    from appliance.operations.nodes.node import list_nodes
+    from appliance.operations.nodes.power import Boot, boot
 
     cluster, shown = open_site(arguments)
-    nodes = choose(cluster, arguments.nodes, shown)
+    nodes = list_nodes(cluster, arguments.nodes, shown)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
         text = f"would boot {len(nodes)} from {arguments.target}: {names}"

@@ -60,14 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Do it."""
     from appliance.config.hostlist import fold
     from appliance.errors import ConfigError
-    from appliance.operations.nodes.power import choose, power
+    from appliance.operations.nodes.node import list_nodes
+    from appliance.operations.nodes.power import power
 
     if arguments.operation not in WORDS:
         raise ConfigError(f"{arguments.operation[:60]!r} is not one of {', '.join(WORDS)}", hint=_suggest(arguments))
     if arguments.soft and arguments.operation != "off":
         raise ConfigError("--soft is only valid with off", hint="sms node power off --soft NODES")
     cluster, shown = open_site(arguments)
-    nodes = choose(cluster, arguments.nodes, shown)
+    nodes = list_nodes(cluster, arguments.nodes, shown)
     names = fold(node["name"] for node in nodes)
     if arguments.dry_run:
         text = f"would {WORDS[arguments.operation]} {len(nodes)}: {names}"

@@ -33,9 +33,9 @@ def add(actions: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
-    from appliance.operations.overlay.grow import grow, parse_size_argument
+    from appliance.operations.overlay.grow import grow, parse_size
 
-    spec = parse_size_argument(arguments.size)
+    spec = parse_size(arguments.size)
     cluster, host, shown = open_target(arguments)
     done = grow(cluster, host, shown, spec, dry_run=arguments.dry_run)
     lines: Sequence[str] = [f"{done.path} on {done.host} has grown from {done.before >> 20} to {done.size >> 20} MiB"]

@@ -120,10 +120,10 @@ def _add_rebuild(parts: Any) -> None:
 
 def run_create(arguments: argparse.Namespace) -> int:
     """Run ``create``."""
-    from appliance.operations.overlay.grow import parse_size_argument
+    from appliance.operations.overlay.grow import parse_size
     from appliance.operations.overlay.mirror import MirrorOptions, create
 
-    size = parse_size_argument(arguments.size).size if arguments.size else 0
+    size = parse_size(arguments.size).size if arguments.size else 0
     cluster, host, shown = open_target(arguments)
     folders = [folder.rstrip("/") or "/" for folder in arguments.on]
     options = MirrorOptions(folders, size, arguments.same_fs)
@@ -134,10 +134,10 @@ def run_create(arguments: argparse.Namespace) -> int:
 def run_status(arguments: argparse.Namespace) -> int:
     """Run ``status``."""
     from appliance.cli.screen import out, print_json
-    from appliance.operations.overlay.mirror import status
+    from appliance.operations.overlay.mirrored import query_mirror
 
     cluster, host, _ = open_target(arguments)
-    state = status(cluster, host)
+    state = query_mirror(cluster, host)
     if arguments.json:
         print_json({**asdict(state), "healthy": state.healthy} if state else None)
     elif state is None:

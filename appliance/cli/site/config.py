@@ -63,9 +63,9 @@ def run_show(arguments: argparse.Namespace) -> int:
 
     from appliance.cli.screen import print_json
     from appliance.operations.site.config import show_config
-    from appliance.operations.site.find import find_site, load_site
+    from appliance.operations.site.find import find_site, open_site
 
-    values = show_config(load_site(find_site(arguments.site), arguments.state))
+    values = show_config(open_site(find_site(arguments.site), arguments.state).site)
     if arguments.json:
         print_json(values)
     else:

@@ -43,10 +43,10 @@ def add(verbs: Verbs) -> None:
 def run_create(arguments: argparse.Namespace) -> int:
     """Create the pair."""
     from appliance.cli.screen import out
-    from appliance.operations.site.find import find_site, load_site
+    from appliance.operations.site.find import find_site, open_site
     from appliance.operations.site.keys import create_pair
 
-    signing = load_site(find_site(arguments.site), arguments.state).signing
+    signing = open_site(find_site(arguments.site), arguments.state).site.signing
     found = create_pair(signing.private_key, signing.public_keys[0])
     out.print(f"{signing.private_key} (keep it secret)", markup=False)
     out.print(f"{signing.public_keys[0]} sha256:{found}", markup=False)
@@ -55,10 +55,10 @@ def run_create(arguments: argparse.Namespace) -> int:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Show fingerprints."""
-    from appliance.operations.site.find import find_site, load_site
+    from appliance.operations.site.find import find_site, open_site
     from appliance.operations.site.keys import fingerprint
 
-    signing = load_site(find_site(arguments.site), arguments.state).signing
+    signing = open_site(find_site(arguments.site), arguments.state).site.signing
     found = {str(path): fingerprint(path) for path in signing.public_keys}
     print_result(arguments, found, (f"{path} sha256:{digest}" for path, digest in found.items()))
     return 0

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     """List the snapshots at the source."""
-    from appliance.operations.snapshots.pull import list_remote, remote_name
+    from appliance.operations.snapshots.pull import archive_name, list_remote
     from appliance.text import printable
     from appliance.units import format_size, format_time
 
@@ -72,6 +72,6 @@ def show_list(cluster: Any, host: Any, arguments: argparse.Namespace) -> int:
     lines = []
     for one in there:
         line = f"{one['number']:>6}  {format_time(one['taken'])[:16]}  {format_size(one['used_bytes']):>8}"
-        lines.append(f"{line}  {printable(one['host'])}  {remote_name(one)}")
+        lines.append(f"{line}  {printable(one['host'])}  {archive_name(one)}")
     print_result(arguments, there, lines or [f"no snapshots at {arguments.source}"])
     return 0

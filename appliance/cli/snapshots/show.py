@@ -24,9 +24,9 @@ def add(actions: Verbs) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the action."""
     from appliance.cli.snapshots.view import show_lines
-    from appliance.operations.snapshots.list import show
+    from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 
     cluster, host, _ = open_target(arguments)
-    found = show(cluster, host, arguments.snapshot)
+    found = find_snapshot(list_snapshots(cluster, host), arguments.snapshot)
     print_result(arguments, found, show_lines(found, time.time()))
     return 0

@@ -7,71 +7,19 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.config.document import Document, Place, dotted
+from appliance.config.document import Document, dotted
 from appliance.config.model import AdminHost, Site
 from appliance.errors import SmsError
 from appliance.host.base import Host, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.site.config import check_files
-from appliance.plan.hosts.distro import INSTALL, family, install_command
-from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, worst
+from appliance.operations.site.config import check_files, named_files
+from appliance.plan.hosts.doctor import FILE_SYSTEMS, PROGRAMS, Finding, examine, install_fix, worst
 from appliance.plan.hosts.facts import Facts, parse_values, read_bridges
 from appliance.tools.programs import has_program
+from appliance.tools.scripts import script_argv
 
 __all__ = ["Finding", "collect_facts", "diagnose", "worst"]
-
-# $1 the state folder, $2 the overlays' folder, $3 the overlay, $4 file systems, then programs.
-# Prints name=value lines; unknown values are omitted.
-COLLECT = r"""
-state=$1 overlays=$2 overlay=$3 systems=$4; shift 4
-PATH=$PATH:/usr/local/bin:/usr/local/sbin:/usr/sbin:/sbin
-yes() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "$name=yes" || echo "$name=no"; }
-there() { while [ ! -d "$1" ]; do set -- "$(dirname "$1")"; done; echo "$1"; }
-echo "uid=$(id -u)"
-echo "kernel=$(uname -r)"
-sed -n 's/^CapPrm:[[:space:]]*/caps=/p' /proc/self/status
-echo "last_cap=$(cat /proc/sys/kernel/cap_last_cap)"
-echo "loadable=$(for name in $systems; do modprobe -qn "$name" 2>/dev/null && echo "$name"; done | tr '\n' ' ')"
-yes loop sh -c '[ -e /dev/loop-control ] || modprobe -qn loop'
-yes netns test -e /proc/self/ns/net
-yes bridge sh -c '[ -d /sys/module/bridge ] || [ -d /proc/sys/net/bridge ] || modprobe -qn bridge ||
-    ip link show type bridge | grep -q .'
-yes nft nft list tables
-echo "programs=$(for name; do command -v "$name" >/dev/null && printf '%s ' "$name"; done)"
-echo "sms=$(command -v sms)"
-echo "apptainer=$(apptainer --version 2>&1 | head -n 1)"
-head -c 4096 "$(command -v apptainer)" 2>/dev/null | sed -n 's/.*--drop-caps "\([A-Z_,]*\)".*/wrapper=\1/p'
-own=$(sed -n 's/^cni plugin path *= *//p' /etc/apptainer/apptainer.conf 2>/dev/null | tail -n 1)
-for folder in ${own:-"$(apptainer buildcfg LIBEXECDIR 2>/dev/null)/apptainer/cni" /usr/lib/cni}; do
-    [ -x "$folder/bridge" ] && { echo "cni=$(cd "$folder" && echo *)"; echo "cni_folder=$folder"; break; }
-done
-for folder in /usr/libexec/cni /usr/lib/cni /opt/cni/bin; do
-    [ -x "$folder/bridge" ] && [ -x "$folder/static" ] && { echo "cni_elsewhere=$folder"; break; }
-done
-nf=/proc/sys/net/bridge/bridge-nf-call-iptables
-[ -e $nf ] && echo "bridge_nf=$(cat $nf)"
-if chronyc -n tracking 2>/dev/null | grep -q '^Leap status *: Normal'; then echo clock=yes
-else timedatectl show --property NTPSynchronized --value 2>/dev/null | sed -n 's/^\(yes\|no\)$/clock=\1/p'; fi
-for folder in "$state/images" "$overlays"; do [ -d "$folder" ] && stat -c '%a:%n' "$folder"; done | sort -u |
-    { printf modes=; tr '\n' ' '; echo; }
-[ -e "$overlay" ] && echo overlay_there=yes
-echo "images_free=$(df -B1 --output=avail "$(there "$state/images")" | tail -n 1)"
-echo "overlay_free=$(df -B1 --output=avail "$(there "$overlays")" | tail -n 1)"
-yes systemd test -d /run/systemd/system
-# The services container runs its own cron, in its own PID namespace.
-yes cron sh -c 'pgrep --ns $$ --nslist pid -x cron || pgrep --ns $$ --nslist pid -x crond'
-entry=sms-$(basename "$overlay" .img) timer=/etc/systemd/system/$entry.snapshot.timer
-if [ -e "$timer" ]; then
-    echo "schedule=systemd"
-    yes schedule_runs systemctl is-active "${timer##*/}"
-    yes schedule_sms test -x "$(sed -n 's/^# By //p' "$timer")"
-elif [ -e "/etc/cron.d/$entry" ]; then
-    echo "schedule=cron"
-    yes schedule_sms test -x "$(sed -n 's/^# By //p' "/etc/cron.d/$entry")"
-fi
-exit 0
-"""
 
 BOOTSTRAP = {"apt": "debootstrap", "dnf": "dnf", "zypper": "zypper"}
 """Program with which Apptainer bootstraps a base, by package manager."""
@@ -97,8 +45,8 @@ def diagnose(cluster: Cluster, name: str | None) -> list[Finding]:
     findings += examine(facts, bridges=bridges, overlay_bytes=cluster.site.overlay.size_mb << 20)
     if isinstance(host, Local):
         findings += _files(cluster.site)
-        findings += _known_hosts(cluster.site, host)
-        findings.append(_bootstrap(cluster, host))
+        findings += _known_hosts(cluster.site, host, facts)
+        findings.append(_bootstrap(cluster, host, facts))
     return findings
 
 
@@ -107,7 +55,7 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
     places = cluster.places
     names = (*PROGRAMS, "singularity", "cron", "crond")
     where = (str(cluster.site.state), str(places.overlay.parent), str(places.overlay), " ".join(FILE_SYSTEMS.values()))
-    output = host.run("sh", "-c", COLLECT, "collect", *where, *names).text
+    output = host.run(*script_argv("collect-facts", *where, *names)).text
     links = host.run("ip", "-json", "-details", "link", "show", ok=None) if " ip " in output else None
     kinds = (host.read("/proc/filesystems") or b"").decode().split()
     return Facts(
@@ -121,13 +69,9 @@ def collect_facts(cluster: Cluster, host: Host) -> Facts:
 
 def _files(site: Site) -> Iterator[Finding]:
     """Check the keys, secrets and accounts of the site as `sms config check` does."""
-    files: dict[Place, Path] = {}
-    if not site.signing.pgp_fingerprint:
-        files["signing", "private_key"] = site.signing.private_key
-        files |= {("signing", "public_keys", index): path for index, path in enumerate(site.signing.public_keys)}
-    for section in ("secrets", "accounts"):
-        files |= {(section, name): path for name, path in dict(getattr(site, section)).items() if path}
-    files |= {("admin_hosts", index, "key"): host.key for index, host in enumerate(site.admin_hosts) if host.key}
+    sections = ("secrets", "accounts", "admin_hosts", *(() if site.signing.pgp_fingerprint else ("signing",)))
+    named = sorted(named_files(site), key=lambda each: each[0][0] != "signing")
+    files = {place: path for place, path, _ in named if place[0] in sections}
     # A document that contains all of them, so that defaults are checked, too.
     problems = {found.path: found for found in check_files(site, Document("", None, dict.fromkeys(files, 0)))}
     for place, path in files.items():
@@ -145,7 +89,7 @@ def _files(site: Site) -> Iterator[Finding]:
             yield Finding(what, "missing", f"{path} does not exist", "sms key create")
 
 
-def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
+def _known_hosts(site: Site, local: Host, facts: Facts) -> Iterator[Finding]:
     """Check that the other admin hosts' keys are known."""
     path = site.known_hosts or Path("~/.ssh/known_hosts").expanduser()
     for admin in site.admin_hosts:
@@ -156,7 +100,7 @@ def _known_hosts(site: Site, local: Host) -> Iterator[Finding]:
         try:
             found = local.works("ssh-keygen", "-F", known, "-f", str(path))
         except SmsError:
-            yield Finding(what, "missing", "ssh-keygen is not installed", _install("ssh", local))
+            yield Finding(what, "missing", "ssh-keygen is not installed", install_fix(facts, "ssh"))
             return
         scan = f"ssh-keyscan -p {admin.port} {admin.address} >>{path}"
         missing = f"not in {path}; verify the fingerprint of the added key on {admin.name}"
@@ -167,16 +111,10 @@ def _known_name(admin: AdminHost) -> str:
     return admin.address if admin.port == 22 else f"[{admin.address}]:{admin.port}"
 
 
-def _install(program: str, host: Host) -> str:
-    """Return the command that installs a program; empty for an unknown distribution."""
-    of = family((host.read("/etc/os-release") or b"").decode(errors="replace"))
-    return install_command([program], of) if of in INSTALL else ""
-
-
-def _bootstrap(cluster: Cluster, local: Host) -> Finding:
+def _bootstrap(cluster: Cluster, local: Host, facts: Facts) -> Finding:
     """Check that this machine can build the site's base."""
     program = BOOTSTRAP[cluster.base.manager]
     what = f"build of {cluster.base.name}"
     if has_program(local, program):
         return Finding(what, "ok", f"{program} is installed")
-    return Finding(what, "warning", f"{program} is needed for `sms build` only", _install(program, local))
+    return Finding(what, "warning", f"{program} is needed for `sms build` only", install_fix(facts, program))

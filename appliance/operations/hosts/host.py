@@ -13,10 +13,9 @@ from appliance.host.local import Local
 from appliance.host.ssh import Ssh
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.lease import query_lease
-from appliance.plan.machine import instance_name
+from appliance.operations.preflight import find_instance
 from appliance.progress import Progress
 from appliance.share import share
-from appliance.tools import apptainer
 from appliance.tools.ansible import Play, Target, run_playbook
 from appliance.tools.python import find_python
 
@@ -86,7 +85,7 @@ def _line(cluster: Cluster, admin: AdminHost) -> HostLine:
         holder = query_lease(host, cluster).holder
         # Without Apptainer it cannot run an instance.
         with suppress(CommandError):
-            running = apptainer.find_instance(host, instance_name(cluster.site)) is not None
+            running = find_instance(cluster, host) is not None
     except Unreachable as error:
         return HostLine(admin.name, admin.address, False, False, False, error.message)
     except SmsError as error:

@@ -11,6 +11,7 @@ import yaml
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
+from appliance.tools.programs import find_program
 
 SITE_FILE = "/etc/sms/sms.yaml"
 """The site file that a unit uses: the only path that does not depend on a session."""
@@ -35,7 +36,7 @@ def find_sms(host: Host) -> str:
     """Return the path of sms on the host; empty if it is not installed."""
     if isinstance(host, Local):
         return shutil.which("sms") or shutil.which(sys.argv[0]) or ""
-    return host.run("sh", "-c", "command -v sms", ok=None).text
+    return find_program(host, "sms")
 
 
 def has_systemd(host: Host) -> bool:

@@ -6,14 +6,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.catalog import Base
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.base import Host
+from appliance.host.base import Host, OnLine
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
 from appliance.operations.image.deliver import check_signature
@@ -29,7 +29,7 @@ from appliance.plan.image.definition import (
     repository_urls,
 )
 from appliance.plan.image.sbom import read_packages, sbom
-from appliance.progress import Progress
+from appliance.progress import Progress, Step
 from appliance.share import share
 from appliance.tools import apptainer, apt, rpm
 from appliance.tools.apt import Resolver
@@ -62,10 +62,8 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
     if base.manager == "apt":
         if locked:
             read_lock(lock, base)  # report an invalid lock file before the slow resolution
-        with progress.step("resolve package versions") as step:
-            folder = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
-            versions = Resolver(host, folder, apt_sources(base, mirrors)).resolve(packages_for(base, cluster.services))
-            step.detail(f"{len(versions)} packages")
+        packages = packages_for(base, cluster.services)
+        versions = resolve(cluster, base.name, apt_sources(base, mirrors), packages, progress)
         if locked:
             check_against_lock(lock, base, versions)
     elif locked:
@@ -75,6 +73,17 @@ def plan(cluster: Cluster, progress: Progress, *, lock: Path, locked: bool) -> B
         )
     inputs = BuildInputs(mirrors, versions, runtime_files(), _repository_keys(base))
     return plan_build(base, cluster.services, inputs, definitions=share("definitions"))
+
+
+def resolve(
+    cluster: Cluster, name: str, sources: Sequence[str], packages: Sequence[str], progress: Progress
+) -> dict[str, str]:
+    """Return the version of each package and of those that it needs. ``name``: of apt's lists in the state folder."""
+    with progress.step("resolve package versions") as step:
+        folder = str(cluster.places.images.parent / "cache" / f"apt-{name}")
+        versions = Resolver(Local(), folder, sources).resolve(packages)
+        step.detail(f"{len(versions)} packages")
+    return versions
 
 
 def find_mirrors(host: Host, base: Base, given: Mapping[str, str]) -> dict[str, str]:
@@ -199,7 +208,7 @@ def build(
             _build_image(cluster, made, image, progress)
         signer = _verify(cluster, image, progress)
         if current:
-            make_current(cluster, image)
+            make_current(Path(cluster.places.current), image.name)
     if cluster.base.manager == "apt" and not locked:
         _write_lock(lock, cluster.base, made)
     rows = read_packages(image.with_suffix(".packages").read_text())
@@ -234,22 +243,13 @@ def _is_complete(image: Path) -> bool:
 def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progress) -> None:
     """Build to a temporary file and rename it at the end, so that the image is always complete and signed."""
     host = Local()
-    for left in image.parent.glob("build-*"):  # left by a killed build: this one holds the lock
-        shutil.rmtree(left, ignore_errors=True)
-    with ExitStack() as undo:
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=image.parent))
-        undo.callback(shutil.rmtree, work, ignore_errors=True)
+    with work_folder(image.parent) as work:
         for name, data in made.context().items():
             (work / name).parent.mkdir(exist_ok=True)
             (work / name).write_bytes(data)
         part = work / "image.sif"
         log = image.parent / "build.log"
-        with progress.step("build the image") as step, log.open("w") as lines:
-
-            def on_line(line: str) -> None:
-                lines.write(line + "\n")
-                step.detail(line)
-
+        with progress.step("build the image") as step, logging(log, step) as on_line:
             try:
                 apptainer.build_image(
                     str(work / "services.def"), str(part), arguments={"files": str(work)}, on_line=on_line
@@ -258,7 +258,8 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
                 raise SmsError(error.message, hint=f"the full output is in {log}") from error
             step.detail(f"{part.stat().st_size >> 20} MiB")
         packages = apptainer.read_inside(host, str(part), "/opt/sms/packages.tsv").decode()
-        _check_versions(made, packages)
+        installed = {package.name: package.version for package in read_packages(packages)}
+        check_versions(json.loads(made.manifest)["versions"], installed)
         text = sbom(
             read_packages(packages),
             key=made.key,
@@ -276,14 +277,33 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
         part.rename(image)
 
 
-def _check_versions(made: BuildPlan, packages: str) -> None:
-    """Check that the image contains the resolved package versions.
+@contextmanager
+def work_folder(parent: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and remove those of killed builds: the caller holds the lock of ``parent``."""
+    for left in parent.glob("build-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=parent, ignore_cleanup_errors=True) as work:
+        yield Path(work)
+
+
+@contextmanager
+def logging(log: Path, step: Step) -> Iterator[OnLine]:
+    """Yield a function that writes a line of a build's output to a file, and shows it."""
+    with log.open("w") as lines:
+
+        def on_line(line: str) -> None:
+            lines.write(line + "\n")
+            step.detail(line.removeprefix("I: "))
+
+        yield on_line
+
+
+def check_versions(resolved: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Check that an image contains the resolved package versions.
 
     Raises:
         SmsError: it does not.
     """
-    resolved: dict[str, str] = json.loads(made.manifest)["versions"]
-    installed = {package.name: package.version for package in read_packages(packages)}
     wrong = [
         f"{name} {installed.get(name, 'missing')} instead of {version}"
         for name, version in resolved.items()
@@ -319,15 +339,14 @@ def _verify(cluster: Cluster, image: Path, progress: Progress) -> str:
     return signer
 
 
-def make_current(cluster: Cluster, image: Path) -> None:
-    """Switch the link to the current image atomically."""
-    current = Path(cluster.places.current)
-    if current.is_symlink() and current.readlink() == Path(image.name):
+def make_current(link: Path, name: str) -> None:
+    """Point the link to the current image to another one beside it, atomically."""
+    if link.is_symlink() and link.readlink() == Path(name):
         return
-    beside = current.with_name(current.name + ".new")
+    beside = link.with_name(link.name + ".new")
     beside.unlink(missing_ok=True)
-    beside.symlink_to(image.name)
-    beside.rename(current)
+    beside.symlink_to(name)
+    beside.rename(link)
 
 
 def _write_lock(lock: Path, base: Base, made: BuildPlan) -> None:

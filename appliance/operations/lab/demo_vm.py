@@ -13,8 +13,8 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.build import build
 from appliance.operations.lab.demo import CARRIER, DemoReport, start, wait_for
 from appliance.operations.lab.lab import lab_up
-from appliance.operations.nodes.image import build_node
-from appliance.operations.vm.build import build_vm
+from appliance.operations.nodes.image import NodeImage, build_node
+from appliance.operations.vm.build import BuiltVm, build_vm
 from appliance.progress import Progress
 
 PROFILE = "compute"
@@ -38,8 +38,8 @@ def demo_vm(name: str, machines: int, progress: Progress, *, quiet: bool = False
     cluster = open_cluster(lab.etc / "sms.yaml", None, progress)
     names = [machine.name for machine in lab.layout.machines]
     check("a signed services container", lambda: _build(cluster, lab, progress), own_progress=True)
-    check("a sealed image of the VM", lambda: _build_vm(cluster, progress), own_progress=True)
-    check("a sealed image of nodes", lambda: _build_node(cluster, progress), own_progress=True)
+    check("a sealed image of the VM", lambda: _built(build_vm(cluster, progress)), own_progress=True)
+    check("a sealed image of nodes", lambda: _built(build_node(cluster, PROFILE, progress)), own_progress=True)
     check(f"sms start --host {CARRIER}, over SSH", lambda: start(lab, quiet), own_progress=True)
     check(f"sms vm start --host {CARRIER}", lambda: _start_vm(lab))
     check(f"sms image push {PROFILE}", lambda: _sms(lab, "image", "push", PROFILE) or "up to date")
@@ -68,14 +68,8 @@ def _build(cluster: Cluster, lab: Lab, progress: Progress) -> str:
     return f"{'built' if built.fresh else 'unchanged'}, {built.bytes >> 20} MiB, key {built.key[:12]}"
 
 
-def _build_vm(cluster: Cluster, progress: Progress) -> str:
-    built = build_vm(cluster, progress)
-    return f"{'built' if built.fresh else 'unchanged'}, {built.bytes >> 20} MiB, sha256:{built.digest[:12]}"
-
-
-def _build_node(cluster: Cluster, progress: Progress) -> str:
-    built = build_node(cluster, PROFILE, progress)
-    return f"{'built' if built.fresh else 'unchanged'}, {built.bytes >> 20} MiB, sha256:{built.digest[:12]}"
+def _built(image: BuiltVm | NodeImage) -> str:
+    return f"{'built' if image.fresh else 'unchanged'}, {image.bytes >> 20} MiB, sha256:{image.digest[:12]}"
 
 
 def _start_vm(lab: Lab) -> str:

@@ -6,7 +6,6 @@ import socket
 
 from appliance.config.model import AdminHost, Redfish
 from appliance.errors import Refused, SmsError
-from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import read_password
 from appliance.tools import ipmi, redfish
@@ -56,8 +55,9 @@ def fence(admin: AdminHost) -> None:
             here.run(*admin.fence.command, timeout=admin.fence.timeout_s)
         elif admin.fence.redfish:
             switch(_controller(admin.fence.redfish), "off", timeout_s=admin.fence.timeout_s)
-        elif admin.fence.ipmi:
-            _power_off_ipmi(here, admin)
+        elif found := admin.fence.ipmi:
+            timeout_s = admin.fence.timeout_s
+            ipmi.power_off(here, found.address, found.user, str(found.password_file), timeout_s=timeout_s)
     except Refused:
         raise
     except SmsError as error:
@@ -71,9 +71,3 @@ def fence(admin: AdminHost) -> None:
 def _controller(settings: Redfish) -> redfish.Controller:
     password = read_password(settings.password_file)
     return redfish.Controller(settings.url, settings.user, password, settings.ca, settings.insecure)
-
-
-def _power_off_ipmi(here: Host, admin: AdminHost) -> None:
-    assert admin.fence and admin.fence.ipmi
-    settings = admin.fence.ipmi
-    ipmi.power_off(here, settings.address, settings.user, str(settings.password_file), timeout_s=admin.fence.timeout_s)

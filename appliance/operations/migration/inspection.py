@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 from appliance.errors import Refused
@@ -14,15 +16,13 @@ from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.overlay.overlay import archive_for, overlay_mark, running_mark
-from appliance.operations.preflight import check_bridges, check_programs
+from appliance.operations.preflight import check_bridges, check_programs, find_instance
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.unfinished import read_last_upgrade, recover_migration
-from appliance.operations.start_note import read_note, record_start
-from appliance.plan.machine import instance_name
+from appliance.operations.start_note import StartNote, read_note, record_start
 from appliance.plan.migration.lease import View, find_holder
 from appliance.plan.migration.plan import Facts, HostFacts, plan_migration, recent_parts
-from appliance.plan.services.note import StartNote
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, bridge
@@ -50,8 +50,8 @@ def inspect_hosts(
         Refused: with all problems.
     """
     target = cluster.host(name)
-    with progress.step("check both hosts") as step:
-        _check_target_programs(target)
+    with _unreachable_is_refused(), progress.step("check both hosts") as step:
+        check_programs(target)
         source, lease = find_source(cluster, target, recover=recover, progress=progress)
         step.detail(f"{source.name} to {name}")
         running = _find_running(cluster, source)
@@ -68,9 +68,10 @@ def inspect_hosts(
     return Inspected(source, target, running.pid, lease, plan)
 
 
-def _check_target_programs(target: Host) -> None:
+@contextmanager
+def _unreachable_is_refused() -> Iterator[None]:
     try:
-        check_programs(target)
+        yield
     except Unreachable as error:
         raise Refused(error.message, hint=error.hint) from error
 
@@ -118,7 +119,7 @@ def find_source(cluster: Cluster, target: Host, *, recover: bool, progress: Prog
 
 
 def _find_running(cluster: Cluster, source: Host) -> Instance:
-    running = apptainer.find_instance(source, instance_name(cluster.site))
+    running = find_instance(cluster, source)
     if not running:
         raise Refused(
             f"{source.name} holds the lease, but the services container does not run there",
@@ -149,7 +150,7 @@ def _check_unchanged(cluster: Cluster, source: Host, target: Host, running: Inst
     Raises:
         Refused: they are not as sms leaves them.
     """
-    if left := apptainer.find_instance(target, instance_name(cluster.site)):
+    if left := find_instance(cluster, target):
         raise Refused(
             f"an instance runs on {target.name}, too (process {left.pid})", hint=f"sms stop --host {target.name}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from appliance.errors import Refused, RolledBack, SmsError
-from appliance.host.base import Host, Unreachable
+from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import copy_image
@@ -34,10 +34,7 @@ def migrate(cluster: Cluster, name: str, progress: Progress, *, force: bool = Fa
         RolledBack: a step failed; the services container serves on the source as before.
         SmsError: a step failed; the message says which host serves now.
     """
-    try:
-        inspected = inspect_hosts(cluster, name, progress, recover=True, force=force)
-    except Unreachable as error:
-        raise Refused(error.message, hint=error.hint) from error
+    inspected = inspect_hosts(cluster, name, progress, recover=True, force=force)
     if isinstance(inspected, MigrationResult):
         return inspected
     refuse_over_budget(inspected.plan, force=force)
@@ -101,10 +98,7 @@ def rehearse_migrate(cluster: Cluster, name: str, progress: Progress) -> Plan:
     Raises:
         Refused: as for a migration.
     """
-    try:
-        inspected = inspect_hosts(cluster, name, progress, recover=False, force=True)
-    except Unreachable as error:
-        raise Refused(error.message, hint=error.hint) from error
+    inspected = inspect_hosts(cluster, name, progress, recover=False, force=True)
     assert isinstance(inspected, Inspected)  # a result is for ``recover``
     return inspected.plan
 

@@ -9,8 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from typing import Any, Literal, Protocol, TypeVar, cast
+from ipaddress import IPv4Network, ip_address
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
@@ -22,12 +22,6 @@ LARGEST_NID = 2**31 - 1
 LONGEST = 255
 ListName = Literal["nodes", "groups", "components", "interfaces", "endpoints", "boot"]
 Entry = TypeVar("Entry", payloads.Node, payloads.Group)
-
-
-class Network(Protocol):
-    """The provisioning network; tests whether an address is in it."""
-
-    def __contains__(self, address: Any) -> bool: ...
 
 
 @dataclass
@@ -49,7 +43,7 @@ class Smd:
     groups: Sequence[Mapping[str, Any]] = ()
 
 
-def from_smd(smd: Smd, *, pattern: str, network: Network, reserved: Mapping[str, str]) -> Converted:
+def from_smd(smd: Smd, *, pattern: str, network: IPv4Network, reserved: Mapping[str, str]) -> Converted:
     """Convert the collections of a State Manager to an import document.
 
     Args:
@@ -79,7 +73,7 @@ class _Interface:
 
 
 class _Converter:
-    def __init__(self, smd: Smd, pattern: str, network: Network, reserved: Mapping[str, str]) -> None:
+    def __init__(self, smd: Smd, pattern: str, network: IPv4Network, reserved: Mapping[str, str]) -> None:
         self.smd, self.pattern, self.network = smd, pattern, network
         self.notes: list[str] = []
         self._left: Counter[str] = Counter()

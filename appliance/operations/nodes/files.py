@@ -65,17 +65,6 @@ class ClientReport:
     has: Mapping[str, StoredFile] = field(default_factory=dict)
     held: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "client": self.client,
-            "state": self.state,
-            "missing": list(self.missing),
-            "failed": dict(self.failed),
-            "held": list(self.held),
-            "at": self.at,
-            "has": dict(self.has),
-        }
-
 
 @dataclass(frozen=True)
 class PushResult:
@@ -107,7 +96,7 @@ class PushResult:
     def as_dict(self) -> dict[str, object]:
         return {
             "differences": [one.as_dict() for one in self.differences],
-            "clients": [one.as_dict() for one in self.reports],
+            "clients": [asdict(one) for one in self.reports],
         }
 
 

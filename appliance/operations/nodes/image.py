@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from appliance.config.provisioning import Profile
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.image.build import find_mirrors
+from appliance.operations.image.build import find_mirrors, logging, resolve, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources
@@ -37,7 +35,6 @@ from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.tools import mmdebstrap
-from appliance.tools.apt import Resolver
 from appliance.tools.sealed import check_seal, digest_file, seal
 
 PROGRAMS = ("sms-filesync", "sms-enroll", "smsenroll.py", "smsfiles.py", "smskept.py", "smslink.py", "smsrt.py")
@@ -92,13 +89,9 @@ def plan_image(cluster: Cluster, name: str, progress: Progress) -> NodePlan:
     folder = share("definitions", "nodes")
     profile = read_node_profile(folder, name)
     base = read_bases(share("definitions", "bases"))[profile.base]
-    host = Local()
     given = cluster.site.base.mirrors if cluster.base.name == base.name else {}
-    sources = apt_sources(base, find_mirrors(host, base, given))
-    with progress.step("resolve package versions") as step:
-        lists = str(cluster.places.images.parent / "cache" / f"apt-{base.name}")
-        versions = Resolver(host, lists, sources).resolve(packages_of(profile, site))
-        step.detail(f"{len(versions)} packages")
+    sources = apt_sources(base, find_mirrors(Local(), base, given))
+    versions = resolve(cluster, base.name, sources, packages_of(profile, site), progress)
     inputs = NodeInputs(
         sources,
         versions,
@@ -139,8 +132,6 @@ def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool =
     folder = nodes_folder(cluster) / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_one(host, str(folder / ".lock"), f"another build of {name} is running"):
-        for left in folder.glob("build-*"):  # left by a killed build; its mounts ended with it
-            shutil.rmtree(left)
         found = None if force else _built_before(cluster, plan, folder)
         digest = found or _build(cluster, plan, folder, progress)
         _make_current(folder, digest)
@@ -163,9 +154,7 @@ def _built_before(cluster: Cluster, plan: NodePlan, folder: Path) -> str | None:
 def _build(cluster: Cluster, plan: NodePlan, folder: Path, progress: Progress) -> str:
     """Build in a temporary folder and rename it to the digest at the end: a named image is complete and sealed."""
     host = Local()
-    with ExitStack() as undo:
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
-        undo.callback(shutil.rmtree, work, ignore_errors=True)
+    with work_folder(folder) as work:
         root, out = work / "root", work / "image"
         out.mkdir()
         archive = _root_archive(cluster, plan, work, folder / "build.log", progress)
@@ -204,14 +193,9 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
         archive.touch()
         return archive
     part = work / "root.tar.zst"
-    with progress.step("install the packages") as step, log.open("w") as lines:
-
-        def on_line(line: str) -> None:
-            lines.write(line + "\n")
-            step.detail(line)
-
-        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.sources, on_line=on_line)
-        step.detail(f"{len(plan.versions)} packages")
+    with progress.step("install the packages") as step, logging(log, step) as on_line:
+        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.inputs.sources, on_line=on_line)
+        step.detail(f"{len(plan.inputs.versions)} packages")
     part.rename(archive)
     for old in sorted(store.glob("*.tar.zst"), key=lambda each: -each.stat().st_mtime)[KEEP_ROOTS:]:
         old.unlink()
@@ -226,13 +210,13 @@ def _packages(root: Path) -> dict[str, str]:
 
 def _finish(plan: NodePlan, root: Path) -> str:
     """Add our files to the root and run the finish script. Returns the kernel's version."""
-    for path, (data, mode) in plan.files.items():
+    for path, (data, mode) in plan.inputs.files.items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
         target.chmod(mode)
     script = str(share("definitions", "nodes", "finish"))
-    units = [f"mask {unit}\n" for unit in plan.mask] + [f"later {unit}\n" for unit in plan.later]
+    units = [f"mask {unit}\n" for unit in plan.profile.mask] + [f"later {unit}\n" for unit in plan.later]
     versions = Local().run("sh", script, str(root), input="".join(units).encode()).text.split()
     if len(versions) != 1:
         raise SmsError(f"the root has {len(versions)} kernels instead of one: {', '.join(versions) or 'none'}")
@@ -252,7 +236,7 @@ def _check_no_secrets(root: Path) -> None:
 def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target: Path) -> None:
     """Create the initramfs: busybox, the modules for network and root, and our init program."""
     modules = f"lib/modules/{version}"
-    paths = needed_modules((root / modules / "modules.dep").read_text(), plan.drivers, plan.modules)
+    paths = needed_modules((root / modules / "modules.dep").read_text(), plan.profile.drivers, plan.profile.modules)
     beside = root / "run" / "initramfs"
     for path in (*paths, "modules.order", "modules.builtin", "modules.builtin.modinfo"):
         (beside / modules / path).parent.mkdir(parents=True, exist_ok=True)
@@ -267,8 +251,8 @@ def _make_initramfs(plan: NodePlan, root: Path, version: str, work: Path, target
     busybox = _find_busybox(root)
     entries |= {
         "bin/busybox": (busybox.read_bytes(), 0o755),
-        "init": plan.initramfs["init"],
-        "etc/udhcpc": plan.initramfs["udhcpc"],
+        "init": plan.inputs.initramfs["init"],
+        "etc/udhcpc": plan.inputs.initramfs["udhcpc"],
         **{f"{folder}/.here": (b"", 0o644) for folder in ("dev", "proc", "sys", "run")},
     }
     applets = Local().run(str(busybox), "--list").text.split()

@@ -19,6 +19,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.vm.client import open_api, tls_folder
 from appliance.plan.nodes.nodes import choose_nodes
+from appliance.plan.overlay.seed import named_nodes
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.provision import payloads
@@ -237,8 +238,4 @@ def node_network(cluster: Cluster) -> IPv4Network:
 
 def site_addresses(cluster: Cluster) -> dict[str, str]:
     """Return the addresses that ``slurm.nodes`` of the site file assigns, by node name."""
-    found: dict[str, str] = {}
-    for line in cluster.site.slurm.nodes:
-        if line.address:
-            found |= dict(zip(expand(line.name), expand(line.address), strict=False))
-    return found
+    return {name: address for name, address in named_nodes(cluster.site) if address}

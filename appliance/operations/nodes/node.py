@@ -32,7 +32,6 @@ class NodeSpec:
     bmc: str | None = None
     profile: str | None = None
     groups: tuple[str, ...] = ()
-    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,18 +144,9 @@ def remove_nodes(cluster: Cluster, words: Sequence[str], progress: Progress, *, 
 
 
 def _spec_fields(spec: NodeSpec) -> Node:
-    found: Node = {}
-    if spec.address is not None:
-        found["address"] = spec.address
-    if spec.xname is not None:
-        found["xname"] = spec.xname
-    if spec.bmc is not None:
-        found["bmc"] = spec.bmc
-    if spec.profile is not None:
-        found["profile"] = spec.profile
-    if spec.macs:
-        found["macs"] = list(spec.macs)
-    return found
+    """Return the given options as fields of a node, without groups."""
+    fields = _only(cast("Node", vars(spec)), lambda key, value: key not in ("macs", "groups") and value is not None)
+    return {**fields, "macs": list(spec.macs)} if spec.macs else fields
 
 
 def _only(node: Node, wanted: Callable[[str, object], bool]) -> Node:

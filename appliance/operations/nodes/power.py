@@ -11,9 +11,9 @@ from appliance.config.hostlist import fold
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.bmc import Login, controller_of, find_login, run_parallel
-from appliance.operations.nodes.inventory import known_nodes, open_inventory, pick
+from appliance.operations.nodes.inventory import open_inventory
 from appliance.plan.vm.vm import need_vm
-from appliance.progress import Progress, Step
+from appliance.progress import Progress
 from appliance.provision.payloads import Node
 from appliance.tools.redfish_power import read_power, set_boot, switch
 
@@ -45,15 +45,6 @@ class Boot:
     cycle: bool = True
     wait_s: float = 0
     timeout_s: float = 120
-
-
-def choose(cluster: Cluster, words: Sequence[str], progress: Progress) -> list[Node]:
-    """Return the matching nodes of the inventory or its cache.
-
-    Raises:
-        ConfigError, Refused: as in `pick` and `known_nodes`.
-    """
-    return pick(known_nodes(cluster, progress), words)
 
 
 def power(
@@ -170,13 +161,9 @@ def _all(nodes: Sequence[Node], work: Callable[[Node], Outcome], text: str, prog
             if isinstance(outcome, SmsError):
                 outcome = Outcome(name, error=outcome.message, hint=outcome.hint)
             done[name] = outcome
-            _show_count(step, list(done.values()), len(nodes))
+            failed = sum(1 for one in done.values() if one.error)
+            step.detail(f"{len(done)} of {len(nodes)}{f', {failed} failed' if failed else ''}")
     return [done[node["name"]] for node in nodes]
-
-
-def _show_count(step: Step, done: Sequence[Outcome], total: int) -> None:
-    failed = sum(1 for one in done if one.error)
-    step.detail(f"{len(done)} of {total}{f', {failed} failed' if failed else ''}")
 
 
 def _wait(

@@ -17,10 +17,8 @@ from appliance.operations.overlay.overlay import (
     ready_overlay,
     seeded_with,
 )
-from appliance.operations.preflight import check_programs, only_one
-from appliance.plan.machine import instance_name
+from appliance.operations.preflight import check_programs, find_instance, lock_host
 from appliance.progress import Progress
-from appliance.tools import apptainer
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
     """
     check_programs(host)
     path = str(cluster.places.overlay)
-    with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
-        if apptainer.find_instance(host, instance_name(cluster.site)):
+    with lock_host(cluster, host):
+        if find_instance(cluster, host):
             return Created(host.name, path, False, False)
         with hold_lease_still(host, cluster), opened(cluster, host, progress):
             exists = check_overlay(cluster, host)
@@ -63,7 +61,7 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
         Refused: as ``create`` would.
     """
     check_programs(host)
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         return []
     check_lease(host, cluster)
     exists = check_overlay(cluster, host)

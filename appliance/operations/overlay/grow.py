@@ -12,12 +12,12 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirror import check_members_room, enlarge
 from appliance.operations.overlay.mirrored import find_mirror, is_linked
 from appliance.operations.overlay.overlay import keep_stopped
-from appliance.operations.preflight import check_programs, only_one
-from appliance.plan.machine import instance_name
-from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
+from appliance.operations.preflight import check_programs, find_instance, lock_host
+from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size
+from appliance.plan.overlay.grow import parse_size as parse_size  # for the cli, too
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, ext3, files
-from appliance.tools.space import query_space
+from appliance.tools import agent, ext3, files
+from appliance.tools.space import need_space
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,6 @@ class Grown:
     steps: tuple[str, ...] = ()
 
 
-def parse_size_argument(text: str) -> SizeSpec:
-    """Parse a size argument of the command line.
-
-    Raises:
-        ConfigError: it is not a size.
-    """
-    return parse_size(text)
-
-
 def grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, dry_run: bool = False) -> Grown:
     """Enlarge the overlay, or finish an interrupted run.
 
@@ -51,7 +42,7 @@ def grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, dr
         SmsError: it failed; running it again resumes it.
     """
     check_programs(host)
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         lease = query_lease(host, cluster)
         if lease.holder != host.name:
             raise Refused(
@@ -85,7 +76,8 @@ def _grow(cluster: Cluster, host: Host, progress: Progress, spec: SizeSpec, *, r
         check_members_room(host, mirror, size)
     else:
         # A stopped overlay is copied and the copy grown: both exist for a while.
-        _check_room(host, str(cluster.places.overlay.parent), size - used if running else size)
+        more, hint = size - used if running else size, "free space there, or grow it by less"
+        need_space(host, str(cluster.places.overlay.parent), more, "MiB free, the overlay may need %d more", hint=hint)
     steps = (
         *([f"enlarge the mirror's members for {size // MIB} MiB"] if mirror else []),
         f"enlarge {path} to {size // MIB} MiB, sparse" + ("" if running else ", in a copy that replaces it"),
@@ -113,9 +105,8 @@ def _enlarge_mirror(cluster: Cluster, host: Host, size: int, *, running: bool) -
     """
     with ExitStack() as stack:
         if running:
-            busy = f"another sms is at work on {host.name}"
-            stack.enter_context(only_one(host, str(cluster.places.lock), busy))
-            if not apptainer.find_instance(host, instance_name(cluster.site)):
+            stack.enter_context(lock_host(cluster, host))
+            if not find_instance(cluster, host):
                 raise Refused("the services container was stopped meanwhile", hint="run it again")
         mirror = find_mirror(cluster, host)
         if mirror is None:
@@ -140,12 +131,3 @@ def _grow_stopped(host: Host, path: str, size: int, progress: Progress) -> None:
     except BaseException:
         host.remove(beside)
         raise
-
-
-def _check_room(host: Host, folder: str, more: int) -> None:
-    free = query_space(host, folder).free
-    if free < more:
-        raise Refused(
-            f"{folder} on {host.name} has {free // MIB} MiB free, the overlay may need {more // MIB} more",
-            hint="free space there, or grow it by less",
-        )

@@ -13,7 +13,6 @@ from appliance.operations.context import Cluster
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import (
     TOOLS,
-    MirrorState,
     Tool,
     close_mirror,
     find_mirror,
@@ -26,8 +25,7 @@ from appliance.operations.overlay.mirrored import (
     write_note,
 )
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
-from appliance.operations.preflight import check_programs, only_one
-from appliance.plan.machine import instance_name
+from appliance.operations.preflight import check_programs, find_instance, lock_host, only_one
 from appliance.plan.overlay.mirror import (
     GIB,
     REBUILD,
@@ -40,8 +38,8 @@ from appliance.plan.overlay.mirror import (
     select_members,
 )
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer, ext3, files, loop
-from appliance.tools.space import query_space
+from appliance.tools import agent, ext3, files, loop
+from appliance.tools.space import need_space
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,6 @@ class MirrorChange:
     changed: bool
     steps: tuple[str, ...] = ()
     mended: int = 0
-
-
-def status(cluster: Cluster, host: Host) -> MirrorState | None:
-    """Return the state of the mirror; None where there is none."""
-    return query_mirror(cluster, host)
 
 
 def create(
@@ -164,12 +157,9 @@ def _file_system(host: Host, folder: str) -> str:
 
 
 def _check_room(host: Host, folder: str, needed: int) -> None:
-    free = query_space(host, folder).free
-    if free < needed:
-        raise Refused(
-            f"{folder} on {host.name} has {free >> 20} MiB free, its member may need {needed >> 20}",
-            hint="free space there, or give another folder",
-        )
+    need_space(
+        host, folder, needed, "MiB free, its member may need %d", hint="free space there, or give another folder"
+    )
 
 
 def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None:
@@ -238,8 +228,7 @@ def abandon(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool =
         SmsError: a member is intact.
     """
     check_programs(host)
-    busy = f"another sms is at work on {host.name}"
-    with only_one(host, str(cluster.places.lock), busy), hold_lease_still(host, cluster):
+    with lock_host(cluster, host), hold_lease_still(host, cluster):
         check_stopped(cluster, host)
         mirror = find_mirror(cluster, host)
         if mirror is None:
@@ -297,7 +286,7 @@ def _lock_mirror(cluster: Cluster, host: Host, progress: Progress) -> Iterator[M
     with ExitStack() as stack:
         busy = f"another run is at work on the mirror on {host.name}"
         stack.enter_context(only_one(host, f"{cluster.places.lock}.mirror", busy))
-        if not apptainer.find_instance(host, instance_name(cluster.site)):
+        if not find_instance(cluster, host):
             stack.enter_context(keep_stopped(cluster, host, progress))
         mirror = find_mirror(cluster, host)
         if mirror is None or not is_linked(cluster, host):
@@ -424,11 +413,9 @@ def _find_faulty(mirror: Mirror, problems: dict[int, str], options: RebuildOptio
     faulty = [member for member in mirror.members if member.lost or member.number in problems]
     if mirror.pending:
         faulty = [member for member in mirror.members if member.devid == mirror.pending.devid]
-    if len(faulty) > 1:
-        # Each is repaired from the other.
-        return next((member for member in faulty if member.lost), faulty[0])
     if faulty:
-        return faulty[0]
+        # If both are, each is repaired from the other.
+        return next((member for member in faulty if member.lost), faulty[0])
     if mirror.due:
         return mirror.members[0]
     if options.folder and options.folder not in [member.folder for member in mirror.members]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.plan.overlay.mirror import (
     Device,
-    Made,
     Mirror,
-    Scrubbed,
-    Seen,
     member_problem,
     read_mirror,
     select_members,
     warnings,
 )
-from appliance.progress import Progress, Silent, Step
+from appliance.progress import Progress, Silent
+from appliance.shared.records import to_json
 from appliance.tools import ext3, loop
 from appliance.tools.btrfs import Btrfs
 from appliance.tools.mdadm import Md
@@ -31,27 +29,9 @@ from appliance.tools.space import query_space
 ADOPT = "sms overlay mirror adopt DIR"
 
 
-class Tool(Protocol):
-    """Interface of a mirroring tool: see ``Btrfs``."""
-
-    kind: str
-
-    def lacks(self, host: Host) -> str: ...
-    def make(self, host: Host, loops: Sequence[str], label: str) -> Made: ...
-    def inspect(self, host: Host, path: str) -> Seen: ...
-    def mount(self, host: Host, uuid: str, loops: Sequence[str], folder: str, *, degraded: bool) -> None: ...
-    def unmount(self, host: Host, uuid: str, folder: str) -> None: ...
-    def mounted(self, host: Host, uuid: str, folder: str) -> bool: ...
-    def devices(self, host: Host, uuid: str, folder: str) -> list[Device]: ...
-    def scrub(self, host: Host, uuid: str, folder: str, step: Step) -> Scrubbed: ...
-    def cancel(self, host: Host, uuid: str, folder: str) -> None: ...
-    def replace(self, host: Host, uuid: str, folder: str, devid: int, loop: str) -> None: ...
-    def settle(self, host: Host, uuid: str, folder: str) -> None: ...
-    def enlarge(self, host: Host, uuid: str, folder: str) -> None: ...
-
-
+Tool = Btrfs | Md
 TOOLS: dict[str, Tool] = {tool.kind: tool for tool in (Btrfs(), Md())}
-"""In order of preference."""
+"""The mirroring tools, in order of preference."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +75,14 @@ def find_mirror(cluster: Cluster, host: Host) -> Mirror | None:
 def write_note(cluster: Cluster, host: Host, mirror: Mirror) -> None:
     """Write the mirror's note: the authoritative one beside the overlay, and a copy beside every reachable member."""
     main = str(cluster.places.mirror_note)
-    host.write(main, mirror.text(), mode=0o600)
+    host.write(main, to_json(mirror), mode=0o600)
     host.run("sync", str(cluster.places.mirror_note.parent))
     for member in mirror.members:
         copy = note_copy(mirror, member.folder)
         # A missing folder is most often a missing disk: do not create the folder on another file system.
         if copy != main and host.works("test", "-d", member.folder):
             try:
-                host.write(copy, mirror.text(), mode=0o600)
+                host.write(copy, to_json(mirror), mode=0o600)
             except CommandError:
                 continue  # a failing disk: reported by whatever reads the member
 

@@ -8,20 +8,20 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from appliance.catalog import read_extra_files
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, read_given
 from appliance.operations.image.deliver import Image
 from appliance.operations.lease import hold_lease_still
 from appliance.operations.overlay.mirrored import ADOPT, find_mirror, is_linked, opened
-from appliance.operations.preflight import only_one
-from appliance.plan.machine import inside_argv, instance_name, seed_argv
+from appliance.operations.preflight import find_instance, lock_host
+from appliance.plan.machine import inside_argv, seed_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, seed_archive, seed_digest, seed_files
 from appliance.progress import Progress
 from appliance.share import share
 from appliance.shared.lease import Lease
 from appliance.tools import apptainer, ext3, files
-from appliance.tools.space import query_space
+from appliance.tools.space import need_space
 
 MARK = "/etc/sms/seed.mark"
 """Stored in the overlay itself, so that a restored copy identifies its own seed."""
@@ -77,7 +77,9 @@ def check_overlay(cluster: Cluster, host: Host) -> bool:
                 f"the overlay of {host.name} has moved to another host; the local copy is stale",
                 hint=f"`sms host list` shows where it is: start it there, or move it back: sms migrate {host.name}",
             )
-        _check_room(cluster, host)
+        # For the full overlay: it is sparse at first.
+        folder, hint = str(cluster.places.overlay.parent), "free space, or set a smaller overlay.size_mb"
+        need_space(host, folder, cluster.site.overlay.size_mb << 20, "MiB free, the overlay may grow to %d", hint=hint)
         return False
     users = ext3.users_of(host, path)
     if users:
@@ -123,7 +125,7 @@ def keep_stopped(
         Refused: it runs here, another host has the lease, another run is in progress, or the overlay is in use.
     """
     with (
-        only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"),
+        lock_host(cluster, host),
         hold_lease_still(host, cluster, fenced=fenced) as lease,
     ):
         check_stopped(cluster, host)
@@ -139,7 +141,7 @@ def check_stopped(cluster: Cluster, host: Host) -> None:
     Raises:
         Refused: the services container runs there, or something else has the overlay open.
     """
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         raise Refused(f"the services container runs on {host.name}", hint=f"sms stop --host {host.name}")
     users = ext3.users_of(host, str(cluster.places.overlay))
     if users:
@@ -207,26 +209,3 @@ def _seed(cluster: Cluster, host: Host, image: str, overlay: str, archive: bytes
     result = apptainer.run_container(host, *seed_argv(cluster.site, image, overlay, mark), input=archive, timeout=120)
     report: dict[str, list[str]] = json.loads(result.text.splitlines()[-1])
     return report
-
-
-def _check_room(cluster: Cluster, host: Host) -> None:
-    """Check that the file system has room for the full overlay: it is sparse at first."""
-    folder = str(cluster.places.overlay.parent)
-    free = query_space(host, folder).free >> 20
-    if free < cluster.site.overlay.size_mb:
-        raise Refused(
-            f"{folder} on {host.name} has {free} MiB free, the overlay may grow to {cluster.site.overlay.size_mb}",
-            hint="free space, or set a smaller overlay.size_mb",
-        )
-
-
-def prove_writable(host: Host, run_inside: tuple[str, ...]) -> None:
-    """Write a file inside and read it back: Apptainer only warns of a read-only overlay.
-
-    Raises:
-        SmsError: the overlay cannot be written.
-    """
-    script = 'f=/var/lib/.sms-write; echo "$1" >"$f" && sync "$f" && [ "$(cat "$f")" = "$1" ] && rm "$f"'
-    result = host.run(*run_inside, "sh", "-c", script, "prove", "sms", ok=None)
-    if result.status:
-        raise SmsError("the overlay cannot be written", hint="is its file system full, or mounted read-only?")

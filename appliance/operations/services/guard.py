@@ -17,13 +17,12 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.lease import Leases
 from appliance.operations.overlay.overlay import retire_overlay
-from appliance.operations.preflight import only_one
+from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.stop import take_down
-from appliance.plan.machine import instance_name
 from appliance.plan.migration.lease import View, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
 from appliance.shared.locks import Locked, hold_lock
-from appliance.tools import apptainer, ext3, ports
+from appliance.tools import ext3, ports
 
 OWN_INTERVAL_S = 1
 """Seconds between two reads of this host's lease file, which may be shared with other hosts."""
@@ -144,8 +143,7 @@ class Guard:
     def _step_down(self, newer: Lease) -> SteppedDown | None:
         if self._is_settled(newer):
             return None
-        busy = f"another sms is at work on {self.host.name}"
-        with only_one(self.host, str(self.cluster.places.lock), busy):
+        with lock_host(self.cluster, self.host):
             self.query(self.host.name)  # the previous holder of the lock may have changed it
             again = self.newer()
             return self._stop(again) if again else None
@@ -158,18 +156,15 @@ class Guard:
         if not mine or (mine.holder, mine.generation) != (newer.holder, newer.generation):
             return False
         if self._settled != newer or now - self._checked_at > RECHECK_S:
-            if self._running():
+            if find_instance(self.cluster, self.host):
                 return False
             self._settled, self._checked_at = newer, now
         return True
 
-    def _running(self) -> apptainer.Instance | None:
-        return apptainer.find_instance(self.host, instance_name(self.cluster.site))
-
     def _stop(self, newer: Lease) -> SteppedDown:
         """Disconnect the instance, stop it, and write the newer lease last. The next check retries a failed step."""
         name, holder = self.host.name, str(newer.holder)
-        running = self._running()
+        running = find_instance(self.cluster, self.host)
         facts: dict[str, object] = {"holder": holder, "generation": newer.generation}
         if running:
             self._stopping = self._stopping or time.monotonic()

@@ -12,19 +12,10 @@ from appliance.operations.hosts.installed import SITE_FILE, find_sms, has_system
 from appliance.plan.services.unit import guard_unit_name, guard_unit_text
 from appliance.progress import Progress
 from appliance.tools import files
+from appliance.tools.scripts import script_argv
 
 STOP_TIMEOUT_S = 5
 """Seconds that a guard may take to stop."""
-STOP = f"""\
-[ -e "$1" ] && ! flock -n -s "$1" true || exit 0
-kill "$(cat "$1")" && flock -w {STOP_TIMEOUT_S} "$1" true
-"""
-"""Shell: stop the process that holds lock $1 and has written its id into it."""
-START = """\
-umask 077
-mkdir -p "$(dirname "$1")" && log=$1 && shift && exec setsid --fork "$@" </dev/null >>"$log" 2>&1
-"""
-"""Shell: run the command after $1 in the background, with log file $1."""
 
 
 def is_guarded(cluster: Cluster, host: Host) -> bool:
@@ -65,7 +56,7 @@ def _start(cluster: Cluster, host: Host) -> str:
     if site == SITE_FILE and not there:
         return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
     command = (sms, "--quiet", "--site", site, "--state", str(cluster.site.state), "guard")
-    host.run("sh", "-c", START, "begin", str(cluster.places.guard_log), *command)
+    host.run(*script_argv("start-daemon", str(cluster.places.guard_log), *command))
     return ""
 
 
@@ -81,4 +72,4 @@ def stop_guard(cluster: Cluster, host: Host) -> None:
     """Stop the host's guard if one runs; one that does not stop is left running."""
     if has_systemd(host):
         host.run("systemctl", "stop", "--no-block", guard_unit_name(cluster.site.cluster), ok=None)
-    host.run("sh", "-c", STOP, "end", str(cluster.places.guard_lock), ok=None)
+    host.run(*script_argv("stop-daemon", str(cluster.places.guard_lock), str(STOP_TIMEOUT_S)), ok=None)

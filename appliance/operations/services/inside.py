@@ -9,8 +9,9 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.overlay.mirrored import is_linked
 from appliance.operations.overlay.overlay import keep_stopped
-from appliance.plan.machine import inside_argv, instance_name
-from appliance.tools import apptainer, ext3
+from appliance.operations.preflight import find_instance
+from appliance.plan.machine import inside_argv
+from appliance.tools import ext3
 
 LOGS = "/var/log/sms"
 OTHER_LOGS = {"messages": "/var/log/messages", "supervisor": f"{LOGS}/supervisord.log"}
@@ -23,7 +24,7 @@ def need_running(cluster: Cluster, host: Host) -> None:
     Raises:
         Refused: no instance runs there.
     """
-    if not apptainer.find_instance(host, instance_name(cluster.site)):
+    if not find_instance(cluster, host):
         raise Refused(f"the services container does not run on {host.name}", hint=f"sms start --host {host.name}")
 
 
@@ -50,7 +51,7 @@ def log_path(cluster: Cluster, name: str) -> str:
 def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: bool) -> int:
     """Show the end of a log, also when the services container does not run."""
     path = log_path(cluster, name)
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
         return host.interact(*inside_argv(cluster.site, *tail))
     if follow:

@@ -22,19 +22,18 @@ from appliance.operations.overlay.overlay import (
     check_overlay,
     overlay_commands,
     overlay_mark,
-    prove_writable,
     ready_overlay,
     retire_overlay,
     running_mark,
 )
-from appliance.operations.preflight import check_bridges, check_programs, only_one, refuse_taken
+from appliance.operations.preflight import check_bridges, check_programs, find_instance, lock_host, refuse_taken
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import image_of_unfinished, recover_migration
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
-from appliance.plan.machine import inside_argv, instance_name, start_argv
+from appliance.plan.machine import inside_argv, start_argv
 from appliance.plan.migration.lease import find_newer
 from appliance.plan.services.network import conflists
 from appliance.progress import Progress
@@ -123,8 +122,8 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
     if options.boot and not _is_still_held(cluster, host, progress):
         return None
     options = replace(options, image=options.image or image_of_unfinished(cluster, host, progress))
-    with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
-        running = apptainer.find_instance(host, instance_name(cluster.site))
+    with lock_host(cluster, host):
+        running = find_instance(cluster, host)
         if running:
             started = _check_running(cluster, host, progress, running.image, options.wait_s)
         else:
@@ -162,7 +161,7 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
         Refused: as for a start.
     """
     check_programs(host)
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         raise Refused(f"the services container runs on {host.name} already", hint="`sms status` probes every service")
     with progress.step("check the host"):
         check_bridges(cluster, host)
@@ -305,7 +304,7 @@ def _start_instance(cluster: Cluster, host: Host, progress: Progress, image: Ima
     with progress.step("start the instance"):
         apptainer.run_container(host, *start_argv(cluster.site, image.path), timeout=60)
         # Apptainer only warns about a read-only overlay; the services would fail one by one.
-        prove_writable(host, inside_argv(cluster.site))
+        apptainer.prove_writable(host, inside_argv(cluster.site))
 
 
 def _wait_for_services(cluster: Cluster, host: Host, progress: Progress, wait_s: float, keep: bool) -> dict[str, float]:

@@ -11,15 +11,15 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
+from appliance.operations.preflight import find_instance
 from appliance.operations.services.guarded import is_guarded
 from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.deferred import Deferred, probe_vm
-from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.machine import inside_argv
 from appliance.shared.lease import Lease
-from appliance.tools import apptainer
 
 UNSYNCHRONISED = "stratum 10,"
 """Start of chrony's answer while it reaches no time server (`local stratum` of its configuration)."""
@@ -95,28 +95,25 @@ def _with_snapshots(status: Status, query: Future[SnapshotStatus]) -> Status:
 
 def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[str], problem: str) -> Status:
     """Return the status without snapshots; ``trouble``: problems found so far, ``problem``: that of the lease."""
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     mirror, problems = _mirror(cluster, host)
     trouble += problems
+    warnings = trouble
+    found = Status(
+        cluster.site.cluster, host.name, False, False, lease, mirror=mirror, warnings=warnings, lease_problem=problem
+    )
     if not running:
-        warnings = trouble
         if lease.holder == host.name:
             warnings.append(f"{host.name} holds the lease, but runs nothing")
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
-        return Status(
-            *(cluster.site.cluster, host.name, False, False, lease),
-            mirror=mirror,
-            warnings=warnings,
-            lease_problem=problem,
-        )
+        return found
     with ThreadPoolExecutor(1) as pool:  # a VM that is off is detected only by a timeout
         vm_query = pool.submit(probe_vm, cluster, host)
         answers = query_services(cluster, host)
         vm = vm_query.result()
     note = read_note(cluster, host)
     overlay = _overlay_use(cluster, host)
-    warnings = trouble
     if lease.holder != host.name:
         warnings.append(f"it runs on {host.name}, but {lease.holder or 'no host'} holds the lease")
     full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
@@ -137,20 +134,15 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
     else:
         warnings.append("the running image is not the one that was recorded at its start")
-    return Status(
-        cluster.site.cluster,
-        host.name,
-        True,
-        all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
-        lease,
-        answers,
-        image,
-        overlay,
-        mirror,
-        uptime,
-        warnings,
+    return replace(
+        found,
+        running=True,
+        healthy=all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
+        services=answers,
+        image=image,
+        overlay=overlay,
+        uptime_s=uptime,
         provisioning=vm,
-        lease_problem=problem,
     )
 
 

@@ -12,11 +12,11 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.lease import Leases, query_lease, release_lease
 from appliance.operations.overlay.mirrored import close_mirror
-from appliance.operations.preflight import check_programs, only_one
+from appliance.operations.preflight import check_programs, find_instance, lock_host
 from appliance.operations.services.guarded import stop_guard
-from appliance.plan.machine import instance_name, stop_argv, stop_timeout
+from appliance.plan.machine import stop_argv, stop_timeout
 from appliance.progress import Progress
-from appliance.tools import apptainer, ext3
+from appliance.tools import ext3
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def stop(cluster: Cluster, host: Host, progress: Progress, *, keep_lease: bool =
         SmsError: it did not stop, or had to be killed; the lease is kept while its overlay is in use.
     """
     check_programs(host)
-    with only_one(host, str(cluster.places.lock), f"another sms is at work on {host.name}"):
+    with lock_host(cluster, host):
         began = time.monotonic()
         leases = Leases(host, cluster)
         stop_guard(cluster, host)
@@ -69,7 +69,7 @@ def take_down(cluster: Cluster, host: Host) -> bool:
     Raises:
         SmsError: the overlay is still in use.
     """
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     limit = stop_timeout(cluster.services)
     if running:
         host.run(*stop_argv(cluster.site, limit), timeout=limit + 30)

@@ -11,11 +11,12 @@ from typing import Any
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
+from appliance.operations.preflight import find_instance
 from appliance.operations.snapshots.restore import restore
-from appliance.plan.machine import instance_name
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
 from appliance.progress import Progress
-from appliance.tools import agent, apptainer
+from appliance.shared.records import to_json
+from appliance.tools import agent
 
 OVERLAY_REPLACED = {("migrate", "up"), ("migrate", "arrived"), ("failover", "restored")}
 """Verbs and events of the history after which the host has another overlay."""
@@ -77,8 +78,8 @@ def read_last_upgrade(cluster: Cluster, host: Host, *, done: bool = False) -> Up
 def write_phase(cluster: Cluster, host: Host, upgrade: Upgrade, **facts: Any) -> Upgrade:
     """Write the record durably, and its phase with ``facts`` to the history; return the record."""
     if upgrade.phase == DONE:
-        host.write(note_path(cluster, done=True), upgrade.text(), mode=0o600)
-    host.write(note_path(cluster), upgrade.text(), mode=0o600)
+        host.write(note_path(cluster, done=True), to_json(upgrade), mode=0o600)
+    host.write(note_path(cluster), to_json(upgrade), mode=0o600)
     keys = {"before": upgrade.before.key, "after": upgrade.after.key}
     note(cluster, host, "upgrade", upgrade.phase, **keys, **facts)
     return upgrade
@@ -104,7 +105,7 @@ def image_of_unfinished(cluster: Cluster, host: Host, progress: Progress) -> Pat
         Refused, SmsError: the restore failed.
     """
     last = read_last_upgrade(cluster, host)
-    if last is None or last.ended or apptainer.find_instance(host, instance_name(cluster.site)):
+    if last is None or last.ended or find_instance(cluster, host):
         return None
     if last.phase in (LAYING, RETURNING):
         last = restore_overlay(cluster, host, last, progress)

@@ -109,17 +109,12 @@ def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str]) -> Pa
         SmsError: the CA is missing or cannot be read.
     """
     from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     names: list[Any] = [x509.DNSName(hostname)]
     names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
-    extensions = [
-        (x509.SubjectAlternativeName(names), False),
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (_usage(digital_signature=True), True),
-    ]
-    return _issue(folder, _name(hostname, None), extensions, SERVER_DAYS)
+    return _issue(
+        folder, _name(hostname, None), SERVER_DAYS, "SERVER_AUTH", (x509.SubjectAlternativeName(names), False)
+    )
 
 
 def issue_client(folder: Path, name: str, ou: Unit) -> Pair:
@@ -128,15 +123,7 @@ def issue_client(folder: Path, name: str, ou: Unit) -> Pair:
     Raises:
         SmsError: the CA is missing or cannot be read.
     """
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    extensions = [
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False),
-        (_usage(digital_signature=True), True),
-    ]
-    return _issue(folder, _name(name, ou), extensions, CLIENT_DAYS)
+    return _issue(folder, _name(name, ou), CLIENT_DAYS, "CLIENT_AUTH")
 
 
 def issue_issuer(folder: Path) -> Pair:
@@ -145,15 +132,7 @@ def issue_issuer(folder: Path) -> Pair:
     Raises:
         SmsError: the site's CA is missing or cannot be read.
     """
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    extensions = [
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False),
-        (_usage(key_cert_sign=True, crl_sign=True), True),
-    ]
-    return _issue(folder, _name("sms node issuer", None), extensions, ISSUER_DAYS)
+    return _issue(folder, _name("sms node issuer", None), ISSUER_DAYS, "CLIENT_AUTH", signs=True)
 
 
 def show_ca(folder: Path) -> tuple[CertificateInfo, ...]:
@@ -198,37 +177,47 @@ def _name(common: str, unit: str | None) -> x509.Name:
     return x509.Name([*parts, x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
 
 
-def _usage(**given: bool) -> x509.KeyUsage:
+def _constraints(*, signs: bool, path_length: int | None = None) -> list[tuple[Any, bool]]:
+    """Return the critical extensions with what the key may do: sign certificates, or data."""
     from cryptography import x509
 
     every = (
         "digital_signature content_commitment key_encipherment data_encipherment key_agreement "
         "key_cert_sign crl_sign encipher_only decipher_only"
     )
-    return x509.KeyUsage(**{name: given.get(name, False) for name in every.split()})
+    allowed = ("key_cert_sign", "crl_sign") if signs else ("digital_signature",)
+    usage = x509.KeyUsage(**{name: name in allowed for name in every.split()})
+    return [(x509.BasicConstraints(ca=signs, path_length=path_length), True), (usage, True)]
 
 
 def _self_signed(name: str) -> Pair:
-    from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    extensions = [
-        (x509.BasicConstraints(ca=True, path_length=1), True),
-        (_usage(key_cert_sign=True, crl_sign=True), True),
-    ]
-    subject = _name(name, None)
+    subject, extensions = _name(name, None), _constraints(signs=True, path_length=1)
     return Pair(_sign(subject, subject, key.public_key(), key, extensions, ROOT_DAYS), _pem(key))
 
 
-def _issue(folder: Path, subject: x509.Name, extensions: list[tuple[Any, bool]], days: int) -> Pair:
+def _issue(
+    folder: Path, subject: x509.Name, days: int, purpose: str, *more: tuple[Any, bool], signs: bool = False
+) -> Pair:
+    """Issue a certificate.
+
+    Args:
+        purpose: name of its extended key usage.
+        more: further extensions, each with whether it is critical.
+        signs: it can sign certificates, but no further CAs.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     certificate, authority = _read_root(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     extensions = [
-        *extensions,
+        *more,
+        *_constraints(signs=signs, path_length=0 if signs else None),
+        (x509.ExtendedKeyUsage([getattr(ExtendedKeyUsageOID, purpose)]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False),
     ]
     ends = certificate.not_valid_after_utc

@@ -33,7 +33,7 @@ def check_files(site: Site, document: Document) -> list[Problem]:
     check that they exist.
     """
     problems = []
-    for place, path, private in _files(site):
+    for place, path, private in named_files(site):
         # A path that the file does not set is a default and need not exist yet.
         if place in document.lines and (words := _wrong(path, private, needed=place[0] != "signing")):
             problems.append(document.problem(place, *words))
@@ -45,7 +45,7 @@ def show_config(site: Site) -> dict[str, Any]:
     return site.model_dump(mode="json", by_alias=True)
 
 
-def _files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
+def named_files(site: Site) -> Iterator[tuple[Place, Path, bool]]:
     """Yield place, path, and whether only the owner may read the file."""
     for section, private in (("secrets", True), ("accounts", False)):
         values: dict[str, Path | None] = dict(getattr(site, section))

@@ -52,15 +52,6 @@ def find_site(option: Path | None) -> Path:
     )
 
 
-def load_site(path: Path, state: Path | None = None) -> Site:
-    """Return the validated site with its services resolved to names.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
-    return open_site(path, state).site
-
-
 def open_site(path: Path, state: Path | None = None, classification: Path | None = None) -> Loaded:
     """Read and validate a site file.
 

@@ -170,12 +170,3 @@ def _select(listing: Listing, selectors: Sequence[str], everything: bool) -> tup
             else:
                 numbers.append(find_snapshot(listing, selector)["number"])
     return list(dict.fromkeys(numbers)), broken
-
-
-def show(cluster: Cluster, host: Host, selector: str) -> Snapshot:
-    """Return a snapshot's manifest.
-
-    Raises:
-        ConfigError, Refused, SmsError: as ``find_snapshot``.
-    """
-    return find_snapshot(list_snapshots(cluster, host), selector)

@@ -15,14 +15,13 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
-from appliance.operations.preflight import check_programs
+from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.restore import other_image, real_path, restore_reason
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
-from appliance.plan.machine import instance_name
 from appliance.progress import Progress, Silent
 from appliance.shared.results import PathResult as PathResult  # for the cli, too
-from appliance.tools import agent, apptainer
+from appliance.tools import agent
 from appliance.tools.programs import has_program
 
 MAX_LINES = 1000
@@ -228,7 +227,7 @@ def _check_restore(cluster: Cluster, host: Host, selector: str) -> Snapshot:
     check_programs(host)
     _check_rsync(host)
     chosen = find_snapshot(list_snapshots(cluster, host), selector)
-    if apptainer.find_instance(host, instance_name(cluster.site)):
+    if find_instance(cluster, host):
         raise Refused(
             f"the services container runs on {host.name}",
             hint=f"`sms stop --host {host.name}`; or extract the paths with --to DIR while it runs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from appliance.errors import Refused
@@ -68,16 +68,14 @@ def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progre
         return found
     doomed = [one.number for one in decisions if not one.keep]
     reply = agent.call(host, "remove", {"store": store(cluster), "numbers": doomed, "sweep": True}, progress)
-    return Pruned(
-        host.name,
-        listing.snapshots,
-        tuple(decisions),
-        {number: why for number, why in listing.broken.items() if number not in doomed},
-        tuple(reply["removed"]),
-        reply["swept"],
-        reply["chunks"],
-        reply["freed_bytes"],
-        max(0, listing.stored_bytes - reply["freed_bytes"]),
+    return replace(
+        found,
+        broken={number: why for number, why in listing.broken.items() if number not in doomed},
+        removed=tuple(reply["removed"]),
+        swept=reply["swept"],
+        chunks=reply["chunks"],
+        freed_bytes=reply["freed_bytes"],
+        stored_bytes=max(0, listing.stored_bytes - reply["freed_bytes"]),
     )
 
 

@@ -11,7 +11,8 @@ from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import Snapshot, list_snapshots
 from appliance.operations.snapshots.push import choose_targets
 from appliance.operations.snapshots.transfer import Offsite, Sent, send
-from appliance.plan.snapshots.offsite import BORG, archive_name, find, order
+from appliance.plan.snapshots.offsite import BORG, find, order
+from appliance.plan.snapshots.offsite import archive_name as archive_name  # for the cli, too
 from appliance.progress import Progress
 
 
@@ -44,11 +45,6 @@ def list_remote(cluster: Cluster, host: Host, source: str) -> list[Snapshot]:
     choose_targets(cluster, host.name, [source], option="--from")
     listing = list_snapshots(cluster, cluster.host(source))
     return [one for one in listing.snapshots if one["health"].get("ok")]
-
-
-def remote_name(one: Snapshot) -> str:
-    """Return a snapshot's archive name in the repository."""
-    return archive_name(one)
 
 
 def find_remote(there: list[Snapshot], source: str, selector: str) -> Snapshot:

@@ -109,14 +109,18 @@ def choose_targets(cluster: Cluster, source: str, targets: Sequence[str], *, opt
             )
         if name == source:
             raise Refused(f"the snapshots are on {name} already", hint=f"name another one with {option}")
-    settings = cluster.site.snapshots
-    site = [*([BORG] if settings.borg else []), *(name for name in settings.standby if name != source)]
-    chosen = list(dict.fromkeys(targets)) or site
+    chosen = list(dict.fromkeys(targets)) or site_targets(cluster, source)
     if not chosen:
         raise Refused(
             "no push target configured", hint="set snapshots.borg or snapshots.standby, or name one: --to HOST"
         )
     return chosen
+
+
+def site_targets(cluster: Cluster, source: str) -> list[str]:
+    """Return the push targets of the site file, without the host ``source`` itself."""
+    settings = cluster.site.snapshots
+    return [*([BORG] if settings.borg else []), *(name for name in settings.standby if name != source)]
 
 
 @dataclass(frozen=True)

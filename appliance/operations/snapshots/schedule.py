@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from appliance.errors import Refused
 from appliance.host.base import Host
@@ -26,9 +25,7 @@ from appliance.plan.snapshots.schedule import (
 )
 from appliance.progress import Progress
 from appliance.tools.programs import find_missing
-
-CRON_RUNS = "exec pgrep --ns $$ --nslist pid -x 'crond?'"
-"""Shell. The services container runs its own cron in its own process namespace, which is not the host's."""
+from appliance.tools.scripts import script_argv
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,6 @@ class Scheduled:
     changed: bool = False
     files: dict[str, str] = field(default_factory=dict)
     last_run: Run | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
 
 
 def run_record(cluster: Cluster) -> str:
@@ -118,7 +111,7 @@ def install_schedule(
                 f"note: {other.name} takes no snapshots after a failover or migration without its own schedule: "
                 f"sms overlay schedule install --host {other.name}"
             )
-    return Scheduled(host.name, shown.kind, shown.every, shown.runs, changed, shown.files, shown.last_run)
+    return replace(shown, changed=changed)
 
 
 def remove_schedule(cluster: Cluster, host: Host, progress: Progress, *, dry_run: bool = False) -> Scheduled:
@@ -165,7 +158,7 @@ def _read(cluster: Cluster, host: Host) -> dict[str, str]:
 
 def _runs(cluster: Cluster, host: Host, kind: str) -> bool:
     if kind == "cron":
-        return host.works("sh", "-c", CRON_RUNS)
+        return host.works(*script_argv("cron-runs"))
     return host.works("systemctl", "is-active", "--quiet", timer_name(cluster.site.cluster))
 
 

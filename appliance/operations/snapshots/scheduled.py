@@ -16,6 +16,7 @@ from appliance.operations.overlay.mirrored import find_mirror
 from appliance.operations.preflight import only_one
 from appliance.operations.snapshots.list import store
 from appliance.operations.snapshots.prune import prune
+from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_targets
 from appliance.operations.snapshots.schedule import run_record, schedule_files
 from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.plan.machine import inside_argv
@@ -37,17 +38,19 @@ from appliance.plan.snapshots.runs import (
 from appliance.plan.snapshots.schedule import installed
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
+from appliance.shared.records import to_json
 from appliance.tools import agent
 from appliance.units import format_time
 
 REREAD_EVERY_S = 86400
-FIND_SENDMAIL = """\
-PATH=$PATH:/usr/sbin:/usr/lib:/sbin
-command -v sendmail >/dev/null || exit 44
-exec sendmail -oi -t
-"""
-SENDMAIL = ("sh", "-c", FIND_SENDMAIL, "mail")
-"""Send the mail on standard input to the recipient in its header."""
+SENDMAIL = (
+    "env",
+    "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib",
+    "sendmail",
+    "-oi",
+    "-t",
+)
+"""Send the mail on standard input to the recipient in its header. Distributions have sendmail in several folders."""
 
 
 @dataclass
@@ -135,7 +138,7 @@ def after_scheduled(cluster: Cluster, host: Host, progress: Progress, work: RunS
     if busy := work.attempt("prune", thin):
         work.put_off, error = count_postponed(_read(cluster, host), busy)
         work.errors += (error,) if error else ()
-    for target in push_targets(cluster, host):
+    for target in site_targets(cluster, host.name):
         work.attempt(f"push to {target}", partial(push_to, cluster, host, target, progress))
     work.attempt("scrub", partial(scrub_when_due, cluster, host, progress))
 
@@ -173,12 +176,6 @@ def scrub_when_due(cluster: Cluster, host: Host, progress: Progress) -> None:
         scrub(cluster, host, progress)
 
 
-def push_targets(cluster: Cluster, host: Host) -> list[str]:
-    """Return the push targets of the site file, without the host itself."""
-    settings = cluster.site.snapshots
-    return [*([BORG] if settings.borg else []), *(name for name in settings.standby if name != host.name)]
-
-
 def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> None:
     """Push the snapshots missing at one target, and prune it: a standby's own schedule does not while it is standby.
 
@@ -186,8 +183,6 @@ def push_to(cluster: Cluster, host: Host, target: str, progress: Progress) -> No
         Busy: an earlier run is still pushing there.
         SmsError: a push failed.
     """
-    from appliance.operations.snapshots.push import FAILED, PushOptions, push
-
     lock = f"/run/sms/{cluster.site.cluster}.push-{target}.lock"
     with only_one(host, lock, f"another run pushes to {target}"):
         done = push(cluster, host, PushOptions(all_missing=True, prune=target == BORG), [target], progress)
@@ -229,7 +224,7 @@ def _read(cluster: Cluster, host: Host) -> Run | None:
 def _write(cluster: Cluster, host: Host, run: Run) -> list[str]:
     """Write the record; return errors instead of raising them: a full disk must not prevent the report."""
     try:
-        host.write(run_record(cluster), run.text(), mode=0o600)
+        host.write(run_record(cluster), to_json(run), mode=0o600)
     except SmsError as error:
         return [f"{run_record(cluster)} cannot be written: {one_line(error.message)}"]
     return []

@@ -12,14 +12,13 @@ from appliance.host.base import CommandError, Host, Result
 from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.overlay import is_on_closed_mirror, keep_stopped
-from appliance.operations.preflight import check_programs
+from appliance.operations.preflight import check_programs, find_instance
 from appliance.operations.snapshots.list import Snapshot, state_heads, state_paths, store
-from appliance.operations.start_note import read_note
-from appliance.plan.machine import dump_argv, instance_name
-from appliance.plan.services.note import StartNote
+from appliance.operations.start_note import StartNote, read_note
+from appliance.plan.machine import dump_argv
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
-from appliance.tools import agent, apptainer, ext3
+from appliance.tools import agent, ext3
 from appliance.tools.apptainer import Instance
 
 FREEZE_LIMIT_S = 5.0
@@ -115,7 +114,7 @@ def inspect_overlay(cluster: Cluster, host: Host) -> OverlayUse:
         raise Refused(
             f"there is no overlay {path} on {host.name}", hint="`sms overlay create` or `sms start` creates it"
         )
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     users = ext3.users_of(host, path)
     if running and len(users) != 1:
         who = "no loop device has" if not users else f"{', '.join(users)} all have"

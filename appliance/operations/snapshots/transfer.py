@@ -47,8 +47,11 @@ class Sent:
     bytes: int
 
 
-def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Progress) -> Sent:
+def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Progress, *, into: str = "") -> Sent:
     """Copy a snapshot from one host's store to another's: only missing chunks, all of them verified by the target.
+
+    Args:
+        into: the target's store, if not the cluster's.
 
     Raises:
         Busy, Refused, SmsError: it was not committed; chunks that have arrived are kept for the next attempt.
@@ -57,7 +60,7 @@ def send(cluster: Cluster, source: Host, number: int, target: Host, progress: Pr
     # Over SSH, compressing a chunk costs less than encrypting the bytes it saves.
     over_ssh = not (isinstance(source, Local) and isinstance(target, Local))
     import_request = {
-        "store": store(cluster),
+        "store": into or store(cluster),
         "cluster": cluster.site.cluster,
         "state": state_paths(cluster),
         "heads": state_heads(cluster),

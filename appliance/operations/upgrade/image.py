@@ -63,7 +63,7 @@ def make_current_here(cluster: Cluster, side: Side) -> None:
     image = Path(cluster.places.images) / Path(side.path).name
     try:
         if image.is_file() and find_digest(Local(), str(image)) == side.sha256:
-            make_current(cluster, image)
+            make_current(Path(cluster.places.current), image.name)
     except OSError as error:
         raise SmsError(
             f"the upgrade is done, but {cluster.places.current} still points to the previous image: {error}",

@@ -19,15 +19,8 @@ from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lab import demo
 from appliance.operations.preflight import check_programs
 from appliance.operations.services.start import Started, StartOptions, start
-from appliance.operations.snapshots.list import (
-    Snapshot,
-    find_snapshot,
-    list_snapshots,
-    state_heads,
-    state_paths,
-    store,
-)
-from appliance.operations.snapshots.transfer import relay_snapshot
+from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
+from appliance.operations.snapshots.transfer import send
 from appliance.operations.upgrade import rehearse_checks as checks
 from appliance.operations.upgrade.rehearse_checks import Check, Checks, Inside
 from appliance.operations.upgrade.rehearse_folders import (
@@ -188,7 +181,9 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
     if options.without_vm:
         need_polls(cluster)
     user = _user(cluster, options.user)
-    choose_nodes(cluster.site, options.nodes, {}, lambda name: resolve(name) or _unknown(cluster))
+    # An unknown name may be in the container's hosts file, which is not available yet.
+    placeholder = str(cluster.site.provisioning_network.broadcast_address)
+    choose_nodes(cluster.site, options.nodes, {}, lambda name: resolve(name) or placeholder)
     source = find_source(cluster, options.host)
     path = find_image(cluster, source, options.image, progress, dry_run=dry_run)
     with progress.step("verify the image") as step:
@@ -201,12 +196,6 @@ def prepare(cluster: Cluster, options: RehearsalOptions, progress: Progress, *, 
             hint=f"sms overlay verify {snapshot['number']} --host {source.name}",
         )
     return Ready(image, source, snapshot, user, _check_room(cluster, source, snapshot, image))
-
-
-def _unknown(cluster: Cluster) -> str:
-    """Return a placeholder for a name that may be in the container's hosts file, which is not available yet."""
-    network = cluster.site.provisioning_network
-    return str(network.broadcast_address)
 
 
 def find_source(cluster: Cluster, name: str) -> Host:
@@ -376,26 +365,8 @@ def _copy(cluster: Cluster, ready: Ready, folder: Path, overlay: str, progress: 
     here.run("mkdir", "-p", "-m", "0700", str(Path(overlay).parent))
     if not isinstance(ready.source, Local):
         where = str(folder / "snapshots")
-        number = _fetch_snapshot(cluster, ready.source, number, where, progress)
+        number = int(send(cluster, ready.source, number, here, progress, into=where).name)
     agent.call(here, "restore", {"store": where, "snapshot": str(number), "target": overlay}, progress)
-
-
-def _fetch_snapshot(cluster: Cluster, source: Host, number: int, where: str, progress: Progress) -> int:
-    taking_in = {
-        "store": where,
-        "cluster": cluster.site.cluster,
-        "state": state_paths(cluster),
-        "heads": state_heads(cluster),
-        "origin": source.name,
-        "what": f"fetch snapshot {number} of {source.name}",
-    }
-    giving_out = {"store": store(cluster), "snapshot": number, "compress": True}
-    with (
-        agent.open_session(source, "export", giving_out) as giving,
-        agent.open_session(Local(), "import", taking_in, progress) as taking,
-    ):
-        reply = relay_snapshot(giving, taking)
-    return int(reply["snapshot"]["number"])
 
 
 def _place_image(cluster: Cluster, mine: Cluster, image: Image, folder: Path) -> Path:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from appliance.errors import SmsError
@@ -16,28 +17,17 @@ from appliance.lab import Lab, put_up_cables
 from appliance.lab.layout import PUBLIC
 from appliance.operations.context import Cluster
 from appliance.operations.lab import demo
+from appliance.operations.preflight import find_instance
 from appliance.operations.upgrade.rehearse_plan import CARRIER, OUTSIDE
-from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.machine import inside_argv
 from appliance.progress import Progress
-from appliance.tools import apptainer
 from appliance.tools.ports import Link, list_links
+from appliance.tools.scripts import script_argv
 
 RESERVATION = "sms-rehearsal"
 SETTLED_S = 10
 """Age of a job's folder in seconds after which the state file must have the job: the folder is created at once, the
 state is saved within 5 seconds of a change (SAVE_MAX_WAIT of src/slurmctld/state_save.h)."""
-STATE = """\
-mkdir -p "$2" && mount -t ext3 -o loop,ro,noload "$1" "$2" || exit 1
-cd "$2/upper$3" 2>/dev/null || exit 0
-exec find . -mindepth 2 -maxdepth 2 -path './hash.*/job.*' -printf '%f %T@\\n'
-"""
-"""Shell, in its own mount namespace: list the folder of each batch job in state folder $3 of overlay $1, with mtime."""
-TOLERANT = """\
-had=$(scontrol show config | sed -n 's/^SlurmdParameters *= *//p')
-case $had in "(null)"|"") had= ;; *) had=$had, ;; esac
-echo "SlurmdParameters=${had}config_overrides" >>/etc/slurm/slurm.conf && scontrol reconfigure
-"""
-"""Shell, inside: use the resources of slurm.conf, not those of the nodes (slurm.conf(5)), which share one machine."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +51,10 @@ class Checks:
         """Run a check; return whether it succeeded."""
         began = time.monotonic()
         try:
-            if own_progress:
-                seen = work()
-            else:
-                with self.progress.step(what) as step:
-                    seen = work()
+            with nullcontext() if own_progress else self.progress.step(what) as step:
+                seen, ok = work(), True
+                if step:
                     step.detail(seen)
-            ok = True
         except SmsError as error:
             seen, ok = error.message, False
         self.done.append(Check(what, ok, seen, round(time.monotonic() - began, 2)))
@@ -98,7 +85,7 @@ def check_isolation(lab: Lab, cluster: Cluster) -> str:
         SmsError: one has another connection.
     """
     spaces = {space: Local(space, ("nsenter", f"--net=/run/netns/{space}", "--")) for space in lab.layout.namespaces}
-    running = apptainer.find_instance(lab.host(CARRIER), instance_name(cluster.site))
+    running = find_instance(cluster, lab.host(CARRIER))
     links = {space: list_links(host, details=True) for space, host in spaces.items()}
     if running:
         inside = ("nsenter", f"--net=/proc/{running.pid}/ns/net", "--")
@@ -148,11 +135,11 @@ def jobs_in_state(overlay: str, folder: str, state: str, taken: float) -> list[i
         state: the controller's state folder in the container.
         taken: Unix time when the state was copied.
     """
-    return read_jobs(Local().run("unshare", "-m", "sh", "-c", STATE, "state", overlay, folder, state).text, taken)
+    return read_jobs(Local().run("unshare", "-m", *script_argv("list-jobs", overlay, folder, state)).text, taken)
 
 
 def read_jobs(output: str, taken: float) -> list[int]:
-    """Parse the output of ``STATE`` into ids, without jobs so new that the state may not have them."""
+    """Parse the output of ``list-jobs`` into ids, without jobs so new that the state may not have them."""
     found = []
     for line in output.splitlines():
         name, _, made = line.partition(" ")
@@ -169,9 +156,9 @@ class Inside:
         self.cluster = cluster
         self.host = host
 
-    def run(self, *argv: str, ok: tuple[int, ...] | None = (0,)) -> Result:
+    def run(self, *argv: str, ok: tuple[int, ...] | None = (0,), input: bytes | None = None) -> Result:
         """Run a command in the container."""
-        return self.host.run(*inside_argv(self.cluster.site, *argv), ok=ok, timeout=90)
+        return self.host.run(*inside_argv(self.cluster.site, *argv), ok=ok, input=input, timeout=90)
 
 
 def check_jobs(inside: Inside, expected: list[int]) -> str:
@@ -214,7 +201,18 @@ def reserve_nodes(inside: Inside, nodes: tuple[str, ...], user: str) -> None:
     inside.run("scontrol", "delete", f"reservation={RESERVATION}", ok=None)
     reservation = (f"reservationname={RESERVATION}", "starttime=now", "duration=infinite", f"users={user}")
     inside.run("scontrol", "create", "reservation", *reservation, f"nodes={names}", "flags=maint,ignore_jobs")
-    inside.run("sh", "-c", TOLERANT, "tolerant")
+    tolerant = override_resources(inside.run("scontrol", "show", "config").text)
+    inside.run("tee", "--append", "/etc/slurm/slurm.conf", input=tolerant.encode())
+    inside.run("scontrol", "reconfigure")
+
+
+def override_resources(config: str) -> str:
+    """Return the line of slurm.conf that makes the controller use the resources named there, not those of the nodes.
+
+    In a rehearsal these share one machine. Other parameters of ``config``, the output of scontrol, are kept.
+    """
+    had = re.search(r"^SlurmdParameters *= *(?!\(null\))(\S+)", config, re.MULTILINE)
+    return f"SlurmdParameters={had[1] + ',' if had else ''}config_overrides\n"
 
 
 def check_nodes(lab: Lab, inside: Inside, user: str) -> str:
@@ -303,14 +301,12 @@ def check_nat(lab: Lab) -> str:
     Raises:
         SmsError: the request failed, or did not come from the container's address.
     """
-    page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--max-time", "10", f"http://{_outside(lab)}/").text
-    if lab.layout.plan.addresses[PUBLIC] not in page.split():
+    plan = lab.layout.plan
+    url = f"http://{plan.gateways[PUBLIC]}/"
+    page = lab.host(lab.nodes[0]).run("curl", "-sS", "--fail", "--max-time", "10", url).text
+    if plan.addresses[PUBLIC] not in page.split():
         raise SmsError(f"the request did not come from the container's address: {page[:200]}")
     return page
-
-
-def _outside(lab: Lab) -> str:
-    return lab.layout.plan.gateways[PUBLIC]
 
 
 def check_syslog(lab: Lab, inside: Inside) -> str:

@@ -21,7 +21,6 @@ from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json
 
 RECORD = "rehearsal.json"
-TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,11 @@ def _lock(name: str) -> str:
 
 
 def _try_lock(name: str, stack: ExitStack) -> bool:
-    # The lock of a run that was just killed is released a moment later.
-    for _ in range(TRIES):
-        try:
-            stack.enter_context(Local().lock(_lock(name)))
-        except CommandError as error:
-            if error.result.status != LOCKED:
-                raise
-            time.sleep(0.1)
-        else:
-            return True
-    return False
+    try:
+        # The lock of a run that was just killed is released a moment later.
+        stack.enter_context(Local().lock(_lock(name), wait_s=1))
+    except CommandError as error:
+        if error.result.status != LOCKED:
+            raise
+        return False
+    return True

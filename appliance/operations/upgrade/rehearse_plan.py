@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from appliance.config.hostlist import expand
 from appliance.config.model import AdminHost, Site, Snapshots
 from appliance.errors import ConfigError, Refused
 from appliance.lab.layout import PROVISIONING, PUBLIC, LabHost, Plan
+from appliance.plan.overlay.seed import named_nodes
 
 OUTSIDE, CARRIER = "rehearsal-outside", "rehearsal-host"
 MOST_NODES = 16
@@ -75,7 +75,7 @@ def choose_nodes(
     chosen: list[tuple[str, str]] = []
     skipped: list[str] = []
     taken = {str(site.networks.provisioning.address.ip), *(str(peer.address) for peer in find_peers(site, vm=True))}
-    for name, given in _named_nodes(site):
+    for name, given in named_nodes(site):
         if len(chosen) == count:
             break
         address = given if is_address(given) else hosts.get(given or name) or resolve(given or name)
@@ -91,14 +91,6 @@ def choose_nodes(
             hint="set addresses in slurm.nodes of the site file, or rehearse without nodes: --nodes 0",
         )
     return chosen, skipped
-
-
-def _named_nodes(site: Site) -> Iterable[tuple[str, str]]:
-    """Yield name and NodeAddr of every node; the latter is empty if the site file has none."""
-    for node in site.slurm.nodes:
-        names = expand(node.name)
-        addresses = expand(node.address) if node.address else [""] * len(names)
-        yield from zip(names, addresses, strict=False)
 
 
 def _why_not(site: Site, name: str, address: str, taken: set[str]) -> str:

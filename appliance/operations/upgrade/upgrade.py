@@ -15,7 +15,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.history import read_history
 from appliance.operations.image.deliver import trust
 from appliance.operations.lease import query_lease
-from appliance.operations.preflight import check_bridges, check_programs, only_one
+from appliance.operations.preflight import check_bridges, check_programs, find_instance, only_one
 from appliance.operations.services.inside import need_running
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.services.stop import stop
@@ -25,7 +25,7 @@ from appliance.operations.snapshots.snapshot import SnapshotOptions, snapshot
 from appliance.operations.start_note import read_note
 from appliance.operations.upgrade.image import check_rollback_image, make_current_here, send_image
 from appliance.operations.upgrade.rehearse import RehearsalOptions, find_image, rehearse
-from appliance.plan.machine import inside_argv, instance_name
+from appliance.plan.machine import inside_argv
 from appliance.plan.services.jobs import JOBS, read_jobs
 from appliance.plan.snapshots.retention import UPGRADE
 from appliance.plan.upgrade.upgrade import (
@@ -45,7 +45,6 @@ from appliance.plan.upgrade.upgrade import (
     read_ended,
 )
 from appliance.progress import Progress
-from appliance.tools import apptainer
 from appliance.tools.sha256 import find_digest
 
 SETTLE_S = 5
@@ -161,7 +160,7 @@ def _preflight(cluster: Cluster, host: Host, options: UpgradeOptions, last: Upgr
                 f"this machine cannot run a rehearsal: {error.message}", hint=f"{error.hint}; {NO_REHEARSAL}"
             ) from error
     written = read_note(cluster, host)
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     assert running
     if not written or written.image != running.image:
         raise Refused(
@@ -289,7 +288,7 @@ def _resume(
         RolledBack, SmsError: as ``upgrade``.
     """
     progress.report(f"an upgrade from {last.before.key[:12]} to {last.after.key[:12]} was interrupted: {last.phase}")
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     done = UpgradeResult(host.name, last.before, last.after, resumed=True, snapshot=last.snapshot, kept=last.kept)
     if running and running.image == last.before.path and last.phase != RETURNING:
         # The old image was not stopped, or `sms start` has started it again: it owns the overlay.
@@ -334,7 +333,7 @@ def _stop(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, done: 
         stopped = stop(cluster, host, progress, keep_lease=True)
     except SmsError:
         # A killed run may have left it while stopping.
-        if apptainer.find_instance(host, instance_name(cluster.site)):
+        if find_instance(cluster, host):
             raise
         stopped = stop(cluster, host, progress, keep_lease=True)
     began = time.monotonic()
@@ -411,7 +410,7 @@ def _roll_back(cluster: Cluster, host: Host, progress: Progress, now: Upgrade, o
     if now.phase == RETURNING:
         stop(cluster, host, progress, keep_lease=True)
         now = restore_overlay(cluster, host, now, progress)
-    running = apptainer.find_instance(host, instance_name(cluster.site))
+    running = find_instance(cluster, host)
     if running and running.image != now.before.path:
         stop(cluster, host, progress, keep_lease=True)
     started = start(cluster, host, progress, StartOptions(Path(now.before.path), options.wait_s))

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,18 +17,18 @@ import yaml
 
 from appliance.catalog import Base, read_bases
 from appliance.errors import ConfigError, Refused, SmsError
-from appliance.host.base import CommandError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root
+from appliance.operations.image.build import check_versions, logging, make_current, resolve, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.image import DISK
 from appliance.plan.image.definition import apt_sources, missing_mirrors, repository_urls
-from appliance.plan.vm.vm import need_vm, vm_places
+from appliance.plan.vm.vm import VmPlaces, need_vm
 from appliance.progress import Progress
 from appliance.share import PACKAGE, share
 from appliance.tools import apt, files
 from appliance.tools.ansible import Target, run_playbook
-from appliance.tools.apt import Resolver
+from appliance.tools.mmdebstrap import make_root
 from appliance.tools.programs import find_missing
 from appliance.tools.sealed import check_seal, read_seal, seal
 
@@ -58,51 +57,10 @@ CODE = (
 # Child processes and their mounts end with the build.
 ISOLATED = ("setpriv", "--pdeathsig", "KILL", "unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc")
 
-# $1 root, $2 packages separated by commas, $3 suite; sources.list on standard input.
-MAKE_ROOT = """
-exec mmdebstrap --mode=root --variant=required --include="$2" \\
-    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \\
-    --dpkgopt='path-exclude=/usr/share/locale/*' "$3" "$1" - 2>&1
-"""
-
-# $1 root: remove what is specific to this host, what is secret, and what must be unique per machine.
-CLEAN = """
-set -e
-cd "$1"
-: >etc/machine-id
-rm -f var/lib/dbus/machine-id etc/resolv.conf etc/ssh/ssh_host_* var/lib/systemd/random-seed
-echo sms-provision >etc/hostname
-printf '127.0.0.1 localhost\\n' >etc/hosts
-: >etc/resolv.conf
-rm -rf etc/apt/sources.list etc/apt/sources.list.d/* var/lib/apt/lists/* var/cache/apt/* var/cache/debconf/*-old
-rm -rf root/.ansible tmp/* var/tmp/*
-find var/log -type f -delete
-"""
-
-# $1 root, $2 work folder, $3 ESP in MiB, $4 root in MiB. Nothing is mounted.
-MAKE_DISK = """
-set -e
-raw="$2/disk.raw"
-kernel=$(ls "$1"/boot/vmlinuz-* | sort -V | tail -n 1)
-initrd="$1/boot/initrd.img-${kernel##*/vmlinuz-}"
-truncate -s "$(($3 + $4 + 2))M" "$raw"
-printf 'label: gpt\\nstart=2048, size=%sM, type=uefi, name=ESP\\nsize=%sM, type=linux, name=sms-root\\n' "$3" "$4" |
-    sfdisk --quiet "$raw"
-mkfs.fat -F 16 -n SMS-ESP --offset 2048 "$raw" "$(($3 * 1024))" >/dev/null
-export MTOOLS_SKIP_CHECK=1
-esp="$raw@@1M"
-mmd -i "$esp" ::EFI ::EFI/BOOT ::loader ::loader/entries
-mcopy -i "$esp" "$1/usr/lib/systemd/boot/efi/systemd-bootx64.efi" ::EFI/BOOT/BOOTX64.EFI
-mcopy -i "$esp" "$kernel" ::vmlinuz
-mcopy -i "$esp" "$initrd" ::initrd.img
-printf 'default sms\\ntimeout 0\\neditor no\\n' | mcopy -i "$esp" - ::loader/loader.conf
-printf 'title sms\\nlinux /vmlinuz\\ninitrd /initrd.img\\noptions %s\\n' "$5" |
-    mcopy -i "$esp" - ::loader/entries/sms.conf
-rm -f "$1"/boot/vmlinuz-* "$1"/boot/initrd.img-*
-mke2fs -q -F -t ext4 -L sms-root -E "offset=$((($3 + 1) << 20)),root_owner=0:0" -d "$1" "$raw" "$4M"
-qemu-img convert -f raw -O qcow2 -c -o compression_type=zstd "$raw" "$2/image/disk.qcow2"
-rm -f "$raw"
-"""
+MAKE_ROOT = (
+    *("mmdebstrap", "--mode=root", "--variant=required"),
+    *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")),
+)
 # no_timer_check: on a busy host the kernel mistakes a late timer for a broken one and panics.
 KERNEL_LINE = "root=LABEL=sms-root rw console=ttyS0 net.ifnames=0 quiet panic=10 no_timer_check"
 
@@ -146,7 +104,7 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
     need_vm(cluster.site)
     _check_machine(cluster)
     plan = plan_vm(cluster, progress)
-    images = Path(vm_places(cluster.site).images)
+    images = Path(VmPlaces(cluster.site).images)
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = images / plan.key
     with only_one(Local(), str(images / ".build.lock"), "another build of the VM is running"):
@@ -156,7 +114,7 @@ def build_vm(cluster: Cluster, progress: Progress, *, force: bool = False) -> Bu
         with progress.step("verify the seal") as step:
             found = check_seal(folder, cluster.site.signing.public_keys)
             step.detail(f"{found.signer.name} manifest sha256:{found.digest[:16]}")
-        _make_current(images, plan.key)
+        make_current(images / "current", plan.key)
     size = found.files[DISK][1]
     return BuiltVm(plan.key, str(folder), found.digest, found.signer.name, size, len(found.about["packages"]), fresh)
 
@@ -189,12 +147,9 @@ def plan_vm(cluster: Cluster, progress: Progress) -> VmPlan:
         )
     packages = needed_packages()
     sources = apt_sources(base, mirrors)
-    with progress.step("resolve package versions") as step:
-        folder = str(cluster.places.images.parent / "cache" / "apt-vm")
-        versions = Resolver(Local(), folder, sources).resolve(packages)
-        step.detail(f"{len(versions)} packages")
+    versions = resolve(cluster, "vm", sources, packages, progress)
     inputs = _inputs(base, packages, versions)
-    root = {name: inputs[name] for name in ("base", "packages", "versions")} | {"script": MAKE_ROOT}
+    root = {name: inputs[name] for name in ("base", "packages", "versions")} | {"command": MAKE_ROOT}
     key, root_key = (hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (inputs, root))
     return VmPlan(key, root_key, tuple(sources), packages, base.repositories["debian"].suites[0], versions)
 
@@ -209,8 +164,8 @@ def needed_packages() -> tuple[str, ...]:
 def _inputs(base: Base, packages: tuple[str, ...], versions: Mapping[str, str]) -> dict[str, object]:
     """Return what the image's key depends on. Mirrors do not count: a version of a package is the same on each."""
     files = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(_sources())}
-    scripts = [MAKE_ROOT, CLEAN, MAKE_DISK, KERNEL_LINE, ESP_MB, ROOT_MB]
-    return {"base": base.name, "packages": packages, "versions": dict(versions), "files": files, "scripts": scripts}
+    settings = [MAKE_ROOT, KERNEL_LINE, ESP_MB, ROOT_MB]
+    return {"base": base.name, "packages": packages, "versions": dict(versions), "files": files, "settings": settings}
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
@@ -244,7 +199,7 @@ def _pack_code(target: Path) -> None:
 
 def is_built(cluster: Cluster, plan: VmPlan) -> bool:
     """Return whether the image of a plan exists."""
-    return _is_sealed(cluster, Path(vm_places(cluster.site).images) / plan.key)
+    return _is_sealed(cluster, Path(VmPlaces(cluster.site).images) / plan.key)
 
 
 def _is_sealed(cluster: Cluster, folder: Path) -> bool:
@@ -260,21 +215,18 @@ def _is_sealed(cluster: Cluster, folder: Path) -> bool:
 
 def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> None:
     """Build in a temporary folder and rename it at the end: the final name always has a complete, sealed image."""
-    for left in folder.parent.glob("build-*"):  # left by a killed build; this one holds the lock
-        shutil.rmtree(left, ignore_errors=True)
     with ExitStack() as undo:
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=folder.parent))
-        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        work = undo.enter_context(work_folder(folder.parent))
         image = work / "image"
         image.mkdir(mode=0o700)
         _make_root(plan, work, progress)
-        installed = _check_versions(plan, work / "root")
+        installed = _find_installed(plan, work / "root")
         _configure(work, progress)
         with progress.step("create the disk") as step:
-            root = str(work / "root")
-            Local().run("sh", "-c", CLEAN, "clean", root)
+            root, scripts = str(work / "root"), share("definitions", "vm")
+            Local().run("sh", str(scripts / "clean-root"), root)
             values = (root, str(work), str(ESP_MB), str(ROOT_MB), KERNEL_LINE)
-            Local().run(*ISOLATED, "sh", "-c", MAKE_DISK, "disk", *values, timeout=1800)
+            Local().run(*ISOLATED, "sh", str(scripts / "make-disk"), *values, timeout=1800)
             (image / DISK).chmod(0o600)
             step.detail(f"{(image / DISK).stat().st_size >> 20} MiB")
         about = {"kind": "provisioning-vm", "key": plan.key, "base": BASE, "packages": installed}
@@ -290,28 +242,20 @@ def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> 
 
 def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
     log = work.parent / "build.log"
-    values = (str(work / "root"), ",".join(plan.packages), plan.suite)
+    argv = (*ISOLATED, *MAKE_ROOT, f"--include={','.join(plan.packages)}", plan.suite, str(work / "root"), "-")
     kept = work.parent / f"root-{plan.root_key[:32]}.tar"
     tree = ("-C", str(work / "root"), "--xattrs", "--numeric-owner")
     for old in work.parent.glob("root-*.tar*"):
         if old != kept:
             old.unlink()
-    with progress.step("install packages") as step, log.open("w") as lines:
+    with progress.step("install packages") as step:
         if kept.exists():
             (work / "root").mkdir()
             Local().run("tar", *tree, "-xpf", str(kept), timeout=600)
             step.detail(f"{len(plan.versions)} packages, from the archive of an earlier build")
             return
-
-        def on_line(line: str) -> None:
-            lines.write(line + "\n")
-            step.detail(line.removeprefix("I: "))
-
-        sources = "\n".join(plan.sources).encode() + b"\n"
-        try:
-            Local().run(*ISOLATED, "sh", "-c", MAKE_ROOT, "root", *values, input=sources, timeout=3600, on_line=on_line)
-        except CommandError as error:
-            raise SmsError(error.message, hint=f"the full output is in {log}") from error
+        with logging(log, step) as on_line:
+            make_root(Local(), argv, plan.sources, on_line=on_line)
         # A later build with the same packages unpacks it instead of installing them again.
         new = f"{kept}.new"
         files.make_file(Local(), new)
@@ -320,20 +264,11 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
         step.detail(f"{len(plan.versions)} packages")
 
 
-def _check_versions(plan: VmPlan, root: Path) -> dict[str, str]:
+def _find_installed(plan: VmPlan, root: Path) -> dict[str, str]:
     """Return the version of each installed package. Raises SmsError if one is not the resolved version."""
     shown = Local().run("dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", "${Package}\\t${Version}\\n").text
     installed = dict(line.split("\t") for line in shown.splitlines())
-    wrong = [
-        f"{name} {installed.get(name, 'missing')} instead of {version}"
-        for name, version in plan.versions.items()
-        if installed.get(name) != version
-    ]
-    if wrong:
-        raise SmsError(
-            f"the image does not contain the resolved packages: {', '.join(wrong[:5])}",
-            hint="did the mirror change during the build? Run it again",
-        )
+    check_versions(plan.versions, installed)
     return installed
 
 
@@ -349,13 +284,3 @@ def _configure(work: Path, progress: Progress) -> None:
     if play.failed:
         words = "\n  ".join(f"{failed.task}: {failed.message}" for failed in play.failed)
         raise SmsError(f"the VM's root could not be configured\n  {words}", hint="run it again with --force")
-
-
-def _make_current(images: Path, key: str) -> None:
-    current = images / "current"
-    if current.is_symlink() and current.readlink() == Path(key):
-        return
-    beside = images / "current.new"
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(key)
-    beside.rename(current)

@@ -8,11 +8,10 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.client import PORT
 from appliance.plan.machine import inside_argv
+from appliance.tools.ports import probe_argv
 
 DEFERRED = ("nodes that boot", "changes of files and users", "node images", "the inventory")
 """Tasks that need the VM; everything else works without it."""
-PROBE = 'exec timeout 2 bash -c \'exec 3<>"/dev/tcp/$1/$2"\' probe "$1" "$2"'
-"""Shell, in the container: succeeds if address $1 accepts connections on port $2."""
 
 
 @dataclass(frozen=True)
@@ -31,5 +30,6 @@ def probe_vm(cluster: Cluster, host: Host) -> Deferred | None:
     vm = cluster.site.provisioning
     if vm is None:
         return None
-    up = host.works(*inside_argv(cluster.site, "sh", "-c", PROBE, "probe", str(vm.address.ip), str(PORT)))
-    return Deferred(vm.hostname, str(vm.address.ip), up, () if up else DEFERRED)
+    address = str(vm.address.ip)
+    up = host.works(*inside_argv(cluster.site, *probe_argv(address, PORT)))
+    return Deferred(vm.hostname, address, up, () if up else DEFERRED)

@@ -11,7 +11,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.copy import fetch_file, send_file
-from appliance.plan.vm.vm import vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.sealed import MANIFEST, SIGNATURE, open_manifest, read_seal
@@ -41,7 +41,7 @@ def deliver_vm(cluster: Cluster, host: Host, progress: Progress, *, chosen: str 
     Raises:
         Refused: there is no image, it is not signed with the site's keys, or it does not match its manifest.
     """
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     here = Path(where.images) / (chosen or "current")
     if here.is_dir() and not chosen:
         here = here.resolve()
@@ -67,7 +67,7 @@ def find_vm_image(cluster: Cluster, source: Host, target: Host, key: str) -> tup
     Raises:
         Refused: no host has it, or it is not signed with the site's keys.
     """
-    images, keys = vm_places(cluster.site).images, cluster.site.signing.public_keys
+    images, keys = VmPlaces(cluster.site).images, cluster.site.signing.public_keys
     for host in (Local(), target, *((source,) if key else ())):
         folder = f"{images}/{key or 'current'}"
         manifest, signature = (host.read(f"{folder}/{name}") for name in (MANIFEST, SIGNATURE))
@@ -85,7 +85,7 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
     Raises:
         Refused: its signature is not valid.
     """
-    images = vm_places(cluster.site).images
+    images = VmPlaces(cluster.site).images
     folder, part = Path(images) / key, Path(images) / f"{key}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(mode=0o700, parents=True)

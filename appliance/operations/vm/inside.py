@@ -9,7 +9,7 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import find_running, find_vm
-from appliance.plan.vm.vm import vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.tools.guest import GuestResult, open_guest
 from appliance.tools.qmp import NotResponding
 
@@ -69,7 +69,7 @@ def run_in_vm(
     """
     need_running(cluster, host)
     try:
-        with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+        with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
             return guest.run(argv, input=input, timeout_s=timeout_s)
     except NotResponding as error:
         raise Refused(
@@ -85,7 +85,7 @@ def run_in_vm(
 def attach_console(cluster: Cluster, host: Host) -> int:
     """Attach the terminal to the VM's serial console. Returns the exit status."""
     need_running(cluster, host)
-    return host.interact("python3", "-I", "-c", CONSOLE, str(vm_places(cluster.site).console))
+    return host.interact("python3", "-I", "-c", CONSOLE, str(VmPlaces(cluster.site).console))
 
 
 def find_console(cluster: Cluster, name: str | None) -> Host:
@@ -97,7 +97,7 @@ def find_console(cluster: Cluster, name: str | None) -> Host:
     try:
         return find_vm(cluster, name)
     except Refused:
-        failed = str(vm_places(cluster.site).console_failed)
+        failed = str(VmPlaces(cluster.site).console_failed)
         for admin in cluster.site.admin_hosts if name is None else ():
             with suppress(SmsError):
                 host = cluster.host(admin.name)
@@ -112,7 +112,7 @@ def read_console(cluster: Cluster, host: Host) -> str:
     Raises:
         Refused: the host has no log.
     """
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     path = str(where.console_log)
     if find_running(cluster, host) is None:
         # The newer of two logs: that of the last run, and that of the last failed start.

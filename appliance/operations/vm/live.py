@@ -16,12 +16,12 @@ from appliance.host.base import Host
 from appliance.host.stream import Stream
 from appliance.operations.context import Cluster
 from appliance.operations.vm.image import deliver_vm
-from appliance.operations.vm.start import StartedVm, boot, read_note, stop_and_clean
+from appliance.operations.vm.start import VmNote, boot, issuer_end, make_note, read_note, stop_and_clean
 from appliance.operations.vm.vm import find_running, tidy_run
 from appliance.plan.vm.holder import Holder
-from appliance.plan.vm.note import VmNote
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
+from appliance.shared.records import to_json
 from appliance.tools.qemu import end_machine
 from appliance.tools.qmp import Qmp, open_qmp
 
@@ -81,7 +81,7 @@ class Handover:
         self.done = True
         for host in self.hosts:
             try:
-                host.write(str(self.where.holder), self.holder.text(), mode=0o600)
+                host.write(str(self.where.holder), to_json(self.holder), mode=0o600)
             except SmsError as error:
                 self.problems.append(f"the record of the disks' holder could not be written: {error.message}")
             else:
@@ -101,20 +101,20 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
         RolledBack: the migration failed; the VM still runs on the source.
         SmsError: the VM has moved, but a later step failed; or it is unknown on which host it is.
     """
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     tidy_run(cluster, target)
     written = read_note(cluster, source)
     image = deliver_vm(cluster, target, progress, chosen=written.key)
     check_same_image(written, image.digest)
     # QEMU needs the same machine on both sides: the target uses the source's accelerator.
-    accel, why = written.accel or "tcg", written.why
-    started = StartedVm(target.name, accel, why, image.path, image.digest, image.signer, holder.generation)
-    started.issuer_ends = written.issuer_ends
+    accel = (written.accel or "tcg", written.why)
+    # The VM keeps the issuer that it has.
+    started = make_note(target, image, holder, accel, written.issuer_ends or issuer_end())
     handover = Handover(source, target, where, holder)
     with ExitStack() as undo:
         try:
             undo.callback(stop_and_clean, cluster, target)
-            boot(cluster, target, progress, image, started, incoming=True)
+            boot(cluster, target, progress, started, incoming=True)
             with progress.step("transfer its memory") as step:
                 paused = move_memory(source, target, where, step, handover)
                 step.detail(f"paused for {paused:.0f} ms")

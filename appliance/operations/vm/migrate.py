@@ -21,18 +21,21 @@ from appliance.operations.history import note
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import check_same_image, move_live
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot
-from appliance.operations.vm.start import StartOptions, check_target, read_note, shares_disks, start_vm
+from appliance.operations.vm.start import StartOptions, VmNote, check_target, read_note, shares_disks, start_vm
 from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
 from appliance.plan.vm.holder import Holder, newest_holder
-from appliance.plan.vm.note import VmNote
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
+from appliance.shared.records import to_json
 from appliance.tools import files
 from appliance.tools.qemu import image_info
 from appliance.tools.sealed import MANIFEST
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import SPARE_BYTES, query_space
+
+SCRATCH = "/var/tmp"
+"""A folder on a disk, unlike /tmp on many systems."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def plan_migrate_vm(cluster: Cluster, to: str, progress: Progress, *, stopped: b
         raise Refused(f"the VM is on {to} already", hint="`sms vm status`")
     for host in (source, target):
         check_programs(host)
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     for there in view_hosts(cluster, target):
         if there.running and there.name != source.name:
             raise Refused(
@@ -106,7 +109,7 @@ def _image_key(cluster: Cluster, source: Host, written: VmNote, *, live: bool) -
     A live migration keeps the image. Otherwise it is this machine's current one or, if it has none, the one that the
     source runs or ran last.
     """
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     if not live and (Path(where.current) / MANIFEST).is_file():
         return ""
     if live or written.key:
@@ -152,7 +155,7 @@ def _transfer_disks(
     cluster: Cluster, source: Host, target: Host, progress: Progress, plan: MovePlan, holder: Holder
 ) -> None:
     """Copy the disks to the target, write the holder record, then keep the source's disks as a snapshot."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     deliver_vm(cluster, target, progress, chosen=plan.image)
     target.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     if not plan.shared:
@@ -168,10 +171,10 @@ def _transfer_disks(
             target.run("sync", "-f", str(where.disks), timeout=300)
             undo.pop_all()
     # From here on the target's disks are the current ones.
-    target.write(str(where.holder), holder.text(), mode=0o600)
+    target.write(str(where.holder), to_json(holder), mode=0o600)
     if plan.shared:
         return
-    source.write(str(where.holder), holder.text(), mode=0o600)
+    source.write(str(where.holder), to_json(holder), mode=0o600)
     with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
         step.detail(_keep_as_snapshot(source, where, f"moved to {target.name}", prefix="before-move"))
 
@@ -203,7 +206,7 @@ def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Prog
             if type(source) is Local:
                 stream = stack.enter_context(open(path, "rb"))  # noqa: PTH123
             else:
-                stream = stack.enter_context(tempfile.TemporaryFile(dir=_scratch()))
+                stream = stack.enter_context(tempfile.TemporaryFile(dir=SCRATCH))
                 source.fetch(path, cast(BinaryIO, stream), progress=lambda done: step.moved(done // 2, size))
                 stream.seek(0)
             target.send(
@@ -215,7 +218,3 @@ def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Prog
                 target.remove(beside)
             raise SmsError(f"the copy of disk {disk} differs from its source", hint="run it again; nothing has moved")
         step.detail(f"{size >> 20} MiB, sha256:{digests[0][:16]}")
-
-
-def _scratch() -> str:
-    return "/var/tmp"  # on a disk, unlike /tmp on many systems

@@ -19,7 +19,7 @@ from appliance.operations.vm.vm import (
     view_hosts,
 )
 from appliance.plan.vm.holder import check_disks_here
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.space import SPARE_BYTES, query_space, query_used
@@ -46,7 +46,7 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
         SmsError: the snapshot is damaged; nothing was changed.
     """
     check_programs(host)
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     with lock_vm_everywhere(cluster, host):
         snapshot = check_restore(cluster, host, name)
         tidy(cluster, host)
@@ -81,7 +81,7 @@ def _copy(host: Host, where: VmPlaces, folder: str) -> None:
 
 def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     """Return the snapshot if it can be restored now; raise Refused otherwise."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     if find_running(cluster, host):
         raise Refused(f"the VM runs on {host.name}", hint=f"`sms vm stop --host {host.name}` first")
     check_disks_here(host.name, view_hosts(cluster, host))

@@ -18,7 +18,7 @@ from appliance.operations.history import note
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot, check_name, remove, verify_folder
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, lock_vm_everywhere, tidy, view_hosts
 from appliance.plan.vm.holder import check_disks_here
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
 from appliance.tools.guest import Guest, open_guest
@@ -40,7 +40,7 @@ def snapshot_vm(cluster: Cluster, host: Host, progress: Progress, name: str = ""
         SmsError: the snapshot failed; nothing is left of it.
     """
     check_programs(host)
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     name = check_name(name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
     with lock_vm_everywhere(cluster, host):
         check_disks_here(host.name, view_hosts(cluster, host))
@@ -68,7 +68,7 @@ def take_locked(
     cluster: Cluster, host: Host, progress: Progress, name: str, *, reason: str, running: bool
 ) -> VmSnapshot:
     """Take a snapshot; the caller holds the lock of every host and has checked the free space."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     part = f"{where.snapshots}/{name}.part"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
     with ExitStack() as undo:
@@ -147,7 +147,7 @@ def _begin(qmp: Qmp, guest: Guest | None) -> tuple[float, float]:
         thawed = guest.count("guest-fsfreeze-thaw") if guest else 0
         frozen_ms = (time.monotonic() - began) * 1000 if guest else 0.0
     if guest:
-        guest.run(["/bin/sh", "-c", 'kill "$1"', "kill", str(watchdog)])
+        guest.kill(watchdog)
     if thawed < frozen:
         raise SmsError("the VM thawed its file systems too early: the host is too slow", hint="try again")
     return taken, frozen_ms

@@ -11,50 +11,14 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere
-from appliance.plan.vm.vm import vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import from_value
+from appliance.tools.scripts import script_argv
 
 NOTE = "snapshot.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-LIST = """
-cd "$1" 2>/dev/null || exit 0
-for note in */snapshot.json; do
-    [ -e "$note" ] || continue
-    name=${note%/*}
-    case $name in *.part) continue ;; esac
-    printf '%s\\t%s\\t' "$name" "$(du -sk "$name" | cut -f 1)"
-    tr -d '\\n\\t' <"$note"
-    echo
-done
-"""
-
-# $1 a snapshot's folder. The state's file system is checked through FUSE if QEMU supports it, else in a copy.
-VERIFY = """
-cd "$1" || exit 1
-for disk in root state; do
-    [ -e "$disk.qcow2" ] || { echo "$disk.qcow2 is missing"; exit 1; }
-    output=$(qemu-img check -q -U "$disk.qcow2" 2>&1) || { echo "$disk.qcow2: $output"; exit 1; }
-done
-work=$(mktemp -d) || exit 1
-trap 'kill "$daemon" 2>/dev/null; wait 2>/dev/null; umount "$work/state" 2>/dev/null; rm -rf "$work"' EXIT
-: >"$work/state"
-daemon=
-if [ -c /dev/fuse ] && qemu-storage-daemon --help 2>/dev/null | grep -q type=.fuse; then
-    qemu-storage-daemon --blockdev driver=file,node-name=file,filename="$1/state.qcow2",read-only=on \\
-        --blockdev driver=qcow2,node-name=disk,file=file,read-only=on \\
-        --export type=fuse,id=state,node-name=disk,mountpoint="$work/state",writable=off >/dev/null 2>&1 &
-    daemon=$!
-    tries=0
-    until [ -s "$work/state" ] || [ "$tries" -ge 50 ]; do
-        tries=$((tries + 1))
-        sleep 0.1
-    done
-fi
-[ -s "$work/state" ] || qemu-img convert -U -f qcow2 -O raw "$1/state.qcow2" "$work/state" || exit 1
-output=$(e2fsck -fn "$work/state" 2>&1) || { echo "state: $output" | tail -n 8; exit 1; }
-"""
 PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
 
@@ -96,12 +60,12 @@ def check_name(name: str) -> str:
 
 def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
     """Return all snapshots on the host, the oldest first."""
-    listed = host.run("sh", "-c", LIST, "list", str(vm_places(cluster.site).snapshots), ok=None, timeout=120)
+    listed = host.run(*script_argv("vm-list", str(VmPlaces(cluster.site).snapshots)), ok=None, timeout=120)
     return read_listed(listed.stdout.decode(errors="replace"))
 
 
 def read_listed(output: str) -> list[VmSnapshot]:
-    """Return the snapshots in the output of ``LIST``, the oldest first."""
+    """Return the snapshots in the output of ``vm-list``, the oldest first."""
     found = []
     for line in output.splitlines():
         name, kib, text = line.split("\t", 2)
@@ -148,7 +112,7 @@ def verify_folder(host: Host, folder: str) -> None:
         SmsError: one of them is damaged; with the check's output.
     """
     try:
-        host.run(*PRIVATE_MOUNTS, "sh", "-c", VERIFY, "verify", folder, timeout=1800)
+        host.run(*PRIVATE_MOUNTS, *script_argv("vm-verify", folder), timeout=1800)
     except CommandError as error:
         output = (error.result.stdout or error.result.stderr).decode(errors="replace").strip()
         raise SmsError(f"the snapshot is damaged: {output}", hint="take another one: `sms vm snapshot`") from error
@@ -163,7 +127,7 @@ def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress)
     """
     snapshot = find_snapshot(cluster, host, name)
     with progress.step(f"verify {snapshot.name}"):
-        verify_folder(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
+        verify_folder(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return snapshot
 
 
@@ -177,7 +141,7 @@ def prune_snapshots(
         removed = list_snapshots(cluster, host)[:-keep]
         for snapshot in [] if dry_run else removed:
             with progress.step(f"remove {snapshot.name}"):
-                remove(host, f"{vm_places(cluster.site).snapshots}/{snapshot.name}")
+                remove(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return removed
 
 

@@ -20,25 +20,23 @@ from appliance.operations.vm.vm import (
     Health,
     check_programs,
     find_running,
+    finish_restore,
     lock_vm_everywhere,
     tidy,
-    tidy_disks,
     tidy_run,
     view_hosts,
     wait_for_health,
 )
 from appliance.plan.vm.holder import Holder, HostView, may_start, newest_holder
-from appliance.plan.vm.note import VmNote
 from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
     VARIABLES,
-    Launch,
+    VmPlaces,
     cards,
     need_vm,
     qemu_argv,
     seed_archive,
-    vm_places,
 )
 from appliance.progress import Progress
 from appliance.shared.records import RecordError, from_json, to_json
@@ -50,13 +48,42 @@ NEEDED_BYTES = 256 << 20
 """Free space that a start requires: the machine's root and its journal grow."""
 WAIT_S, WAIT_TCG_S = 180.0, 600.0
 """How long a start may take in seconds, with KVM and without."""
-# Runs in the VM with the seed on standard input. sms-provd reads the issuer for each certificate that it signs.
-INSTALL_TLS = """
-set -e
-umask 077
-tar -x -f - -C / --no-overwrite-dir --same-owner --same-permissions etc/sms/tls
-systemctl reload nginx
-"""
+# sms-provd reads the issuer for each certificate that it signs.
+UNPACK_TLS = (
+    "/bin/tar",
+    "-x",
+    "-f",
+    "-",
+    "-C",
+    "/",
+    "--no-overwrite-dir",
+    "--same-owner",
+    "--same-permissions",
+    "etc/sms/tls",
+)
+
+
+@dataclass(frozen=True)
+class VmNote:
+    """The record that a host keeps of the machine that it started; fields are empty if unknown.
+
+    Attributes:
+        key, digest, signer: key of the image, digest of its manifest, name of the key that verified it.
+        why: why KVM is not used.
+        at: time of the start, as Unix time in seconds.
+        issuer_ends: when the certificate expires that signs those of nodes, as Unix time in seconds.
+    """
+
+    image: str = ""
+    key: str = ""
+    digest: str = ""
+    signer: str = ""
+    accel: str = ""
+    why: str = ""
+    generation: int = 0
+    host: str = ""
+    at: float = 0.0
+    issuer_ends: float = 0.0
 
 
 @dataclass
@@ -95,14 +122,13 @@ class StartOptions:
     image: str = ""
 
 
-def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions | None = None) -> StartedVm:
+def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> StartedVm:
     """Start the VM on ``host`` and wait until all its services are healthy.
 
     Raises:
         Refused: a precondition is not met; nothing was changed.
         RolledBack: a step failed, and the start was rolled back.
     """
-    options = options or StartOptions()
     need_vm(cluster.site)
     check_programs(host)
     with lock_vm_everywhere(cluster, host) as others:
@@ -113,8 +139,8 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
         holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
         check_host(cluster, host, progress)
         image = deliver_vm(cluster, host, progress, chosen=options.image)
-        started = StartedVm(host.name, "", "", image.path, image.digest, image.signer, holder.generation)
-        started.accel, started.why_no_kvm = qemu.probe_accel(host)
+        written = make_note(host, image, holder, qemu.probe_accel(host), issuer_end())
+        started = _describe(host, written)
         with _undo_on_failure(cluster, started) as undo:
             clock = time.monotonic()
             _take_disks(cluster, host, progress, holder, undo)
@@ -122,7 +148,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
             _prepare(cluster, host, progress, image, started, undo)
             started.parts["disks"] = round(time.monotonic() - clock, 1)
             undo.callback(stop_and_clean, cluster, host)
-            boot(cluster, host, progress, image, started)
+            boot(cluster, host, progress, written)
             undo.callback(keep_console, cluster, host)
             started.parts["boot"] = round(time.monotonic() - clock, 1)
             started.services = _wait_for_services(cluster, host, progress, options, started.accel)
@@ -138,27 +164,24 @@ def _undo_on_failure(cluster: Cluster, started: StartedVm) -> Iterator[ExitStack
         try:
             yield undo
         except BaseException as error:
-            console = f"{started.host}:{vm_places(cluster.site).console_failed}" if "boot" in started.parts else ""
+            console = f"{started.host}:{VmPlaces(cluster.site).console_failed}" if "boot" in started.parts else ""
             raise _rolled_back(error, undo, console) from error
         undo.pop_all()
 
 
-def rehearse_start_vm(
-    cluster: Cluster, host: Host, progress: Progress, options: StartOptions | None = None
-) -> list[str]:
+def rehearse_start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> list[str]:
     """Return the steps of a start without running them. Checks everything but the image.
 
     Raises:
         Refused: a start would be refused.
     """
-    options = options or StartOptions()
     check_programs(host)
     if find_running(cluster, host):
         return [f"the VM runs on {host.name} already: nothing to do"]
     holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
     check_host(cluster, host, progress)
     accel, why = qemu.probe_accel(host)
-    where, settings = vm_places(cluster.site), need_vm(cluster.site)
+    where, settings = VmPlaces(cluster.site), need_vm(cluster.site)
     steps = [f"record that {host.name} has the disks, generation {holder.generation}"]
     if not host.works("test", "-e", str(where.state)):
         steps.append(f"create the state disk of {settings.disk_mb} MiB")
@@ -175,7 +198,7 @@ def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options:
 
 def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:
     """Return whether both hosts share the disks' folder: a file written by one is visible to the other."""
-    path = f"{vm_places(cluster.site).disks}/.sms-shared-{time.time_ns()}"
+    path = f"{VmPlaces(cluster.site).disks}/.sms-shared-{time.time_ns()}"
     try:
         there = cluster.host(other)
         there.write(path, path.encode(), mode=0o600)
@@ -206,7 +229,7 @@ def check_target(cluster: Cluster, host: Host, progress: Progress) -> None:
     Raises:
         Refused: something is missing; names all problems.
     """
-    settings, where = need_vm(cluster.site), vm_places(cluster.site)
+    settings, where = need_vm(cluster.site), VmPlaces(cluster.site)
     with progress.step(f"check {host.name}"):
         problems = []
         for card in cards(cluster.site):
@@ -245,7 +268,7 @@ def _check_running(
     cluster: Cluster, host: Host, progress: Progress, process: qemu.Process, options: StartOptions
 ) -> StartedVm:
     """Wait for a VM that already runs here: resumes an interrupted start; renews certificates that end soon."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     host.remove(str(where.seed))
     with progress.step("check the running VM") as step:
         written = read_note(cluster, host)
@@ -254,24 +277,25 @@ def _check_running(
         with progress.step("renew its certificates"):
             written = replace(written, issuer_ends=renew_certificates(cluster, host))
             host.write(str(where.note), to_json(written), mode=0o600)
-    return StartedVm(
-        host.name,
-        written.accel,
-        written.why,
-        written.image,
-        written.digest,
-        written.signer,
-        written.generation,
-        already=True,
-        issuer_ends=written.issuer_ends,
-        services=health.services,
-    )
+    return replace(_describe(host, written), already=True, services=health.services)
+
+
+def _describe(host: Host, written: VmNote) -> StartedVm:
+    """Return the result of a start from its record."""
+    image = (written.image, written.digest, written.signer)
+    return StartedVm(host.name, written.accel, written.why, *image, written.generation, issuer_ends=written.issuer_ends)
+
+
+def make_note(host: Host, image: VmImage, holder: Holder, accel: tuple[str, str], issuer_ends: float) -> VmNote:
+    """Return the record of a start of ``image`` on ``host``. ``accel``: the accelerator, and why it is not KVM."""
+    about = (image.path, image.key, image.digest, image.signer)
+    return VmNote(*about, *accel, holder.generation, host.name, issuer_ends=issuer_ends)
 
 
 def read_note(cluster: Cluster, host: Host) -> VmNote:
     """Return the record of the last start; an empty one if there is none or it cannot be read."""
     try:
-        return from_json(VmNote, host.read(str(vm_places(cluster.site).note)) or b"{}")
+        return from_json(VmNote, host.read(str(VmPlaces(cluster.site).note)) or b"{}")
     except RecordError:
         return VmNote()
 
@@ -291,8 +315,10 @@ def renew_certificates(cluster: Cluster, host: Host) -> float:
         SmsError: the VM did not accept them.
     """
     ends = issuer_end()
-    with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
-        ran = guest.run(["/bin/sh", "-c", INSTALL_TLS], input=make_seed(cluster))
+    with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
+        ran = guest.run(UNPACK_TLS, input=make_seed(cluster))
+        if not ran.status:
+            ran = guest.run(("/bin/systemctl", "reload", "nginx"))
     if ran.status:
         output = ran.stderr.decode(errors="replace").strip()[-300:]
         raise SmsError(f"the VM rejected new certificates: {output}", hint="`sms vm stop`, then `sms vm start`")
@@ -305,10 +331,10 @@ def issuer_end() -> float:
 
 
 def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     host.run("mkdir", "-p", "-m", "0700", str(where.disks), str(where.snapshots))
     _claim(cluster, host, holder, undo)
-    if kept := tidy_disks(cluster, host):
+    if kept := finish_restore(host, VmPlaces(cluster.site)):
         progress.report(f"completed an interrupted restore; the old disks are kept as snapshot {kept}")
 
 
@@ -347,11 +373,11 @@ def _wait(
 
 def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> None:
     """Write the record that this host has the disks."""
-    path = str(vm_places(cluster.site).holder)
+    path = str(VmPlaces(cluster.site).holder)
     before = host.read(path)
-    if before == holder.text():
+    if before == to_json(holder):
         return
-    host.write(path, holder.text(), mode=0o600)
+    host.write(path, to_json(holder), mode=0o600)
     if before is None:
         undo.callback(host.remove, path)
     else:
@@ -360,7 +386,7 @@ def _claim(cluster: Cluster, host: Host, holder: Holder, undo: ExitStack) -> Non
 
 def prepare_disks(cluster: Cluster, host: Host, image: VmImage, started: StartedVm, undo: ExitStack) -> None:
     """Create or grow the state disk to the configured size; create a new root overlay if the image is another one."""
-    where, settings = vm_places(cluster.site), need_vm(cluster.site)
+    where, settings = VmPlaces(cluster.site), need_vm(cluster.site)
     state = qemu.image_info(host, str(where.state))
     if state is None:
         # Registered before the disk is created, so that a partly created one is removed as well.
@@ -379,50 +405,29 @@ def prepare_disks(cluster: Cluster, host: Host, image: VmImage, started: Started
         started.fresh_root = True
 
 
-def boot(
-    cluster: Cluster,
-    host: Host,
-    progress: Progress,
-    image: VmImage,
-    started: StartedVm,
-    *,
-    incoming: bool = False,
-) -> None:
-    """Write the seed, attach the network cards, start QEMU; ``stop_and_clean`` undoes it, even a part of it."""
-    where = vm_places(cluster.site)
+def boot(cluster: Cluster, host: Host, progress: Progress, written: VmNote, *, incoming: bool = False) -> None:
+    """Write the seed and the record of the start, attach the network cards, start QEMU.
+
+    ``stop_and_clean`` undoes it, even a part of it.
+    """
+    where = VmPlaces(cluster.site)
     with progress.step("start the machine") as step:
         host.run("mkdir", "-p", "-m", "0700", str(where.run))
-        # A live migration keeps the issuer that the VM already has.
-        started.issuer_ends = started.issuer_ends or issuer_end()
         # In memory, readable by root only, and removed once QEMU has it open.
         host.write(str(where.seed), make_seed(cluster), mode=0o600)
         host.run("cp", "--", VARIABLES, str(where.variables))
         for card in cards(cluster.site):
             qemu.plug(host, card)
-        parameters = Launch(
-            image.path, started.accel, str(where.console_log), str(where.root), str(where.state), incoming=incoming
-        )
-        written = VmNote(
-            image.path,
-            image.key,
-            image.digest,
-            image.signer,
-            started.accel,
-            started.why_no_kvm,
-            started.generation,
-            host.name,
-            at=round(time.time(), 1),
-            issuer_ends=started.issuer_ends,
-        )
-        host.write(str(where.note), to_json(written), mode=0o600)
-        qemu.launch(host, qemu_argv(cluster.site, parameters), qmp=str(where.qmp), log=str(where.run / "qemu.log"))
+        host.write(str(where.note), to_json(replace(written, at=round(time.time(), 1))), mode=0o600)
+        argv = qemu_argv(cluster.site, written.image, written.accel, incoming=incoming)
+        qemu.launch(host, argv, qmp=str(where.qmp), log=str(where.run / "qemu.log"))
         host.remove(str(where.seed))
-        step.detail(started.accel + (f": {started.why_no_kvm}" if started.why_no_kvm else ""))
+        step.detail(written.accel + (f": {written.why}" if written.why else ""))
 
 
 def keep_console(cluster: Cluster, host: Host) -> None:
     """Keep the console log of a failed start; QEMU may still run and write to it."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     host.run("mv", "-fT", "--", str(where.console_log), str(where.console_failed), ok=None)
 
 

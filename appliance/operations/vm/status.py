@@ -13,7 +13,7 @@ from appliance.operations.vm.snapshots import count_elsewhere, list_snapshots
 from appliance.operations.vm.start import issuer_days, read_note
 from appliance.operations.vm.vm import Health, all_hosts, find_running, query_health, view_hosts
 from appliance.plan.vm.holder import newest_holder
-from appliance.plan.vm.vm import need_vm, vm_places
+from appliance.plan.vm.vm import VmPlaces, need_vm
 from appliance.tools import files
 from appliance.tools.qemu import image_info
 
@@ -74,7 +74,7 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
     site, settings = cluster.site, need_vm(cluster.site)
     if not name or name in silent:
         answering = {view.name for view in views if view.reachable}
-        lock = str(vm_places(site).lock)
+        lock = str(VmPlaces(site).lock)
         busy = any(files.is_locked(host, lock) for host in all_hosts(cluster, first) if host.name in answering)
         return VmStatus(site.cluster, str(settings.address.ip), name, False, False, silent=silent, busy=busy)
     host = next((one for one in all_hosts(cluster, first) if one.name == name), None) or cluster.host(name)
@@ -82,7 +82,7 @@ def status_vm(cluster: Cluster, first: Host, *, only: bool = False) -> VmStatus:
 
 
 def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
-    site, settings, where = cluster.site, need_vm(cluster.site), vm_places(cluster.site)
+    site, settings, where = cluster.site, need_vm(cluster.site), VmPlaces(cluster.site)
     process = find_running(cluster, host)
     health, agent = Health(), False
     used = 0

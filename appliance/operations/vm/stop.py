@@ -11,7 +11,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.vm.vm import check_programs, find_running, lock_vm_everywhere, tidy
-from appliance.plan.vm.vm import vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress, Step
 from appliance.tools.guest import open_guest
 from appliance.tools.qemu import Process, end_machine, has_ended
@@ -52,13 +52,13 @@ def stop_locked(cluster: Cluster, host: Host, progress: Progress, *, timeout_s: 
     tidy(cluster, host)
     took = round(time.monotonic() - began, 1)
     if how != "not running":
-        host.run("sync", "-f", str(vm_places(cluster.site).disks), timeout=300)
+        host.run("sync", "-f", str(VmPlaces(cluster.site).disks), timeout=300)
         note(cluster, host, "vm stop", "stopped", how=how, seconds=took)
     return StoppedVm(host.name, how, took)
 
 
 def _end(cluster: Cluster, host: Host, process: Process, timeout_s: float, step: Step) -> str:
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     began = time.monotonic()
     step.detail("shut down through the guest agent")
     # Errors do not matter here: a later attempt is stronger.

@@ -16,51 +16,17 @@ from appliance.host.base import Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
-from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm, vm_places
+from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm
 from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
 from appliance.tools.qemu import Process, find_machine, unplug
+from appliance.tools.scripts import script_argv
 
 HEALTH = "/usr/lib/sms/sms-vm-health"
 DISKS = ("root", "state")
 STARTUP_WAIT_S = 20
 """How long one health check waits in the VM: frequent checks would slow down services that start."""
-
-# $1 the disks' folder: completes an interrupted restore. The restore is recorded before it starts, and at any time
-# a complete copy of the old disk is in its place or in the snapshot.
-FINISH_RESTORE = """
-set -e
-cd "$1" 2>/dev/null || exit 0
-if [ -e restore.json ]; then
-    kept=$(cat restore.json)
-    case $kept in '' | .* | */*) echo "$1/restore.json names no snapshot" >&2; exit 1 ;; esac
-    mkdir -p "snapshots/$kept"
-    for disk in root state; do
-        [ -e "$disk.restored" ] || continue
-        old="snapshots/$kept/$disk.qcow2"
-        if [ -e "$disk.qcow2" ] && [ ! -e "$old" ]; then
-            ln -T "$disk.qcow2" "$old" 2>/dev/null || {
-                cp --sparse=always -T "$disk.qcow2" "$old.new"
-                sync "$old.new"
-                mv -T "$old.new" "$old"
-            }
-        fi
-        if [ "$disk" = root ] && [ -e root.image ]; then
-            cp root.image "snapshots/$kept/root.image"
-            rm -f root.image
-        fi
-        sync -f "snapshots/$kept"
-        mv -fT "$disk.restored" "$disk.qcow2"
-    done
-    [ ! -e root.image.restored ] || mv -fT root.image.restored root.image
-    sync -f .
-    rm -f restore.json
-    echo "$kept"
-fi
-rm -f -- *.restored *.new *.raw
-rm -rf -- snapshots/*.part
-"""
 
 
 @dataclass(frozen=True)
@@ -125,19 +91,19 @@ def query_health(cluster: Cluster, host: Host, *, startup_wait_s: int = 0) -> He
     Raises:
         NotResponding: its guest agent does not answer.
     """
-    with open_guest(host, str(vm_places(cluster.site).guest)) as guest:
+    with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
         ran = guest.run([HEALTH, str(startup_wait_s)], timeout_s=startup_wait_s + 60)
         return read_health(ran.stdout.decode(errors="replace"))
 
 
 def find_running(cluster: Cluster, host: Host) -> Process | None:
     """Return the VM's process on a host; None if it does not run there."""
-    return find_machine(host, str(vm_places(cluster.site).pid), machine_name(cluster.site))
+    return find_machine(host, str(VmPlaces(cluster.site).pid), machine_name(cluster.site))
 
 
 def view_host(cluster: Cluster, host: Host) -> HostView:
     """Return whether the VM runs on a host, and the host's record of who has the disks."""
-    where = vm_places(cluster.site)
+    where = VmPlaces(cluster.site)
     try:
         running = find_running(cluster, host) is not None
         holder = read_holder(host.read(str(where.holder)))
@@ -182,22 +148,20 @@ def find_vm(cluster: Cluster, name: str | None) -> Host:
 
 
 @contextmanager
-def lock_vm(cluster: Cluster, host: Host) -> Iterator[None]:
-    """Hold the VM's lock on a host; raises Busy if another run holds it."""
-    with only_one(host, str(vm_places(cluster.site).lock), f"another sms is at work on the VM on {host.name}"):
-        yield
-
-
-@contextmanager
 def lock_vm_everywhere(cluster: Cluster, here: Host) -> Iterator[ExitStack]:
     """Hold the VM's lock on every reachable admin host. Closing the yielded stack releases all but that of ``here``.
 
     Every run takes the locks in the same order: of two concurrent runs, one proceeds.
+
+    Raises:
+        Busy: another run holds a lock.
     """
+    path = str(VmPlaces(cluster.site).lock)
     with ExitStack() as own, ExitStack() as others:
         for host in sorted(all_hosts(cluster, here), key=lambda one: one.name):
             try:
-                (own if host.name == here.name else others).enter_context(lock_vm(cluster, host))
+                lock = only_one(host, path, f"another sms is at work on the VM on {host.name}")
+                (own if host.name == here.name else others).enter_context(lock)
             except Unreachable:
                 if host.name == here.name:
                     raise
@@ -221,27 +185,22 @@ def tidy_run(cluster: Cluster, host: Host) -> None:
     """Remove the taps and the run folder of a machine that no longer runs on the host. Its disks are not touched."""
     for card in cards(cluster.site):
         unplug(host, card)
-    host.run("rm", "-rf", "--one-file-system", "--", str(vm_places(cluster.site).run))
+    host.run("rm", "-rf", "--one-file-system", "--", str(VmPlaces(cluster.site).run))
 
 
-def tidy_disks(cluster: Cluster, host: Host) -> str:
+def finish_restore(host: Host, where: VmPlaces) -> str:
     """Complete an interrupted restore, and remove partial files. Returns the snapshot that keeps the old disks.
 
     Call it only on the host that has the disks, with every lock held and no machine running: other hosts may share the
     folder.
     """
-    return finish_restore(host, vm_places(cluster.site))
-
-
-def finish_restore(host: Host, where: VmPlaces) -> str:
-    """Complete a recorded restore, if there is one; return the snapshot that keeps the old disks."""
-    return host.run("sh", "-c", FINISH_RESTORE, "finish", str(where.disks), timeout=4 * 3600).text
+    return host.run(*script_argv("vm-finish-restore", str(where.disks)), timeout=4 * 3600).text
 
 
 def tidy(cluster: Cluster, host: Host) -> str:
-    """Call ``tidy_run``, and ``tidy_disks`` if this host has the disks and no host runs the VM."""
+    """Call ``tidy_run``, and ``finish_restore`` if this host has the disks and no host runs the VM."""
     tidy_run(cluster, host)
-    return tidy_disks(cluster, host) if has_disks(host.name, view_hosts(cluster, host)) else ""
+    return finish_restore(host, VmPlaces(cluster.site)) if has_disks(host.name, view_hosts(cluster, host)) else ""
 
 
 def wait_for_health(cluster: Cluster, host: Host, process: Process, wait_s: float, on_detail: Any) -> Health:

@@ -97,7 +97,7 @@ def _nftables(facts: Facts) -> Finding:
     if facts.values.get("nft") == "yes":
         return Finding("nftables in the kernel", "ok")
     if "nft" not in facts.words("programs"):
-        return Finding("nftables in the kernel", "warning", "unknown: nft is not installed", _install(facts, "nft"))
+        return Finding("nftables in the kernel", "warning", "unknown: nft is not installed", install_fix(facts, "nft"))
     return Finding("nftables in the kernel", "missing", "required for the container's NAT", "modprobe nf_tables")
 
 
@@ -105,10 +105,10 @@ def _programs(facts: Facts) -> Finding:
     lacking = [name for name in PROGRAMS if name not in facts.words("programs")]
     if not lacking:
         return Finding("programs", "ok", f"{len(PROGRAMS)} found")
-    return Finding("programs", "missing", f"not installed: {', '.join(lacking)}", _install(facts, *lacking))
+    return Finding("programs", "missing", f"not installed: {', '.join(lacking)}", install_fix(facts, *lacking))
 
 
-def _install(facts: Facts, *programs: str) -> str:
+def install_fix(facts: Facts, *programs: str) -> str:
     """Return the command that installs them; empty for an unknown distribution."""
     return install_command(programs, facts.family) if facts.family in INSTALL else ""
 
@@ -146,7 +146,7 @@ def _plugins(facts: Facts) -> Finding:
         fix = f"echo 'cni plugin path = {elsewhere}' >>/etc/apptainer/apptainer.conf"
         return Finding("CNI plugins", "missing", f"they are in {elsewhere}, not in Apptainer's plugin path", fix)
     detail = f"no {', '.join(lacking)} in Apptainer's plugin path"
-    return Finding("CNI plugins", "missing", detail, _install(facts, "cni"))
+    return Finding("CNI plugins", "missing", detail, install_fix(facts, "cni"))
 
 
 def _capabilities(facts: Facts) -> Finding:
@@ -181,7 +181,9 @@ def _clock(facts: Facts) -> Finding:
         return Finding("clock", "ok", "synchronised")
     detail = "not synchronised" if state == "no" else "unknown whether it is synchronised"
     why = f"{detail}; munge rejects credentials that are more than 5 minutes off"
-    return Finding("clock", "warning", why, " && ".join(filter(None, [_install(facts, "chrony"), "chronyc makestep"])))
+    return Finding(
+        "clock", "warning", why, " && ".join(filter(None, [install_fix(facts, "chrony"), "chronyc makestep"]))
+    )
 
 
 def _state(facts: Facts) -> Finding:
@@ -207,7 +209,7 @@ def _cron(facts: Facts) -> Finding:
     if facts.values.get("cron") == "yes":
         return Finding("cron", "ok", "running")
     if "cron" not in facts.words("programs") and "crond" not in facts.words("programs"):
-        return Finding("cron", "missing", "not installed", _install(facts, "cron"))
+        return Finding("cron", "missing", "not installed", install_fix(facts, "cron"))
     name = "cron" if facts.family != "redhat" else "crond"
     # The daemon detaches by itself.
     daemon = "cron" if "cron" in facts.words("programs") else "crond"

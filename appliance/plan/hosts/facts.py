@@ -24,7 +24,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine. ``values`` are the name=value lines of the script of operations/hosts/doctor.py."""
+    """A machine. ``values`` are the name=value lines of definitions/scripts/collect-facts."""
 
     host: str
     os_release: str

@@ -22,13 +22,12 @@ class Package:
     name: str
     version: str
     architecture: str
-    source: str
 
 
 def read_packages(text: str) -> list[Package]:
-    """Parse lines of tab-separated name, version, architecture and source."""
+    """Parse lines of tab-separated name, version, architecture and perhaps source."""
     rows = [line.split("\t") for line in text.splitlines() if line.count("\t") >= 2]
-    return [Package(row[0], row[1], row[2], row[3] if len(row) > 3 else row[0]) for row in rows]
+    return [Package(*row[:3]) for row in rows]
 
 
 def sbom(packages: Sequence[Package], *, key: str, image: str, purl: str, distribution: str) -> str:

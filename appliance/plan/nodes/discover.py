@@ -131,10 +131,8 @@ def _compare(one: Found, node: Mapping[str, Any], update: bool) -> Decision:
             change["macs"] = [*(mac for mac in macs if mac not in missing), *added]
     if known := _new_facts(one.facts, node.get("details") or {}):
         change["details"] = known
-    left = () if update else tuple(differences)
-    shown = tuple(differences) if update else left
-    what = DIFFERS if left else CHANGED if change else SAME
-    return Decision(one, what, str(node["name"]), change, shown)
+    what = DIFFERS if differences and not update else CHANGED if change else SAME
+    return Decision(one, what, str(node["name"]), change, tuple(differences))
 
 
 def _new_facts(found: Mapping[str, Any], has: Mapping[str, Any]) -> dict[str, object]:

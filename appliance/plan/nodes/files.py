@@ -50,17 +50,8 @@ class Master:
 
     def as_body(self) -> dict[str, object]:
         """Return the request body for the VM; the content is uploaded separately."""
-        return {
-            "sha256": self.sha256,
-            "mode": self.mode,
-            "owner": self.owner,
-            "group": self.group,
-            "template": self.template,
-            "nodes": sorted(set(self.nodes)),
-            "groups": sorted(set(self.groups)),
-            "services": self.services,
-            "origin": self.origin,
-        }
+        sent = {key: value for key, value in vars(self).items() if key not in ("path", "data")}
+        return {"sha256": self.sha256, **sent, "nodes": sorted(set(self.nodes)), "groups": sorted(set(self.groups))}
 
 
 @dataclass(frozen=True)
@@ -167,8 +158,5 @@ def compare_masters(
 
 
 def _differs(master: Master, old: Mapping[str, Any]) -> str:
-    body = master.as_body()
-    keys = ("mode", "owner", "group", "template", "nodes", "groups", "services", "origin")
-    words = ["content"] if body["sha256"] != old.get("sha256") else []
-    words += [key for key in keys if body[key] != old.get(key)]
-    return ", ".join(words)
+    differing = (key for key, value in master.as_body().items() if value != old.get(key))
+    return ", ".join("content" if key == "sha256" else key for key in differing)

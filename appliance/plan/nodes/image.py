@@ -43,47 +43,6 @@ printf 'Package: usrmerge\\nPin: release *\\nPin-Priority: -1\\n' >"$1/etc/apt/p
 
 
 @dataclass(frozen=True)
-class NodePlan:
-    """All inputs of an image. Plans with the same key need no build.
-
-    ``root_key`` depends on the packages only: installing them takes most of the time.
-    """
-
-    profile: str
-    key: str
-    root_key: str
-    packages: tuple[str, ...]
-    sources: tuple[str, ...]
-    versions: Mapping[str, str]
-    drivers: tuple[str, ...]
-    modules: tuple[str, ...]
-    mask: tuple[str, ...]
-    later: tuple[str, ...]
-    arguments: str
-    groups: tuple[str, ...]
-    files: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
-    """Files to add to the root, by path: bytes and mode."""
-    initramfs: Mapping[str, tuple[bytes, int]] = field(repr=False, default_factory=dict)
-
-    @property
-    def about(self) -> dict[str, object]:
-        """Fields of the sealed manifest besides the files."""
-        return {
-            "kind": "node",
-            "profile": self.profile,
-            "key": self.key,
-            "arguments": self.arguments,
-            "groups": list(self.groups),
-            "ca": hashlib.sha256(self.files[CA][0]).hexdigest() if CA in self.files else "",
-        }
-
-
-def packages_of(profile: NodeProfile, site: Profile) -> tuple[str, ...]:
-    """Return the packages to install, sorted, including the kernel's."""
-    return tuple(sorted({*profile.packages, *site.packages, profile.kernels[site.kernel]}))
-
-
-@dataclass(frozen=True)
 class NodeInputs:
     """What an image is built from besides its profile.
 
@@ -98,6 +57,42 @@ class NodeInputs:
     files: Mapping[str, tuple[bytes, int]]
     initramfs: Mapping[str, tuple[bytes, int]]
     tools: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """An image to build. Plans with the same key need no build.
+
+    ``root_key`` depends on the packages only: installing them takes most of the time.
+    """
+
+    name: str
+    key: str
+    root_key: str
+    packages: tuple[str, ...]
+    later: tuple[str, ...]
+    arguments: str
+    groups: tuple[str, ...]
+    profile: NodeProfile = field(repr=False)
+    inputs: NodeInputs = field(repr=False)
+
+    @property
+    def about(self) -> dict[str, object]:
+        """Fields of the sealed manifest besides the files."""
+        files = self.inputs.files
+        return {
+            "kind": "node",
+            "profile": self.name,
+            "key": self.key,
+            "arguments": self.arguments,
+            "groups": list(self.groups),
+            "ca": hashlib.sha256(files[CA][0]).hexdigest() if CA in files else "",
+        }
+
+
+def packages_of(profile: NodeProfile, site: Profile) -> tuple[str, ...]:
+    """Return the packages to install, sorted, including the kernel's."""
+    return tuple(sorted({*profile.packages, *site.packages, profile.kernels[site.kernel]}))
 
 
 def plan_node(name: str, profile: NodeProfile, site: Profile, inputs: NodeInputs) -> NodePlan:
@@ -123,20 +118,15 @@ def plan_node(name: str, profile: NodeProfile, site: Profile, inputs: NodeInputs
     # Arguments and groups are not in the root: changing them needs a new manifest, not a new root.
     text = json.dumps({**parts, "arguments": arguments, "groups": site.groups, "profile": name}, sort_keys=True)
     return NodePlan(
-        profile=name,
+        name,
         key=hashlib.sha256(text.encode()).hexdigest(),
         root_key=hashlib.sha256(json.dumps([FORMAT, installed]).encode()).hexdigest(),
         packages=packages,
-        sources=tuple(inputs.sources),
-        versions=dict(versions),
-        drivers=profile.drivers,
-        modules=profile.modules,
-        mask=profile.mask,
         later=later,
         arguments=arguments,
         groups=site.groups,
-        files=dict(files),
-        initramfs=dict(initramfs),
+        profile=profile,
+        inputs=inputs,
     )
 
 
@@ -173,10 +163,8 @@ def needed_modules(dependencies: str, drivers: Iterable[str], names: Iterable[st
         drivers: folders and files below ``kernel/``.
         names: additional modules by name; built-in ones are not listed in ``modules.dep`` and are ignored.
     """
-    needs: dict[str, list[str]] = {}
-    for line in dependencies.splitlines():
-        path, _, rest = line.partition(":")
-        needs[path] = rest.split()
+    lines = (line.partition(":") for line in dependencies.splitlines())
+    needs = {path: rest.split() for path, _, rest in lines}
     chosen = {path for path in needs if _is_below(path, drivers)}
     by_name = {PurePosixPath(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
     chosen |= {by_name[name] for name in names if name in by_name}

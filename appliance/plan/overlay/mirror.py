@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from appliance.errors import Refused, SmsError
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, from_json
 
 GIB = 1 << 30
 FULL_PART = 10
@@ -52,10 +52,6 @@ class Mirror:
     mounted_on: str | None = None
     scrubbed: float = 0.0
     mended: int = 0
-
-    def text(self) -> bytes:
-        """Return the file's contents."""
-        return to_json(self)
 
     def path(self, member: Member) -> str:
         """Return the path of a member's file."""
@@ -111,7 +107,6 @@ class Scrubbed:
 
     mended: int
     lost: int
-    seconds: float = 0.0
 
 
 def read_mirror(data: bytes | None, cluster: str) -> Mirror | None:

@@ -7,7 +7,8 @@ import io
 import ipaddress
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ SECRET_PLACES = {
 
 @dataclass(frozen=True)
 class Seed:
-    """One file of a new overlay; ``data`` may be secret and is left out of its repr."""
+    """One file of a new overlay, or a folder if its path ends with /; ``data`` may be secret and is not in its repr."""
 
     path: str
     data: bytes
@@ -80,17 +81,19 @@ def seed_files(
     return tuple(sorted(seeds, key=lambda seed: seed.path))
 
 
+def named_nodes(site: Site) -> Iterator[tuple[str, str]]:
+    """Yield name and address of every node of Slurm; the address is empty if the site file has none."""
+    for node in site.slurm.nodes:
+        names = expand(node.name)
+        yield from zip(names, expand(node.address) if node.address else [""] * len(names), strict=False)
+
+
 def node_addresses(site: Site) -> list[tuple[str, str]]:
     """Return (address, name) of every node whose address is known, for /etc/hosts."""
     pairs: list[tuple[str, str]] = []
-    for node in site.slurm.nodes:
-        if not node.address:
-            continue
-        for name, address in zip(expand(node.name), expand(node.address), strict=False):
-            try:
-                pairs.append((str(ipaddress.IPv4Address(address)), name))
-            except ValueError:  # a name, which DNS resolves
-                continue
+    for name, address in named_nodes(site):
+        with suppress(ValueError):  # none, or a name, which DNS resolves
+            pairs.append((str(ipaddress.IPv4Address(address)), name))
     return pairs
 
 
@@ -99,7 +102,8 @@ def seed_archive(seeds: Sequence[Seed]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for seed in seeds:
-            member = tarfile.TarInfo(seed.path.lstrip("/"))
+            member = tarfile.TarInfo(seed.path.strip("/"))
+            member.type = tarfile.DIRTYPE if seed.path.endswith("/") else tarfile.REGTYPE
             member.size = len(seed.data)
             member.mode = seed.mode
             member.uname, member.gname = seed.owner, seed.group

@@ -38,24 +38,13 @@ class Decision:
     why: tuple[str, ...]
 
 
-def _hour(at: datetime) -> object:
+PERIODS: dict[str, Callable[[datetime], object]] = {
     # The repeated hour at the end of summer time counts as two.
-    return at.year, at.month, at.day, at.hour, at.utcoffset(), at.fold
-
-
-def _day(at: datetime) -> object:
-    return at.year, at.month, at.day
-
-
-def _week(at: datetime) -> object:
-    return at.isocalendar()[:2]
-
-
-def _month(at: datetime) -> object:
-    return at.year, at.month
-
-
-PERIODS: dict[str, Callable[[datetime], object]] = {"hourly": _hour, "daily": _day, "weekly": _week, "monthly": _month}
+    "hourly": lambda at: (at.year, at.month, at.day, at.hour, at.utcoffset(), at.fold),
+    "daily": lambda at: (at.year, at.month, at.day),
+    "weekly": lambda at: at.isocalendar()[:2],
+    "monthly": lambda at: (at.year, at.month),
+}
 """The rules by period, the shortest first; the keys are the settings with the counts."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, from_json
 
 DAY_S = 86400
 GRACE_MINUTES = 5
@@ -45,10 +45,6 @@ class Run:
     missed: str = ""
     missed_mailed: float | None = None
     generation: int | None = None
-
-    def text(self) -> bytes:
-        """Return the file's contents."""
-        return to_json(self)
 
 
 def read_run(data: bytes | str | None) -> Run | None:

@@ -70,7 +70,6 @@ class Schedule:
 
     kind: Kind
     every: int
-    command: str
     files: Mapping[str, str]
     unit: str = ""
 
@@ -167,14 +166,14 @@ def plan_schedule(site: Site, kind: Kind, every: int, *, argv: tuple[str, ...], 
     if kind == "cron":
         command = cron_command(argv)
         text = CRON.format(**values, fields=cron_fields(every), command=command)
-        return Schedule(kind, every, command, {cron_path(site.cluster): text})
+        return Schedule(kind, every, {cron_path(site.cluster): text})
     command = systemd_command(argv)
     mounts = " ".join(dict.fromkeys(map(systemd_word, folders)))
     timeout = max(MIN_TIMEOUT_S, 2 * every * 60)
     service = SERVICE.format(**values, command=command, folders=mounts, timeout=timeout)
     timer = TIMER.format(**values, calendar=calendar(every))
     files = {service_path(site.cluster): service, timer_path(site.cluster): timer}
-    return Schedule(kind, every, command, files, timer_name(site.cluster))
+    return Schedule(kind, every, files, timer_name(site.cluster))
 
 
 def read_every(text: str) -> int | None:

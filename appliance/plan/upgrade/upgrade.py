@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.errors import SmsError
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, from_json
 
 STOPPING = "stopping"
 """The old image runs or is being stopped; the overlay is as it left it."""
@@ -76,10 +76,6 @@ class Upgrade:
     def ended(self) -> bool:
         """Whether it is finished or rolled back."""
         return self.phase in ENDED
-
-    def text(self) -> bytes:
-        """Return the content of its file."""
-        return to_json(self)
 
     def at(self, phase: str, **changes: Any) -> Upgrade:
         """Return a copy in ``phase``."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.errors import Refused
-from appliance.shared.records import RecordError, from_json, to_json
+from appliance.shared.records import RecordError, from_json
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,6 @@ class Holder:
 
     holder: str
     generation: int
-
-    def text(self) -> bytes:
-        """Return the JSON record."""
-        return to_json(self)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
@@ -14,6 +12,7 @@ from pathlib import PurePosixPath
 from appliance.config.model import Site
 from appliance.config.provisioning import Provisioning
 from appliance.errors import ConfigError
+from appliance.plan.overlay import seed
 
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3")
@@ -24,33 +23,6 @@ SECTOR = 512
 QEMU_OVERHEAD_MB = 160
 """Memory that QEMU needs in addition to the machine's own."""
 TCG_CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"
-
-
-@dataclass(frozen=True)
-class VmPlaces:
-    """Paths on an admin host; ``run`` does not survive a reboot."""
-
-    images: PurePosixPath
-    current: PurePosixPath
-    disks: PurePosixPath
-    root: PurePosixPath
-    root_image: PurePosixPath
-    state: PurePosixPath
-    holder: PurePosixPath
-    restore: PurePosixPath
-    snapshots: PurePosixPath
-    console_log: PurePosixPath
-    console_failed: PurePosixPath
-    run: PurePosixPath
-    pid: PurePosixPath
-    note: PurePosixPath
-    seed: PurePosixPath
-    variables: PurePosixPath
-    qmp: PurePosixPath
-    guest: PurePosixPath
-    console: PurePosixPath
-    incoming: PurePosixPath
-    lock: PurePosixPath
 
 
 def need_vm(site: Site) -> Provisioning:
@@ -67,36 +39,31 @@ def need_vm(site: Site) -> Provisioning:
     return site.provisioning
 
 
-def vm_places(site: Site) -> VmPlaces:
-    """Return the VM's paths on an admin host."""
-    settings = need_vm(site)
-    folder = PurePosixPath(settings.directory or site.state / "vm")
-    images = PurePosixPath(site.state) / "vm" / "images"
-    disks = folder / site.cluster
-    run = PurePosixPath("/run/sms/vm") / site.cluster
-    return VmPlaces(
-        images=images,
-        current=images / "current",
-        disks=disks,
-        root=disks / "root.qcow2",
-        root_image=disks / "root.image",
-        state=disks / "state.qcow2",
-        holder=disks / "holder.json",
-        restore=disks / "restore.json",
-        snapshots=disks / "snapshots",
-        console_log=disks / "console.log",
-        console_failed=disks / "console.failed.log",
-        run=run,
-        pid=run / "pid",
-        note=run / "vm.json",
-        seed=run / "seed.tar",
-        variables=run / "firmware.fd",
-        qmp=run / "qmp.sock",
-        guest=run / "guest.sock",
-        console=run / "console.sock",
-        incoming=run / "incoming.sock",
-        lock=PurePosixPath("/run/sms") / f"{site.cluster}.vm.lock",
-    )
+class VmPlaces:
+    """The VM's paths on an admin host; ``run`` does not survive a reboot."""
+
+    def __init__(self, site: Site) -> None:
+        self.images = PurePosixPath(site.state) / "vm" / "images"
+        self.current = self.images / "current"
+        self.disks = PurePosixPath(need_vm(site).directory or site.state / "vm") / site.cluster
+        self.root = self.disks / "root.qcow2"
+        self.root_image = self.disks / "root.image"
+        self.state = self.disks / "state.qcow2"
+        self.holder = self.disks / "holder.json"
+        self.restore = self.disks / "restore.json"
+        self.snapshots = self.disks / "snapshots"
+        self.console_log = self.disks / "console.log"
+        self.console_failed = self.disks / "console.failed.log"
+        self.run = PurePosixPath("/run/sms/vm") / site.cluster
+        self.pid = self.run / "pid"
+        self.note = self.run / "vm.json"
+        self.seed = self.run / "seed.tar"
+        self.variables = self.run / "firmware.fd"
+        self.qmp = self.run / "qmp.sock"
+        self.guest = self.run / "guest.sock"
+        self.console = self.run / "console.sock"
+        self.incoming = self.run / "incoming.sock"
+        self.lock = PurePosixPath("/run/sms") / f"{site.cluster}.vm.lock"
 
 
 @dataclass(frozen=True)
@@ -147,55 +114,49 @@ def machine_name(site: Site) -> str:
     return f"sms-vm-{site.cluster}"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Parameters of a QEMU start that do not come from the site file."""
+def qemu_argv(site: Site, image: str, accel: str, *, incoming: bool = False) -> tuple[str, ...]:
+    """Return the command that starts the machine in the background. It contains no secret.
 
-    image: str
-    accel: str
-    console_log: str
-    root: str
-    state: str
-    incoming: bool = False
-
-
-def qemu_argv(site: Site, launch: Launch) -> tuple[str, ...]:
-    """Return the command that starts the machine in the background. It contains no secret."""
-    settings, where = need_vm(site), vm_places(site)
-    accel = ("kvm", "host") if launch.accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
+    Args:
+        accel: ``kvm`` or ``tcg``.
+        incoming: wait for a live migration.
+    """
+    settings, where = need_vm(site), VmPlaces(site)
+    accelerator, cpu = ("kvm", "host") if accel == "kvm" else ("tcg,thread=multi,tb-size=256", TCG_CPU)
     argv = [QEMU, "-name", f"{machine_name(site)},debug-threads=on", "-M", "q35", "-nodefaults", "-no-user-config"]
-    argv += ["-accel", accel[0], "-cpu", accel[1], "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
+    argv += ["-accel", accelerator, "-cpu", cpu, "-m", str(settings.memory_mb), "-smp", str(settings.cpus)]
     argv += ["-display", "none", "-rtc", "base=utc", "-device", "virtio-rng-pci"]
     argv += ["-drive", f"if=pflash,format=raw,unit=0,readonly=on,file={FIRMWARE}"]
     argv += ["-drive", f"if=pflash,format=raw,unit=1,file={where.variables}"]
-    argv += _disks(launch, str(where.seed))
+    argv += _disks(where, image)
     for number, card in enumerate(cards(site)):
         argv += ["-netdev", f"tap,id=net{number},ifname={card.tap},script=no,downscript=no"]
         argv += ["-device", f"virtio-net-pci,netdev=net{number},mac={card.mac},romfile="]
     argv += ["-device", "virtio-serial-pci"]
     argv += ["-chardev", f"socket,id=guest,path={where.guest},server=on,wait=off"]
     argv += ["-device", "virtserialport,chardev=guest,name=org.qemu.guest_agent.0"]
-    log = f"logfile={launch.console_log},logappend=off"
+    log = f"logfile={where.console_log},logappend=off"
     argv += ["-chardev", f"socket,id=console,path={where.console},server=on,wait=off,{log}"]
     argv += ["-serial", "chardev:console"]
     argv += ["-chardev", f"socket,id=qmp,path={where.qmp},server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
-    if launch.incoming:
+    if incoming:
         argv += ["-incoming", f"unix:{where.incoming}"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
     # No -daemonize: the sandbox forbids its fork.
     return (*argv, "-pidfile", str(where.pid))
 
 
-def _disks(launch: Launch, seed: str) -> list[str]:
+def _disks(where: VmPlaces, image: str) -> list[str]:
     """Return the disks' options. The backing chain is explicit: backing files named in the images are not trusted."""
+    root, state = str(where.root), str(where.state)
     nodes: list[dict[str, str | bool | None]] = [
-        {"driver": "file", "node-name": "image-file", "filename": launch.image, "read-only": True},
+        {"driver": "file", "node-name": "image-file", "filename": image, "read-only": True},
         {"driver": "qcow2", "node-name": "image", "file": "image-file", "read-only": True},
-        {"driver": "file", "node-name": "root-file", "filename": launch.root, "discard": "unmap", "locking": "on"},
+        {"driver": "file", "node-name": "root-file", "filename": root, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "root", "file": "root-file", "backing": "image", "discard": "unmap"},
-        {"driver": "file", "node-name": "state-file", "filename": launch.state, "discard": "unmap", "locking": "on"},
+        {"driver": "file", "node-name": "state-file", "filename": state, "discard": "unmap", "locking": "on"},
         {"driver": "qcow2", "node-name": "state", "file": "state-file", "backing": None, "discard": "unmap"},
-        {"driver": "file", "node-name": "seed-file", "filename": seed, "read-only": True},
+        {"driver": "file", "node-name": "seed-file", "filename": str(where.seed), "read-only": True},
         {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True},
     ]
     argv = [word for node in nodes for word in ("-blockdev", json.dumps(node))]
@@ -263,36 +224,21 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
     names += f"{site.networks.provisioning.address.ip} {site.hostname}\n"
     resolver = "".join(f"nameserver {server}\n" for server in site.networks.dns)
     document = json.dumps(provision_document(site, database=database), indent=1) + "\n"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        _add_folder(archive, "etc/sms/tls")
-        for name, text in {
-            "etc/hostname": f"{settings.hostname}\n",
-            "etc/hosts": names,
-            "etc/resolv.conf": resolver,
-            **network_units(site),
-        }.items():
-            _add(archive, name, text.encode(), 0o644)
-        _add(archive, "etc/sms/provision.json", document.encode(), 0o640, group="sms-provision")
-        for name, data in sorted(tls.items()):
-            # nginx reads its key as root; sms-provd needs the issuer's key to sign.
-            secret = name.endswith(".key")
-            group = "sms-provision" if name == "issuer.key" else "root"
-            _add(archive, f"etc/sms/tls/{name}", data, 0o640 if secret else 0o644, group=group)
-    data = buffer.getvalue()
-    return data + bytes(-len(data) % SECTOR)
-
-
-def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int, *, group: str = "root") -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode, entry.uname, entry.gname = len(data), mode, "root", group
-    archive.addfile(entry, io.BytesIO(data))
-
-
-def _add_folder(archive: tarfile.TarFile, name: str) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.mode, entry.uname, entry.gname = tarfile.DIRTYPE, 0o755, "root", "root"
-    archive.addfile(entry)
+    texts = {
+        "etc/hostname": f"{settings.hostname}\n",
+        "etc/hosts": names,
+        "etc/resolv.conf": resolver,
+        **network_units(site),
+    }
+    seeds = [seed.Seed("etc/sms/tls/", b"", mode=0o755)]
+    seeds += [seed.Seed(path, text.encode()) for path, text in texts.items()]
+    seeds.append(seed.Seed("etc/sms/provision.json", document.encode(), group="sms-provision", mode=0o640))
+    for name, data in sorted(tls.items()):
+        # nginx reads its key as root; sms-provd needs the issuer's key to sign.
+        group, mode = "sms-provision" if name == "issuer.key" else "root", 0o640 if name.endswith(".key") else 0o644
+        seeds.append(seed.Seed(f"etc/sms/tls/{name}", data, group=group, mode=mode))
+    archive = seed.seed_archive(seeds)
+    return archive + bytes(-len(archive) % SECTOR)
 
 
 def choose_accel(modules: Sequence[str], device: bool) -> tuple[str, str]:

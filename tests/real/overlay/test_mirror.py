@@ -81,7 +81,7 @@ class Bench:
             close_mirror(self.cluster, self.host)
 
     def problems(self) -> str:
-        state = mirror.status(self.cluster, self.host)
+        state = mirror.query_mirror(self.cluster, self.host)
         assert state
         return "\n".join(state.problems)
 

@@ -15,7 +15,7 @@ from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.doctor import _files, collect_facts, diagnose
 from appliance.plan.hosts.distro import family, install_command
 from appliance.plan.hosts.doctor import CHECKS, PROGRAMS, Finding, examine, worst
-from appliance.plan.hosts.facts import Bridge, Facts, read_bridges
+from appliance.plan.hosts.facts import Bridge, Facts, parse_values, read_bridges
 from appliance.progress import Silent
 from appliance.share import share
 
@@ -211,6 +211,19 @@ LINKS = [
     {"ifname": "eth1", "flags": [], "master": "br-prov"},
     {"ifname": "bond0", "flags": ["UP"], "linkinfo": {"info_kind": "bond"}},
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("uid=0\nprograms=ip nft \n", {"uid": "0", "programs": "ip nft"}),
+        ("a message of a program\nsms=\n", {"sms": ""}),
+        ("modes=700:/a=b\n", {"modes": "700:/a=b"}),
+        ("", {}),
+    ],
+)
+def test_facts_are_read_from_the_script(text: str, values: dict[str, str]) -> None:
+    assert parse_values(text) == values
 
 
 def test_bridges_are_read_from_ip() -> None:

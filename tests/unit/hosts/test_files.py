@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.errors import Refused
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.tools import files
+from appliance.tools.programs import find_program
+from appliance.tools.space import need_space
 
 HERE = Local()
 
@@ -86,3 +89,13 @@ def test_memory() -> None:
     host = Fake(answers)  # type: ignore[arg-type]
     assert files.free_memory_mb(host) == 4
     assert (files.used_memory_mb(host, 7), files.used_memory_mb(host, 8)) == (0, 0)
+
+
+def test_programs_are_found_in_the_path() -> None:
+    assert find_program(HERE, "sh").endswith("/sh") and find_program(HERE, "no-such-program") == ""
+
+
+def test_too_little_space_is_refused(tmp_path: Path) -> None:
+    need_space(HERE, str(tmp_path / "not-there"), 1, "MiB free, it may need %d", hint="")
+    with pytest.raises(Refused, match=r"MiB free, it may need 1099511627776$"):
+        need_space(HERE, str(tmp_path), 1 << 60, "MiB free, it may need %d", hint="free space")

@@ -15,11 +15,11 @@ from packageurl import PackageURL
 from appliance.plan.image.sbom import Package, read_packages, sbom
 
 PACKAGES = [
-    Package("munge", "0.5.15-2", "amd64", "munge"),
-    Package("libmunge2", "0.5.15-2", "amd64", "munge"),
-    Package("gcc-12-base", "12.2.0-14+deb12u1", "amd64", "gcc-12"),
-    Package("tzdata", "2024a-0+deb12u1", "all", "tzdata"),
-    Package("dbus", "1:1.14.10-1~deb12u1", "amd64", "dbus"),
+    Package("munge", "0.5.15-2", "amd64"),
+    Package("libmunge2", "0.5.15-2", "amd64"),
+    Package("gcc-12-base", "12.2.0-14+deb12u1", "amd64"),
+    Package("tzdata", "2024a-0+deb12u1", "all"),
+    Package("dbus", "1:1.14.10-1~deb12u1", "amd64"),
 ]
 
 
@@ -66,11 +66,11 @@ def test_package_urls() -> None:
 
 LINES: list[tuple[str, list[Package]]] = [
     ("", []),
-    ("munge\t0.5\tamd64\tmunge\n", [Package("munge", "0.5", "amd64", "munge")]),
-    ("munge\t0.5\tamd64\n", [Package("munge", "0.5", "amd64", "munge")]),
+    ("munge\t0.5\tamd64\tmunge\n", [Package("munge", "0.5", "amd64")]),
+    ("munge\t0.5\tamd64\n", [Package("munge", "0.5", "amd64")]),
     (
         "slurm-ohpc\t23.11.10-1\tx86_64\tslurm-23.11.10-1.src.rpm\n",
-        [Package("slurm-ohpc", "23.11.10-1", "x86_64", "slurm-23.11.10-1.src.rpm")],
+        [Package("slurm-ohpc", "23.11.10-1", "x86_64")],
     ),
     ("no tabs at all\nmunge\t0.5\n\n", []),
 ]

@@ -14,7 +14,6 @@ from appliance.host.fake import Fake
 from appliance.operations.context import open_cluster
 from appliance.operations.image.list import prune_images
 from appliance.operations.lease import query_lease
-from appliance.operations.overlay.overlay import prove_writable
 from appliance.operations.preflight import check_bridges, check_programs, refuse_taken
 from appliance.progress import Silent
 from appliance.tools import apptainer, bridge, ext3
@@ -45,9 +44,9 @@ def test_exit_statuses_of_e2fsck(status: int, said: str, words: str | None) -> N
 def test_an_overlay_that_cannot_be_written_is_an_error() -> None:
     """Apptainer only warns of a read-only overlay and continues."""
     inside = ("apptainer", "exec", "instance://sms-x")
-    prove_writable(Fake({inside: (0, "")}), inside)
+    apptainer.prove_writable(Fake({inside: (0, "")}), inside)
     with pytest.raises(SmsError, match="the overlay cannot be written"):
-        prove_writable(Fake({inside: (1, "Read-only file system")}), inside)
+        apptainer.prove_writable(Fake({inside: (1, "Read-only file system")}), inside)
 
 
 PROBED = "ARPING 10.0.0.1 from 0.0.0.0 br-prov\n"

@@ -20,6 +20,7 @@ from appliance.operations.overlay.mirrored import TOOLS
 from appliance.plan.overlay.grow import MIB, SizeSpec, grown, new_size, parse_size
 from appliance.plan.overlay.mirror import Member, Mirror, read_mirror
 from appliance.progress import Silent
+from appliance.shared.records import to_json
 from appliance.tools import agent, apptainer, ext3
 from tests.places import DEBIAN_SITE
 
@@ -143,13 +144,13 @@ def test_the_mirror_grows_with_the_host_locked(tmp_path: Path, monkeypatch: pyte
     def meanwhile() -> None:
         if stopped:
             running.clear()
-        host.files[note] = replace(before, mounted_on=None if stopped else "host-a", scrubbed=7.0).text()
+        host.files[note] = to_json(replace(before, mounted_on=None if stopped else "host-a", scrubbed=7.0))
 
     def enlarged(*_: object) -> None:
         assert host.held == [str(cluster.places.lock)]
 
     host = Held(meanwhile)
-    host.files[note] = before.text()
+    host.files[note] = to_json(before)
     monkeypatch.setattr(apptainer, "find_instance", lambda *_: running[0] if running else None)
     monkeypatch.setattr(TOOLS["btrfs"], "enlarge", enlarged)
     monkeypatch.setattr(ext3, "sizes_of", lambda *_: (GIB, GIB, MIB))

@@ -25,6 +25,7 @@ from appliance.plan.overlay.mirror import (
     warnings,
 )
 from appliance.progress import Silent
+from appliance.shared.records import to_json
 from appliance.tools.btrfs import Btrfs, read_scrub
 from appliance.tools.mdadm import SYNC, Md, device_of
 from appliance.tools.programs import FIND
@@ -36,14 +37,14 @@ WHOLE = {1: Seen(True, "whole", "u1", 7), 2: Seen(True, "whole", "u2", 7)}
 def test_a_note_is_read_as_it_was_written() -> None:
     full = replace(TWO, pending=Member(3, "/c", 2), due="x", mounted_on="host-a", scrubbed=1.5, mended=3)
     for mirror in (TWO, full):
-        assert read_mirror(mirror.text(), "c") == mirror
+        assert read_mirror(to_json(mirror), "c") == mirror
     assert read_mirror(None, "c") is None
     assert full.files == ["/a/c.member-1.img", "/b/c.member-2.img", "/c/c.member-3.img"]
     assert full.next_number == 4
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"members": []}', TWO.text()[:-9], b'{"members": [1], "pending": 0}']
+    "data", [b"", b"[]", b"{}", b'{"members": []}', to_json(TWO)[:-9], b'{"members": [1], "pending": 0}']
 )
 def test_unreadable_notes(data: bytes) -> None:
     with pytest.raises(SmsError, match="cannot be read"):
@@ -52,7 +53,7 @@ def test_unreadable_notes(data: bytes) -> None:
 
 def test_a_note_of_another_cluster() -> None:
     with pytest.raises(SmsError, match="is of cluster c"):
-        read_mirror(TWO.text(), "d")
+        read_mirror(to_json(TWO), "d")
 
 
 def test_a_healthy_mirror() -> None:

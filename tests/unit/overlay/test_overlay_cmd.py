@@ -38,7 +38,7 @@ from appliance.operations.snapshots.restore import (
     restore,
 )
 from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
-from appliance.plan.services.note import StartNote
+from appliance.operations.start_note import StartNote
 from appliance.progress import Silent
 from appliance.tools import python
 from appliance.tools.agent import installed_path

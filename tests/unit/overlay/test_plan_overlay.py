@@ -17,7 +17,7 @@ from appliance.config.model import Site, SlurmNode
 from appliance.operations.context import read_given
 from appliance.operations.site.find import open_site
 from appliance.plan.image.definition import BuildInputs, plan_build, repository_urls
-from appliance.plan.machine import inside_argv, places, seed_argv, start_argv, stop_argv
+from appliance.plan.machine import Places, inside_argv, seed_argv, start_argv, stop_argv
 from appliance.plan.overlay.seed import SECRET_PLACES, Seed, node_addresses, seed_archive, seed_digest, seed_files
 from appliance.plan.services.network import conflists
 from appliance.plan.services.unit import unit_text
@@ -55,7 +55,7 @@ def everything_but_the_seed(site: Site) -> str:
     base = read_bases(share("definitions", "bases"))[site.base.os]
     inputs = BuildInputs(repository_urls(base, site.base.mirrors), {"munge": "1"}, runtime={})
     plan = plan_build(base, SERVICES, inputs, definitions=share("definitions"))
-    image = str(places(site).current)
+    image = str(Places(site).current)
     commands = [
         start_argv(site, image),
         stop_argv(site, 99),

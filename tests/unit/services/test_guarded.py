@@ -12,12 +12,14 @@ from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
-from appliance.operations.services.guarded import START, STOP, start_guard
+from appliance.operations.services.guarded import STOP_TIMEOUT_S, start_guard
 from appliance.progress import Silent
 from appliance.tools.files import HELD, is_locked
+from appliance.tools.programs import PATH_OF
+from appliance.tools.scripts import script_argv
 from tests.places import DEBIAN_SITE
 
-STARTS = ("sh", "-c", START)
+STARTS = script_argv("start-daemon")[:3]
 
 
 def cluster(*, overlays: str = "", hosts: int = 2) -> Cluster:
@@ -66,7 +68,7 @@ def remote(*, sms: str = "/usr/bin/sms", guarded: bool = False, site: bytes = b"
         {
             ("test", "-e"): (0, ""),
             ("flock",): (HELD if guarded else 0, ""),
-            ("sh", "-c", "command -v sms"): (0, sms),
+            ("sh", "-c", PATH_OF, "find", "sms"): (0, sms),
             ("test", "-d", "/run/systemd/system"): (1, ""),
             STARTS: (0, ""),
         },
@@ -106,10 +108,11 @@ def test_single_host_needs_no_guard() -> None:
 
 def test_guard_is_stopped_through_its_lock(tmp_path: Path) -> None:
     here, lock = Local("here"), str(tmp_path / "lock")
+    stop = script_argv("stop-daemon", lock, str(STOP_TIMEOUT_S))
     assert not is_locked(here, lock)
-    here.run("sh", "-c", STOP, "end", lock)  # no guard runs
+    here.run(*stop)  # no guard runs
     holder = 'exec 9>"$1"; flock 9; echo $$ >"$1"; echo held; exec sleep 100'
     with here.hold("sh", "-c", holder, "holder", lock):
         assert is_locked(here, lock)
-        here.run("sh", "-c", STOP, "end", lock)
+        here.run(*stop)
         assert not is_locked(here, lock)

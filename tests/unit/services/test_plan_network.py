@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appliance.operations.site.find import open_site
-from appliance.plan.machine import instance_name, places, seed_argv, start_argv, stop_argv
+from appliance.plan.machine import Places, instance_name, seed_argv, start_argv, stop_argv
 from appliance.plan.services.network import CNI_FOLDER, conflists, network_names, network_options
 from tests.places import DEBIAN_SITE
 
@@ -57,7 +57,7 @@ def test_two_clusters_on_one_host() -> None:
     other = SITE.model_copy(update={"cluster": "other"})
     assert not set(conflists(SITE)) & set(conflists(other))
     assert instance_name(SITE) != instance_name(other)
-    mine, theirs = places(SITE), places(other)
+    mine, theirs = Places(SITE), Places(other)
     assert not {mine.overlay, mine.lease, mine.current, mine.lock} & {theirs.overlay, theirs.lease, theirs.current}
 
 
@@ -88,6 +88,6 @@ def test_stop_is_clean() -> None:
 def test_lease_is_beside_the_overlay() -> None:
     """Hosts that share the overlay share the lease."""
     shared = SITE.overlay.model_copy(update={"directory": Path("/shared/overlays")})
-    found = places(SITE.model_copy(update={"overlay": shared}))
+    found = Places(SITE.model_copy(update={"overlay": shared}))
     assert found.lease.parent == found.overlay.parent
     assert str(found.overlay.parent) == "/shared/overlays"

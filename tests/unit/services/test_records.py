@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 import pytest
 
+from appliance.operations.start_note import StartNote
 from appliance.operations.upgrade.rehearse_folders import RECORD, Record, read_record, write_record
 from appliance.operations.vm.snapshots import VmSnapshot, read_listed
 from appliance.plan.overlay.mirror import read_mirror
-from appliance.plan.services.note import StartNote
 from appliance.plan.upgrade.upgrade import read_upgrade
 from appliance.plan.vm.holder import Holder, read_holder
 from appliance.shared.records import RecordError, from_json, to_json
@@ -107,7 +107,7 @@ def test_mirror_note_of_version_519381b() -> None:
     }
     text = (json.dumps(written, indent=1) + "\n").encode()
     found = read_mirror(text, "c")
-    assert found and found.text() == text
+    assert found and to_json(found) == text
     alone = (json.dumps({**written, "pending": None, "mounted_on": None, "scrubbed": 0}) + "\n").encode()
     other = read_mirror(alone, "c")
     assert other and (other.pending, other.mounted_on, other.scrubbed) == (None, None, 0.0)
@@ -146,7 +146,7 @@ def test_upgrade_record_of_version_519381b() -> None:
     text = (json.dumps(written, indent=1) + "\n").encode()
     found = read_upgrade(text, "c")
     assert found and (found.phase, found.after.key, found.kept, found.jobs) == ("starting", "n", 4, {"7": "RUNNING"})
-    assert found.text() == text
+    assert to_json(found) == text
 
 
 def test_holder_record_of_version_519381b() -> None:

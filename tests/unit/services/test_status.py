@@ -12,12 +12,13 @@ from rich.console import Console
 
 from appliance.cli.services.status import view
 from appliance.host.fake import Fake
+from appliance.operations import preflight
 from appliance.operations.context import open_cluster
 from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
 from appliance.operations.snapshots.status import SnapshotStatus
+from appliance.operations.start_note import StartNote
 from appliance.operations.vm.deferred import Deferred
-from appliance.plan.services.note import StartNote
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
@@ -32,7 +33,7 @@ def test_nearly_full_overlay_is_unhealthy(
     cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
     output = f"1B-blocks Used\n{100 << 20} {percent << 20}\n"
     host = Fake({("apptainer",): (0, output), ("ps",): (0, "5"), ("test",): (1, "")}, name="host-a")
-    monkeypatch.setattr(status.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
+    monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
     monkeypatch.setattr(status, "query_services", lambda *_: [])
     monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")

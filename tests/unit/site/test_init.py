@@ -20,7 +20,7 @@ from appliance.config.model import ServicesFrom
 from appliance.config.read import read_site_text
 from appliance.errors import ConfigError, Refused
 from appliance.operations.site.config import check_config
-from appliance.operations.site.find import find_site, load_site, open_site, resolve
+from appliance.operations.site.find import find_site, open_site, resolve
 from appliance.operations.site.init import list_profiles, read_profile, write_site
 from appliance.share import share
 
@@ -276,7 +276,7 @@ def test_classification_in_json() -> None:
 def test_missing_classification_is_a_problem_of_the_site_file(folder: Path) -> None:
     path = _site(folder, "", services="services: {from: none.yaml}")
     with pytest.raises(ConfigError) as caught:
-        load_site(path)
+        open_site(path)
     (problem,) = caught.value.problems
     assert problem.path == "services.from"
     assert problem.message == f"{folder}/none.yaml: no such file or directory"

@@ -31,6 +31,7 @@ from appliance.plan.snapshots.runs import Run, read_run
 from appliance.plan.snapshots.schedule import job, plan_schedule
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
+from appliance.shared.records import to_json
 from appliance.tools import agent
 from tests import stores
 from tests.places import DEBIAN_SITE
@@ -60,6 +61,9 @@ class Files(Fake):
         self.kind = kind
         self.changed: list[str] = []
         self.files["/etc/sms/sms.yaml"] = b"cluster: sample\n"
+
+    def shell(self, argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
+        return (0, "/usr/bin/sms") if argv[-1] == "sms" else (0, "")
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
         changed = super().write(path, data, mode=mode)
@@ -223,7 +227,7 @@ def test_a_failure_is_mailed_once_a_day_and_the_recovery_too(cluster: Cluster, t
     found = record(cluster)
     assert found and not found.ok and found.mailed
     a_day_ago = replace(found, mailed=found.mailed - 86401, failing_since=found.mailed - 86401)
-    Path(run_record(cluster)).write_bytes(a_day_ago.text())
+    Path(run_record(cluster)).write_bytes(to_json(a_day_ago))
     run(cluster, host)
     assert len(host.mails) == 2 and "are still failing" in host.mails[1]
     take(None)
@@ -326,7 +330,7 @@ def test_the_first_run_after_a_gap_reports_it(cluster: Cluster, take: Any, with_
     assert found and found.ok and found.number == 1
     for hours in (5, 7):
         at = time.time() - hours * 3600
-        Path(run_record(cluster)).write_bytes(replace(found, started=at, ended=at + 9, missed_mailed=None).text())
+        Path(run_record(cluster)).write_bytes(to_json(replace(found, started=at, ended=at + 9, missed_mailed=None)))
         run(cluster, host)
         run(cluster, host)
     assert len(host.mails) == len(host.log) == 3, "once each"
@@ -369,7 +373,7 @@ def test_each_push_is_reported_separately(cluster: Cluster, take: Any, monkeypat
         state = push_flow.FAILED if targets == ["admin-2"] else push_flow.PUSHED
         return [push_flow.Pushed(targets[0], 1, state, error="no way there" if targets == ["admin-2"] else "")]
 
-    monkeypatch.setattr(push_flow, "push", push)
+    monkeypatch.setattr(scheduled, "push", push)
     monkeypatch.setattr(Cluster, "host", lambda _, name: Local(name))
     monkeypatch.setattr(scheduled, "prune", lambda _, host, *__: pruned.append(host.name) or Pruned(host.name))
     monkeypatch.setattr(scheduled, "only_one", lambda *_: contextlib.nullcontext())
@@ -432,7 +436,7 @@ def test_status_sees_an_old_one_and_a_damaged_one(cluster: Cluster, with_schedul
     with_schedule(cluster.site)
     store = stores.fill(Path(cluster.places.snapshots), 3, start=time.time() - 3600)
     stores.damage(store, 3)
-    Path(run_record(cluster)).write_bytes(Run(time.time() - 60, time.time() - 50, True, 3).text())
+    Path(run_record(cluster)).write_bytes(to_json(Run(time.time() - 60, time.time() - 50, True, 3)))
     found = snapshot_status(cluster, Local(NAME), HELD)
     assert found.damaged == [3]
     assert found.judgement.warnings == (

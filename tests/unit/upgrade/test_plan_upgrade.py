@@ -26,6 +26,7 @@ from appliance.plan.upgrade.upgrade import (
     read_ended,
     read_upgrade,
 )
+from appliance.shared.records import to_json
 
 OLD, NEW = Side("/i/old.sif", "old", "aa"), Side("/i/new.sif", "new", "bb")
 BEGUN = Upgrade("alpha", STOPPING, OLD, NEW, 100.0, snapshot=3, jobs={"7": "RUNNING"})
@@ -33,7 +34,7 @@ BEGUN = Upgrade("alpha", STOPPING, OLD, NEW, 100.0, snapshot=3, jobs={"7": "RUNN
 
 def test_a_record_survives_its_file() -> None:
     assert read_upgrade(None, "alpha") is None
-    assert read_upgrade(BEGUN.text(), "alpha") == BEGUN
+    assert read_upgrade(to_json(BEGUN), "alpha") == BEGUN
     later = BEGUN.at(STARTING, kept=4, stopped_at=5.0)
     assert (later.phase, later.kept, later.snapshot, later.ended) == (STARTING, 4, 3, False)
     assert BEGUN.at(DONE).ended and BEGUN.at(RETURNED).ended
@@ -47,7 +48,7 @@ def test_an_invalid_record_is_reported(data: bytes) -> None:
 
 def test_a_record_of_another_cluster_is_reported() -> None:
     with pytest.raises(SmsError, match="belongs to cluster alpha"):
-        read_upgrade(BEGUN.text(), "beta")
+        read_upgrade(to_json(BEGUN), "beta")
 
 
 def test_jobs_are_read_and_counted() -> None:

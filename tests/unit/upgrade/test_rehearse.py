@@ -16,7 +16,13 @@ from appliance.lab import render
 from appliance.lab.journal import Journal
 from appliance.lab.layout import PROVISIONING, PUBLIC, Layout, Plan
 from appliance.operations.context import Cluster
-from appliance.operations.upgrade.rehearse_checks import count_cables, is_idle, read_jobs, read_recovered
+from appliance.operations.upgrade.rehearse_checks import (
+    count_cables,
+    is_idle,
+    override_resources,
+    read_jobs,
+    read_recovered,
+)
 from appliance.operations.upgrade.rehearse_folders import Record, read_record, remove_leftovers, write_record
 from appliance.operations.upgrade.rehearse_plan import (
     CARRIER,
@@ -322,3 +328,12 @@ def test_allowed_clients_of_a_vm_that_is_off(found: dict[Any, int], expected: st
             judge_polls(Counter(found), "10.1.0.99", POLL)
     else:
         assert expected in judge_polls(Counter(found), "10.1.0.99", POLL)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [("(null)", ""), ("", ""), ("l3cache_as_socket,shutdown_on_reboot", "l3cache_as_socket,shutdown_on_reboot,")],
+)
+def test_resources_of_nodes_are_overridden(value: str, kept: str) -> None:
+    config = f"SlurmctldPort           = 6817\nSlurmdParameters        = {value}\nSlurmdPidFile = /run/slurmd.pid\n"
+    assert override_resources(config) == f"SlurmdParameters={kept}config_overrides\n"

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,7 +22,7 @@ from appliance.operations.site.keys import create_pair
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import Handover, move_memory, resolve_interrupted
 from appliance.plan.vm.holder import Holder, read_holder
-from appliance.plan.vm.vm import VmPlaces, vm_places
+from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Silent
 from appliance.share import share
 from appliance.tools.qemu import end_machine, find_machine, launch
@@ -74,8 +74,10 @@ def pair(tmp_path: Path, need: Callable[[str], str]) -> Iterator[Pair]:
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as mounts:
         assert mounts.stdout and mounts.stdout.readline() == b"ready\n"
         run = PurePosixPath(tmp_path / "run")
-        names = {name: run / name for name in VmPlaces.__dataclass_fields__}
-        where = replace(VmPlaces(**names), run=run, holder=PurePosixPath(tmp_path / "disks" / "holder.json"))
+        where = VmPlaces(make_site(tmp_path))
+        for name in vars(where):
+            setattr(where, name, run / name)
+        where.run, where.holder = run, PurePosixPath(tmp_path / "disks" / "holder.json")
         found = Pair(Local(), Local(prefix=("nsenter", "-t", str(mounts.pid), "-m", "--")), where)
         try:
             for host, more in ((found.source, []), (found.target, ["-incoming", f"unix:{where.incoming}"])):
@@ -198,7 +200,7 @@ def test_a_migration_fetches_the_image_of_the_source(tmp_path: Path) -> None:
     signing = site.signing.model_copy(update={"public_keys": (tmp_path / "sign.pub",)})
     site = site.model_copy(update={"state": tmp_path / "state", "signing": signing})
     cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
-    images = Path(vm_places(site).images)
+    images = Path(VmPlaces(site).images)
     for folder in (images, there / key):
         folder.mkdir(parents=True)
     bind = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'

@@ -27,23 +27,21 @@ from appliance.operations.vm.migrate import _keep_as_snapshot
 from appliance.operations.vm.restore import _copy
 from appliance.operations.vm.snapshots import NOTE, check_name
 from appliance.operations.vm.start import StartedVm, keep_console, prepare_disks
-from appliance.operations.vm.vm import DISKS, FINISH_RESTORE, finish_restore, read_health
+from appliance.operations.vm.vm import DISKS, finish_restore, read_health
 from appliance.plan.vm.holder import Holder, HostView, check_disks_here, has_disks, may_start, read_holder
 from appliance.plan.vm.vm import (
-    Launch,
+    VmPlaces,
     cards,
     choose_accel,
     network_units,
     provision_document,
     qemu_argv,
     seed_archive,
-    vm_places,
 )
 from appliance.share import share
+from appliance.shared.records import to_json
 from appliance.tools.files import is_locked
 from tests.sites import WITH_VM, make_site
-
-LAUNCH = Launch("/images/disk.qcow2", "tcg", "/disks/console.log", "/disks/root.qcow2", "/disks/state.qcow2")
 
 
 def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -54,9 +52,10 @@ def blockdevs(argv: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
     """The backing chain is explicit: backing files named in an overlay are ignored."""
-    nodes = blockdevs(qemu_argv(make_site(tmp_path), LAUNCH))
+    nodes = blockdevs(qemu_argv(make_site(tmp_path), "/images/disk.qcow2", "tcg"))
     assert nodes["image"]["read-only"] and nodes["image-file"]["read-only"] and nodes["seed"]["read-only"]
     assert nodes["image-file"]["filename"] == "/images/disk.qcow2"
+    assert nodes["state-file"]["filename"].endswith("/one/state.qcow2")
     assert nodes["root"]["backing"] == "image" and nodes["state"]["backing"] is None
     assert nodes["state-file"]["locking"] == nodes["root-file"]["locking"] == "on"
 
@@ -67,7 +66,7 @@ def test_the_image_is_read_only_and_disks_are_locked(tmp_path: Path) -> None:
 )
 def test_exactly_one_accelerator_is_configured(tmp_path: Path, accel: str, expected: tuple[str, str]) -> None:
     """QEMU would fall back only if KVM cannot be opened, not if it cannot run a kernel."""
-    argv = qemu_argv(make_site(tmp_path), Launch("i", accel, "l", "r", "s"))
+    argv = qemu_argv(make_site(tmp_path), "i", accel)
     assert argv.count("-accel") == 1
     assert argv[argv.index("-accel") + 1] == expected[0]
     assert argv[argv.index("-cpu") + 1].startswith(expected[1])
@@ -75,7 +74,7 @@ def test_exactly_one_accelerator_is_configured(tmp_path: Path, accel: str, expec
 
 def test_a_live_migration_listens_on_a_unix_socket(tmp_path: Path) -> None:
     """No network port is opened for a machine's memory."""
-    argv = qemu_argv(make_site(tmp_path), Launch("i", "kvm", "l", "r", "s", incoming=True))
+    argv = qemu_argv(make_site(tmp_path), "i", "kvm", incoming=True)
     assert argv[argv.index("-incoming") + 1] == "unix:/run/sms/vm/one/incoming.sock"
 
 
@@ -146,7 +145,7 @@ def test_a_site_without_a_vm_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "sms.yaml").write_text(yaml.safe_dump({key: WITH_VM[key] for key in WITH_VM if key != "provisioning"}))
     site, _ = read_site(tmp_path / "sms.yaml")
     with pytest.raises(ConfigError, match="no provisioning VM"):
-        vm_places(site)
+        VmPlaces(site)
 
 
 A, B = HostView("a"), HostView("b")
@@ -220,7 +219,8 @@ def test_who_may_change_the_disks(views: list[HostView], has: bool, refused: str
 
 def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:
     """At every step: the old disks are completely in the snapshot before they are replaced."""
-    script = FINISH_RESTORE.replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
+    finish = share("definitions", "scripts", "vm-finish-restore")
+    script = finish.read_text().replace("mv -fT", "step; mv -fT").replace("ln -T", "step; ln -T")
     for cut in range(1, 8):
         disks = tmp_path / str(cut)
         disks.mkdir()
@@ -236,7 +236,7 @@ def test_an_interrupted_restore_loses_no_disk(tmp_path: Path) -> None:
         for disk in DISKS:
             kept = disks / "snapshots" / "kept" / f"{disk}.qcow2"
             assert (disks / f"{disk}.qcow2").read_text() == f"old {disk}" or kept.read_text() == f"old {disk}"
-        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(disks))
+        Local().run("sh", str(finish), str(disks))
         for disk in DISKS:
             assert (disks / f"{disk}.qcow2").read_text() == f"new {disk}"
             assert (disks / "snapshots" / "kept" / f"{disk}.qcow2").read_text() == f"old {disk}"
@@ -252,13 +252,13 @@ def test_a_restore_that_cannot_keep_the_old_disk_stops(tmp_path: Path) -> None:
     (tmp_path / "restore.json").write_text("kept")
     (tmp_path / "snapshots").write_text("no folder")
     with pytest.raises(CommandError):
-        Local().run("sh", "-c", FINISH_RESTORE, "finish", str(tmp_path))
+        Local().run("sh", str(share("definitions", "scripts", "vm-finish-restore")), str(tmp_path))
     assert (tmp_path / "root.qcow2").read_text() == "root.qcow2"
     assert (tmp_path / "root.restored").exists() and (tmp_path / "restore.json").exists()
 
 
 def test_disks_become_a_snapshot_and_are_copied_back(tmp_path: Path) -> None:
-    where = vm_places(make_site(tmp_path, directory=str(tmp_path / "vm")))
+    where = VmPlaces(make_site(tmp_path, directory=str(tmp_path / "vm")))
     disks = Path(where.disks)
     assert _keep_as_snapshot(Local(), where, "moved", prefix="before") == ""
     disks.mkdir(parents=True)
@@ -278,7 +278,7 @@ RESTORED = {"root": "root.qcow2", "state": "state.qcow2", "root.image": "root.im
 
 def test_unreadable_records_are_ignored() -> None:
     """A damaged record counts as missing."""
-    assert read_holder(Holder("a", 3).text()) == Holder("a", 3)
+    assert read_holder(to_json(Holder("a", 3))) == Holder("a", 3)
     assert [read_holder(data) for data in (None, b"", b"{}", b"[]", b'{"holder": 1', b'{"holder": "a"}')] == [None] * 6
 
 
@@ -326,7 +326,7 @@ def test_another_image_needs_a_new_root(tmp_path: Path, need: Callable[[str], st
     need("mke2fs")
     site = make_site(tmp_path, directory=str(tmp_path / "vm"), disk_mb=512)
     cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
-    where = vm_places(site)
+    where = VmPlaces(site)
     Path(where.disks).mkdir(parents=True)
     image = tmp_path / "disk.qcow2"
     Local().run("qemu-img", "create", "-q", "-f", "qcow2", str(image), "64M")
@@ -344,14 +344,14 @@ def test_the_console_log_of_a_failed_start_is_kept(tmp_path: Path) -> None:
     site = make_site(tmp_path, directory=str(tmp_path / "vm"))
     site = site.model_copy(update={"cluster": "t-console"})
     cluster = Cluster(site, (), read_bases(share("definitions", "bases"))["debian-12"])
-    log = Path(vm_places(site).console_log)
+    log = Path(VmPlaces(site).console_log)
     log.parent.mkdir(parents=True)
     with pytest.raises(Refused, match="no log"):
         read_console(cluster, Local())
     log.write_text("failed")
     keep_console(cluster, Local())
     assert not log.exists() and read_console(cluster, Local()) == "failed"
-    os.utime(vm_places(site).console_failed, (1, 1))
+    os.utime(VmPlaces(site).console_failed, (1, 1))
     log.write_text("later")
     assert read_console(cluster, Local()) == "later"
 

@@ -1,0 +1,10 @@
+"""Shell scripts that run on a host: files of definitions/scripts/."""
+
+from __future__ import annotations
+
+from appliance.share import share
+
+
+def script_argv(name: str, *values: str) -> tuple[str, ...]:
+    """Return the command that runs a script with ``values`` as its arguments."""
+    return ("sh", "-c", share("definitions", "scripts", name).read_text(), name, *values)
