@@ -48,8 +48,7 @@ class Files(Fake):
     def __init__(self, kind: str) -> None:
         super().__init__(
             {
-                ("sh", "-c"): (0, ""),
-                ("sh", "-c", "command -v sms"): (0, "/usr/bin/sms"),
+                ("sh", "-c"): lambda argv, _: (0, "/usr/bin/sms" if argv[-1] == "sms" else ""),
                 ("test", "-d", "/run/systemd/system"): lambda *_: (0 if self.kind == "systemd" else 1, ""),
                 ("test", "-d", "/etc/cron.d"): lambda *_: (0 if self.kind == "cron" else 1, ""),
                 ("systemctl",): (0, ""),
@@ -61,9 +60,6 @@ class Files(Fake):
         self.kind = kind
         self.changed: list[str] = []
         self.files["/etc/sms/sms.yaml"] = b"cluster: sample\n"
-
-    def shell(self, argv: tuple[str, ...], _: bytes | None) -> tuple[int, str]:
-        return (0, "/usr/bin/sms") if argv[-1] == "sms" else (0, "")
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> bool:
         changed = super().write(path, data, mode=mode)
