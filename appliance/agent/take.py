@@ -135,7 +135,8 @@ class SnapshotRun:
             source.read_chunks(set(source.data_chunks()) - changes.free, self.sink, show=True)
             for _ in range(PASSES):
                 found = changes.collect()
-                source.read_chunks(found or (), self.sink)
+                if found:
+                    source.read_chunks(found, self.sink)
                 if found is None or len(found) <= FREEZE_CHUNKS:
                     break
             protocol.step("freeze", "freeze the file system")

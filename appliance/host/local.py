@@ -190,9 +190,16 @@ class Local(Host):
         size = count_bytes(source)
         process = self._spawn(write_argv(path, mode, size), subprocess.PIPE)
         assert process.stdin
+        done = 0
         try:
-            with contextlib.suppress(BrokenPipeError):  # the cause is in its standard error
-                copy_blocks(iter(lambda: source.read(BLOCK), b""), process.stdin.write, progress)
+            while block := source.read(BLOCK):
+                try:
+                    process.stdin.write(block)
+                except BrokenPipeError:
+                    break  # the cause is in its standard error
+                done += len(block)
+                if progress:
+                    progress(done)
             _, stderr = process.communicate()
         except BaseException:
             _end_group(process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host, OnLine
@@ -24,12 +25,12 @@ def require_programs(host: Host) -> None:
         raise Refused(f"this host has no {', '.join(missing)}", hint=f"apt-get install {' '.join(missing)}")
 
 
-def make_root(host: Host, argv: Sequence[str], sources: Sequence[str], *, on_line: OnLine) -> None:
+def make_root(host: Host, argv: Sequence[str], sources: Sequence[str], *, log: Path, on_line: OnLine) -> None:
     """Create the archive of a root file system with mmdebstrap.
 
     Args:
         argv: the whole command; it reads the package sources from standard input.
-        on_line: called with each line of output.
+        log: the file that ``on_line`` writes each line of output to.
 
     Raises:
         SmsError: mmdebstrap failed; the message has its last errors.
@@ -46,7 +47,7 @@ def make_root(host: Host, argv: Sequence[str], sources: Sequence[str], *, on_lin
     except CommandError as error:
         errors = [line for line in output if line.startswith("E:")][-4:] or output[-4:]
         raise SmsError(
-            "cannot create the root file system: " + "; ".join(errors), hint="is the package mirror reachable?"
+            "cannot create the root file system: " + "; ".join(errors), hint=f"the full output is in {log}"
         ) from error
 
 

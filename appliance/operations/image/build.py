@@ -277,11 +277,16 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
         part.rename(image)
 
 
+def remove_left(parent: Path) -> None:
+    """Remove the temporary folders of killed builds; their mounts ended with them."""
+    for left in parent.glob("build-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def work_folder(parent: Path) -> Iterator[Path]:
     """Yield a temporary folder, and remove those of killed builds: the caller holds the lock of ``parent``."""
-    for left in parent.glob("build-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    remove_left(parent)
     with tempfile.TemporaryDirectory(prefix="build-", dir=parent, ignore_cleanup_errors=True) as work:
         yield Path(work)
 

@@ -15,7 +15,7 @@ from appliance.config.provisioning import Profile
 from appliance.errors import Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, need_root, runtime_files
-from appliance.operations.image.build import find_mirrors, logging, resolve, work_folder
+from appliance.operations.image.build import find_mirrors, logging, remove_left, resolve, work_folder
 from appliance.operations.preflight import only_one
 from appliance.operations.vm.client import tls_folder
 from appliance.plan.image.definition import apt_sources
@@ -132,6 +132,7 @@ def build_node(cluster: Cluster, name: str, progress: Progress, *, force: bool =
     folder = nodes_folder(cluster) / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_one(host, str(folder / ".lock"), f"another build of {name} is running"):
+        remove_left(folder)
         found = None if force else _built_before(cluster, plan, folder)
         digest = found or _build(cluster, plan, folder, progress)
         _make_current(folder, digest)
@@ -194,7 +195,8 @@ def _root_archive(cluster: Cluster, plan: NodePlan, work: Path, log: Path, progr
         return archive
     part = work / "root.tar.zst"
     with progress.step("install the packages") as step, logging(log, step) as on_line:
-        mmdebstrap.make_root(Local(), mmdebstrap_argv(plan, str(part), str(work)), plan.inputs.sources, on_line=on_line)
+        argv = mmdebstrap_argv(plan, str(part), str(work))
+        mmdebstrap.make_root(Local(), argv, plan.inputs.sources, log=log, on_line=on_line)
         step.detail(f"{len(plan.inputs.versions)} packages")
     part.rename(archive)
     for old in sorted(store.glob("*.tar.zst"), key=lambda each: -each.stat().st_mtime)[KEEP_ROOTS:]:

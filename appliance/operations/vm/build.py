@@ -255,7 +255,7 @@ def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:
             step.detail(f"{len(plan.versions)} packages, from the archive of an earlier build")
             return
         with logging(log, step) as on_line:
-            make_root(Local(), argv, plan.sources, on_line=on_line)
+            make_root(Local(), argv, plan.sources, log=log, on_line=on_line)
         # A later build with the same packages unpacks it instead of installing them again.
         new = f"{kept}.new"
         files.make_file(Local(), new)

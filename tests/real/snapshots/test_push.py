@@ -353,7 +353,21 @@ def test_borg_is_not_there(place: Place, tmp_path: Path) -> None:
     place.add()
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("sh", "env", "python3", "stat", "cat", "flock", "mkdir", "dirname"):
+    for name in (
+        "sh",
+        "env",
+        "python3",
+        "stat",
+        "cat",
+        "flock",
+        "mkdir",
+        "dirname",
+        "chmod",
+        "rm",
+        "sync",
+        "mv",
+        "find",
+    ):
         (programs / name).symlink_to(find_tool(name))
 
     class Poor(Local):

@@ -13,7 +13,7 @@ from appliance.agent.protocol import read_request
 from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest, peek
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import TargetRequest
-from tests.unit.migration.test_move_mark import TARGET
+from tests.unit.migration.requests import TARGET
 
 OLD = Lease("c", 5, "a", 1.0, "a").text()
 NEW = Lease("c", 6, "b", 2.0, "b").text()

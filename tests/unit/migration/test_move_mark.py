@@ -13,39 +13,8 @@ from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.migration import SourceRequest, TargetRequest
+from tests.unit.migration.requests import SOURCE, TARGET
 
-COMMON = {
-    "cluster": "c",
-    "host": "a",
-    "peer": "b",
-    "verb": "migrate",
-    "overlay": "/o/c.img",
-    "lease": "/l/c.lease",
-    "history": "/j/c.log",
-    "mark": "/j/c.move",
-    "lock": "/run/c.lock",
-    "instance": "sms-c",
-    "generation": 4,
-    "bridges": {"eth0": "br-prov"},
-    "addresses": {"eth0": "10.1.0.1"},
-    "macs": ["02:00:00:00:00:01"],
-    "shared": False,
-    "stop_argv": ["apptainer", "instance", "stop"],
-}
-SOURCE = {
-    **COMMON,
-    "pid": 77,
-    "mac": "02:00:00:00:00:01",
-    "stop": [["slurmctld"]],
-    "stop_wait_s": 90,
-    "live": ["rsyslog"],
-    "loggers": ["rsyslog"],
-    "tails": ["/var/log/messages"],
-    "compress": True,
-    "frozen_mark": "/s/frozen",
-    "start_argv": ["apptainer", "instance", "start"],
-}
-TARGET = {**COMMON, "store": "/s", "holds": ["sms-hold-0"], "ask_nodes": []}
 PORTS = {"eth0": "veth3"}
 OLDER = [
     (

@@ -13,7 +13,7 @@ from appliance.agent.endpoint import HostState, Instance
 from appliance.agent.migration_source import resume
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.migration import SourceRequest
-from tests.unit.migration.test_move_mark import SOURCE
+from tests.unit.migration.requests import SOURCE
 
 
 @dataclass

@@ -27,7 +27,7 @@ from appliance.shared.lease import Lease
 from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.tools import agent
 from tests.places import DEBIAN_SITE
-from tests.unit.migration.test_move_mark import SOURCE, TARGET
+from tests.unit.migration.requests import SOURCE, TARGET
 
 IMAGE = Image("/i/x.sif", "k1", "ab" * 32, "us")
 Reply = tuple[str, dict[str, Any], bytes]
