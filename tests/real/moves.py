@@ -314,20 +314,21 @@ class ShortJobs(Background):
 
         Args:
             forgiven: jobs that were submitted between these times may be lost.
-            patience_s: how long none of them completes, at most: there may be many, on a slow machine.
+            patience_s: how long no job completes, at most: on a slow machine many earlier ones may be ahead of these.
         """
         deadline = time.monotonic() + patience_s
         first, last = forgiven
-        mine = {name for name, at in list(self.submitted.items()) if at >= since and not first <= at <= last}
-        left = len(mine)
+        until_now = dict(self.submitted)
+        mine = {name for name, at in until_now.items() if at >= since and not first <= at <= last}
+        known = 0
         while True:
             self.resume_nodes()
             states = self.states()
             # The controller forgets a job 300 s after its end (MinJobAge of slurm.conf(5)).
             self.completed |= {name for name, state in states.items() if state == "COMPLETED"}
             bad = {name: states.get(name, "unknown") for name in mine - self.completed}
-            if len(bad) < left:
-                left, deadline = len(bad), time.monotonic() + patience_s
+            if (done := len(self.completed & until_now.keys())) > known:
+                known, deadline = done, time.monotonic() + patience_s
             if not bad or time.monotonic() > deadline:
                 return bad
             time.sleep(0.5)
