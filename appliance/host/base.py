@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from appliance.errors import SmsError
 from appliance.shared.files import ALWAYS
@@ -97,34 +96,6 @@ class Stuck(Unreachable):
     """The host accepts connections but does not respond in time: it is alive, but overloaded or broken."""
 
 
-def count_bytes(source: BinaryIO) -> int:
-    """Return the number of bytes from the current position of ``source`` to its end.
-
-    Raises:
-        SmsError: ``source`` is not seekable.
-    """
-    try:
-        here = source.tell()
-        end = source.seek(0, os.SEEK_END)
-        source.seek(here)
-    except OSError as error:
-        raise SmsError(
-            f"{getattr(source, 'name', 'a stream')} cannot be sent: its size is not known",
-            hint="write it to a file first",
-        ) from error
-    return end - here
-
-
-def copy_blocks(blocks: Iterable[bytes], write: Callable[[bytes], object], progress: Progress | None) -> None:
-    """Pass each block to ``write``, and report the number of bytes after it."""
-    done = 0
-    for block in blocks:
-        write(block)
-        done += len(block)
-        if progress:
-            progress(done)
-
-
 def check_written(host: str, path: str, status: int, stderr: bytes) -> None:
     """Raise CommandError if ``WRITE_ATOMIC`` ended with a nonzero status."""
     if status:
@@ -165,20 +136,6 @@ class Host(ABC):
             CommandTimeout: the time limit was exceeded.
             Unreachable: the host did not respond.
         """
-
-    @abstractmethod
-    def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        """Copy ``source`` to ``path`` on the host: write a temporary file beside it, fsync, rename.
-
-        Raises:
-            SmsError: ``source`` is not seekable.
-            CommandError: the write failed or was incomplete; ``path`` is unchanged.
-            Unreachable: the connection broke.
-        """
-
-    @abstractmethod
-    def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
-        """Copy ``path`` on the host to ``sink``."""
 
     @abstractmethod
     def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:

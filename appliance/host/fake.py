@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, BinaryIO
+from typing import Any
 
 from appliance.host.base import (
     BLOCK,
-    SIZE_MISMATCH,
     Host,
     OnLine,
-    Progress,
     Result,
-    check_written,
-    count_bytes,
 )
 from appliance.host.stream import LineReader, Stream
 from appliance.shared.files import ALWAYS
@@ -103,15 +99,6 @@ class Fake(Host):
         changed = self.files.get(path) != data
         self.files[path] = data
         return changed
-
-    def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        size = count_bytes(source)
-        data = source.read()
-        check_written(self.name, path, 0 if len(data) == size else SIZE_MISMATCH, b"")
-        self.files[path] = data
-
-    def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
-        sink.write(self.files[path])
 
     @contextmanager
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:

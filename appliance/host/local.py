@@ -22,12 +22,7 @@ from appliance.host.base import (
     CommandTimeout,
     Host,
     OnLine,
-    Progress,
     Result,
-    check_written,
-    copy_blocks,
-    count_bytes,
-    write_argv,
 )
 from appliance.host.stream import LATE_S, LineReader, Stream
 from appliance.shared.files import ALWAYS
@@ -185,39 +180,6 @@ class Local(Host):
             _end_group(process)
             raise
         return Result(self.name, argv, process.returncode, stdout, stderr).expect(ok)
-
-    def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        size = count_bytes(source)
-        process = self._spawn(write_argv(path, mode, size), subprocess.PIPE)
-        assert process.stdin
-        done = 0
-        try:
-            while block := source.read(BLOCK):
-                try:
-                    process.stdin.write(block)
-                except BrokenPipeError:
-                    break  # the cause is in its standard error
-                done += len(block)
-                if progress:
-                    progress(done)
-            _, stderr = process.communicate()
-        except BaseException:
-            _end_group(process)
-            raise
-        check_written(self.name, path, process.returncode, stderr)
-
-    def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
-        process = self._spawn(("cat", "--", path), subprocess.DEVNULL)
-        output = process.stdout
-        assert output
-        try:
-            copy_blocks(iter(lambda: output.read(BLOCK), b""), sink.write, progress)
-            _, stderr = process.communicate()
-        except BaseException:
-            _end_group(process)
-            raise
-        if process.returncode:
-            raise CommandError(Result(self.name, ("cat", path), process.returncode, b"", stderr))
 
     @contextmanager
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:

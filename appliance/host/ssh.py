@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
@@ -27,14 +27,9 @@ from appliance.host.base import (
     CommandTimeout,
     Host,
     OnLine,
-    Progress,
     Result,
     Stuck,
     Unreachable,
-    check_written,
-    copy_blocks,
-    count_bytes,
-    write_argv,
 )
 from appliance.host.stream import KILL_S, LATE_S, TERM_S, LineReader, Stream
 
@@ -463,40 +458,6 @@ class Ssh(Host):
             if not transport.is_active():
                 raise self._broken(argv)
         return status
-
-    def send(self, source: BinaryIO, path: str, *, mode: int = 0o600, progress: Progress | None = None) -> None:
-        size = count_bytes(source)
-        argv = ("write", path)
-        done = 0
-        # On early exit the channel is closed, and the remote side rejects the incomplete data by its size.
-        with self._start(write_argv(path, mode, size)) as channel:
-            channel.settimeout(STALLED_S)
-            while block := source.read(BLOCK):
-                try:
-                    channel.sendall(block)
-                except TimeoutError as error:
-                    raise self._silent(channel, argv, STALLED_S) from error
-                except CONNECTION_ERRORS:
-                    break  # the command ended, or the connection broke: the status shows which
-                done += len(block)
-                if progress:
-                    progress(done)
-            channel.settimeout(None)  # flushing to a slow disk has no time limit
-            with contextlib.suppress(*CONNECTION_ERRORS):
-                channel.shutdown_write()
-            stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
-            status = self._status(channel, argv)
-        check_written(self.name, path, status, stderr)
-
-    def fetch(self, path: str, sink: BinaryIO, *, progress: Progress | None = None) -> None:
-        argv = ("cat", "--", path)
-        with self._start(argv) as channel:
-            channel.settimeout(STALLED_S)
-            copy_blocks(self._blocks(channel, argv, channel.recv), sink.write, progress)
-            stderr = b"".join(self._blocks(channel, argv, channel.recv_stderr))
-            status = self._status(channel, argv)
-        if status:
-            raise CommandError(Result(self.name, argv, status, b"", stderr))
 
     @contextmanager
     def hold(self, *argv: str, timeout: float = 30) -> Iterator[str]:

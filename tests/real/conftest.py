@@ -16,6 +16,7 @@ from appliance.host.base import Host, Result
 from appliance.lab import Lab
 from appliance.operations.image.build import Built
 from appliance.tools import ext3
+from tests.copies import give
 from tests.real.labs import build_image, fresh_lab
 from tests.real.logs import keep_logs
 from tests.real.sshd import Server, run_sshd
@@ -137,8 +138,7 @@ def give_image(playground: Playground, built: Built, name: str = "host-a") -> No
     host.run("mkdir", "-p", "-m", "0700", "/var/lib/sms/images")
     target = f"/var/lib/sms/images/{built.key}.sif"
     if not host.works("test", "-f", target):
-        with Path(built.image).open("rb") as stream:
-            host.send(stream, target)
+        give(host, built.image, target)
     host.run("ln", "-sfn", f"{built.key}.sif", "/var/lib/sms/images/lab.sif")
 
 

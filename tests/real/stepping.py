@@ -53,6 +53,6 @@ start.WAIT_S = float(sys.argv[3])
 ssh.GONE_MS = 10_000
 """A host that has lost its power is known to be gone after so long; usually it is a minute."""
 move.Endpoint = Endpoint  # type: ignore[misc]
-for name in ("inspect_hosts", "copy_image", "trust"):
+for name in ("inspect_hosts", "copy_file", "trust"):
     setattr(migrate, name, step(getattr(migrate, name), name))
 raise SystemExit(main(sys.argv[4:]))

@@ -5,18 +5,15 @@ tests/real/hosts/test_ssh.py runs most of these over SSH.
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import time
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
 from appliance.errors import SmsError
-from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host
-from appliance.host.fake import Fake
+from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, check_written, write_argv
 from appliance.host.local import Local
 from tests.waiting import alive
 
@@ -26,15 +23,6 @@ BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
 @pytest.fixture
 def host() -> Host:
     return Local()
-
-
-class Shrinks(io.BytesIO):
-    """A file that is truncated while it is read."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        block = super().read(size)
-        self.truncate(self.tell())
-        return block
 
 
 def names(folder: Path) -> list[str]:
@@ -171,45 +159,18 @@ def test_write_returns_whether_anything_changed(host: Host, tmp_path: Path) -> N
     assert host.read(str(path)) is None
 
 
-def test_send_and_fetch_keep_every_byte(host: Host, tmp_path: Path) -> None:
-    data, moved = os.urandom(3_000_000), list[int]()
-    source, sink = io.BytesIO(data), io.BytesIO()
-    source.seek(7)
-    host.send(source, str(tmp_path / "deep" / "file"), mode=0o640, progress=moved.append)
-    host.fetch(str(tmp_path / "deep" / "file"), sink)
-    assert sink.getvalue() == data[7:]
-    assert moved[-1] == len(data) - 7
-    assert (tmp_path / "deep" / "file").stat().st_mode & 0o777 == 0o640
-
-
 @pytest.mark.parametrize("before", [None, b"old"])
 def test_half_a_file_never_gets_its_name(host: Host, tmp_path: Path, before: bytes | None) -> None:
+    """A broken connection looks like the end of the input."""
     path = tmp_path / "file"
     if before is not None:
         path.write_bytes(before)
+    argv = write_argv(str(path), 0o600, 1_000_000)
     with pytest.raises(CommandError, match="status 77") as caught:
-        host.send(Shrinks(bytes(1_000_000)), str(path))
+        check_written("here", str(path), host.run(*argv, input=bytes(999_999), ok=None).status, b"")
     assert "run the command again" in caught.value.hint
     assert (path.read_bytes() if path.exists() else None) == before
     assert names(tmp_path) == (["file"] if before is not None else [])
-
-
-def test_a_send_that_is_cancelled_leaves_nothing(host: Host, tmp_path: Path) -> None:
-    def cancel(done: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        host.send(io.BytesIO(bytes(1_000_000)), str(tmp_path / "file"), progress=cancel)
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("host", [Local(), Fake({})], ids=["local", "fake"])
-def test_what_cannot_be_measured_is_not_sent(host: Host, tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(writer)
-    stream: BinaryIO
-    with os.fdopen(reader, "rb") as stream, pytest.raises(SmsError, match="size is not known"):
-        host.send(stream, str(tmp_path / "file"))
 
 
 def test_a_signal_leaves_nothing_beside_the_file(tmp_path: Path) -> None:

@@ -1,59 +1,90 @@
-"""Copy image files: from this machine to a host, from a host to this machine, and between two hosts."""
+"""Copy large files from one host to another: images, and disks of the VM."""
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
-from appliance.errors import SmsError
-from appliance.host.base import Host
-from appliance.progress import Progress
+from appliance.errors import Busy, SmsError
+from appliance.host.base import CommandError, Host
+from appliance.host.local import Local
+from appliance.progress import Progress, Step
 from appliance.tools import files
 from appliance.tools.sha256 import find_digest
 
-
-def send_file(source: Path, host: Host, *, path: str, what: str, progress: Progress) -> None:
-    """Send a file of this machine to ``path`` on a host, atomically, readable only by root; the caller verifies it."""
-    size = source.stat().st_size
-    with progress.step(f"send {what} to {host.name}") as step, source.open("rb") as stream:
-        host.send(stream, path, mode=0o600, progress=lambda done: step.moved(done, size))
+DIGEST_S = 3600
+"""Seconds that reading a file may take."""
 
 
-def fetch_file(host: Host, path: str, *, target: Path, size: int, what: str, progress: Progress) -> None:
-    """Fetch a file of a host as ``target``, readable only by root; the caller verifies and renames it."""
-    with progress.step(f"fetch {what} from {host.name}") as step, target.open("wb") as sink:
-        target.chmod(0o600)
-        host.fetch(path, sink, progress=lambda done: step.moved(done, size))
+@dataclass(frozen=True)
+class HostFile:
+    """A file of a host, with the SHA-256 digest of its content in hexadecimal."""
+
+    host: Host
+    path: str
+    sha256: str
 
 
-def copy_image(source: Host, path: str, sha256: str, target: Host, progress: Progress) -> bool:
-    """Copy ``path`` from one host to the other; return whether anything was sent.
+def copy_file(source: HostFile, target: Host, path: str, what: str, progress: Progress) -> bool:
+    """Copy a file to ``path`` on a host, readable only by root, unless it is there; return whether anything was sent.
+
+    The file appears when it is complete and verified. A copy that was interrupted is resumed by the next call.
+
+    Args:
+        what: names the file in the progress display.
 
     Raises:
-        SmsError: the copy is corrupt or was interrupted; a partial copy is resumed by the next call.
+        Busy: another copy of the file to that host is under way.
+        SmsError: the copy is corrupt or was interrupted.
     """
-    if find_digest(target, path, needed=False) == sha256:
+    if find_digest(target, path, needed=False, timeout=DIGEST_S) == source.sha256:
         return False
-    size = int(source.run("stat", "-c", "%s", "--", path).text)
-    part = f"{path}.part"
+    size = int(source.host.run("stat", "-c", "%s", "--", source.path).text)
+    # The digest in its name: what is left of another version is not continued.
+    part = f"{path}.{source.sha256[:16]}.part"
     done = files.size_of(target, part)
     if not 0 < done <= size:
         target.run("mkdir", "-p", "-m", "0700", str(PurePosixPath(path).parent))
+        remove_partial(target, path)
         files.make_file(target, part)
         done = 0
-    with (
-        progress.step(f"send the image to {target.name}") as step,
-        source.stream("tail", "-c", f"+{done + 1}", "--", path) as reader,
-        target.stream("dd", f"of={part}", "oflag=append", "conv=notrunc", "bs=1M", "status=none") as writer,
-    ):
-        while block := reader.read():
-            writer.write(block)
-            done += len(block)
-            step.moved(done, size)
-        reader.result()
-        writer.end()
-        writer.result()
-    if find_digest(target, part) != sha256:
-        target.remove(part)
-        raise SmsError(f"the copy of {path} on {target.name} is corrupt", hint="run it again to send it again")
-    files.place(target, part, path)
+    fetched = isinstance(target, Local)
+    text = f"fetch {what} from {source.host.name}" if fetched else f"send {what} to {target.name}"
+    with progress.step(text) as step:
+        _append(source, target, part, (done, size), step)
+        if find_digest(target, part, timeout=DIGEST_S) != source.sha256:
+            target.remove(part)
+            raise SmsError(
+                f"the copy of {source.path} on {target.name} is corrupt", hint="run it again to send it again"
+            )
+        files.place(target, part, path)
+        step.detail(f"{(size - done) >> 20} MiB, sha256:{source.sha256[:16]}")
     return True
+
+
+def _append(source: HostFile, target: Host, part: str, position: tuple[int, int], step: Step) -> None:
+    """Append the rest of a file to its partial copy; ``position``: bytes that the copy has, and of the file."""
+    done, size = position
+    dd = ("dd", f"of={part}", "oflag=append", "conv=notrunc", "bs=1M", "status=none")
+    with (
+        source.host.stream("tail", "-c", f"+{done + 1}", "--", source.path) as reader,
+        target.stream("flock", "-n", "-E", str(files.HELD), part, *dd) as writer,
+    ):
+        try:
+            while block := reader.read():
+                writer.write(block)
+                done += len(block)
+                step.moved(done, size)
+            writer.end()
+            writer.result()
+        except CommandError as error:
+            if error.result.status == files.HELD:
+                raise Busy(f"another command copies {source.path} to {target.name}") from error
+            raise
+        reader.result()
+
+
+def remove_partial(host: Host, path: str) -> None:
+    """Remove what interrupted copies to ``path`` left."""
+    where = PurePosixPath(path)
+    host.run("find", str(where.parent), "-maxdepth", "1", "-type", "f", "-name", f"{where.name}.*part", "-delete")

@@ -12,7 +12,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.image.copy import send_file
+from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.site.keys import fingerprint
 from appliance.progress import Progress
 from appliance.tools import apptainer, files
@@ -62,8 +62,8 @@ def deliver(
     if find_digest(host, target, needed=False) == digest:
         return target, digest
     before_sending()
-    send_file(source, host, path=target, what="the image", progress=progress)
-    return target, ""
+    copy_file(HostFile(Local(), str(source), digest), host, target, "the image", progress)
+    return target, digest
 
 
 def trust(cluster: Cluster, host: Host, path: str, sha256: str = "") -> Image:

@@ -9,7 +9,7 @@ from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations import history
 from appliance.operations.context import Cluster
-from appliance.operations.image.copy import copy_image
+from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lease import query_all_leases, query_lease
 from appliance.operations.migration.inspection import inspect_hosts
@@ -123,7 +123,8 @@ def prepare(cluster: Cluster, inspected: Inspected, progress: Progress) -> Image
     where = cluster.places
     folders = (where.images, where.overlay.parent, where.journal, where.public_keys)
     inspected.target.run("mkdir", "-p", "-m", "0700", *(str(path) for path in folders))
-    copy_image(inspected.source, inspected.plan.image, inspected.plan.sha256, inspected.target, progress)
+    running = HostFile(inspected.source, inspected.plan.image, inspected.plan.sha256)
+    copy_file(running, inspected.target, running.path, "the image", progress)
     with progress.step(f"verify the image on {inspected.target.name}") as step:
         image = trust(cluster, inspected.target, inspected.plan.image)
         if image.sha256 != inspected.plan.sha256:

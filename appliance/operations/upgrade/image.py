@@ -9,7 +9,7 @@ from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.image.build import make_current
-from appliance.operations.image.copy import send_file
+from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import verify_here
 from appliance.plan.upgrade.upgrade import Side
 from appliance.progress import Progress
@@ -54,7 +54,7 @@ def send_image(cluster: Cluster, host: Host, source: Path, progress: Progress) -
         target = path
         if not found:  # unused name: never replace an image that may be running
             break
-    send_file(source, host, path=target, what="the image", progress=progress)
+    copy_file(HostFile(Local(), str(source), digest), host, target, "the image", progress)
     return Side(target, key, digest)
 
 

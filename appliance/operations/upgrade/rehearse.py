@@ -14,7 +14,7 @@ from appliance.lab import Lab, Layout, put_up_cables, up_planned
 from appliance.lab.up import check_machine
 from appliance.operations.context import Cluster, need_root
 from appliance.operations.hosts.host import list_hosts
-from appliance.operations.image.copy import fetch_file
+from appliance.operations.image.copy import HostFile, copy_file
 from appliance.operations.image.deliver import Image, trust
 from appliance.operations.lab import demo
 from appliance.operations.preflight import check_programs
@@ -264,11 +264,7 @@ def _fetch_image(cluster: Cluster, source: Host, path: str, progress: Progress, 
         raise Refused(f"{path} is only on {source.name}", hint="without --dry-run it is fetched")
     if target.exists():
         target = target.with_name(f"{target.stem}-{digest[:12]}.sif")
-    size = int(source.run("stat", "-c", "%s", there).text)
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = target.with_name(target.name + ".new")
-    fetch_file(source, there, target=beside, size=size, what="the image", progress=progress)
-    beside.rename(target)
+    copy_file(HostFile(source, there, digest), Local(), str(target), "the image", progress)
     return str(target)
 
 

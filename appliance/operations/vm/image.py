@@ -10,7 +10,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.image.copy import fetch_file, send_file
+from appliance.operations.image.copy import HostFile, copy_file
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
@@ -87,18 +87,18 @@ def fetch_vm(cluster: Cluster, source: Host, key: str, progress: Progress) -> No
     """
     images = VmPlaces(cluster.site).images
     folder, part = Path(images) / key, Path(images) / f"{key}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(mode=0o700, parents=True)
+    part.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in (SIGNATURE, MANIFEST):
+        (part / name).write_bytes(source.read(f"{images}/{key}/{name}") or b"")
     try:
-        for name in (SIGNATURE, MANIFEST):
-            (part / name).write_bytes(source.read(f"{images}/{key}/{name}") or b"")
-        size = read_seal(part, cluster.site.signing.public_keys).files[DISK][1]
-        disk = f"{images}/{key}/{DISK}"
-        fetch_file(source, disk, target=part / DISK, size=size, what="the VM's image", progress=progress)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-    finally:
+        sha256 = read_seal(part, cluster.site.signing.public_keys).files[DISK][0]
+    except Refused:
         shutil.rmtree(part, ignore_errors=True)
+        raise
+    disk = HostFile(source, f"{images}/{key}/{DISK}", sha256)
+    copy_file(disk, Local(), str(part / DISK), "the VM's image", progress)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
 def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
@@ -110,9 +110,8 @@ def _is_this_folder(host: Host, here: Path, folder: str) -> bool:
 
 
 def _send(cluster: Cluster, host: Host, here: Path, folder: str, progress: Progress) -> None:
-    read_seal(here, cluster.site.signing.public_keys)  # refuses an invalid signature
-    host.run("mkdir", "-p", "-m", "0700", folder)
-    send_file(here / DISK, host, path=f"{folder}/{DISK}", what="the VM's image", progress=progress)
+    sha256 = read_seal(here, cluster.site.signing.public_keys).files[DISK][0]  # refuses an invalid signature
+    copy_file(HostFile(Local(), str(here / DISK), sha256), host, f"{folder}/{DISK}", "the VM's image", progress)
     # The manifest is sent last: it marks the copy as complete.
     for name in (SIGNATURE, MANIFEST):
         host.write(f"{folder}/{name}", (here / name).read_bytes())

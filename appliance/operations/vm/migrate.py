@@ -6,18 +6,16 @@ disks are copied and compared before the record changes; afterwards the source's
 
 from __future__ import annotations
 
-import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, cast
 
-from appliance.errors import Refused, SmsError
+from appliance.errors import Refused
 from appliance.host.base import Host
-from appliance.host.local import Local
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
+from appliance.operations.image.copy import DIGEST_S, HostFile, copy_file, remove_partial
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import check_same_image, move_live
 from appliance.operations.vm.snapshots import NOTE, VmSnapshot
@@ -33,9 +31,6 @@ from appliance.tools.qemu import image_info
 from appliance.tools.sealed import MANIFEST
 from appliance.tools.sha256 import find_digest
 from appliance.tools.space import SPARE_BYTES, query_space
-
-SCRATCH = "/var/tmp"
-"""A folder on a disk, unlike /tmp on many systems."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +156,11 @@ def _transfer_disks(
     if not plan.shared:
         with ExitStack() as undo:
             for disk in DISKS:
-                undo.callback(target.remove, f"{where.disks}/{disk}.arrived")
-                _copy(source, target, where, disk, progress)
+                path, beside = f"{where.disks}/{disk}.qcow2", f"{where.disks}/{disk}.arrived"
+                undo.callback(target.remove, beside)
+                undo.callback(remove_partial, target, beside)  # the VM goes on with the source's disk
+                found = HostFile(source, path, find_digest(source, path, timeout=DIGEST_S))
+                copy_file(found, target, beside, f"the disk {disk}", progress)
             _keep_as_snapshot(target, where, "moved over", prefix="before-arrival")
             for disk in DISKS:
                 target.run("mv", "-T", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
@@ -193,28 +191,3 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str) 
     about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key)
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     return kept
-
-
-def _copy(source: Host, target: Host, where: VmPlaces, disk: str, progress: Progress) -> None:
-    """Copy a disk through this machine, and compare digests."""
-    path, beside = f"{where.disks}/{disk}.qcow2", f"{where.disks}/{disk}.arrived"
-    with progress.step(f"copy the disk {disk}") as step:
-        size = int(source.run("stat", "-c", "%s", "--", path).text)
-        with ExitStack() as stack:
-            # Local files are read in place; those of another host are fetched into a temporary file first.
-            stream: IO[bytes]
-            if type(source) is Local:
-                stream = stack.enter_context(open(path, "rb"))  # noqa: PTH123
-            else:
-                stream = stack.enter_context(tempfile.TemporaryFile(dir=SCRATCH))
-                source.fetch(path, cast(BinaryIO, stream), progress=lambda done: step.moved(done // 2, size))
-                stream.seek(0)
-            target.send(
-                cast(BinaryIO, stream), beside, mode=0o600, progress=lambda done: step.moved((size + done) // 2, size)
-            )
-        digests = [find_digest(host, name, timeout=3600) for host, name in ((source, path), (target, beside))]
-        if digests[0] != digests[1]:
-            with suppress(SmsError):
-                target.remove(beside)
-            raise SmsError(f"the copy of disk {disk} differs from its source", hint="run it again; nothing has moved")
-        step.detail(f"{size >> 20} MiB, sha256:{digests[0][:16]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import os
 import signal
 import socket
 import subprocess
@@ -18,8 +18,13 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from appliance.host import ssh
 from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
+from appliance.host.local import Local
 from appliance.host.ssh import Ssh
+from appliance.operations.image.copy import HostFile, copy_file
+from appliance.progress import Silent
+from appliance.tools.sha256 import find_digest
 from tests.conftest import find_tool
+from tests.copies import give
 from tests.ownnet import own_network
 from tests.real.sshd import Server, run_sshd
 from tests.unit import test_host
@@ -34,7 +39,6 @@ from tests.unit.test_host import (  # noqa: F401  the same must be true over SSH
     test_hold_lasts_longer_than_its_timeout,
     test_hold_tells_an_early_end,
     test_lines_come_while_the_command_runs,
-    test_send_and_fetch_keep_every_byte,
     test_write_returns_whether_anything_changed,
 )
 from tests.waiting import alive, soon
@@ -162,57 +166,72 @@ def test_a_broken_connection_is_reported_and_reopened(host: Host, server: Server
 
 def test_half_an_output_is_no_output(host: Host, server: Server) -> None:
     """The exit status may come before the last of the output does."""
-    moved: list[int] = []
+    with pytest.raises(Unreachable, match="connection broke"), host.stream("cat", "/dev/zero") as stream:
+        stream.read()
+        server.signal(signal.SIGKILL)
+        while stream.read():
+            pass
 
-    def cut(done: int) -> None:
-        if not moved:
-            server.signal(signal.SIGKILL)
-        moved.append(done)
 
-    with pytest.raises(Unreachable, match="connection broke"):
-        host.fetch("/dev/zero", io.BytesIO(), progress=cut)
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file of 20 MB."""
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(20_000_000))
+    return path
 
 
 @pytest.mark.parametrize("before", [None, b"old"])
-def test_a_send_that_breaks_leaves_the_file_as_it_was(
-    host: Host, server: Server, tmp_path: Path, before: bytes | None
+def test_a_copy_that_breaks_leaves_the_file_as_it_was_and_is_resumed(
+    host: Host, server: Server, tmp_path: Path, large: Path, before: bytes | None
 ) -> None:
-    path = tmp_path / "file"
+    path = tmp_path / "there" / "file"
+    path.parent.mkdir()
     if before is not None:
         path.write_bytes(before)
     moved: list[int] = []
 
     def cut(done: int) -> None:
         if done > 4_000_000 and not moved:
-            soon((tmp_path / "file.new").exists, "it has begun")
             server.signal(signal.SIGKILL)
             moved.append(done)
 
-    with pytest.raises(Unreachable, match="connection broke"):
-        host.send(io.BytesIO(bytes(20_000_000)), str(path), progress=cut)
-    soon(lambda: not (tmp_path / "file.new").exists())
+    with pytest.raises(Unreachable):
+        give(host, large, str(path), cut)
     assert (path.read_bytes() if path.exists() else None) == before
+    resumed: list[int] = []
+    give(host, large, str(path), resumed.append)
+    assert path.read_bytes() == large.read_bytes() and path.stat().st_mode & 0o777 == 0o600
+    assert names(path.parent) == ["file"]
+    assert resumed[0] > 1 << 20, "it goes on where it was"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("of the caller's own")])
-def test_a_send_that_is_cancelled_leaves_nothing(
-    host: Host, tmp_path: Path, error: BaseException | type[BaseException]
+def test_a_copy_that_is_cancelled(
+    host: Host, tmp_path: Path, large: Path, error: BaseException | type[BaseException]
 ) -> None:
     def cancel(done: int) -> None:
         if done > 1_000_000:
             raise error
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
-        host.send(io.BytesIO(bytes(20_000_000)), str(tmp_path / "file"), progress=cancel)
-    soon(lambda: names(tmp_path) == [])
+        give(host, large, str(tmp_path / "file"), cancel)
+    assert not (tmp_path / "file").exists()
     assert host.works("true"), "the connection serves on"
+    give(host, large, str(tmp_path / "file"))
+    assert names(tmp_path) == ["file", "large"]
 
 
-def test_a_send_that_finds_no_room_tells_why(host: Host, tmp_path: Path) -> None:
-    (tmp_path / "file.new").symlink_to("/dev/full")
-    with pytest.raises(CommandError, match="No space left"):
-        host.send(io.BytesIO(bytes(20_000_000)), str(tmp_path / "file"))
-    assert names(tmp_path) == []
+def test_a_copy_that_finds_no_room_tells_why(host: Host, tmp_path: Path, large: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=True)
+    try:
+        with pytest.raises(CommandError, match="No space left"):
+            give(host, large, str(small / "file"))
+        assert not (small / "file").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 def test_a_hold_that_breaks(host: Host, server: Server) -> None:
@@ -225,7 +244,7 @@ def test_a_hold_that_breaks(host: Host, server: Server) -> None:
     assert host.works("true")
 
 
-@pytest.mark.parametrize("work", ["run", "hold", "send"])
+@pytest.mark.parametrize("work", ["run", "hold", "stream"])
 def test_a_host_that_falls_silent_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
@@ -245,7 +264,10 @@ def test_a_host_that_falls_silent_is_given_up(
                 with far.hold("sleep", "3", timeout=1):
                     pass
             else:
-                far.send(io.BytesIO(bytes(30_000_000)), str(tmp_path / "file"), progress=lambda done: pause.join())
+                with far.stream("sh", "-c", f"exec cat >{tmp_path}/file") as stream:
+                    stream.write(bytes(1000))
+                    pause.join()
+                    stream.write(bytes(30_000_000))
         assert time.monotonic() - began < 60, "not for as long as it usually has patience"
         soon(lambda: threading.active_count() <= threads, "no thread goes on reading")
     finally:
@@ -292,17 +314,21 @@ def test_a_host_that_lost_its_power_is_noticed_without_a_timeout(
     far.close()
 
 
-def test_another_user_works_through_sudo(server: Server, tmp_path: Path, need: Callable[[str], str]) -> None:
+def test_another_user_works_through_sudo(
+    server: Server, tmp_path: Path, large: Path, need: Callable[[str], str]
+) -> None:
     """root may use sudo, too: no account has to be made for this."""
     need("sudo")
-    far, sink = server.host(), io.BytesIO()
+    far, back = server.host(), str(tmp_path / "back")
     far.run("true")
     far.user = "admin"
     try:
         assert far.run("sh", "-c", 'echo "$SUDO_USER $LC_ALL"; cat', input=b"in").stdout == b"root C.UTF-8\nin"
-        far.send(io.BytesIO(bytes(3_000_000)), str(tmp_path / "file"))
-        far.fetch(str(tmp_path / "file"), sink)
-        assert sink.getvalue() == bytes(3_000_000)
+        give(far, large, str(tmp_path / "there"))
+        copy_file(
+            HostFile(far, str(tmp_path / "there"), find_digest(far, str(large))), Local(), back, "a file", Silent()
+        )
+        assert Path(back).read_bytes() == large.read_bytes()
         with far.lock(str(tmp_path / "lock")), pytest.raises(CommandError), far.lock(str(tmp_path / "lock")):
             pass
         with pytest.raises(CommandTimeout):

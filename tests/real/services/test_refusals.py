@@ -13,6 +13,7 @@ import pytest
 
 from appliance.operations.image.build import Built
 from appliance.operations.site.keys import create_pair
+from tests.copies import give
 from tests.real.conftest import Playground
 from tests.real.processes import begin, wait_for_step
 
@@ -51,8 +52,7 @@ def test_an_image_that_is_not_to_be_trusted_never_starts(
     copy = tmp_path / "image.sif"
     copy.write_bytes(Path(built.image).read_bytes())
     spoilt(kind, copy, tmp_path)
-    with copy.open("rb") as stream:
-        stopped.host("host-a").send(stream, "/var/lib/sms/images/spoilt.sif")
+    give(stopped.host("host-a"), copy, "/var/lib/sms/images/spoilt.sif")
     generation = stopped.lease().get("generation")
     told = stopped.sms("start", "--image", "/var/lib/sms/images/spoilt.sif", ok=(3,))
     assert words in told.stderr.decode()

@@ -26,6 +26,7 @@ from appliance.operations.context import open_cluster
 from appliance.operations.site.ca import make_ca
 from appliance.operations.vm.build import build_vm
 from appliance.progress import Silent
+from tests.copies import give
 from tests.real.labs import fresh_lab
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -159,9 +160,7 @@ def test_it_starts_although_sms_was_killed_and_serves(world: World) -> None:
     world.host("host-a").run("mkdir", "-p", "-m", "0700", IMAGES)
     key = Path(IMAGES, "current").resolve().name
     for name in ("disk.qcow2", "manifest.sig", "manifest.json"):
-        world.host("host-a").run("mkdir", "-p", "-m", "0700", f"{IMAGES}/{key}")
-        with (Path(IMAGES) / key / name).open("rb") as stream:
-            world.host("host-a").send(stream, f"{IMAGES}/{key}/{name}")
+        give(world.host("host-a"), f"{IMAGES}/{key}/{name}", f"{IMAGES}/{key}/{name}")
     world.host("host-a").run("ln", "-sfn", key, f"{IMAGES}/current")
     start_and_kill(world)
     started = json.loads(world.vm("start", "--host", "host-a", "--wait", WAIT, "--json").stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from appliance.errors import SmsError
+from appliance.errors import Busy, SmsError
 from appliance.host.base import Result
 from appliance.host.local import Local
 from appliance.host.stream import Stream
-from appliance.operations.image.copy import copy_image
+from appliance.operations.image.copy import HostFile, copy_file
 from appliance.progress import Silent
 
 FOLDER = "/images-of-this-host"
@@ -28,7 +29,7 @@ class InFolder(Local):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder.name)
         self.image = folder / "a.sif"
-        self.part = folder / "a.sif.part"
+        self.part = folder / f"a.sif.{SHA256[:16]}.part"
 
     def _here(self, argv: tuple[str, ...]) -> list[str]:
         return [word.replace(FOLDER, str(self.image.parent)) for word in argv]
@@ -49,10 +50,10 @@ def test_a_partial_copy_is_resumed(tmp_path: Path, part: bytes | None) -> None:
         target.part.parent.mkdir()
         target.part.write_bytes(part)
         target.part.chmod(0o600)
-    assert copy_image(source, IMAGE, SHA256, target, Silent())
+    assert copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert target.image.read_bytes() == DATA and target.image.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in target.image.parent.iterdir()] == ["a.sif"]
-    assert not copy_image(source, IMAGE, SHA256, target, Silent())
+    assert not copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
 
 
 def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
@@ -62,5 +63,29 @@ def test_a_corrupt_copy_is_removed(tmp_path: Path) -> None:
     source.image.write_bytes(DATA)
     target.part.write_bytes(b"x" * 1000)
     with pytest.raises(SmsError, match="is corrupt"):
-        copy_image(source, IMAGE, SHA256, target, Silent())
+        copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
     assert list(target.image.parent.iterdir()) == []
+
+
+def test_what_is_left_of_another_version_is_removed(tmp_path: Path) -> None:
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    source.image.write_bytes(DATA)
+    for name in ("a.sif.part", "a.sif.0123456789abcdef.part", "aa.sif.part"):
+        (tmp_path / "b" / name).write_bytes(DATA[:1000])
+    assert copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["a.sif", "aa.sif.part"]
+
+
+def test_two_copies_at_once(tmp_path: Path) -> None:
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    source.image.write_bytes(DATA)
+    target.part.write_bytes(DATA[:1000])
+    with target.part.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(Busy):
+            copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert target.part.read_bytes() == DATA[:1000]
