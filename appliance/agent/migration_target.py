@@ -395,8 +395,10 @@ class MigrationTarget:
             os.rename(self.incoming, self.overlay + ".partial")
         if os.path.exists(self.replaced) and not os.path.exists(self.overlay):
             os.rename(self.replaced, self.overlay)
-        if not self.request.shared and self.host_state.holder() == self.request.host:
-            # The lease named this host, but the instance never served here.
+        newer = self.host_state.generation() > self.generation
+        if not self.request.shared and newer and self.host_state.holder() == self.request.host:
+            # This migration wrote the lease, but the instance never served here. An older one is none of its business:
+            # the newest of all hosts counts, and a full disk must not prevent the end of this.
             self.host_state.write_lease(self.request.peer, self.host_state.generation())
         self._remove_holds()
         self.state = "done"

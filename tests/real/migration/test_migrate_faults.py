@@ -119,13 +119,14 @@ class World:
         with suppress(AssertionError, SmsError):
             if self.answers() and not any(self.marked(host) for host in CARRIERS):
                 return self.where()
+        served = next(iter(self.watch.serving()), "host-a")
         for host in CARRIERS:
             self.hosts.sms("-q", "stop", on=host, ok=None)
             for name in ("incoming", "partial", "moved"):
                 self.hosts.host(host).remove(f"{OVERLAY}.{name}")
             self.hosts.host(host).remove(MARK)
-        self.hosts.sms("-q", "start", "--host", "host-a", on="admin")
-        return "host-a"
+        self.hosts.sms("-q", "start", "--host", served, on="admin")
+        return served
 
     def marked(self, host: str) -> bool:
         """Whether a move is under way there, or was when it was killed."""
