@@ -27,6 +27,6 @@ def soon(ask: Callable[[], Answer], what: str = "it") -> Answer:
 def alive(pid: int) -> bool:
     """Whether it runs; one that waits to be reaped does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False

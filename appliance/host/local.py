@@ -13,6 +13,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from appliance.errors import SmsError
@@ -296,12 +297,12 @@ def _killed_after(timeout: float | None, process: subprocess.Popen[bytes]) -> It
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> bytes:
-    """Terminate the process group, wait for it, and return the process's standard error."""
+    """Terminate the process group, wait until no member runs, and return the process's standard error."""
     for signum, grace in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signum)
         deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and _is_alive(process, with_group=signum == signal.SIGTERM):
+        while time.monotonic() < deadline and (process.poll() is None or _group_runs(process.pid)):
             time.sleep(0.02)
     try:
         return process.communicate(timeout=1)[1] or b""
@@ -309,14 +310,17 @@ def _end_group(process: subprocess.Popen[bytes]) -> bytes:
         return b""
 
 
-def _is_alive(process: subprocess.Popen[bytes], *, with_group: bool) -> bool:
-    """Return whether the process, or any member of its group, is still running."""
-    if process.poll() is None:
-        return True
+def _group_runs(group: int) -> bool:
+    """Return whether a member of the process group runs; a member that waits to be reaped does not."""
     try:
-        os.killpg(process.pid, 0)
+        os.killpg(group, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return with_group
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, member_of = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            if int(member_of) == group and state not in b"ZX":
+                return True
+    return False

@@ -6,6 +6,7 @@ tests/real/hosts/test_ssh.py runs most of these over SSH.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 
 from appliance.errors import SmsError
 from appliance.host.base import WRITE_ATOMIC, CommandError, CommandTimeout, Host, check_written, write_argv
-from appliance.host.local import Local
-from tests.waiting import alive
+from appliance.host.local import Local, _group_runs
+from tests.waiting import alive, soon
 
 BOTH = "head -c 5000000 /dev/zero >&2 & head -c 5000000 /dev/zero; wait"
 
@@ -84,6 +85,21 @@ def test_a_timeout_ends_all_that_was_started(host: Host, tmp_path: Path, on_line
     assert "within 2 s" in caught.value.hint
     assert time.monotonic() - began < 40, "it waited for the sleep"
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("child", "grandchild"))
+
+
+def test_a_process_group_runs_until_its_last_member_has_ended() -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as leader:
+        assert leader.stdout
+        member = int(leader.stdout.readline())
+        leader.wait()
+        assert _group_runs(leader.pid), "its leader has ended, a member has not"
+        os.kill(member, signal.SIGKILL)
+        soon(lambda: not _group_runs(leader.pid))
+    with subprocess.Popen(["true"], start_new_session=True) as unreaped:
+        soon(lambda: not alive(unreaped.pid))
+        assert not _group_runs(unreaped.pid), "it only waits to be reaped"
 
 
 @pytest.mark.slow
