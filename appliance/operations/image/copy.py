@@ -85,6 +85,7 @@ def _append(source: HostFile, target: Host, part: str, position: tuple[int, int]
 
 
 def remove_partial(host: Host, path: str) -> None:
-    """Remove what interrupted copies to ``path`` left."""
+    """Remove what interrupted copies to ``path`` left; not what a running copy, of another version, holds."""
     where = PurePosixPath(path)
-    host.run("find", str(where.parent), "-maxdepth", "1", "-type", "f", "-name", f"{where.name}.*part", "-delete")
+    partial = ("-maxdepth", "1", "-type", "f", "-name", f"{where.name}.*part")
+    host.run("find", str(where.parent), *partial, "-exec", "flock", "-n", "{}", "rm", "-f", "--", "{}", ";")

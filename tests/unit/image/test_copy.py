@@ -78,6 +78,20 @@ def test_what_is_left_of_another_version_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["a.sif", "aa.sif.part"]
 
 
+def test_the_copy_of_another_version_goes_on(tmp_path: Path) -> None:
+    source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    source.image.write_bytes(DATA)
+    other = tmp_path / "b" / "a.sif.0123456789abcdef.part"
+    other.write_bytes(DATA[:1000])
+    with other.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert copy_file(HostFile(source, IMAGE, SHA256), target, IMAGE, "the image", Silent())
+    assert other.read_bytes() == DATA[:1000]
+    assert target.image.read_bytes() == DATA
+
+
 def test_two_copies_at_once(tmp_path: Path) -> None:
     source, target = InFolder(tmp_path / "a"), InFolder(tmp_path / "b")
     for folder in ("a", "b"):
