@@ -149,26 +149,28 @@ class Leases:
         Raises:
             Refused: another host holds it, or took it first.
         """
-        lease = self.check(generation_bump=generation_bump)
+        lease, before = self.check(generation_bump=generation_bump), dict(self.views)
         written: dict[str, str] = {}
         try:
             self.unwritten = {}
-            locked = [name for name in self._order() if not self._write(name, lease, written)]
-            # A host that takes the lease concurrently either sees our file or is found here.
-            self._refuse_if_taken(locked + self.unreachable)
+            for name in self._order():
+                self._write(name, lease, written)
+            # A host that takes the lease concurrently either sees our file or is found here. Also one whose file was
+            # written: it may have written ours before we queried it, and its own since.
+            self._refuse_if_taken([name for name in self.hosts if name != self.me])
             for name in self.unreachable:
                 self.unwritten.pop(name, None)
         except Refused:
             with suppress(SmsError):
-                self._withdraw(lease, list(written))
+                self._withdraw(lease, list(written), before)
             raise
         return lease
 
     def _order(self) -> list[str]:
         return sorted(name for name, view in self.views.items() if view.lease or name == self.me)
 
-    def _write(self, name: str, lease: Lease, written: dict[str, str]) -> bool:
-        """Write the lease to a host's file; return False if another run holds the lock of that file.
+    def _write(self, name: str, lease: Lease, written: dict[str, str]) -> None:
+        """Write the lease to a host's file, unless another run holds the lock of that file.
 
         Raises:
             Refused: the file has changed since the query.
@@ -180,12 +182,10 @@ class Leases:
             if name == self.me:
                 raise
             self.views[name], self.unwritten[name] = View(None), error
-            return True
-        if outcome == BUSY and name != self.me:
-            return False
-        _check_outcome(outcome)
-        written[name] = digest(copy.text())
-        return True
+            return
+        if outcome != BUSY or name == self.me:
+            _check_outcome(outcome)
+            written[name] = digest(copy.text())
 
     def _swap(self, name: str, lease: Lease, written: Mapping[str, str] = MappingProxyType({})) -> str:
         """Replace a host's file with the lease if it is unchanged since the query; return the outcome."""
@@ -204,16 +204,24 @@ class Leases:
         return outcome
 
     def _refuse_if_taken(self, names: list[str]) -> None:
-        """Refuse if one of the hosts whose file was not written has taken the lease meanwhile."""
+        """Refuse if one of the hosts has taken the lease meanwhile, or runs an instance."""
         for name, view in self._query_hosts(names).items():
             self.views[name] = view
             if view.stuck or view.runs or (view.lease and view.lease.holder == name):
                 raise Refused(f"{name} took the lease first", hint="see `sms status`")
 
-    def _withdraw(self, lease: Lease, names: list[str]) -> None:
-        """Correct the files that were written before another run won."""
+    def _withdraw(self, lease: Lease, names: list[str], before: Mapping[str, View]) -> None:
+        """Correct the files that were written before another run won.
+
+        Args:
+            before: what the lease was taken according to. A host that claims an older one has not won: it was
+                unreachable and is superseded, so the holder is the one of before.
+        """
         self.query()
+        top = max((view.lease.generation for view in before.values() if view.lease), default=0)
         winner = find_holder(self.views, without=self.without | {self.me})
+        if winner is None or winner.generation < top:
+            winner = find_holder(before, without=self.without)
         for name in names:
             current = self.views[name].lease
             if current and (current.holder, current.generation, current.since) == (
@@ -328,6 +336,25 @@ def hold_lease_still(host: Host, cluster: Cluster, *, fenced: Collection[str] = 
     host.run("mkdir", "-p", "-m", "0700", str(cluster.places.lease.parent))
     with only_one(host, f"{cluster.places.lease}.lock", busy):
         yield check_lease(host, cluster, fenced=fenced)
+
+
+@contextmanager
+def hold_taken_lease(host: Host, cluster: Cluster, lease: Lease) -> Iterator[None]:
+    """Keep everybody from taking the lease from ``host`` within the context, in which its instance is started.
+
+    A run that writes the lease file before is noticed here, one that writes it afterwards finds the instance.
+
+    Args:
+        lease: the lease that this run has taken.
+
+    Raises:
+        Refused: another run has it locked, or has taken it since.
+    """
+    with only_one(host, f"{cluster.places.lease}.lock", f"another run changes the lease of {cluster.site.cluster}"):
+        now = query_lease(host, cluster)
+        if (now.holder, now.generation) != (lease.holder, lease.generation):
+            raise Refused(f"{now.holder or 'another run'} took the lease first", hint="see `sms status`")
+        yield
 
 
 def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -> Lease:

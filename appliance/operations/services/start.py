@@ -15,7 +15,14 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import note
 from appliance.operations.image.deliver import Image, deliver, trust
-from appliance.operations.lease import Leases, query_all_leases, query_lease, restore_lease, take_lease
+from appliance.operations.lease import (
+    Leases,
+    hold_taken_lease,
+    query_all_leases,
+    query_lease,
+    restore_lease,
+    take_lease,
+)
 from appliance.operations.overlay.mirrored import open_mirror
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -221,7 +228,8 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
         ready_overlay(cluster, host, image, progress)
         stopwatch.lap("overlay")
-        _start_instance(cluster, host, progress, image)
+        with hold_taken_lease(host, cluster, lease):
+            _start_instance(cluster, host, progress, image)
         stopwatch.lap("instance")
         services = _wait_for_services(cluster, host, progress, options.wait_s, options.keep)
         stopwatch.lap("probes")

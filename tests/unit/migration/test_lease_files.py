@@ -17,12 +17,12 @@ from appliance.host.base import CommandTimeout, Host, Result, Stuck, Unreachable
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.lease import Leases, check_lease, query_lease, release_lease, take_lease
+from appliance.operations.lease import Leases, check_lease, hold_taken_lease, query_lease, release_lease, take_lease
 from appliance.operations.services import start
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
 from appliance.shared.files import ALWAYS
-from appliance.shared.lease import SwapLease
+from appliance.shared.lease import Lease, SwapLease
 from appliance.shared.locks import hold_lock
 from appliance.shared.requests import Request
 from appliance.tools import agent
@@ -49,6 +49,9 @@ class HostInFolder(Local):
             raise Stuck(f"{self.name}: no banner")
         words = (word.replace(STATE, str(self.folder)) for word in argv)
         return super().run(*words, **options)
+
+    def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:
+        return super().hold(*(word.replace(STATE, str(self.folder)) for word in argv), timeout=timeout)
 
     def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
         if self.cut:
@@ -203,6 +206,71 @@ def test_loser_of_a_race_corrects_its_own_file(apart: Pair) -> None:
     assert apart.files() == {"host-a": ("host-b", 2, "host-a"), "host-b": ("host-b", 1, "host-b")}
     with pytest.raises(Refused, match="host-b holds"):
         apart.take("host-a")
+
+
+def test_only_one_wins_when_the_other_file_cannot_be_written_for_a_moment(
+    apart: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """host-b has written one of its two files when host-a queries, and is unreachable only while host-a writes."""
+    late, other, won = apart.leases("host-b"), apart.hosts["host-b"], list[str]()
+    write = Leases._write
+
+    def write_in_between(self: Leases, name: str, *rest: Any) -> Any:
+        if self is late and name == "host-b":
+            take_a()
+        other.cut = self is not late and name == "host-b"
+        try:
+            return write(self, name, *rest)
+        finally:
+            other.cut = False
+
+    def take_a() -> None:
+        apart.take("host-a")
+        won.append("host-a")
+
+    monkeypatch.setattr(Leases, "_write", write_in_between)
+    with pytest.raises(Refused, match="host-a took the lease first"):
+        late.take()
+    assert won == ["host-a"]
+    assert apart.files() == {"host-a": ("host-a", 2, "host-a"), "host-b": ("host-a", 1, "host-b")}
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_superseded_host_does_not_get_the_lease_of_a_start_that_withdraws(apart: Pair, held: bool) -> None:
+    """host-a was unreachable, and claims the lease of before a failover to host-b."""
+    apart.take("host-a")
+    apart.leases("host-b", without=("host-a",)).take(generation_bump=1000)
+    if not held:
+        release_lease(apart.hosts["host-b"], apart.cluster, leases=apart.leases("host-b", without=("host-a",)))
+    apart.hosts["host-a"].cut = True
+    returned = apart.leases("host-b")
+    apart.hosts["host-a"].cut = False
+    with pytest.raises(Refused, match="host-a took the lease first"):
+        returned.take()
+    assert apart.files()["host-b"] == ("host-b" if held else None, 1002, "host-b")
+
+
+def test_lease_cannot_be_taken_while_the_instance_starts(apart: Pair) -> None:
+    """host-a queried before: neither the lease nor an instance of host-b was there."""
+    late = apart.leases("host-a")
+    lease = take_lease(apart.hosts["host-b"], apart.cluster, leases=apart.leases("host-b"))
+    late.views["host-a"] = late.query_host("host-a")
+    late.query_host("host-b")
+    with hold_taken_lease(apart.hosts["host-b"], apart.cluster, lease), pytest.raises(Refused, match="host-b took"):
+        late.take()
+
+
+def test_instance_is_not_started_without_the_lease(apart: Pair) -> None:
+    """An interrupted start of host-a had left a higher generation there; it was run again while host-b started."""
+    lease = take_lease(apart.hosts["host-b"], apart.cluster, leases=apart.leases("host-b"))
+    path, newer = str(apart.cluster.places.lease), Lease(lease.cluster, 7, "host-a", 1.0, "host-a")
+    apart.hosts["host-a"].write(path, newer.text())
+    assert apart.take("host-a") == 8
+    with (
+        pytest.raises(Refused, match="host-a took the lease first"),
+        hold_taken_lease(apart.hosts["host-b"], apart.cluster, lease),
+    ):
+        pytest.fail("it would be started")
 
 
 @pytest.mark.slow
