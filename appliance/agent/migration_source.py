@@ -359,6 +359,10 @@ class MigrationSource:
 
     def _target_answers(self) -> bool:
         """Return whether the target answers for the addresses: its instance has the same MAC addresses as ours."""
+        # The target attaches its ports only after ours were detached, which a killed or failed run had not done yet, or
+        # has undone. Our own instance would answer.
+        if any(endpoint.is_attached(port, self.request.bridges[name]) for name, port in self.ports.items()):
+            return False
         macs = {mac.lower() for mac in self.request.macs}
         queries = [(self.request.bridges[name], self.request.addresses[name]) for name in sorted(self.request.bridges)]
         with ThreadPoolExecutor(len(queries)) as pool:

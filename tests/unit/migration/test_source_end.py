@@ -107,3 +107,17 @@ def test_an_overlay_of_the_same_name_on_another_host_of_a_lab_is_not_waited_for(
     source.runs, source.loops = False, ["/dev/loop7"]
     assert source.resume()["state"] == "gone"
     check_ended(source)
+
+
+def test_its_own_instance_does_not_count_as_the_target(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the ports were detached, or after they were attached again: its own instance answers."""
+    attached = set[str]()
+    source.state.save_state("released", ports={"eth0": "veth0"})
+    monkeypatch.setattr(endpoint, "find_mac", lambda bridge, address: SOURCE["macs"][0])
+    monkeypatch.setattr(endpoint, "is_attached", lambda port, bridge: (port, bridge) == ("veth0", "br-prov"))
+    monkeypatch.setattr(endpoint, "set_bridges", lambda ports: attached.update(ports))
+    monkeypatch.setattr(Instance, "start_services", lambda _, names: source.ran.append(tuple(names)))
+    monkeypatch.setattr(Instance, "announce", lambda _, addresses: None)
+    assert source.resume() == {"found": "released", "side": "leave", "state": "gone"}
+    assert source.runs and source.path("overlay").exists() and attached == {"veth0"}
+    assert source.ran == [("slurmctld", "rsyslog")] and source.events() == ["back"]
