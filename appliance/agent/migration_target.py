@@ -361,8 +361,14 @@ class MigrationTarget:
     # Rollback
 
     def abort(self, message: Message) -> None:
-        """Roll back on the coordinator's request."""
+        """Roll back on the coordinator's request.
+
+        Raises:
+            Problem: an instance with an overlay of its own serves here; what it has acknowledged would be lost.
+        """
         assert self.channel
+        if self.state == "up" and not self.request.shared:
+            raise Problem("the services container serves on %s by now" % self.request.host, "sms status")
         self.roll_back(str(message.get("why", "")))
         self.channel.send("aborted")
 

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.agent import endpoint
 from appliance.agent.migration_target import MigrationTarget
-from appliance.agent.protocol import read_request
+from appliance.agent.protocol import Problem, read_request
 from appliance.shared.lease import Lease, peek
 from appliance.shared.migration import TargetRequest
 from tests.unit.migration.requests import TARGET
@@ -37,3 +37,42 @@ def test_lease_after_a_rollback(
     assert (found == before) == (after == (generation, holder)), "a full disk may refuse a needless write"
     assert not Path(paths["mark"]).exists()
     assert "backed out" in Path(paths["history"]).read_text()
+
+
+class Commands:
+    """The coordinator: its only message, and the replies."""
+
+    def __init__(self, message: str) -> None:
+        self.messages = [{"do": message}]
+        self.replies: list[str] = []
+
+    def receive(self) -> dict[str, str]:
+        return self.messages.pop()
+
+    def send(self, kind: str, **_: object) -> None:
+        self.replies.append(kind)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_target_that_serves_is_aborted_only_on_a_shared_overlay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Otherwise what it has acknowledged since the switch would be lost."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    channel, stopped = Commands("abort"), list[str]()
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths, "shared": shared}), channel)  # type: ignore[arg-type]
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: stopped.append(argv[1]) or b"")
+    monkeypatch.setattr(endpoint, "find_loops", lambda path: [])
+    target.host_state.save_state("up")
+    target.host_state.write_lease("b", 5)
+    Path(paths["overlay"]).write_bytes(b"newest")
+    target.state = "up"
+    if shared:
+        assert target.run() == {"state": "done"}
+        assert channel.replies == ["aborted"] and "instance" in stopped
+    else:
+        with pytest.raises(Problem, match="the services container serves on a"):
+            target.run()
+        assert channel.replies == [] and "instance" not in stopped
+        assert "arrived" in Path(paths["history"]).read_text()
+    assert Path(paths["overlay"]).read_bytes() == b"newest"
