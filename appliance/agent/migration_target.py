@@ -67,7 +67,8 @@ class MigrationTarget:
         self.armed_at = 0.0
         self.warning = ""
         self.inode = 0
-        self.replaced = "%s.past-%d" % (self.overlay, self.generation)
+        # Not the name of one that was set aside because another host took over, which a rollback must not restore.
+        self.replaced = "%s.past-%d-replaced" % (self.overlay, self.generation)
         self.ports: Dict[str, str] = {}
         self.instance: Optional[Instance] = None
 

@@ -76,3 +76,20 @@ def test_target_that_serves_is_aborted_only_on_a_shared_overlay(
         assert channel.replies == [] and "instance" not in stopped
         assert "arrived" in Path(paths["history"]).read_text()
     assert Path(paths["overlay"]).read_bytes() == b"newest"
+
+
+@pytest.mark.parametrize("state", ["copy", "placed"])
+def test_a_stale_overlay_set_aside_earlier_stays_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """A guard or a start named it by the generation that the lease still has at the next migration to this host."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    stale = tmp_path / "overlay.past-4"
+    stale.write_bytes(b"stale")
+    if state == "placed":
+        (tmp_path / "overlay").write_bytes(b"copy")
+        target.state, target.inode = state, (tmp_path / "overlay").stat().st_ino
+    target.abandon("no space left on device")
+    assert stale.read_bytes() == b"stale" and not (tmp_path / "overlay").exists()
