@@ -19,6 +19,7 @@ from appliance.operations.lease import Leases
 from appliance.operations.overlay.overlay import retire_overlay
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.stop import take_down
+from appliance.operations.services.unfinished import is_interrupted
 from appliance.plan.migration.lease import View, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
 from appliance.shared.locks import Locked, hold_lock
@@ -145,6 +146,8 @@ class Guard:
             return None
         with lock_host(self.cluster, self.host):
             self.query(self.host.name)  # the previous holder of the lock may have changed it
+            if is_interrupted(self.cluster, self.host):  # what a killed migration wrote there may be undone by now
+                self.query(str(newer.holder))
             again = self.newer()
             return self._stop(again) if again else None
 

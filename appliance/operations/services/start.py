@@ -37,7 +37,7 @@ from appliance.operations.preflight import check_bridges, check_programs, find_i
 from appliance.operations.services.boot import install_unit
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.stop import take_down
-from appliance.operations.services.unfinished import image_of_unfinished, recover_migration
+from appliance.operations.services.unfinished import image_of_unfinished, recover_migration, refuse_interrupted
 from appliance.operations.start_note import read_note, record_start
 from appliance.plan.image.definition import runtime_digest
 from appliance.plan.machine import inside_argv, start_argv
@@ -130,6 +130,7 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
         return None
     options = replace(options, image=options.image or image_of_unfinished(cluster, host, progress))
     with lock_host(cluster, host):
+        refuse_interrupted(cluster, host)
         running = find_instance(cluster, host)
         if running:
             started = _check_running(cluster, host, progress, running.image, options.wait_s)

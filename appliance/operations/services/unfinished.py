@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from appliance.errors import Busy
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
@@ -33,13 +34,28 @@ def recover_migration(cluster: Cluster, host: Host, progress: Progress) -> None:
     Raises:
         Busy: a migration is under way.
     """
-    if not host.works("test", "-e", mark_path(cluster)):
+    if not is_interrupted(cluster, host):
         return
     found = resume_migration(cluster, host)
     if found["found"]:
         progress.report(
             f"note: a migration was interrupted on {host.name} ({found['found']}); it is {found['state']} there now"
         )
+
+
+def is_interrupted(cluster: Cluster, host: Host) -> bool:
+    """Return whether a migration was killed on a host, or is under way there."""
+    return host.works("test", "-e", mark_path(cluster))
+
+
+def refuse_interrupted(cluster: Cluster, host: Host) -> None:
+    """Refuse if a migration was killed since it was recovered, while the caller waited for the lock of the host.
+
+    Raises:
+        Busy: it was; what it left in place may not be the newest overlay.
+    """
+    if is_interrupted(cluster, host):
+        raise Busy(f"a migration was interrupted on {host.name} just now", hint="run this again: it recovers it first")
 
 
 def resume_migration(cluster: Cluster, host: Host) -> dict[str, Any]:

@@ -1,0 +1,498 @@
+"""The processes of the model: verbs, guards, and the agents of a migration. Each runs the real code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from appliance.agent import endpoint, migration_source, migration_target
+from appliance.agent.channel import Disconnected
+from appliance.agent.endpoint import HostState, Instance
+from appliance.agent.migration_source import MigrationSource
+from appliance.agent.migration_target import MigrationTarget
+from appliance.agent.protocol import Busy as AgentBusy
+from appliance.agent.protocol import Problem
+from appliance.errors import Busy, Refused, SmsError
+from appliance.operations import lease, preflight
+from appliance.operations.migration import copy, failover, inspection, migrate, rollback, steps, switch
+from appliance.operations.migration import start as migration_start
+from appliance.operations.migration.state import Inspected, Migration, MigrationResult
+from appliance.operations.overlay import overlay
+from appliance.operations.services import guard, start, stop, unfinished
+from appliance.operations.services.start import StartOptions
+from appliance.shared.lease import SwapLease
+from appliance.shared.migration import SourceRequest, TargetRequest
+from tests.unit.migration.model import fakes
+from tests.unit.migration.model.engine import effect, programs
+from tests.unit.migration.model.fakes import FakeChannel, FakeEndpoint, FakeHost, Steps, make_cluster
+from tests.unit.migration.model.world import MISSING
+
+IMAGE = SimpleNamespace(path="image", key="key", sha256="", signer="", runtime="")
+LOST = ("lost",)
+"""The message of a channel that is broken or closed."""
+SHARED, FENCED = [False], [True]
+"""Whether both hosts use one folder of overlays, and whether fencing is configured."""
+
+
+def run_verb(work: Any) -> str:
+    """Run a verb; its errors end it."""
+    try:
+        return work() or "done"
+    except SmsError as error:
+        return type(error).__name__
+
+
+def run_start(name: str, boot: bool) -> str:
+    """`sms start`; ``boot``: as at boot."""
+    return run_verb(lambda: _do_start(make_cluster(), FakeHost(name), StartOptions(boot=boot)))
+
+
+def _do_start(cluster: Any, host: Any, options: StartOptions) -> None:
+    start.start(cluster, host, Steps(), options)  # type: ignore[arg-type]
+
+
+def run_stop(name: str) -> str:
+    """`sms stop`."""
+    return run_verb(lambda: str(stop.stop(make_cluster(), FakeHost(name), Steps())) and "")  # type: ignore[arg-type]
+
+
+def run_failover(name: str, by_hand: bool) -> str:
+    """`sms failover`; ``by_hand``: with --i-have-fenced."""
+    options = failover.FailoverOptions(fenced=by_hand, shared=SHARED[0])
+    return run_verb(lambda: failover.failover(make_cluster(), FakeHost(name), options, Steps()) and "")  # type: ignore[arg-type]
+
+
+def run_migrate(target: str) -> str:
+    """`sms migrate`, on a third machine."""
+    return run_verb(lambda: _do_migrate(make_cluster(), target))
+
+
+def _do_migrate(cluster: Any, name: str) -> None:
+    target = FakeHost(name)
+    source, held = inspection.find_source(cluster, target, recover=True, progress=Steps())  # type: ignore[arg-type]
+    running = inspection._find_running(cluster, source)
+    if source.name == name or fakes.find_instance(cluster, target):
+        raise Refused("it runs there")
+    plan: Any = SimpleNamespace(shared=SHARED[0])
+    inspected = Inspected(source, target, running.pid, held, plan)  # type: ignore[arg-type]
+    result, _ = steps.run_steps(cluster, inspected, IMAGE, Steps())  # type: ignore[arg-type]
+    migrate.finish(cluster, inspected, IMAGE, result, Steps())  # type: ignore[arg-type]
+
+
+def run_guard(name: str, task: str, own: Any, others: Any, stopping: bool) -> tuple[Any, ...]:
+    """One turn of a thread of the guard: ``query`` another host, or ``check`` the own lease file and step down.
+
+    Args:
+        own, others: bytes of the lease files as the guard knows them.
+        stopping: it has begun to stop the instance.
+
+    Returns:
+        What it knows afterwards.
+    """
+    peer = "b" if name == "a" else "a"
+    watcher = guard.Guard(make_cluster(), FakeHost(name), lambda text: None)  # type: ignore[arg-type]
+    for host, data in ((name, own), (peer, others)):
+        if data != MISSING:
+            watcher.leases.views[host] = watcher.leases.read(host, data)
+    watcher._stopping = 0.0 if stopping else None
+    with watcher.reporting_errors():
+        if task == "query":
+            watcher.query(peer)
+        else:
+            with mock.patch.object(fakes.OwnPath, "host", name):
+                watcher.read_own()
+            watcher.check()
+    known = watcher.leases._data
+    return known.get(name, MISSING), known.get(peer, MISSING), watcher._stopping is not None
+
+
+# The agents of a migration
+
+
+def request_of(agent: str, name: str, generation: int, pid: int) -> Any:
+    """Return the request to an agent."""
+    facts: dict[str, Any] = {
+        "cluster": fakes.CLUSTER,
+        "host": name,
+        "peer": "b" if name == "a" else "a",
+        "verb": "migrate",
+        "overlay": f"{name}:/img",
+        "lease": f"{name}:lease",
+        "history": "",
+        "mark": f"{name}:mark",
+        "lock": f"{name}:lock",
+        "instance": f"{name}:sms",
+        "generation": generation,
+        "macs": ("mac",),
+        "bridges": {"eth0": f"{name}:br"},
+        "addresses": {"eth0": "ip"},
+        "shared": SHARED[0],
+        "stop_argv": ("stop-instance", f"{name}:"),
+    }
+    if agent == "target":
+        return TargetRequest(**facts, store="", holds=(), ask_nodes=())
+    return SourceRequest(
+        **facts,
+        pid=pid,
+        mac="",
+        stop=(("db",),),
+        stop_wait_s=1,
+        live=("log",),
+        loggers=("log",),
+        tails=(),
+        compress=False,
+        frozen_mark="/frozen",
+        start_argv=("start-instance", f"{name}:"),
+    )
+
+
+class ModelSource(MigrationSource):
+    """The source, without the copy of the overlay."""
+
+    def offer(self, message: Any) -> None:
+        self.ports = self.instance.ports(["eth0"])
+        self.host_state.save_state("read", ports=self.ports)
+        self.channel.send("offer")  # type: ignore[union-attr]
+
+    def stop(self, message: Any) -> None:
+        self._enter("stopping", "stopping services that keep state")
+        for group in self.request.stop:
+            self.instance.stop_services(group, 1)
+        contents = fakes.as_problem("contents", self.request.host)
+        self.channel.send("sent")  # type: ignore[union-attr]
+        self.channel.send("final", digests=contents)  # type: ignore[union-attr]
+
+
+class ModelTarget(MigrationTarget):
+    """The target, without the copy of the overlay."""
+
+    def build(self, message: Any) -> None:
+        self.host_state.save_state("copy")
+        self.channel.send("wanted")  # type: ignore[union-attr]
+
+    def put_in_place(self, message: Any) -> None:
+        contents = message["digests"]
+        effect("create", self.request.host, "incoming", contents, "incoming")
+        self.descriptor = self.incoming  # type: ignore[assignment]
+        MigrationTarget.put_in_place(self, {**message, "digests": hashlib.sha256(self.digests).hexdigest()})
+
+
+SOURCE_KEPT = ("state", "released_at", "ports")
+TARGET_KEPT = ("state", "generation", "armed_at", "inode", "ports")
+
+
+def begin(generation: int, pid: int) -> tuple[Any, ...]:
+    """Return the attributes of an agent that has just started."""
+    return generation, pid, ()
+
+
+def run_agent(agent: str, name: str, attributes: tuple[Any, ...], message: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One message to an agent, as in its ``run``; return ("idle", attributes), ("ended",) or ("failed",)."""
+    generation, pid, kept = attributes
+    request = request_of(agent, name, generation, pid)
+    channel: Any = FakeChannel(dict(message[1:]))
+    one: Any = (ModelSource if agent == "source" else ModelTarget)(request, channel)
+    for key, value in kept:
+        setattr(one, key, dict(value) if key == "ports" else value)
+    if agent == "target" and one.ports:
+        one.instance = Instance(0)
+        one.instance.name = name
+    try:
+        if message == LOST:
+            raise Disconnected
+        facts = {key: list(value) if key == "argv" else value for key, value in message[1:]}
+        one._do({"argv": ["probe"], "limit_s": 1, "for_s": 8.0, "files": [], **facts, "do": message[0]})
+    except Disconnected:
+        _abandon(one, "the connection was lost")
+        return ("ended",)
+    except (Problem, OSError, SmsError) as error:
+        _abandon(one, str(error))
+        return ("failed",)
+    if one.state in ("gone", "done"):
+        return ("ended",)
+    names = SOURCE_KEPT if agent == "source" else TARGET_KEPT
+    values = tuple((key, tuple(getattr(one, key).items()) if key == "ports" else getattr(one, key)) for key in names)
+    return "idle", (generation, pid, values)
+
+
+def _abandon(one: Any, why: str) -> None:
+    """End an agent; what fails is left to the next verb."""
+    with suppress(Problem, OSError, SmsError):
+        one.abandon(why)
+
+
+def run_idle(*_: Any) -> str:
+    """An agent that waits for a message."""
+    return "idle"
+
+
+programs.update(
+    {
+        "start": run_start,
+        "stop": run_stop,
+        "failover": run_failover,
+        "migrate": run_migrate,
+        "guard": run_guard,
+        "handle": run_agent,
+        "idle": run_idle,
+    }
+)
+
+
+# What real code gets instead of its surroundings
+
+
+def _lock_agent(path: str) -> Any:
+    return _HostLock(path.partition(":")[0])
+
+
+class _HostLock:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        try:
+            effect("lock", self.name, "lock")
+        except Busy:
+            raise AgentBusy("another sms is at work on this host") from None
+
+    def __exit__(self, *_: object) -> None:
+        effect("unlock", self.name, "lock")
+
+
+def _find_agent_instance(name: str) -> Any:
+    name = name.partition(":")[0]
+    found = effect("find_instance", name)
+    return found and _instance(name, found[0])
+
+
+def _instance(name: str, serial: int) -> Instance:
+    return Instance(fakes.pid_of(name, serial))
+
+
+def _name(instance: Instance) -> str:
+    return getattr(instance, "name", "") or "ab"[instance.pid // 10]
+
+
+def _ports(instance: Instance, names: Any) -> dict[str, str]:
+    if not effect("find_instance", _name(instance)):
+        raise Problem("the other end of eth0 is not on this host")
+    return {"eth0": f"{_name(instance)}:p0"}
+
+
+def _set_bridges(ports: dict[str, str | None], *, timeout: float = 60) -> None:
+    for port, bridge in ports.items():
+        name = port.partition(":")[0]
+        fakes.as_problem("attach", name, bridge is not None, effect("clock") if timeout == 1 else None)
+
+
+def _open_mark(path: str, _: str) -> io.BytesIO:
+    data = effect("read_mark", path.partition(":")[0])
+    if data is None:
+        raise FileNotFoundError(path)
+    return io.BytesIO(data)
+
+
+class AgentSwap(SwapLease):
+    """A write of a lease file by an agent."""
+
+    def perform(self, *_: Any) -> str:
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        outcome: str = effect("swap", self.path.partition(":")[0], SwapLease(**facts))
+        return outcome
+
+
+def _record_event(state: HostState, event: str, **_: Any) -> None:
+    if event in fakes.RUN_EVENTS:
+        effect("note", state.request.host, None)
+
+
+def _probe_start(*_: Any) -> dict[str, float]:
+    if not effect("works"):
+        raise SmsError("a service does not answer")
+    return {}
+
+
+def _open_agents(cluster: Any, inspected: Any, image: Any, progress: Any, stack: ExitStack) -> Migration:
+    generation = inspected.lease.generation
+    ends = []
+    for agent, host in (("target", inspected.target), ("source", inspected.source)):
+        effect("open", host.name, agent, begin(generation, inspected.pid))
+        one = FakeEndpoint(host, agent)
+        stack.callback(one.wait)
+        stack.callback(one.close)
+        ends.append(one)
+    target, source = ends
+    result = MigrationResult(source.name, target.name, "image", generation + 1, shared=SHARED[0])
+    return Migration(cluster, inspected, image, progress, source, target, result)  # type: ignore[arg-type]
+
+
+def _exchange_offers(migration: Any) -> None:
+    """The copy: both agents note that they have begun."""
+    migration.source.send("offer")
+    migration.source.receive("offer")
+    migration.target.send("build")
+    migration.target.receive("wanted")
+
+
+def _restore(cluster: Any, host: Any, selector: str, progress: Any, *, fenced: Any = ()) -> Any:
+    with overlay.keep_stopped(cluster, host, fenced=fenced):
+        effect("restore", host.name, int(selector))
+    return SimpleNamespace(kept=None)
+
+
+def _verify_image(cluster: Any, host: Any, *_: Any) -> Any:
+    if effect("arp", host.name):
+        raise Refused("the services container already runs on another host: its MAC address answers")
+    return IMAGE
+
+
+def _ready_overlay(cluster: Any, host: Any, *_: Any) -> None:
+    if not overlay.check_overlay(cluster, host):
+        effect("create", host.name, "img", (0, 0), "new")
+
+
+def _take_lease(real: Any) -> Any:
+    def take(host: Any, leases: Any, *args: Any, **options: Any) -> Any:
+        taken = real(host, leases, *args, **options)
+        effect("taken", host.name, bool(leases.unreachable))
+        return taken
+
+    return take
+
+
+def _fence_source(migration: Any) -> None:
+    effect("takes_over")
+    if FENCED[0]:
+        effect("fence", migration.source.name)
+
+
+def nothing(*_: Any, **__: Any) -> Any:
+    """Stands for what the model leaves out."""
+    return ""
+
+
+def _list_snapshots(cluster: Any, host: Any) -> Any:
+    keys = ("number", "generation", "sequence", "taken", "contents")
+    found = [dict(zip(keys, one, strict=True)) for one in effect("snapshots", host.name)]
+    return SimpleNamespace(
+        snapshots=[{**one, "health": {"ok": True}, "reason": "", "host": "a", "uuid": ""} for one in found],
+        host=host.name,
+        broken=(),
+    )
+
+
+def _read_history(cluster: Any, host: Any) -> list[dict[str, Any]]:
+    return [dict(line) for line in effect("history", host.name)]
+
+
+CLOCK, AGENT_CLOCK, FILES = fakes.Clock(), fakes.AgentClock(), fakes.AgentFiles()
+TOOLS = SimpleNamespace(
+    users_of=lambda host, path: ["loop"] if effect("in_use", host.name, fakes.split(path)[1]) else [],
+    shut_down=lambda host, path, python: effect("services", host.name, False),
+    rename=lambda host, one, two: effect("rename", host.name, fakes.split(one)[1], fakes.split(two)[1]),
+    has_name_like=lambda host, *_: effect("stale", host.name),
+    detach=lambda host, ports, down: effect("attach", host.name, False, None),
+    find_ports=lambda host, pid: {},
+    perform=fakes.perform,
+    call=fakes.call_agent,
+    note=fakes.note,
+)
+
+
+@contextmanager
+def surroundings(*, shared: bool, fenced: bool = True) -> Any:
+    """Replace what real code uses by effects of the model."""
+    SHARED[0], FENCED[0] = shared, fenced
+    with ExitStack() as stack:
+
+        def put(place: Any, **values: Any) -> None:
+            for key, value in values.items():
+                stack.enter_context(mock.patch.object(place, key, value))
+
+        real_take = start._take_lease
+        for module in (lease, start, stop, guard, failover, switch, copy, steps, migration_start, rollback):
+            put(module, time=CLOCK)
+        for module in (lease, start, stop, inspection):
+            put(module, ThreadPoolExecutor=fakes.Serial)
+        for module in (start, stop, failover):
+            put(module, check_programs=nothing)
+        for module in (start, stop, guard, failover):
+            put(module, note=fakes.note)
+        for module in (start, stop, guard, overlay, inspection, unfinished):
+            put(module, find_instance=fakes.find_instance)
+        put(lease, agent=TOOLS, instance_name=lambda site: "sms")
+        put(unfinished, agent=TOOLS)
+        put(start, image_of_unfinished=lambda *_: None, check_bridges=nothing, _verify_image=_verify_image)
+        put(start, open_mirror=nothing, ready_overlay=_ready_overlay, _wait_for_services=_probe_start)
+        put(start, _start_instance=lambda cluster, host, *_: effect("start_instance", host.name, True, 0))
+        put(start, record_start=nothing, install_unit=nothing, _take_lease=_take_lease(real_take))
+        put(start, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
+        put(start, read_note=nothing, trust=lambda *_: IMAGE, running_mark=nothing, overlay_mark=nothing)
+        put(start, archive_for=nothing)
+        put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)
+        put(stop, stop_argv=lambda *_: ("stop-instance",), stop_timeout=lambda services: 1, ext3=TOOLS)
+        put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, files=TOOLS, opened=_opened)
+        put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
+        put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_bridges=nothing)
+        put(failover, deliver=lambda *_: (), trust=nothing, _count_jobs=nothing, restore=_restore)
+        put(failover, list_snapshots=_list_snapshots, read_history=_read_history)
+        put(migrate, history=TOOLS, conflists=lambda *_, **__: {}, record_start=nothing, install_unit=nothing)
+        put(migrate, start_guard=lambda cluster, host, progress: effect("start_guard", host.name))
+        put(migrate, stop_guard=lambda cluster, host: effect("stop_guard", host.name))
+        put(steps, open_agents=_open_agents, list_jobs=lambda migration: {}, copy_overlay=_exchange_offers)
+        put(steps, catch_up=nothing)
+        put(migration_start, start_argv=lambda *_, **__: ("start-isolated", ""), needs_outside=lambda services: ())
+        put(rollback, _fence_source=_fence_source, inside_argv=lambda *_: ("probe",))
+        put(endpoint, find_instance=_find_agent_instance, set_bridges=_set_bridges, run=fakes.run_command)
+        put(endpoint, is_attached=_is_attached, wait_until_unused=_wait_until_unused, find_mac=_find_mac, time=CLOCK)
+        put(endpoint, read_file=lambda path: effect("read_lease", path.partition(":")[0]))
+        put(endpoint, read_connections=lambda _: [], read_neighbours=lambda _: [])
+        put(endpoint, load_connections=lambda *_: "", load_neighbours=nothing)
+        put(Instance, ports=_ports, announce=nothing, argv=lambda _, *argv: ["probe"])
+        put(Instance, stop_services=lambda one, names, _: _services(one, names, run=False))
+        put(Instance, start_services=lambda one, names: _services(one, names, run=True))
+        put(HostState, record_event=_record_event)
+        put(endpoint, replace_file=lambda path, data: effect("mark", path.partition(":")[0], data))
+        put(endpoint, remove_file=lambda path: effect("mark", path.partition(":")[0], None))
+        stack.enter_context(mock.patch.object(endpoint, "open", _open_mark, create=True))
+        put(migration_source, time=AGENT_CLOCK, os=FILES, DatagramCounter=nothing, private_mounts=nothing)
+        put(migration_source, host_locked=_lock_agent, ThreadPoolExecutor=fakes.Serial)
+        put(migration_target, boot_time=lambda: 10.0 * effect("clock"), os=FILES, sync_folder=nothing)
+        put(migration_target, time=fakes.PollClock())
+        for module in (migration_source, migration_target):
+            put(module, protocol=SimpleNamespace(step=nothing, note=nothing))
+        put(endpoint, SwapLease=AgentSwap)
+        yield
+
+
+@contextmanager
+def _opened(*_: Any) -> Any:
+    yield None
+
+
+def _find_mac(bridge: str, address: str) -> str:
+    return "mac" if effect("arp", bridge.partition(":")[0]) else ""
+
+
+def _is_attached(port: str, _: str) -> bool:
+    found = effect("find_instance", port.partition(":")[0])
+    return bool(found and found[1])
+
+
+def _wait_until_unused(path: str, patience_s: float) -> None:
+    if effect("in_use", *fakes.split(path)):
+        raise Problem("it is still open")
+
+
+def _services(instance: Instance, names: Any, *, run: bool) -> None:
+    if "db" in names:
+        effect("services", _name(instance), run)
+
+
+__all__ = ["LOST", "preflight", "request_of", "surroundings"]

@@ -1,0 +1,143 @@
+"""The scenarios that are explored.
+
+Hosts are not symmetric, as their names decide ties and the order of writes; scenarios therefore begin on either host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.shared.lease import Lease
+from tests.unit.migration.model import world as w
+from tests.unit.migration.model.fakes import CLUSTER
+from tests.unit.migration.model.scenario import Scenario
+
+WRITTEN = (0, 1)
+"""Contents of the overlay at the beginning: one write was acknowledged."""
+BLIND = w.BLIND_A | w.BLIND_B
+SNAPSHOT = (1, 5, 1, 11.0, WRITTEN)
+"""A snapshot of host a: number, generation, sequence number, time, contents."""
+MOVED = (("moved", (0, 0), 9),)
+"""What a migration leaves on its source."""
+
+
+def lease(holder: str | None, file: str, generation: int = 5) -> bytes:
+    """Return a lease file."""
+    return Lease(CLUSTER, generation, holder, 1e9, file).text()
+
+
+def serving(*, shared: bool = False, guard: bool = True, **more: Any) -> dict[str, Any]:
+    """Return both hosts while a serves; ``more``: fields of host b."""
+    own, copied = lease("a", "a"), lease("a", "b")
+    known = (own, w.MISSING if shared else copied, False) if guard else None
+    host_a = {"lease": own, "files": (("img", WRITTEN, 1),), "instance": (1, True, True, 0), "guard": known}
+    return {"host_a": host_a, "host_b": {**({} if shared else {"lease": copied}), **more}}
+
+
+def returned() -> dict[str, Any]:
+    """Return both hosts after a failover to b, when a has been switched on again."""
+    host_a = {"lease": lease("b", "a", 1005), "files": (("past-1005", WRITTEN, 1),)}
+    own = {"lease": lease("b", "b", 1005), "files": (("img", (1, 0), 20),), "instance": (20, True, True, 0)}
+    return {"host_a": host_a, "host_b": own}
+
+
+NEW: dict[str, Any] = {"host_a": {}, "host_b": {}}
+STARTS = {"start a": 2, "start b": 2}
+MOVE_LINKS = ("ca", "cb", "ssh")
+
+SCENARIOS = [
+    Scenario("starts, killed", **NEW, verbs=STARTS, faults={"kill": 2}),
+    Scenario(
+        "starts, crash and cut", **NEW, verbs=STARTS, faults={"crash": 1, "cut": 1, "unanswered": 1}, excused=BLIND
+    ),
+    Scenario("starts, shared", **NEW, shared=True, verbs=STARTS, faults={"kill": 1, "crash": 1, "cut": 1}),
+    Scenario("stop", **serving(files=MOVED), verbs={"stop a": 1, **STARTS}, faults={"kill": 1, "crash": 1, "cut": 1}),
+    Scenario(
+        "stop, shared",
+        **serving(shared=True),
+        shared=True,
+        verbs={"stop a": 1, "start b": 1, "stop b": 1, "start a": 1},
+        faults={"kill": 1, "crash": 1, "cut": 1, "jump": 1},
+    ),
+    Scenario(
+        "failover",
+        **serving(store=(SNAPSHOT,)),
+        verbs={"failover b": 2, "start a": 1},
+        faults={"cut": 1, "kill": 1, "crash": 1, "write": 1},
+        links=("all", "ab"),
+        excused=BLIND,
+    ),
+    Scenario(
+        "failover by hand",
+        **serving(guard=False, store=(SNAPSHOT,)),
+        verbs={"by-hand b": 2, "start a": 1, "start b": 1},
+        faults={"crash": 2, "kill": 1, "write": 1},
+        excused=BLIND,
+    ),
+    Scenario(
+        "failover, shared",
+        **serving(shared=True),
+        shared=True,
+        verbs={"failover b": 2, "start a": 1},
+        faults={"cut": 1, "kill": 1, "crash": 1, "write": 1},
+        links=("all", "ab"),
+    ),
+    Scenario("move", **serving(), verbs={"move b": 1}, faults={"kill": 1, "crash": 1, "cut": 1}, links=MOVE_LINKS),
+    Scenario(
+        "move, slow", **serving(), verbs={"move b": 2}, faults={"slow": 1, "tick": 1, "fail": 1, "kill": 1, "write": 1}
+    ),
+    Scenario(
+        "move and verbs",
+        **serving(guard=False, files=MOVED),
+        verbs={"move b": 1, "start a": 1, "start b": 1, "stop a": 1},
+        faults={"kill": 1, "fail": 1},
+    ),
+    Scenario(
+        "move back",
+        **returned(),
+        verbs={"move a": 1, "stop b": 1, "start a": 1},
+        faults={"kill": 1, "fail": 1, "write": 1},
+    ),
+    Scenario(
+        "move, shared",
+        **serving(shared=True),
+        shared=True,
+        verbs={"move b": 1},
+        faults={"kill": 1, "crash": 1, "cut": 1},
+        links=MOVE_LINKS,
+    ),
+    Scenario(
+        "move, shared, and verbs",
+        **serving(shared=True, guard=False),
+        shared=True,
+        verbs={"move b": 1, "start a": 1, "start b": 1, "stop a": 1},
+        faults={"kill": 1, "slow": 1, "fail": 1},
+    ),
+    Scenario(
+        "lost lease file",
+        **serving(guard=False, files=MOVED),
+        verbs=STARTS,
+        faults={"lose": 1, "crash": 1, "kill": 1},
+        excused=BLIND,
+    ),
+    Scenario(
+        "failover by hand of a host that is not off",
+        **serving(store=(SNAPSHOT,)),
+        verbs={"lie b": 1, "stop b": 1},
+        faults={"cut": 1, "kill": 1, "write": 1},
+        links=("all",),
+        excused=w.FALSE_FENCE,
+    ),
+    *(
+        Scenario(
+            f"move, source partitioned, {'' if fenced else 'not '}fenced",
+            **serving(),
+            fenced=fenced,
+            verbs={"move b": 1},
+            faults={"cut": 1, "write": 1, "kill": 1},
+            links=("source",),
+            excused=w.PARTED | w.TAKEN_OVER,
+        )
+        for fenced in (True, False)
+    ),
+]
