@@ -11,6 +11,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import check_lease
+from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
@@ -71,9 +72,14 @@ def restore(
     with keep_stopped(cluster, host, fenced=fenced) as lease:
         path = real_path(cluster, host)
         kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
-        if kept and kept.same:
-            return Restored(host.name, chosen["number"], path, chosen["used_bytes"], 0.0, kept)
-        size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+        same = kept is not None and kept.same
+        size, seconds = chosen["used_bytes"], 0.0
+        if not same:
+            size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+        # It is started instead of that of any other host: somebody has decided so.
+        mark_overlay(cluster, host, max(lease.generation, chosen["generation"]))
+        if same:
+            return Restored(host.name, chosen["number"], path, size, seconds, kept)
     return Restored(host.name, chosen["number"], path, size, seconds, kept, other_image(cluster, host, chosen))
 
 

@@ -381,6 +381,7 @@ def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     assert taken["reason"] == "before restore of 40" and taken["lock"] == ""
     places = cluster().places
     assert put == {"store": str(places.snapshots), "snapshot": "40", "target": str(places.overlay), "replace": True}
+    assert json.loads(fake.files[f"{places.overlay}.generation"]) == {"cluster": "sample", "generation": 7}
 
 
 def test_a_restore_holds_the_locks_of_host_and_lease() -> None:
