@@ -76,11 +76,21 @@ def restore(
         size, seconds = chosen["used_bytes"], 0.0
         if not same:
             size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
-        # It is started instead of that of any other host: somebody has decided so.
-        mark_overlay(cluster, host, max(lease.generation, chosen["generation"]))
+        mark_overlay(cluster, host, restored_generation(lease, host.name, chosen))
         if same:
             return Restored(host.name, chosen["number"], path, size, seconds, kept)
     return Restored(host.name, chosen["number"], path, size, seconds, kept, other_image(cluster, host, chosen))
+
+
+def restored_generation(lease: Lease, me: str, chosen: Snapshot) -> int:
+    """Return the generation of the mark of a restored overlay.
+
+    It is the newest one, because somebody has decided to use it; unless another host holds the lease and goes on: then
+    it is older than that host's.
+    """
+    if lease.holder not in (None, me):
+        return max(lease.generation - 1, 0)
+    return max(lease.generation, int(chosen["generation"]) + 1)
 
 
 def rehearse_restore(cluster: Cluster, host: Host, selector: str, *, name: str = "") -> list[str]:
