@@ -83,9 +83,10 @@ def find_newer_overlay(
     silent = [name for name, one in overlays.items() if one is None]
     top = max((one for one in leases.values() if one), key=lambda one: (one.generation, bool(one.taker)))
     if top.generation > known and top.taker not in ("", me):
-        if overlays.get(top.taker) is None:
+        known_host = top.taker in overlays  # else it was removed from the site file
+        if known_host and overlays[top.taker] is None:
             return Newer(top.taker, top.generation, reachable=False)
-        if mine.exists or _had(overlays):
+        if mine.exists or _had(overlays) or not known_host:
             return Newer(top.taker, top.generation, lost=top.taker not in there)
     if top.generation > max(known, 0) and not top.taker and silent:
         return Newer("", top.generation, reachable=False)  # an older version has released it

@@ -68,6 +68,8 @@ CASES: list[tuple[str, OverlayState, OverlayState | None, Lease, Lease | None, N
     ("deleted there", NONE, HAD, lease(5, last=B), lease(5, last=B), Newer(B, 5, lost=True)),
     ("none was made by a start that failed", NONE, NONE, lease(1, last=A), lease(1, last=A), None),
     ("none was made by the other's start", NONE, NONE, lease(1, last=B), lease(1, last=B), None),
+    ("of a host that was removed", at(1), NONE, lease(5, last="c"), lease(5, last="c"), Newer("c", 5, lost=True)),
+    ("the same, without one here", NONE, NONE, lease(5, last="c"), lease(5, last="c"), Newer("c", 5, lost=True)),
     ("released by an older version, after a failed start", at(5), at(3), lease(6), lease(6), None),
     ("the same, and the other is off", at(5), OFF, lease(6), OFF, Newer("", 6, reachable=False)),
     ("all leases are lost", at(7), at(5), lease(0, file=""), lease(0, file=""), None),
