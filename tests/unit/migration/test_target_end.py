@@ -59,3 +59,10 @@ def test_lease_after_a_rollback(
     assert (found == before) == (after == (generation, holder)), "a full disk may refuse a needless write"
     assert not Path(paths["mark"]).exists()
     assert "backed out" in Path(paths["history"]).read_text()
+
+
+def test_commands_are_shown_without_the_way_into_the_instance() -> None:
+    instance = endpoint.Instance(7)
+    assert endpoint.shown(instance.argv("/opt/sms/bin/sms-probe", "--wait")) == "/opt/sms/bin/sms-probe --wait"
+    assert endpoint.shown(instance.network("conntrack", "-R", "-")) == "conntrack -R -"
+    assert endpoint.shown(("ip", "-force", "-batch", "-", "x")) == "ip -force -batch -"
