@@ -247,8 +247,11 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
     site = both.variant("small.yaml", small)
     # It has run there before: that overlay is not the one to start from, and is kept.
     both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", DEAD, on=HERE)
     both.sms("--site", site, "exec", "--", "touch", "/var/lib/only-here", on=HERE)
     both.sms("--site", site, "-q", "stop", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "restore", "latest", on=DEAD)
     begin_on_the_host_that_dies(both, site)
     both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
     both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
