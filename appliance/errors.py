@@ -1,7 +1,7 @@
 """Error classes with message, hint and exit status.
 
 Exit statuses: 0 ok, 1 failed, 2 usage or configuration error, 3 refused by a preflight check, nothing
-was changed, 4 done but unhealthy, 5 rolled back.
+was changed, 4 done but unhealthy or not verified, 5 rolled back.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ class Refused(SmsError):
 
 class Busy(Refused):
     """Another run holds the lock; try again later."""
+
+
+class Unverified(SmsError):
+    """It is done, but the result could not be verified or recorded. The exit status is that of an unhealthy result."""
+
+    status = 4
 
 
 class RolledBack(SmsError):

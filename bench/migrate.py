@@ -150,7 +150,8 @@ class Pair:
             find_program("rsync", "rsync")
             self.admin.run("sms", "-q", "stop", "--host", self.here, timeout=100)
             stopped = time.monotonic()
-            argv = ("rsync", "-S", "--inplace", "-e", "ssh", OVERLAY, f"{target.name}:{OVERLAY}")
+            folder, mark = OVERLAY.rpartition("/")[0], f"{OVERLAY}.generation"
+            argv = ("rsync", "-S", "--inplace", "-e", "ssh", OVERLAY, mark, f"{target.name}:{folder}/")
             source.run(*argv, timeout=400)
             copied = time.monotonic()
             source.run("mv", OVERLAY, f"{OVERLAY}.moved")

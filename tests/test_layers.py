@@ -55,7 +55,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "image": {"build", "copy", "deliver"},
         "lab": {"demo"},
         "nodes": {"image"},
-        "overlay": {"mirror", "mirrored", "overlay"},
+        "overlay": {"generation", "mirror", "mirrored", "overlay"},
         "services": {"boot", "guarded", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "keys"},
         "snapshots": {"list", "restore", "snapshot", "status", "transfer"},

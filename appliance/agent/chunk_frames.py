@@ -46,5 +46,5 @@ def decode_frames(data: bytes) -> Iterator[Tuple[int, bytes, bytes]]:
         plain = decompress(kind, bytes(view[at : at + length])) if length else b""
         at += length
         if chunk_digest(plain) != digest:
-            raise damaged()
+            raise damaged("chunk %d" % number)
         yield number, plain, digest

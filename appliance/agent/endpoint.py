@@ -35,11 +35,19 @@ def run(*argv: str, stdin: bytes = b"", ok: Sequence[int] = (0,), timeout: float
         # A session of its own: signals to our process group must not reach it.
         done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, start_new_session=True)
     except subprocess.TimeoutExpired:
-        raise Problem("`%s` did not end within %g s" % (" ".join(argv[:4]), timeout))
+        raise Problem("`%s` did not end within %g s" % (shown(argv), timeout))
     if done.returncode not in ok:
         lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-4:]
-        raise Problem("`%s` ended with status %d: %s" % (" ".join(argv[:6]), done.returncode, " / ".join(lines)))
+        raise Problem("`%s` ended with status %d: %s" % (shown(argv), done.returncode, " / ".join(lines)))
     return done.stdout
+
+
+def shown(argv: Strings) -> str:
+    """Return a command for a message: its first words, without how it enters the instance."""
+    words = list(argv)
+    if words[0] == "nsenter":
+        words = words[words.index(PATH) + 1 :] if PATH in words else [word for word in words[1:] if word[:2] != "--"]
+    return " ".join(words[:4])
 
 
 class Instance:

@@ -23,6 +23,7 @@ from appliance.agent.store import CHUNK, ZERO, Damage, Reader, Store, count_chun
 from appliance.agent.take import host_locked
 from appliance.shared.files import free_bytes, sync_folder, write_at
 from appliance.shared.migration import TargetRequest
+from appliance.shared.overlay import MarkOverlay, mark_path
 from appliance.shared.wire import Message
 
 ARMED_S = 2.0
@@ -213,7 +214,7 @@ class MigrationTarget:
             if digest != ZERO and digest_of(os.pread(self.descriptor, CHUNK, number * CHUNK)) != digest:
                 os.unlink(self.incoming)
                 raise Problem(
-                    "the copy on %s is not what was sent, at chunk %d" % (self.request.host, number),
+                    "chunk %d of the copy of the overlay is not what was sent" % number,
                     "is the disk of %s failing? run it again" % self.request.host,
                 )
         self.channel.send("verified")
@@ -335,6 +336,7 @@ class MigrationTarget:
         for left in (".partial", ".moved"):
             if os.path.exists(self.overlay + left):
                 os.unlink(self.overlay + left)
+        self._mark_overlay()
         self._remove_holds()
         if self.instance and self.request.ask_nodes:
             try:
@@ -344,6 +346,15 @@ class MigrationTarget:
         self.state = "done"
         self.host_state.record_event("arrived", generation=self.generation + 1)
         self.host_state.clear_state()
+
+    def _mark_overlay(self) -> None:
+        """Record the generation of the lease that this migration has taken."""
+        ours = self.host_state.holder() == self.request.host
+        generation = max(self.generation + 1, self.host_state.generation() if ours else 0)
+        try:
+            MarkOverlay(mark_path(self.overlay), self.request.cluster, generation).perform()
+        except OSError as error:  # the lease shows the same for as long as this host holds it
+            self.host_state.record_event("trouble", why="the overlay cannot be marked: %s" % (error.strerror or error))
 
     def check_unanswered(self, message: Message) -> None:
         """Ask for ``for_s`` seconds whether any host answers for the addresses; send its MAC address."""

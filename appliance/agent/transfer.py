@@ -234,9 +234,9 @@ def decompress(kind: int, data: bytes) -> bytes:
     raise damaged()
 
 
-def damaged() -> Problem:
-    """Return the error for data that arrived changed."""
-    return Problem("the data received is not what was sent: it was damaged in transit", RETRY_HINT)
+def damaged(what: str = "the data received") -> Problem:
+    """Return the error for data that arrived changed; ``what`` names it."""
+    return Problem("%s is not what was sent: it was damaged in transit" % what, RETRY_HINT)
 
 
 class Offer(ChunkList):

@@ -196,12 +196,12 @@ class SshStream(Stream):
                 self._check_responsive(error)
                 continue
             except CONNECTION_ERRORS as error:
-                raise self.host._broken(self.argv, error) from error
+                raise self.host._broken(error) from error
             if not block and not self.channel.eof_received:
                 # A broken connection looks like the end of the output.
                 self.channel.get_transport().join(0.2)
                 if not self.channel.get_transport().is_active():
-                    raise self.host._broken(self.argv)
+                    raise self.host._broken()
             return block
 
     def _status(self) -> int:
@@ -339,23 +339,25 @@ class Ssh(Host):
             raise Unreachable(f"{self.name}: session refused: {error}", hint=RETRY_HINT) from error
         except CONNECTION_ERRORS as error:
             transport.close()
-            raise self._broken(argv, error) from error
+            raise self._broken(error) from error
         try:
             try:
                 channel.exec_command(shlex.join([*sudo, "env", "LC_ALL=C.UTF-8", *argv]))
             except CONNECTION_ERRORS as error:
-                raise self._broken(argv, error) from error
+                raise self._broken(error) from error
             yield channel
         finally:
             with contextlib.suppress(*CONNECTION_ERRORS):
                 channel.close()
 
-    def _broken(self, argv: tuple[str, ...], error: BaseException | None = None) -> Unreachable:
-        """Return the error to raise, with the reason if the transport or ``error`` has one."""
+    def _broken(self, error: BaseException | None = None) -> Unreachable:
+        """Return the error to raise, with the reason if the transport or ``error`` has one.
+
+        It does not show the command, which may be a script or a request.
+        """
         transport = self._client.get_transport() if self._client else None
         why = str((transport and transport.get_exception()) or error or "")
-        command = shlex.join(argv)[:200]
-        return Unreachable(f"{self.name}: the connection broke during `{command}`{why and f': {why}'}", hint=RETRY_HINT)
+        return Unreachable(f"{self.name}: the connection broke{why and f': {why}'}", hint=RETRY_HINT)
 
     def _silent(self, channel: paramiko.Channel, argv: tuple[str, ...], waited: float) -> SmsError:
         """Return the error to raise when nothing arrived in time: the command hangs, or the host does not respond."""
@@ -382,7 +384,7 @@ class Ssh(Host):
             except TimeoutError as error:
                 raise self._silent(channel, argv, channel.gettimeout() or 0) from error
             except CONNECTION_ERRORS as error:
-                raise self._broken(argv, error) from error
+                raise self._broken(error) from error
             if not block:
                 return
             yield block
@@ -456,7 +458,7 @@ class Ssh(Host):
             transport = channel.get_transport()
             transport.join(0.2)
             if not transport.is_active():
-                raise self._broken(argv)
+                raise self._broken()
         return status
 
     @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from appliance.errors import SmsError
 from appliance.host.netns import Netns
 from appliance.lab.down import down
-from appliance.lab.journal import Journal, alive, read_journal
+from appliance.lab.journal import Journal, hosts_off, is_complete, read_journal
 from appliance.lab.layout import Layout
 from appliance.lab.metal import Metal, find_metal, query_machines
 from appliance.lab.up import put_up_cables, up, up_planned
@@ -28,15 +28,15 @@ class Lab:
 
     @classmethod
     def open(cls, name: str = "lab") -> Lab:
-        """Open the lab of this name.
+        """Open the lab of this name. Hosts that are off do not prevent it.
 
         Raises:
-            SmsError: there is none, or a part of it is not running.
+            SmsError: there is none, or it was not completely created.
         """
         journal = read_journal(name)
         if not journal:
             raise SmsError(f"there is no lab {name}", hint=f"sms lab up --name {name}")
-        if not alive(journal):
+        if not is_complete(journal):
             raise SmsError(f"lab {name} is incomplete", hint=f"`sms lab up --name {name}` recreates it")
         return cls(journal)
 
@@ -63,6 +63,22 @@ class Lab:
         if name not in self._pids:
             raise SmsError(f"lab {self.name} has no host {name}", hint=f"it has {', '.join(self.hosts())}")
         return Netns(name, self._pids[name])
+
+    def off(self) -> set[str]:
+        """Return the hosts that are off now."""
+        journal = read_journal(self.name)
+        return hosts_off(journal) if journal else set(self._pids)
+
+    def running_host(self, name: str) -> Netns:
+        """Return a host to run commands on.
+
+        Raises:
+            SmsError: the lab has none of this name, or it is off.
+        """
+        host = self.host(name)
+        if name in self.off():
+            raise SmsError(f"{name} of lab {self.name} is off", hint=f"`sms lab up --name {self.name}` recreates it")
+        return host
 
     def metal(self, name: str) -> Metal:
         """Return the current state of a diskless machine.

@@ -84,13 +84,24 @@ def changing(name: str) -> Iterator[None]:
 
 
 def alive(journal: Journal) -> bool:
-    """Return whether every host's first process runs and is in the host's namespace."""
+    """Return whether the lab is complete and every host is on."""
+    return is_complete(journal) and not hosts_off(journal)
+
+
+def is_complete(journal: Journal) -> bool:
+    """Return whether the lab was completely created, and is on: a reboot of the machine ends all of its hosts."""
+    hosts = {host.name for host in journal.layout.hosts}
+    return hosts == set(journal.pids) and hosts_off(journal) != hosts
+
+
+def hosts_off(journal: Journal) -> set[str]:
+    """Return the hosts whose first process does not run, or is not in the host's namespace."""
     layout = journal.layout
-    hosts = {host.name for host in layout.hosts}
-    return hosts == set(journal.pids) and all(
-        _same_namespace(f"/proc/{pid}/ns/net", f"/run/netns/{layout.namespace(name)}")
+    return {
+        name
         for name, pid in journal.pids.items()
-    )
+        if not _same_namespace(f"/proc/{pid}/ns/net", f"/run/netns/{layout.namespace(name)}")
+    }
 
 
 def _same_namespace(process: str, namespace: str) -> bool:

@@ -54,7 +54,11 @@ setsid nsenter --net="/run/netns/$1" unshare -m -u -i -p -f --kill-child --propa
     env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
     sh "$2/init.sh" >"$2/log" 2>&1 </dev/null &
 while kill -0 $! 2>/dev/null; do
-    grep -qx entered "$2/log" && exec cat "/proc/$!/task/$!/children"
+    if grep -qx entered "$2/log"; then
+        pid=$(cat "/proc/$!/task/$!/children" 2>/dev/null)
+        # There is none once it has ended, although its parent is there for a moment longer.
+        [ -z "$pid" ] || { echo "$pid"; exit 0; }
+    fi
     sleep 0.02
 done
 cat "$2/log" >&2

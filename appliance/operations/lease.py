@@ -32,9 +32,10 @@ runs=0
 if [ -n "$2" ] && command -v apptainer >/dev/null; then
     ! apptainer instance list --json "$2" | grep -q '"pid"' || runs=1
 fi
+if [ -n "$4" ]; then mkdir -p -m 0700 "${3%/*}" && printf %s "$4" >"$3"; fi
 if [ -e "$1" ]; then echo "$runs file"; exec head -c 4096 -- "$1"; else echo "$runs none"; fi
 """
-"""Shell: print whether instance $2 runs, if one is given, and then the lease file $1."""
+"""Shell: print whether instance $2 runs, if given, and then the lease file $1; write $4, if given, to file $3."""
 QUERY_TIMEOUT_S = 15
 """Seconds until a host whose disk hangs counts as unreachable."""
 OWN_WAIT_S, OTHERS_WAIT_S = 10, 2
@@ -62,6 +63,11 @@ class Leases:
     def unreachable(self) -> list[str]:
         """The hosts that could not be queried."""
         return [name for name, view in self.views.items() if view.lease is None]
+
+    @property
+    def top(self) -> int:
+        """The highest generation in the files of all hosts that answer."""
+        return max((view.lease.generation for view in self.views.values() if view.lease), default=0)
 
     def query(self, *, patience_s: float = 0) -> dict[str, View]:
         """Query all hosts in parallel.
@@ -100,19 +106,21 @@ class Leases:
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             return dict(zip(names, pool.map(self.query_host, names), strict=True))
 
-    def query_host(self, name: str, *, runs: bool = True) -> View:
+    def query_host(self, name: str, *, runs: bool = True, alive: bool = False) -> View:
         """Query one host.
 
         Args:
             runs: also query whether an instance runs there.
+            alive: leave a sign there that ``me`` is alive.
 
         Raises:
             SmsError: its file is not a lease of this cluster.
             Unreachable, CommandError: ``me`` itself.
         """
         path, instance = str(self.cluster.places.lease), instance_name(self.cluster.site) if runs else ""
+        values = (path, instance, str(self.cluster.places.sign), self.me if alive else "")
         try:
-            output = self.hosts[name].run("sh", "-c", QUERY, "query", path, instance, timeout=QUERY_TIMEOUT_S).stdout
+            output = self.hosts[name].run("sh", "-c", QUERY, "query", *values, timeout=QUERY_TIMEOUT_S).stdout
         except (Unreachable, CommandError) as error:
             if name == self.me:
                 raise
@@ -229,7 +237,7 @@ class Leases:
                 lease.generation,
                 lease.since,
             ):
-                corrected = replace(current, holder=winner.holder if winner else None)
+                corrected = replace(current, holder=winner.holder if winner else None, last=self.me)
                 with suppress(SmsError):
                     self._swap(name, corrected)
 

@@ -31,9 +31,18 @@ class StartNote:
     started: float
 
 
+def start_note_path(cluster: Cluster) -> str:
+    """Return the path of the record on a host."""
+    return f"{cluster.places.journal}/{cluster.site.cluster}.json"
+
+
 def read_note(cluster: Cluster, host: Host) -> StartNote | None:
     """Return the record of the last start; None if it is missing or unreadable: the next start rewrites it."""
-    data = host.read(f"{cluster.places.journal}/{cluster.site.cluster}.json")
+    return parse_note(host.read(start_note_path(cluster)))
+
+
+def parse_note(data: bytes | None) -> StartNote | None:
+    """Return the record in a file's bytes; None if there are none, or they are unreadable."""
     try:
         return from_json(StartNote, data) if data is not None else None
     except RecordError:
@@ -43,7 +52,7 @@ def read_note(cluster: Cluster, host: Host) -> StartNote | None:
 def record_start(cluster: Cluster, host: Host, image: Image, lease: Lease) -> None:
     """Record the running image, for status and later verbs."""
     note = StartNote(image.path, image.key, image.sha256, image.signer, lease.generation, host.name, time.time())
-    host.write(f"{cluster.places.journal}/{cluster.site.cluster}.json", to_json(note))
+    host.write(start_note_path(cluster), to_json(note))
     current, (folder, _, name) = str(cluster.places.current), image.path.rpartition("/")
     if folder == str(cluster.places.images) and f"{folder}/{name}" != current:
         # The next start, such as after a reboot, must use the same image.

@@ -30,6 +30,8 @@ class Places:
         self.lock = run / f"{site.cluster}.lock"
         self.guard_lock = run / f"{site.cluster}.guard.lock"
         self.guard_log = self.journal / f"{site.cluster}.guard.log"
+        # Written by the guard of the host that serves, on every other host: when it was last heard from.
+        self.sign = run / f"{site.cluster}.alive"
         self.public_keys = state / "keys"
         # Borg's cache and its data about repositories.
         self.borg = state / "borg" / site.cluster

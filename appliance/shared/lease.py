@@ -31,7 +31,7 @@ class Lease:
 
     ``holder`` is the name of an admin host, None when the lease is free; ``since`` is Unix time in seconds; ``file`` is
     the admin host that the file belongs to. A copy in another host's folder has that host's name: the holder's overlay
-    is not in that folder. Empty: not known.
+    is not in that folder. Empty: not known. ``last`` is the host that released it; empty: not known.
     """
 
     cluster: str
@@ -39,12 +39,19 @@ class Lease:
     holder: str | None = None
     since: float = 0.0
     file: str = ""
+    last: str = ""
+
+    @property
+    def taker(self) -> str:
+        """The host that took this generation, whether it holds it still or has released it; empty: not known."""
+        return self.holder or self.last
 
     def text(self) -> bytes:
         """Return the contents of the file."""
         facts = asdict(self)
-        if not self.file:
-            del facts["file"]
+        for name in ("file", "last"):
+            if not facts[name]:
+                del facts[name]
         return (json.dumps(facts, indent=1) + "\n").encode()
 
 
@@ -59,7 +66,7 @@ def parse_lease(data: bytes) -> Lease:
         raise ValueError(f"generation {str(lease.generation)[:20]!r}")
     if not isinstance(lease.since, (int, float)):
         raise TypeError("since is not a time")
-    for name in (lease.cluster, lease.file, lease.holder or "-"):
+    for name in (lease.cluster, lease.file, lease.last, lease.holder or "-"):
         if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
             raise ValueError(f"{str(name)[:20]!r} is not a name")
     return lease

@@ -6,7 +6,12 @@ from typing import Union
 
 from appliance.shared.history import AppendLine
 from appliance.shared.lease import SwapLease
+from appliance.shared.overlay import MarkOverlay
 
-Request = Union[SwapLease, AppendLine]
-KINDS: dict[str, type[Request]] = {"SwapLease": SwapLease, "AppendLine": AppendLine}
+Request = Union[SwapLease, AppendLine, MarkOverlay]
+KINDS: dict[str, type[Request]] = {
+    "SwapLease": SwapLease,
+    "AppendLine": AppendLine,
+    "MarkOverlay": MarkOverlay,
+}
 """By the name that identifies a request when it is sent."""

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import queue
-import shlex
 import signal
 import threading
 import time
@@ -31,10 +30,47 @@ LEAVES = ("text.py", "units.py")
 FOLDER = "/run/sms"
 LIFELINE = "lifeline"
 """Argument that makes the agent abort when its standard input ends."""
+ENDED_HINT = "run the command again: it cleans up or resumes what was left"
 OnRows = Callable[[list[dict[str, Any]]], None]
 KINDS: dict[int, type[SmsError]] = {2: ConfigError, 3: Refused}
 
 MAIN = "from appliance.agent.main import main\nraise SystemExit(main())\n"
+
+
+class AgentEnded(CommandError):
+    """An agent ended without a result. The message shows neither its request nor its messages to this program."""
+
+    def __init__(self, result: Result, *, hint: str = ENDED_HINT) -> None:
+        lines = [line for line in result.stderr.decode(errors="replace").splitlines() if not is_message(line)]
+        how = f"was killed by signal {-result.status}" if result.status < 0 else f"ended with status {result.status}"
+        super().__init__(result, hint=hint)
+        self.message = "\n    ".join([f"{result.host}: the agent there {how}, without a result", *lines[-8:]])
+        self.args = (self.message,)
+
+
+class AgentTimeout(AgentEnded, CommandTimeout):
+    """An agent exceeded its time limit."""
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """Raise failures of an agent's command without its command line."""
+    try:
+        yield
+    except AgentEnded:
+        raise
+    except CommandTimeout as error:
+        raise AgentTimeout(error.result, hint=error.hint) from error
+    except CommandError as error:
+        raise AgentEnded(error.result, hint=error.hint or ENDED_HINT) from error
+
+
+def is_message(line: str) -> bool:
+    """Return whether a line of output is a message of an agent, which ``MessageReader`` parses."""
+    try:
+        return "kind" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
 
 
 @cache
@@ -98,7 +134,7 @@ def call(
         CommandError: the agent ended without a result.
     """
     installed = install(host)
-    with ExitStack() as stack:
+    with short_errors(), ExitStack() as stack:
         reader = MessageReader(progress or Silent(), stack, on_rows)
         with host.stream(*argv(installed, command, request), LIFELINE, on_line=reader.feed) as stream:
             lines = LineReader(reader.feed)
@@ -134,7 +170,8 @@ def perform(host: Host, request: Request, *, timeout: float = 60) -> Any:
         why = (error.strerror or str(error)).lower()
         raise SmsError(f"{host.name}: {error.filename or request.path}: {why}") from error
     installed = install(host, time_left)
-    result = host.run(*argv(installed, "perform", fields), ok=None, timeout=time_left())
+    with short_errors():
+        result = host.run(*argv(installed, "perform", fields), ok=None, timeout=time_left())
     reader = MessageReader(Silent(), ExitStack())
     for line in result.text.splitlines():
         reader.feed(line)
@@ -230,8 +267,7 @@ class Session:
         try:
             self.stream.write(data)
         except CommandError as error:
-            self.reader.outcome(error.result)
-            raise
+            raise self._early_end(error) from error
 
     def end(self) -> None:
         """Close the agent's standard input."""
@@ -246,8 +282,16 @@ class Session:
         try:
             return self.stream.read_exactly(size)
         except CommandError as error:
-            self.reader.outcome(error.result)
-            raise
+            raise self._early_end(error) from error
+
+    def _early_end(self, error: CommandError) -> SmsError:
+        """Return the error for an agent that ended although more was expected.
+
+        Raises:
+            Busy, Refused, SmsError: the problem that it reported.
+        """
+        self.reader.outcome(error.result)
+        return SmsError(f"{error.result.host}: the agent there ended too early", hint=ENDED_HINT)
 
     def outcome(self) -> dict[str, Any]:
         """Wait for the agent to end; return its result."""
@@ -299,12 +343,5 @@ class MessageReader:
             kind = Busy if problem.get("busy") else KINDS.get(problem["status"], SmsError)
             raise kind(f"{result.host}: {problem['message']}", hint=problem["hint"])
         if self.result is None or result.status:
-            short = Result(
-                result.host,
-                (*result.argv[:2], shlex.quote(installed_path()), *result.argv[3:4]),
-                result.status,
-                b"",
-                result.stderr,
-            )
-            raise CommandError(short, hint="it was terminated; the next run cleans up what it left")
+            raise AgentEnded(result)
         return self.result

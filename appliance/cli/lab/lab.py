@@ -80,8 +80,9 @@ def _status(arguments: argparse.Namespace) -> int:
         table = Table("host", "kind", "provisioning", "public", "pid", "state", box=None)
         for state in states:
             health = f"[red]not ready: {state.failing}[/]" if state.failing else "[green]ready[/]"
+            health = health if state.pid else "[red]off[/]"
             networks = [state.addresses.get(network, "") for network in ("provisioning", "public")]
-            table.add_row(state.name, state.kind, *networks, str(state.pid), health)
+            table.add_row(state.name, state.kind, *networks, str(state.pid or ""), health)
         for machine in machines:
             power = "[green]on[/]" if machine.pid else "off"
             table.add_row(machine.name, "metal", machine.address, "", str(machine.pid or ""), power)

@@ -70,13 +70,23 @@ def _lines(result: FailoverResult, cluster: str, services: int) -> Iterator[str]
     answer = f"{len(result.services)} of {services} services answer"
     yield f"{cluster} serves on {result.host} after {result.seconds:.1f} s, generation {result.generation}, {answer}"
     if result.lost_s is not None:
+        atmost = "" if result.dead_s is not None else "at most "
+        where = f" on {result.taken_on}" if result.taken_on else ""
+        number = f" (snapshot {result.snapshot})" if result.snapshot else ""
         yield (
-            f"lost: {format_uptime(int(result.lost_s))}. Restored as it was on {result.taken_on} at "
-            f"{format_time(result.taken)} (snapshot {result.snapshot}): "
-            "jobs submitted, accounting and messages since then are lost"
+            f"lost: {atmost}{format_uptime(int(result.lost_s))}. Restored as it was{where} at "
+            f"{format_time(result.taken)}{number}: jobs submitted, accounting and messages since then are lost"
         )
     elif result.shared:
         yield "lost: nothing that was written to the shared overlay"
+    old = " and ".join(result.old)
+    if result.dead_s is not None:
+        yield (
+            f"no service for {format_uptime(int(result.dead_s))}: {old} was last heard from at "
+            f"{format_time(max(result.alive, result.taken))}"
+        )
+    else:
+        yield f"when {old} failed is not known: its guard has not been heard from"
     if result.kept:
         yield f"the overlay that was on {result.host} is kept as {result.kept}"
     if result.jobs is not None:

@@ -89,7 +89,8 @@ def lab_capture(
 def _container(lab: Lab) -> tuple[Local, str]:
     """Return the network of the running services container; eth0 is its provisioning interface."""
     name = instance_name(open_site(lab.etc / "sms.yaml").site)
-    for carrier in (host.name for host in lab.layout.hosts if host.kind == "carrier"):
+    off = lab.off()
+    for carrier in (host.name for host in lab.layout.hosts if host.kind == "carrier" and host.name not in off):
         host = lab.host(carrier)
         instance = apptainer.find_instance(host, name)
         if instance:

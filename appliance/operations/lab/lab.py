@@ -17,7 +17,7 @@ from appliance.progress import Progress
 
 @dataclass(frozen=True)
 class HostState:
-    """State of a lab host; ``failing`` lists the daemons that do not answer."""
+    """State of a lab host; ``pid`` is 0 while it is off, ``failing`` lists the daemons that do not answer."""
 
     name: str
     kind: str
@@ -80,11 +80,13 @@ def lab_down(name: str, everything: bool, progress: Progress) -> None:
 def lab_status(name: str) -> list[HostState]:
     """Return the state of every host of the lab."""
     opened = lab.Lab.open(name)
-    hosts = opened.layout.hosts
+    hosts, off = opened.layout.hosts, opened.off()
     with ThreadPoolExecutor(max_workers=8) as pool:
-        failing = pool.map(opened.failing, [host.name for host in hosts])
+        failing = pool.map(lambda host: "it is off" if host.name in off else opened.failing(host.name), hosts)
         return [
-            HostState(host.name, host.kind, opened.host(host.name).pid, host.addresses, missing)
+            HostState(
+                host.name, host.kind, 0 if host.name in off else opened.host(host.name).pid, host.addresses, missing
+            )
             for host, missing in zip(hosts, failing, strict=True)
         ]
 
@@ -101,4 +103,4 @@ def lab_machines(name: str) -> list[MachineState]:
 
 def lab_exec(name: str, host: str, command: list[str]) -> int:
     """Run a command on a host with the caller's terminal; return its exit status."""
-    return lab.Lab.open(name).host(host).interact(*(command or ["bash", "-l"]))
+    return lab.Lab.open(name).running_host(host).interact(*(command or ["bash", "-l"]))

@@ -13,14 +13,15 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.lease import Leases, query_all_leases
+from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
+from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.preflight import check_bridges, check_programs
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.failover import OpenFailover, choose_snapshot, find_open_failover
+from appliance.plan.migration.failover import OpenFailover, choose_snapshot, find_open_failover, measure_loss
 from appliance.plan.migration.lease import GENERATION_BUMP, find_holder, has_own_overlay
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
@@ -61,11 +62,17 @@ class Plan:
     """An earlier run has taken the lease, too."""
     snapshot_taken: float = 0.0
     """Unix time in seconds of the snapshot of an earlier run."""
+    alive: float = 0.0
+    """Unix time in seconds when the failed host was last heard from; 0 if that is not known."""
 
 
 @dataclass
 class FailoverResult:
-    """What a failover did. Times in Unix seconds; ``lost_s`` is the age of the restored snapshot, None without one."""
+    """What a failover did. Times in Unix seconds.
+
+    ``alive``: when the failed host was last heard from; 0 if that is not known. ``lost_s`` (None without a snapshot)
+    and ``dead_s`` as in ``Loss``.
+    """
 
     host: str
     old: list[str]
@@ -74,7 +81,9 @@ class FailoverResult:
     snapshot: int | None = None
     taken_on: str = ""
     taken: float = 0.0
+    alive: float = 0.0
     lost_s: float | None = None
+    dead_s: float | None = None
     kept: str = ""
     jobs: dict[str, int] | None = None
     services: dict[str, float] = field(default_factory=dict)
@@ -90,7 +99,7 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
         Refused: the holder is alive or not known to be off, or there is nothing to start from; nothing was changed.
         SmsError: a later step failed; run it again.
     """
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     plan = plan_failover(cluster, host, options, progress)
     if not options.fenced and not plan.taken:
         _fence(cluster, plan, progress)
@@ -99,19 +108,23 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": options.fenced}
     age = plan.snapshot["taken"] if plan.snapshot else plan.snapshot_taken
     note(cluster, host, VERB, event, **facts, generation=plan.generation - GENERATION_BUMP, taken=age)
-    result = FailoverResult(host.name, list(plan.old), 0, plan.shared)
-    if plan.restored and plan.snapshot_taken:
-        result.taken, result.lost_s = plan.snapshot_taken, round(time.time() - plan.snapshot_taken, 1)
+    result = FailoverResult(host.name, list(plan.old), 0, plan.shared, alive=plan.alive)
+    if plan.restored:
+        result.taken = plan.snapshot_taken
     try:
         _restore(cluster, host, plan, result, progress)
         started = _start(cluster, host, plan, options, progress)
+        served = time.time()
     except Refused as error:  # not a refusal of the whole: earlier steps were done
         hint = f"{error.hint + '; then r' if error.hint else 'R'}un this again: it resumes from here"
         raise SmsError(error.message, hint=hint) from error
     result.generation, result.services = started.generation, started.services
     result.jobs = _count_jobs(cluster, host)
     result.seconds = round(time.monotonic() - began, 1)
-    note(cluster, host, VERB, "done", generation=result.generation, lost_s=result.lost_s, seconds=result.seconds)
+    loss = measure_loss(taken=result.taken or plan.alive, alive=plan.alive, began=began_at, served=served)
+    result.lost_s, result.dead_s = loss.lost_s if result.taken else None, loss.dead_s
+    facts = {"lost_s": result.lost_s, "dead_s": result.dead_s, "alive": plan.alive, "seconds": result.seconds}
+    note(cluster, host, VERB, "done", generation=result.generation, **facts)
     return result
 
 
@@ -124,7 +137,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
     check_programs(host)
     with progress.step("query all admin hosts") as step:
         leases = query_all_leases(host, cluster)
-        top = max(view.lease.generation for view in leases.views.values() if view.lease)
+        top = leases.top
         own = leases.views[host.name].lease
         held = own is not None and own.holder == host.name
         interrupted = find_open_failover(read_history(cluster, host), top=top, holds_lease=held)
@@ -159,6 +172,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         restored,
         held,
         interrupted.taken if interrupted else 0.0,
+        _last_sign(cluster, host, old),
     )
     return replace(plan, steps=_steps(cluster, plan, options))
 
@@ -184,6 +198,14 @@ def _failed_hosts(leases: Leases, interrupted: OpenFailover | None) -> tuple[str
     if not leases.unreachable:
         raise Refused("the lease is free, and all hosts answer", hint=f"sms start --host {me}")
     return tuple(leases.unreachable)
+
+
+def _last_sign(cluster: Cluster, host: Host, old: tuple[str, ...]) -> float:
+    """Return the Unix time in seconds when the guard of a failed host last queried ``host``; 0 if it never did."""
+    path = str(cluster.places.sign)
+    if (host.read(path) or b"").decode(errors="replace") not in old:
+        return 0.0
+    return float(host.run("stat", "-c", "%.1Y", path, ok=None).text or 0)
 
 
 def _admin(cluster: Cluster, name: str) -> AdminHost:
@@ -280,12 +302,16 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult, p
     """Replace the overlay with the snapshot, if the plan has one; the old overlay is kept as a snapshot."""
     chosen = plan.snapshot
     if not chosen:
+        # A shared overlay without a known owner of the lease file: the user states that it is shared.
+        if plan.restored or (plan.shared and not query_lease(host, cluster).file):
+            mark_overlay(cluster, host, plan.generation - GENERATION_BUMP)
         return
     result.snapshot, result.taken_on, result.taken = chosen["number"], chosen["host"], chosen["taken"]
-    result.lost_s = round(time.time() - chosen["taken"], 1)
     with progress.step(f"restore snapshot {chosen['number']}") as step:
         restored = restore(cluster, host, str(chosen["number"]), progress, fenced=plan.old)
-        step.detail(f"of {chosen['host']}, {format_uptime(int(result.lost_s))} old")
+        # The lease file on this host may be older than those of others.
+        mark_overlay(cluster, host, max(plan.generation - GENERATION_BUMP, chosen["generation"]))
+        step.detail(f"of {chosen['host']}, {format_uptime(int(time.time() - chosen['taken']))} old")
     if restored.kept and not restored.kept.same:
         result.kept = restored.kept.path or f"snapshot {restored.kept.snapshot}"
     note(cluster, host, VERB, "restored", snapshot=chosen["number"], uuid=chosen["uuid"], kept=result.kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import NoReturn
 
-from appliance.errors import RolledBack, SmsError
+from appliance.errors import RolledBack, SmsError, Unverified
 from appliance.host.base import Unreachable
 from appliance.operations.lease import query_lease
 from appliance.operations.migration.fence import fence
@@ -149,38 +149,73 @@ def _abort_target(target: Endpoint, why: str) -> tuple[bool, bool]:
 
 
 def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
-    """Probe the source and raise the outcome.
+    """Probe the source and raise the outcome, which names the host that serves.
 
     Raises:
-        RolledBack: it serves as before.
-        SmsError: it does not, or cannot be reached.
+        RolledBack: the source serves as before.
+        Unverified: the target serves.
+        SmsError: the source does not, or it is not known which of them serves.
     """
-    cluster, source, target = migration.cluster, migration.source.host, migration.target.name
+    cluster, source = migration.cluster, migration.source.host
     message = cause.message if isinstance(cause, SmsError) else "the migration was interrupted"
     try:
         # The agent may have been killed, too: recover what it left.
         resume_migration(cluster, source)
         argv = inside_argv(cluster.site, PROBE, "--wait", "20", *(one.name for one in cluster.services))
         answers = source.run(*argv, ok=None, timeout=60)
-    except SmsError as error:
-        raise SmsError(
-            f"{message}\n  {source.name} cannot be reached to verify that it serves again: {error.message}",
-            hint=f"if it has failed: sms failover {target}",
-        ) from cause
-    if answers.status and _target_holds(migration):
-        raise SmsError(
-            f"{message}\n  the services container serves on {target} nevertheless", hint=f"sms migrate {target}"
-        ) from cause
-    if answers.status:
-        raise SmsError(
-            f"{message}\n  not every service answers on {source.name} again", hint=f"sms status --host {source.name}"
-        ) from cause
-    hint = cause.hint if isinstance(cause, SmsError) else ""
-    raise RolledBack(f"{message}\n  the services container serves on {source.name} as before", hint=hint) from cause
+    except SmsError:
+        raise _find_outcome(migration, message) from cause
+    if not answers.status:
+        hint = cause.hint if isinstance(cause, SmsError) else ""
+        raise RolledBack(f"{message}\n  the services container serves on {source.name} as before", hint=hint) from cause
+    if _target_holds(migration):
+        raise target_serves(migration, message) from cause
+    raise SmsError(
+        f"{message}\n  not every service answers on {source.name} again",
+        hint=f"sms status --host {source.name}; if it runs nothing: sms start --host {source.name}",
+    ) from cause
 
 
-def _target_holds(migration: Migration) -> bool:
+def target_serves(migration: Migration, message: str) -> Unverified:
+    """Return the error for a migration that was interrupted after the switch: the target commits it on its own."""
+    source, target = migration.source.name, migration.target.name
+    if _target_holds(migration) is None:
+        return Unverified(
+            f"{message}\n  the services container serves on {target} since the switch, unless it has failed: it cannot be "
+            "reached",
+            hint=f"`sms status --host {target}` shows it, once it can be reached; if it has failed: sms failover {source}",
+        )
+    return Unverified(
+        f"{message}\n  the services container serves on {target}, but the end of the migration was not confirmed",
+        hint=f"`sms migrate {target}` again verifies and records it; `sms status --host {target}` probes the services",
+    )
+
+
+def _find_outcome(migration: Migration, message: str) -> SmsError:
+    """Return the error for a source that cannot be reached: what the target and the protocol show.
+
+    Each agent decides on its own, and never so that both serve: the target serves if the order to take over has reached
+    it in time, else the source serves again.
+    """
+    source, target = migration.source.name, migration.target.name
+    holds = _target_holds(migration)
+    if holds or (holds is None and migration.serves):
+        return target_serves(migration, message)
+    failed = f"if {source} has failed: sms failover {target}"
+    if holds is None and migration.ordered:
+        return SmsError(
+            f"{message}\n  neither {source} nor {target} can be reached; the services container serves on one of them",
+            hint=f"`sms host list` shows on which, once they can be reached; then `sms migrate {target}` again",
+        )
+    return SmsError(
+        f"{message}\n  the services container serves on {source} again, unless it has failed: it cannot be reached",
+        hint=f"`sms status --host {source}` shows it, once it can be reached; {failed}",
+    )
+
+
+def _target_holds(migration: Migration) -> bool | None:
+    """Return whether the target holds the lease; None if it cannot be queried."""
     try:
         return query_lease(migration.target.host, migration.cluster).holder == migration.target.name
     except SmsError:
-        return False
+        return None

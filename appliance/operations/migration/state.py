@@ -68,6 +68,8 @@ class Migration:
         stopped_at: when the source began to stop services, on the monotonic clock.
         complete: the target has everything that the source wrote.
         started: the target has started an instance.
+        ordered: the target was ordered to take over the addresses; it may have.
+        serves: the target has confirmed that it has taken them over. It goes on serving without this process.
     """
 
     cluster: Cluster
@@ -83,6 +85,8 @@ class Migration:
     stopped_at: float = 0.0
     complete: bool = False
     started: bool = False
+    ordered: bool = False
+    serves: bool = False
 
     def count_outage(self, now: float, live_since: float) -> None:
         """Record the outages that end now; ``live_since``: when those of services without state began."""

@@ -10,7 +10,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import Image
 from appliance.operations.migration.agents import open_agents
 from appliance.operations.migration.copy import catch_up, copy_overlay, stop_services
-from appliance.operations.migration.rollback import take_over_or_roll_back
+from appliance.operations.migration.rollback import take_over_or_roll_back, target_serves
 from appliance.operations.migration.start import check_services, list_jobs, start_isolated
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
 from appliance.operations.migration.switch import activate_addresses, clean_up, hand_over, switch_addresses
@@ -24,6 +24,7 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
 
     Raises:
         RolledBack: a step failed; the services container serves on the source as before.
+        Unverified: a step after the switch failed; it serves on the target.
         SmsError: a step failed; the message says which host serves now.
     """
     began, failures = time.monotonic(), ""
@@ -33,7 +34,10 @@ def run_steps(cluster: Cluster, inspected: Inspected, image: Image, progress: Pr
             undo.push(lambda _, error, __: take_over_or_roll_back(migration, error))
             failures = migrate_shared(migration) if inspected.plan.shared else migrate_copy(migration)
             undo.pop_all()
-            clean_up(migration)
+            try:
+                clean_up(migration)
+            except SmsError as error:
+                raise target_serves(migration, error.message) from error
     migration.result.seconds = round(time.monotonic() - began, 3)
     return migration.result, failures
 

@@ -66,8 +66,10 @@ def arm(migration: Migration, connections: bytes = b"") -> None:
 
 def activate(migration: Migration, *, generation_bump: int = 0) -> None:
     """Attach the target to the networks, with the connections tracked by the source."""
+    migration.ordered = True
     migration.target.send("up", migration.connections, leap=generation_bump)
     up, _ = migration.target.receive("up", patience_s=SWITCH_S)
+    migration.serves = True
     if up["trouble"]:
         migration.result.notes.append(f"connections could not be transferred: {up['trouble']}")
 
@@ -75,7 +77,10 @@ def activate(migration: Migration, *, generation_bump: int = 0) -> None:
 def clean_up(migration: Migration) -> None:
     """Copy the last lines of logs and stop what is left on the source; the target serves already.
 
-    Errors are only noted from here on.
+    Errors on the source are only noted from here on.
+
+    Raises:
+        SmsError: the target does not confirm; it goes on serving.
     """
     with migration.progress.step(f"clean up on {migration.source.name}"):
         if not migration.result.shared:

@@ -8,6 +8,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.image.deliver import deliver, trust
 from appliance.operations.lease import check_lease, hold_lease_still
+from appliance.operations.overlay.generation import mark_overlay, refuse_second
 from appliance.operations.overlay.mirrored import opened
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -35,7 +36,8 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
     """Create the overlay where there is none, and seed it from the site file.
 
     Raises:
-        Refused: another host holds the lease, something has the overlay open, or there is no room; nothing was changed.
+        Refused: another host holds the lease or has an overlay, something has it open, or there is no room; nothing was
+            changed.
         SmsError: it is damaged, or cannot be seeded.
     """
     check_programs(host)
@@ -45,12 +47,15 @@ def create(cluster: Cluster, host: Host, progress: Progress) -> Created:
             return Created(host.name, path, False, False)
         with hold_lease_still(host, cluster), opened(cluster, host, progress):
             exists = check_overlay(cluster, host)
+            generation = 0 if exists else refuse_second(cluster, host)
             folders = (cluster.places.images, cluster.places.public_keys)
             host.run("mkdir", "-p", "-m", "0700", *(str(folder) for folder in folders))
             image = trust(cluster, host, *deliver(cluster, host, None, progress))
             if exists and seeded_with(host, path) == overlay_mark(archive_for(cluster), image):
                 return Created(host.name, path, False, False)
             ready_overlay(cluster, host, image, progress)
+            if not exists:
+                mark_overlay(cluster, host, generation)
     return Created(host.name, path, not exists, True)
 
 
@@ -65,6 +70,8 @@ def rehearse_create(cluster: Cluster, host: Host, progress: Progress) -> list[st
         return []
     check_lease(host, cluster)
     exists = check_overlay(cluster, host)
+    if not exists:
+        refuse_second(cluster, host)
     image = trust(cluster, host, *deliver(cluster, host, None, progress))
     mark = overlay_mark(archive_for(cluster), image)
     if exists and seeded_with(host, str(cluster.places.overlay)) == mark:

@@ -47,36 +47,16 @@ def running_mark(cluster: Cluster, host: Host) -> str:
     return host.run(*inside_argv(cluster.site, "cat", MARK), ok=None).text
 
 
-def retire_overlay(cluster: Cluster, host: Host, generation: int) -> str:
-    """Rename this host's overlay after another host took over, so that no start uses it; return its new path.
-
-    It is kept because it may hold data that was lost elsewhere. Empty where there is none, or it is shared or in use.
-    """
-    path = str(cluster.places.overlay)
-    if is_linked(cluster, host) or not host.works("test", "-f", path) or ext3.users_of(host, path):
-        return ""
-    past = f"{path}.past-{generation}"
-    files.rename(host, path, past)
-    return past
-
-
 def check_overlay(cluster: Cluster, host: Host) -> bool:
     """Return whether there is an overlay; check that it is not in use, or that there is room for a new one.
 
     Raises:
-        Refused: something on this host has it open, it has moved to another host, or there is no room.
+        Refused: something on this host has it open, or there is no room.
     """
     path = str(cluster.places.overlay)
     if not host.works("test", "-e", path):
         if is_on_closed_mirror(cluster, host):
             return True
-        # It has moved to another host, or was set aside because another host took over.
-        name = cluster.places.overlay.name
-        if files.has_name_like(host, str(cluster.places.overlay.parent), f"{name}.moved", f"{name}.past-*"):
-            raise Refused(
-                f"the overlay of {host.name} has moved to another host; the local copy is stale",
-                hint=f"`sms host list` shows where it is: start it there, or move it back: sms migrate {host.name}",
-            )
         # For the full overlay: it is sparse at first.
         folder, hint = str(cluster.places.overlay.parent), "free space, or set a smaller overlay.size_mb"
         need_space(host, folder, cluster.site.overlay.size_mb << 20, "MiB free, the overlay may grow to %d", hint=hint)

@@ -16,7 +16,7 @@ from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
 from appliance.operations.lease import Leases
-from appliance.operations.overlay.overlay import retire_overlay
+from appliance.operations.overlay.generation import retire_overlay, set_aside_older
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import is_interrupted
@@ -33,6 +33,9 @@ RECHECK_S = 60
 """Seconds between two checks for an instance while another host holds the lease."""
 LOCK_WAIT_S = 2
 """Seconds that a guard waits for its lock, which status queries hold for a moment."""
+
+LOCK_FD = "SMS_LOCK_FD"
+"""Environment variable with the descriptor of an inherited lock (definitions/scripts/start-daemon)."""
 
 Report = Callable[[str], None]
 
@@ -55,14 +58,24 @@ def only_guard(cluster: Cluster) -> Iterator[None]:
     Raises:
         Busy: a guard runs already.
     """
-    path = str(cluster.places.guard_lock)
+    path = cluster.places.guard_lock
     with ExitStack() as stack:
         try:
-            stack.enter_context(hold_lock(path, wait_s=LOCK_WAIT_S))
+            if not _has_inherited(Path(path)):
+                stack.enter_context(hold_lock(str(path), wait_s=LOCK_WAIT_S))
         except Locked:
             raise Busy("a guard runs here already", hint="`sms stop` stops it with the services container") from None
         Path(path).write_text(str(os.getpid()))
         yield
+
+
+def _has_inherited(path: Path) -> bool:
+    """Return whether this process was started with the lock: it then holds it until its end."""
+    number = os.environ.pop(LOCK_FD, "")
+    try:
+        return number.isdigit() and os.path.samestat(os.fstat(int(number)), path.stat())
+    except OSError:
+        return False
 
 
 class Guard:
@@ -81,8 +94,11 @@ class Guard:
 
     def query(self, name: str) -> None:
         """Query the lease file of a host; keep the last known one if the host is unreachable."""
+        mine = self.leases.views.get(self.host.name, View(None)).lease
+        holds = mine is not None and mine.holder == self.host.name
         try:
-            view = self.leases.query_host(name, runs=False)
+            # How long ago a failed host was last heard from is known on the others by these queries.
+            view = self.leases.query_host(name, runs=False, alive=holds and name != self.host.name)
         except SmsError as error:
             self._report_once(name, error.message)
             return
@@ -161,8 +177,18 @@ class Guard:
         if self._settled != newer or now - self._checked_at > RECHECK_S:
             if find_instance(self.cluster, self.host):
                 return False
+            self._set_aside_older(newer)
             self._settled, self._checked_at = newer, now
         return True
+
+    def _set_aside_older(self, newer: Lease) -> None:
+        """Set the overlay aside if it is older than the lease, which the guard of the other host has written here."""
+        with lock_host(self.cluster, self.host):
+            kept = set_aside_older(self.cluster, self.host)
+        if kept:
+            self.report(f"the overlay of {self.host.name} was out of date, and was renamed to {kept}")
+            facts = {"holder": newer.holder, "generation": newer.generation, "kept": kept}
+            note(self.cluster, self.host, "guard", "gave way", **facts)
 
     def _stop(self, newer: Lease) -> SteppedDown:
         """Disconnect the instance, stop it, and write the newer lease last. The next check retries a failed step."""

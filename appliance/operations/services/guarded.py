@@ -56,7 +56,7 @@ def _start(cluster: Cluster, host: Host) -> str:
     if site == SITE_FILE and not there:
         return f"{SITE_FILE} there is not the site file of {cluster.site.cluster}"
     command = (sms, "--quiet", "--site", site, "--state", str(cluster.site.state), "guard")
-    host.run(*script_argv("start-daemon", str(cluster.places.guard_log), *command))
+    host.run(*script_argv("start-daemon", str(cluster.places.guard_lock), str(cluster.places.guard_log), *command))
     return ""
 
 

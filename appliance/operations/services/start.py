@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from appliance.errors import Refused, RolledBack, SmsError
+from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import note
@@ -23,6 +23,7 @@ from appliance.operations.lease import (
     restore_lease,
     take_lease,
 )
+from appliance.operations.overlay.generation import mark_overlay, refuse_older, retire_overlay, set_aside_older
 from appliance.operations.overlay.mirrored import open_mirror
 from appliance.operations.overlay.overlay import (
     archive_for,
@@ -30,7 +31,6 @@ from appliance.operations.overlay.overlay import (
     overlay_commands,
     overlay_mark,
     ready_overlay,
-    retire_overlay,
     running_mark,
 )
 from appliance.operations.preflight import check_bridges, check_programs, find_instance, lock_host, refuse_taken
@@ -136,16 +136,19 @@ def start(cluster: Cluster, host: Host, progress: Progress, options: StartOption
             started = _check_running(cluster, host, progress, running.image, options.wait_s)
         else:
             started = _start(cluster, host, progress, options)
+        if options.unit:
+            start_guard(cluster, host, progress)  # before a stop can begin, which ends it
     # After releasing the lock: starting the unit runs `sms start --boot`, which takes it.
     if options.unit:
         install_unit(cluster, host, progress)
-        start_guard(cluster, host, progress)
     return started
 
 
 def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
     """Return whether the services container ran here at shutdown and no other host has taken over since."""
-    if query_lease(host, cluster).holder != host.name:
+    lease = query_lease(host, cluster)
+    if lease.holder != host.name:
+        _set_aside_older(cluster, host, lease, progress)
         return False
     leases = Leases(host, cluster)
     newer = find_newer(host.name, leases.query(patience_s=BOOT_PATIENCE_S))
@@ -162,6 +165,18 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
     return False
 
 
+def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progress) -> None:
+    """Set the overlay aside if another host has taken over since, whose guard has written the lease file here."""
+    try:
+        with lock_host(cluster, host):  # a migration to this host puts its copy in place before it has the lease
+            kept = set_aside_older(cluster, host)
+    except Busy:
+        return  # whoever is at work is responsible; the next start compares again
+    if kept:
+        note(cluster, host, "start", "gave way", holder=lease.taker, generation=lease.generation, kept=kept)
+        progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")
+
+
 def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: Path | None = None) -> list[str]:
     """Run all checks of a start and return the commands that it would run. Sends the image, changes nothing else.
 
@@ -175,7 +190,9 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
     trusted = trust(cluster, host, *deliver(cluster, host, image, progress))
-    query_all_leases(host, cluster).check()
+    leases = query_all_leases(host, cluster)
+    leases.check()
+    refuse_older(cluster, host, leases, set_aside=False)
     exists = check_overlay(cluster, host)
     mark = overlay_mark(archive_for(cluster), trusted)
     return [*overlay_commands(cluster, trusted, mark, exists), shlex.join(start_argv(cluster.site, trusted.path))]
@@ -228,6 +245,7 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         lease = _take_lease(host, leases, progress, undo, generation_bump=options.generation_bump)
         open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
         ready_overlay(cluster, host, image, progress)
+        mark_overlay(cluster, host, lease.generation)
         stopwatch.lap("overlay")
         with hold_taken_lease(host, cluster, lease):
             _start_instance(cluster, host, progress, image)
@@ -266,13 +284,14 @@ def _take_lease(host: Host, leases: Leases, progress: Progress, undo: ExitStack,
     """Take the lease; ``undo`` gets what rolls back the start.
 
     Raises:
-        Refused: another host holds it, or took it first; nothing was changed.
+        Refused: another host holds it, took it first, or has a newer overlay; at most the older one was renamed.
     """
     before = query_lease(host, leases.cluster)
     with progress.step("take the lease") as step:
         if time.monotonic() - leases.queried_at > MAX_AGE_S:
             leases.query()
         leases.check()  # before anything is changed
+        generation_bump += max(0, refuse_older(leases.cluster, host, leases) - leases.top)
         # Before the swap, whose reply may be lost.
         undo.push(lambda _, error, __: _roll_back(leases.cluster, host, before, error))
         try:

@@ -12,6 +12,7 @@ from appliance.errors import Busy
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
+from appliance.operations.overlay.generation import mark_overlay, query_overlay
 from appliance.operations.preflight import find_instance
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.upgrade.upgrade import DONE, LAYING, RESTORED, RETURNING, STARTING, Upgrade, read_upgrade
@@ -108,7 +109,9 @@ def restore_overlay(cluster: Cluster, host: Host, upgrade: Upgrade, progress: Pr
         Refused, SmsError: as ``restore``.
     """
     if upgrade.kept:
+        generation = query_overlay(cluster, host).generation
         restore(cluster, host, str(upgrade.kept), progress)
+        mark_overlay(cluster, host, generation)  # as old as the one that it replaces
     return write_phase(cluster, host, upgrade.at(RESTORED))
 
 

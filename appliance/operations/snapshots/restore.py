@@ -11,6 +11,7 @@ from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import check_lease
+from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
@@ -71,10 +72,25 @@ def restore(
     with keep_stopped(cluster, host, fenced=fenced) as lease:
         path = real_path(cluster, host)
         kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
-        if kept and kept.same:
-            return Restored(host.name, chosen["number"], path, chosen["used_bytes"], 0.0, kept)
-        size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+        same = kept is not None and kept.same
+        size, seconds = chosen["used_bytes"], 0.0
+        if not same:
+            size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
+        mark_overlay(cluster, host, restored_generation(lease, host.name, chosen))
+        if same:
+            return Restored(host.name, chosen["number"], path, size, seconds, kept)
     return Restored(host.name, chosen["number"], path, size, seconds, kept, other_image(cluster, host, chosen))
+
+
+def restored_generation(lease: Lease, me: str, chosen: Snapshot) -> int:
+    """Return the generation of the mark of a restored overlay.
+
+    It is the newest one, because somebody has decided to use it; unless another host holds the lease and goes on: then
+    it is older than that host's.
+    """
+    if lease.holder not in (None, me):
+        return max(lease.generation - 1, 0)
+    return max(lease.generation, int(chosen["generation"]) + 1)
 
 
 def rehearse_restore(cluster: Cluster, host: Host, selector: str, *, name: str = "") -> list[str]:

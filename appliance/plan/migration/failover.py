@@ -21,6 +21,37 @@ def choose_snapshot(snapshots: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     return max(good, key=lambda one: (one["generation"], one["taken"]), default=None)
 
 
+SIGN_S = 10.0
+"""A sign of life that is so many seconds older than a snapshot shows that no guard ran any more."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a failover lost, in seconds.
+
+    ``lost_s``: from the snapshot to the last sign of life of the failed host, or at most this if there is no sign.
+    ``dead_s``: from that sign until the services answered; None without one.
+    """
+
+    lost_s: float
+    dead_s: float | None
+
+
+def measure_loss(*, taken: float, alive: float, began: float, served: float) -> Loss:
+    """Return the loss of a failover. All times are Unix times in seconds.
+
+    Args:
+        taken: of the snapshot; with a shared overlay ``alive``.
+        alive: of the last sign of life of the failed host; 0 if there is none.
+        began: the begin of the failover, when the failed host did not answer.
+        served: when the services answered.
+    """
+    if not alive or alive < taken - SIGN_S:
+        return Loss(round(max(began - taken, 0.0), 1), None)
+    alive = max(alive, taken)  # a snapshot is one, too
+    return Loss(round(alive - taken, 1), round(max(served - alive, 0.0), 1))
+
+
 RUN_EVENTS = ("started", "done", "up", "arrived")
 """Events that show that the services container has run on this host: an earlier failover is no longer open."""
 

@@ -170,4 +170,4 @@ def take(lease: Lease, holder: str, *, now: float) -> Lease:
 
 def release(lease: Lease, holder: str, *, now: float) -> Lease:
     """Return the lease released if ``holder`` holds it, else unchanged."""
-    return replace(lease, holder=None, since=now) if lease.holder == holder else lease
+    return replace(lease, holder=None, since=now, last=holder) if lease.holder == holder else lease

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from appliance.operations.image.build import Built
 from tests.real.conftest import Playground, give_image
+from tests.real.moves import ssh_cut
 from tests.real.processes import begin, kill_sms, wait_for_step
 from tests.redfish import PASSWORD, USER, UUID, Emulator, emulator
 from tests.waiting import wait_until
@@ -172,6 +174,72 @@ def test_a_host_that_returns_after_a_reboot_starts_nothing(both: Playground) -> 
     assert history(both, DEAD)[-1] == ("start", "gave way")
 
 
+def overlays(playground: Playground, on: str) -> list[str]:
+    return playground.host(on).run("sh", "-c", "cd /var/lib/sms/overlays && ls -d lab.img*").text.split()
+
+
+def guarded(playground: Playground, on: str) -> bool:
+    host, lock = playground.host(on), "/run/sms/lab.guard.lock"
+    return host.works("test", "-e", lock) and not host.works("flock", "-n", "-s", lock, "true")
+
+
+def test_a_stale_overlay_is_not_started_whoever_wrote_the_lease(both: Playground) -> None:
+    """The guard on the new host writes the lease of the old one before that has found out itself."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    sign = "/run/sms/lab.alive"
+    wait_until(lambda: both.host(HERE).read(sign) == DEAD.encode(), "a sign of life")
+    time.sleep(6)
+    both.sms("--site", site, "-q", "stop", "--keep-lease", on=DEAD)
+    died = time.time()
+    with cut(both):
+        time.sleep(5)
+        done = json.loads(both.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", "--json", on=HERE).stdout)
+    served = time.time()
+    assert abs(done["alive"] - died) < 9 and done["alive"] <= died
+    assert done["lost_s"] == pytest.approx(done["alive"] - done["taken"], abs=0.2)
+    assert 5 <= done["dead_s"] <= served - done["alive"]
+    both.sms("--site", site, "exec", "--", "touch", f"{MARK}-since", on=HERE)
+    wait_until(lambda: both.lease(DEAD)["holder"] == HERE, "the guard wrote the lease")
+    assert "lab.img" in overlays(both, DEAD)
+    said = both.sms("--site", site, "start", "--boot", on=DEAD).stderr.decode()
+    kept = f"lab.img.past-{both.lease(HERE)['generation']}"
+    assert f"renamed to /var/lib/sms/overlays/{kept}" in said and overlays(both, DEAD) == [kept]
+    both.sms("--site", site, "-q", "stop", on=HERE)
+    told = both.sms("--site", site, "start", "--host", DEAD, on="admin", ok=(3,)).stderr.decode()
+    assert f"the newest one is on {HERE}" in told and f"sms start --host {HERE}" in told
+    # Even if somebody puts it back.
+    both.host(DEAD).run("mv", f"/var/lib/sms/overlays/{kept}", "/var/lib/sms/overlays/lab.img")
+    told = both.sms("--site", site, "start", on=DEAD, ok=(3,)).stderr.decode()
+    assert "is out of date" in told and f"sms start --host {HERE}" in told and overlays(both, DEAD) == [kept]
+    both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "exec", "--", "test", "-e", f"{MARK}-since", on=HERE)
+
+
+def test_a_start_without_an_overlay_is_refused_where_another_host_has_one(both: Playground) -> None:
+    """It would begin with an empty one: job ids begin at 1 again."""
+    site = both.variant("small.yaml", small)
+    both.sms("--site", site, "-q", "start", on=HERE)
+    assert guarded(both, HERE)
+    both.sms("--site", site, "-q", "stop", on=HERE)
+    assert not guarded(both, HERE), "a stop right after a start ends the guard, too"
+    lease = both.lease(HERE)
+    for words in (("start",), ("start", "-n"), ("overlay", "create")):
+        told = both.sms("--site", site, *words, on=DEAD, ok=(3,)).stderr.decode()
+        assert f"{DEAD} has no overlay: the newest one is on {HERE}" in told and f"sms start --host {HERE}" in told
+    assert both.lease(HERE) == lease
+    with ssh_cut(both.lab, HERE, reset=True):
+        told = both.sms("--site", site, "start", on=DEAD, ok=(3,)).stderr.decode()
+        assert "cannot be reached" in told and f"sms failover {DEAD}" in told
+    both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "-q", "migrate", "--force", DEAD, on=HERE)
+    both.sms("--site", site, "-q", "stop", on=DEAD)
+    both.sms("--site", site, "start", on=HERE, ok=(3,))
+    both.sms("--site", site, "-q", "start", on=DEAD)
+
+
 STEPS = ("restore snapshot", "take the lease", "start the instance")
 
 
@@ -179,8 +247,11 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
     site = both.variant("small.yaml", small)
     # It has run there before: that overlay is not the one to start from, and is kept.
     both.sms("--site", site, "-q", "start", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", DEAD, on=HERE)
     both.sms("--site", site, "exec", "--", "touch", "/var/lib/only-here", on=HERE)
     both.sms("--site", site, "-q", "stop", on=HERE)
+    both.sms("--site", site, "-q", "overlay", "restore", "latest", on=DEAD)
     begin_on_the_host_that_dies(both, site)
     both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
     both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)

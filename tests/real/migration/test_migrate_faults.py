@@ -13,6 +13,7 @@ Time has no namespace, so the clock that is off is a `date` which says so.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -432,6 +433,7 @@ def test_a_fault(world: World, cell: Cell) -> None:
         world.rows.append(row)
         world.power_lost |= bool(scene.gone)
         said = ended.stderr.decode(errors="replace")[-1500:]
+        check_message(said, ended.status, served=found, target=target)
         assert found in expected, (found, said)
         for host in scene.gone:
             power_on(world.lab, host)
@@ -446,6 +448,16 @@ def test_a_fault(world: World, cell: Cell) -> None:
     assert world.jobs.not_completed(since - 1, forgiven=unsaved) == {}
     assert world.power_lost or not world.jobs.resumed
     check_overlays(world, moved=row.again == "moved")
+
+
+def check_message(said: str, status: int | None, *, served: str, target: str) -> None:
+    """A command that fails says who serves, in its own words."""
+    for inner in ('{"', ".pyz", "nsenter", "too early"):
+        assert inner not in said, said
+    if status not in (0, 3, -signal.SIGKILL):
+        assert f"serves on {served}" in said or "be reached" in said, said
+        assert (status == 4) <= (served in (target, "none")), said
+    assert said.count("chunk ") <= 1, said
 
 
 def tell_history(world: World, source: str, target: str, before: dict[str, int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.lease import Leases, check_lease, hold_taken_lease, query_lease, release_lease, take_lease
+from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import Guard
 from appliance.progress import Silent
@@ -29,6 +31,7 @@ from appliance.tools import agent
 from tests.places import DEBIAN_SITE
 
 STATE = "/state-of-this-host"
+ALIVE = "/run/sms/sample.alive"
 
 
 class HostInFolder(Local):
@@ -47,7 +50,7 @@ class HostInFolder(Local):
             raise Unreachable(f"{self.name}: interrupted")
         if self.stuck and "query" in argv:
             raise Stuck(f"{self.name}: no banner")
-        words = (word.replace(STATE, str(self.folder)) for word in argv)
+        words = (word.replace(STATE, str(self.folder)).replace(ALIVE, str(self.folder / "alive")) for word in argv)
         return super().run(*words, **options)
 
     def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:
@@ -337,6 +340,24 @@ def test_guard_updates_a_host_that_was_unreachable(apart: Pair) -> None:
     guard.query("host-b")
     assert apart.files()["host-b"] == ("host-a", 1, "host-b")
     assert guard.check() is None and messages == []
+
+
+def test_guard_of_the_holder_leaves_a_sign_of_life_on_the_others(apart: Pair) -> None:
+    """Only there: it shows others how long ago it was last heard from."""
+    apart.take("host-a")
+    signs = {name: host.folder / "alive" for name, host in apart.hosts.items()}
+    guards = {name: make_guard(apart, name, []) for name in apart.hosts}
+    for guard in (guards["host-b"], guards["host-a"]):
+        for name in apart.hosts:
+            guard.query(name)
+    assert {name: sign.exists() and sign.read_text() for name, sign in signs.items()} == {
+        "host-a": False,
+        "host-b": "host-a",
+    }
+    age = time.time() - failover._last_sign(apart.cluster, apart.hosts["host-b"], ("host-a",))
+    assert 0 <= age < 5
+    for old in ((), ("host-c",)):
+        assert failover._last_sign(apart.cluster, apart.hosts["host-b"], old) == 0
 
 
 def test_adopt_accepts_a_lease_written_by_its_holder_meanwhile(apart: Pair) -> None:

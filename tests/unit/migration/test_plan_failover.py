@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from appliance.plan.migration.failover import OpenFailover, choose_snapshot, find_open_failover
+from appliance.plan.migration.failover import Loss, OpenFailover, choose_snapshot, find_open_failover, measure_loss
 
 
 def snapshot(number: int, generation: int, taken: float, *, ok: bool = True, reason: str = "") -> dict[str, Any]:
@@ -30,6 +30,20 @@ CHOICES: list[tuple[list[dict[str, Any]], int | None]] = [
 def test_choose_snapshot(snapshots: list[dict[str, Any]], number: int | None) -> None:
     chosen = choose_snapshot(snapshots)
     assert (chosen and chosen["number"]) == number
+
+
+LOSSES = [
+    ("a guard was heard from", {"alive": 122.0, "served": 148.0}, Loss(22.0, 26.0)),
+    ("no guard", {"alive": 0.0}, Loss(40.0, None)),
+    ("a guard that had ended long before the snapshot", {"alive": 80.0}, Loss(40.0, None)),
+    ("the snapshot is the last sign", {"alive": 97.0, "served": 148.0}, Loss(0.0, 48.0)),
+    ("a clock that is behind", {"alive": 160.0, "served": 148.0}, Loss(60.0, 0.0)),
+]
+
+
+@pytest.mark.parametrize(("times", "loss"), [case[1:] for case in LOSSES], ids=[case[0] for case in LOSSES])
+def test_measure_loss(times: dict[str, float], loss: Loss) -> None:
+    assert measure_loss(**{"taken": 100.0, "began": 140.0, "served": 148.0, **times}) == loss
 
 
 BEGUN = {"verb": "failover", "event": "begun", "old": ["host-a"], "shared": False, "snapshot": 7}

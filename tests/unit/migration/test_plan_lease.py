@@ -35,7 +35,7 @@ def test_take() -> None:
 
 
 def test_release() -> None:
-    assert release(HELD, "host-a", now=200.0) == Lease("lab", 3, None, 200.0), "the generation stays"
+    assert release(HELD, "host-a", now=200.0) == Lease("lab", 3, None, 200.0, last="host-a"), "the generation stays"
     assert release(HELD, "host-b", now=200.0) == HELD, "only the holder releases it"
     assert release(FREE, "host-a", now=200.0) == FREE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from appliance.host.base import Host, Unreachable
 from appliance.host.fake import Fake
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.image.deliver import Image
-from appliance.operations.migration import agents
+from appliance.operations.migration import agents, rollback
 from appliance.operations.migration.state import Inspected, MigrationResult
 from appliance.operations.migration.steps import run_steps
 from appliance.plan.migration.plan import Plan
@@ -271,6 +272,46 @@ def test_late_replies_do_not_prevent_the_end(world: World, at: str) -> None:
     result, _ = move(world)
     assert " ".join(world.log).endswith(f"{at} b.commit a.finish {CLOSED}")
     assert result.notes == ["the last lines of logs may be missing: sent no message for 120 s"]
+
+
+# Broken connections after the switch
+
+LOST = Unreachable("b sent no message for 120 s")
+
+
+def lose(world: World, monkeypatch: pytest.MonkeyPatch, at: str, *, target: bool | None) -> SmsError:
+    """Lose the source at a request; return the error. ``target``: whether it holds the lease, None if lost as well."""
+    world.fails = {at: LOST, "a.resume": Unreachable("a does not answer"), "b.abort": LOST}
+
+    def query(host: Host, _: Cluster) -> Lease:
+        if target is None:
+            raise LOST
+        return Lease("sample", 5, "b" if target else "a")
+
+    monkeypatch.setattr(rollback, "query_lease", query)
+    monkeypatch.setattr(rollback, "_source_answers", lambda _: True)
+    with pytest.raises(SmsError, match="b sent no message for 120 s\n  ") as caught:
+        move(world)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("at", "target", "status", "words", "hint"),
+    [
+        ("b.start", None, 1, "serves on a again, unless it has failed", "sms status --host a"),
+        ("b.up", None, 1, "neither a nor b can be reached; .* serves on one of them", "sms host list"),
+        ("b.up", True, 4, "serves on b, but the end .* was not confirmed", "sms migrate b"),
+        ("b.up", False, 1, "serves on a again, unless it has failed", "sms failover b"),
+        ("b.commit", True, 4, "serves on b, but the end .* was not confirmed", "sms migrate b"),
+        ("b.commit", None, 4, "serves on b since the switch, unless it has failed", "sms failover a"),
+    ],
+)
+def test_a_broken_connection_names_who_serves(
+    world: World, monkeypatch: pytest.MonkeyPatch, at: str, target: bool | None, status: int, words: str, hint: str
+) -> None:
+    error = lose(world, monkeypatch, at, target=target)
+    assert error.status == status and hint in error.hint
+    assert re.search(words, error.message), error.message
 
 
 # The requests

@@ -36,10 +36,12 @@ from appliance.operations.snapshots.restore import (
     rehearse_restore,
     resolve_target,
     restore,
+    restored_generation,
 )
 from appliance.operations.snapshots.snapshot import SnapshotOptions, rehearse_snapshot, snapshot
 from appliance.operations.start_note import StartNote
 from appliance.progress import Silent
+from appliance.shared.lease import Lease
 from appliance.tools import python
 from appliance.tools.agent import installed_path
 from appliance.units import format_age, format_size
@@ -381,6 +383,18 @@ def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     assert taken["reason"] == "before restore of 40" and taken["lock"] == ""
     places = cluster().places
     assert put == {"store": str(places.snapshots), "snapshot": "40", "target": str(places.overlay), "replace": True}
+    assert json.loads(fake.files[f"{places.overlay}.generation"]) == {"cluster": "sample", "generation": 8}
+
+
+@pytest.mark.parametrize(
+    ("holder", "lease", "snapshot", "mark"),
+    [(None, 7, 7, 8), ("host-a", 9, 7, 9), ("host-b", 7, 7, 6), (None, 0, 40, 41), ("host-b", 0, 7, 0)],
+)
+def test_a_restored_overlay_is_the_newest_unless_another_host_goes_on(
+    holder: str | None, lease: int, snapshot: int, mark: int
+) -> None:
+    found = restored_generation(Lease("sample", lease, holder), "host-a", {"generation": snapshot})
+    assert found == mark
 
 
 def test_a_restore_holds_the_locks_of_host_and_lease() -> None:

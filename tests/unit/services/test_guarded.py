@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.config.model import Overlay
+from appliance.errors import Busy
+from appliance.host.base import CommandError
 from appliance.host.fake import Fake
 from appliance.host.local import Local
 from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.hosts.installed import SITE_FILE, lies_there
+from appliance.operations.services import guard
 from appliance.operations.services.guarded import STOP_TIMEOUT_S, start_guard
+from appliance.plan.machine import Places
 from appliance.progress import Silent
+from appliance.shared.locks import hold_lock
 from appliance.tools.files import HELD, is_locked
 from appliance.tools.programs import PATH_OF
 from appliance.tools.scripts import script_argv
@@ -86,7 +94,7 @@ def test_guard_is_started_with_the_site_file_of_its_host() -> None:
     host, recorder = remote(), Recorder()
     assert start_guard(cluster(), host, recorder) and recorder.lines == []
     (argv,) = started(host)
-    assert argv[5:] == ("/usr/bin/sms", "--quiet", "--site", SITE_FILE, "--state", "/var/lib/sms", "guard")
+    assert argv[6:] == ("/usr/bin/sms", "--quiet", "--site", SITE_FILE, "--state", "/var/lib/sms", "guard")
 
 
 def test_running_guard_is_kept() -> None:
@@ -116,3 +124,44 @@ def test_guard_is_stopped_through_its_lock(tmp_path: Path) -> None:
         assert is_locked(here, lock)
         here.run(*stop)
         assert not is_locked(here, lock)
+
+
+SLOW = 'import os, sys, time; time.sleep(float(sys.argv[1])); os.write(1, b"began")'
+"""A guard takes a second until its own code runs."""
+
+
+def start_slowly(lock: Path, log: Path, *command: str) -> None:
+    Local("here").run(*script_argv("start-daemon", str(lock), str(log), *command))
+
+
+def test_a_stop_right_after_a_start_ends_a_guard_that_has_not_begun_yet(tmp_path: Path) -> None:
+    here, lock, log = Local("here"), tmp_path / "run" / "lock", tmp_path / "log"
+    start_slowly(lock, log, sys.executable, "-c", SLOW, "2")
+    assert is_locked(here, str(lock))
+    here.run(*script_argv("stop-daemon", str(lock), str(STOP_TIMEOUT_S)))
+    assert not is_locked(here, str(lock))
+    time.sleep(2.5)
+    assert log.read_text() == ""
+
+
+def test_a_guard_has_the_lock_that_it_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cluster()
+    monkeypatch.setattr(Places, "__init__", lambda self, _: setattr(self, "guard_lock", tmp_path / "lock"))
+    with hold_lock(str(tmp_path / "lock")):
+        inherited = next(
+            int(path.name) for path in Path("/proc/self/fd").iterdir() if path.readlink() == tmp_path / "lock"
+        )
+        monkeypatch.setattr(guard, "LOCK_WAIT_S", 0)
+        with pytest.raises(Busy), guard.only_guard(made):
+            pass
+        monkeypatch.setenv(guard.LOCK_FD, str(inherited))
+        with guard.only_guard(made):
+            assert (tmp_path / "lock").read_text() == str(os.getpid())
+        assert guard.LOCK_FD not in os.environ, "programs that it starts do not have it"
+
+
+def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    with hold_lock(str(tmp_path / "lock"), shared=True):
+        pass
+    with pytest.raises(CommandError, match="it did not start"):
+        start_slowly(tmp_path / "lock", tmp_path / "log", "/nowhere/sms", "guard")
