@@ -13,10 +13,13 @@ from appliance.agent.migration_source import resume
 from appliance.agent.protocol import Problem
 from appliance.errors import Busy, SmsError
 from appliance.shared.lease import SwapLease
+from appliance.shared.overlay import MarkOverlay
 from tests.unit.migration.model import engine
 from tests.unit.migration.model.engine import effect
 
 CLUSTER = "lab"
+SIGN = "/alive"
+"""Where the guard of another host leaves a sign of life; only messages depend on it."""
 SLEEP_S = 1000.0
 """What a clock moves on when a process sleeps: longer than any patience."""
 
@@ -105,13 +108,15 @@ class FakeHost:
 
     def run(self, *argv: str, **_: Any) -> Any:
         if "query" in argv:
-            return SimpleNamespace(stdout=effect("query", self.name, bool(argv[-1])))
+            return SimpleNamespace(stdout=effect("query", self.name, bool(argv[argv.index("query") + 2])))
+        if "query-overlay" in argv:
+            return SimpleNamespace(stdout=effect("query_overlay", self.name))
         if argv[0] == "stop-instance":
             effect("stop_instance", self.name)
         elif argv[0] == "true":
             effect("read_mark", self.name)
         else:
-            assert argv[0] in ("mkdir", "logger", "probe"), argv
+            assert argv[0] in ("mkdir", "logger", "probe", "stat"), argv
         return SimpleNamespace(status=0 if argv[0] != "probe" else effect("serves", self.name), text="")
 
     def works(self, *argv: str) -> bool:
@@ -121,6 +126,8 @@ class FakeHost:
         return bool(effect("exists", self.name, split(path)[1]))
 
     def read(self, path: str) -> bytes | None:
+        if path == SIGN:
+            return None
         assert path.endswith(".lease"), path
         found: bytes | None = effect("read_lease", self.name)
         return found
@@ -135,7 +142,7 @@ class FakeHost:
             effect("unlock", self.name, what)
 
     def remove(self, path: str) -> None:
-        pass
+        effect("remove", self.name, split(path)[1])
 
 
 class OwnPath:
@@ -165,6 +172,8 @@ def make_cluster() -> Any:
         lock="/lab.lock",
         overlay=PurePosixPath("/img"),
         journal="/journal",
+        start_note="/note",
+        sign=SIGN,
     )
     site = SimpleNamespace(cluster=CLUSTER, admin_hosts=ADMINS, overlay=SimpleNamespace(size_mb=1))
     cluster = SimpleNamespace(site=site, places=places, services=(), path=None)
@@ -175,6 +184,8 @@ def make_cluster() -> Any:
 
 def perform(host: FakeHost, request: Any, **_: Any) -> Any:
     """Stands for the agent that performs a request on a host."""
+    if isinstance(request, MarkOverlay):
+        return effect("mark_overlay", host.name, request.generation)
     assert isinstance(request, SwapLease)
     return effect("swap", host.name, request)
 

@@ -22,11 +22,13 @@ from appliance.operations import lease, preflight
 from appliance.operations.migration import copy, failover, inspection, migrate, rollback, steps, switch
 from appliance.operations.migration import start as migration_start
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
-from appliance.operations.overlay import overlay
+from appliance.operations.overlay import generation, overlay
 from appliance.operations.services import guard, start, stop, unfinished
 from appliance.operations.services.start import StartOptions
+from appliance.operations.snapshots import restore
 from appliance.shared.lease import SwapLease
 from appliance.shared.migration import SourceRequest, TargetRequest
+from appliance.shared.overlay import MarkOverlay
 from tests.unit.migration.model import fakes
 from tests.unit.migration.model.engine import effect, programs
 from tests.unit.migration.model.fakes import FakeChannel, FakeEndpoint, FakeHost, Steps, make_cluster
@@ -307,6 +309,14 @@ class AgentSwap(SwapLease):
         return outcome
 
 
+class AgentMark(MarkOverlay):
+    """A generation mark that an agent writes."""
+
+    def perform(self, *_: Any) -> bool:
+        effect("mark_overlay", self.path.partition(":")[0], self.generation)
+        return True
+
+
 def _record_event(state: HostState, event: str, **_: Any) -> None:
     if event in fakes.RUN_EVENTS:
         effect("note", state.request.host, None)
@@ -341,8 +351,10 @@ def _exchange_offers(migration: Any) -> None:
 
 
 def _restore(cluster: Any, host: Any, selector: str, progress: Any, *, fenced: Any = ()) -> Any:
-    with overlay.keep_stopped(cluster, host, fenced=fenced):
+    chosen = next(one for one in _list_snapshots(cluster, host).snapshots if one["number"] == int(selector))
+    with overlay.keep_stopped(cluster, host, fenced=fenced) as held:
         effect("restore", host.name, int(selector))
+        generation.mark_overlay(cluster, host, restore.restored_generation(held, host.name, chosen))
     return SimpleNamespace(kept=None)
 
 
@@ -437,7 +449,10 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(start, archive_for=nothing)
         put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)
         put(stop, stop_argv=lambda *_: ("stop-instance",), stop_timeout=lambda services: 1, ext3=TOOLS)
-        put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, files=TOOLS, opened=_opened)
+        put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, opened=_opened)
+        put(generation, time=CLOCK, ThreadPoolExecutor=fakes.Serial, is_linked=lambda *_: False, ext3=TOOLS)
+        put(generation, files=TOOLS, agent=TOOLS, start_note_path=lambda cluster: "/note")
+        put(migration_target, MarkOverlay=AgentMark)
         put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
         put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_bridges=nothing)
         put(failover, deliver=lambda *_: (), trust=nothing, _count_jobs=nothing, restore=_restore)

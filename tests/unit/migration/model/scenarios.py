@@ -26,18 +26,23 @@ def lease(holder: str | None, file: str, generation: int = 5) -> bytes:
     return Lease(CLUSTER, generation, holder, 1e9, file).text()
 
 
+def mark(generation: int) -> tuple[str, Any, int]:
+    """Return a generation mark."""
+    return "generation", (generation,), 0
+
+
 def serving(*, shared: bool = False, guard: bool = True, **more: Any) -> dict[str, Any]:
     """Return both hosts while a serves; ``more``: fields of host b."""
     own, copied = lease("a", "a"), lease("a", "b")
     known = (own, w.MISSING if shared else copied, False) if guard else None
-    host_a = {"lease": own, "files": (("img", WRITTEN, 1),), "instance": (1, True, True, 0), "guard": known}
+    host_a = {"lease": own, "files": (mark(5), ("img", WRITTEN, 1)), "instance": (1, True, True, 0), "guard": known}
     return {"host_a": host_a, "host_b": {**({} if shared else {"lease": copied}), **more}}
 
 
 def returned() -> dict[str, Any]:
     """Return both hosts after a failover to b, when a has been switched on again."""
     host_a = {"lease": lease("b", "a", 1005), "files": (("past-1005", WRITTEN, 1),)}
-    own = {"lease": lease("b", "b", 1005), "files": (("img", (1, 0), 20),), "instance": (20, True, True, 0)}
+    own = {"lease": lease("b", "b", 1005), "files": (mark(1005), ("img", (1, 0), 20)), "instance": (20, True, True, 0)}
     return {"host_a": host_a, "host_b": own}
 
 

@@ -14,6 +14,8 @@ from appliance.errors import Busy, SmsError
 from appliance.host.base import Unreachable
 from appliance.shared import lease as shared_lease
 from appliance.shared.lease import SwapLease
+from appliance.shared.overlay import OverlayMark
+from appliance.shared.records import to_json
 from appliance.tools.move import Lost
 from tests.unit.migration.model.engine import Failure, Node, State, root
 
@@ -111,6 +113,12 @@ def swap_file(data: bytes | None, request: SwapLease) -> tuple[bytes | None, str
     return (written[0] if written else data), outcome
 
 
+@cache
+def mark_text(generation: int) -> bytes:
+    """Return a generation mark, as the script prints it."""
+    return to_json(OverlayMark("lab", generation)).replace(b"\n", b"")
+
+
 class World:
     """What each effect does. ``shared``: both hosts use one folder of overlays."""
 
@@ -201,6 +209,29 @@ class World:
         """Whether the instance of this host has a file open: nothing shows the use by another host."""
         found, instance = overlay(host_of(fields, self.folder(name))[FILES], slot), host_of(fields, name)[INSTANCE]
         return bool(found and instance and instance[INODE] == found[2])
+
+    def do_query_overlay(self, fields: Fields, role: int, name: str) -> Any:
+        """Whether there are an overlay and older copies of it, and its generation mark."""
+        if not self.reaches(fields, role, name):
+            return Failure(Unreachable)
+        files = host_of(fields, self.folder(name))[FILES]
+        past = any(one[0] == "moved" or one[0].startswith("past-") for one in files)
+        mark = overlay(files, "generation")
+        return (
+            (b"exists\n" if overlay(files, "img") else b"none\n")
+            + (b"past\n" if past else b"")
+            + b"end\n"
+            + (b"=" + mark_text(mark[1][0]) if mark else b"")
+            + b"\n\n"
+        )
+
+    def do_mark_overlay(self, fields: Fields, role: int, name: str, generation: int) -> Any:
+        """Write the generation mark."""
+        if not self.reaches(fields, role, name):
+            return Failure(Unreachable)
+        left = [one for one in host_of(fields, self.folder(name))[FILES] if one[0] != "generation"]
+        put(fields, self.folder(name), files=tuple(sorted([*left, ("generation", (generation,), 0)])))
+        return None
 
     def do_rename(self, fields: Fields, role: int, name: str, source: str, target: str) -> Any:
         if not self.reaches(fields, role, name):
@@ -300,7 +331,8 @@ class World:
         """The end of a restore: a file in an epoch of its own."""
         if number != len(host_of(fields, name)[STORE]):
             fields[NOTES] |= OLD_SNAPSHOT
-        epoch = 1 + max(one[1][0] for one in (*fields[HOST_A][FILES], *fields[HOST_B][FILES], ("", NEW, 0)))
+        files = (*fields[HOST_A][FILES], *fields[HOST_B][FILES], ("", NEW, 0))
+        epoch = 1 + max(one[1][0] for one in files if one[0] != "generation")
         return self.do_create(fields, role, name, "img", (epoch, 0), "restored")
 
     def do_start_guard(self, fields: Fields, role: int, name: str) -> Any:
@@ -454,7 +486,7 @@ def start_state(host_a: dict[str, Any], host_b: dict[str, Any], budget: tuple[in
         for key, value in given.items():
             values[NAMES[key]] = value
         hosts.append(tuple(values))
-    newest = max((one[1] for host in hosts for one in host[FILES]), default=NEW)
+    newest = max((one[1] for host in hosts for one in host[FILES] if one[0] != "generation"), default=NEW)
     return (*hosts, 0, 0, newest, 0, budget, None, None, *[None] * 7)
 
 
