@@ -150,9 +150,10 @@ class Leases:
         )
 
     def take(self, *, generation_bump: int = 1) -> Lease:
-        """Take the lease according to the last query: write it to all files, in the same order in every run.
+        """Take the lease according to the last query: write it to the files of the others, then to that of ``me``.
 
-        Of two concurrent runs, the first file that both write decides: one of them finds it changed.
+        Of two concurrent runs, one finds a file changed, or both do. The file of ``me``, which others believe, is
+        written last: before, nobody steps down for a run that is refused.
 
         Raises:
             Refused: another host holds it, or took it first.
@@ -161,10 +162,11 @@ class Leases:
         written: dict[str, str] = {}
         try:
             self.unwritten = {}
-            for name in self._order():
-                self._write(name, lease, written)
-            # A host that takes the lease concurrently either sees our file or is found here. Also one whose file was
-            # written: it may have written ours before we queried it, and its own since.
+            locked = [name for name in self._others() if not self._write(name, lease, written)]
+            # A host that takes the lease concurrently either sees our file or is found here.
+            self._refuse_if_taken(locked + self.unreachable)
+            self._write(self.me, lease, written)
+            # It may have written our file before we queried it, and its own since.
             self._refuse_if_taken([name for name in self.hosts if name != self.me])
             for name in self.unreachable:
                 self.unwritten.pop(name, None)
@@ -174,11 +176,11 @@ class Leases:
             raise
         return lease
 
-    def _order(self) -> list[str]:
-        return sorted(name for name, view in self.views.items() if view.lease or name == self.me)
+    def _others(self) -> list[str]:
+        return sorted(name for name, view in self.views.items() if view.lease and name != self.me)
 
-    def _write(self, name: str, lease: Lease, written: dict[str, str]) -> None:
-        """Write the lease to a host's file, unless another run holds the lock of that file.
+    def _write(self, name: str, lease: Lease, written: dict[str, str]) -> bool:
+        """Write the lease to a host's file; return False if another run holds the lock of that file.
 
         Raises:
             Refused: the file has changed since the query.
@@ -190,10 +192,12 @@ class Leases:
             if name == self.me:
                 raise
             self.views[name], self.unwritten[name] = View(None), error
-            return
-        if outcome != BUSY or name == self.me:
-            _check_outcome(outcome)
-            written[name] = digest(copy.text())
+            return True
+        if outcome == BUSY and name != self.me:
+            return False
+        _check_outcome(outcome)
+        written[name] = digest(copy.text())
+        return True
 
     def _swap(self, name: str, lease: Lease, written: Mapping[str, str] = MappingProxyType({})) -> str:
         """Replace a host's file with the lease if it is unchanged since the query; return the outcome."""

@@ -145,8 +145,9 @@ PLANTED = [
     Planted(
         "start without a last look at the lease",
         lambda: replaced(start, hold_taken_lease=lambda *_: nullcontext()),
-        Scenario("", **NEW, verbs={"start a": 2, "start b": 1}, faults={"kill": 1}),
+        Scenario("", **NEW, verbs={"start a": 2, "start b": 1}, faults={"kill": 1, "cut": 1}, excused=BLIND),
         "two instances serve",
+        full=True,
     ),
     Planted(
         "target that takes over before the source has detached its ports",

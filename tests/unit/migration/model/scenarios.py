@@ -51,11 +51,15 @@ STARTS = {"start a": 2, "start b": 2}
 MOVE_LINKS = ("ca", "cb", "ssh")
 
 SCENARIOS = [
-    Scenario("starts, killed", **NEW, verbs=STARTS, faults={"kill": 2}),
+    Scenario("starts, killed", **NEW, verbs=STARTS, faults={"kill": 2, "write": 1}),
     Scenario(
-        "starts, crash and cut", **NEW, verbs=STARTS, faults={"crash": 1, "cut": 1, "unanswered": 1}, excused=BLIND
+        "starts, crash and cut",
+        **NEW,
+        verbs=STARTS,
+        faults={"crash": 1, "cut": 1, "unanswered": 1, "write": 1},
+        excused=BLIND,
     ),
-    Scenario("starts, shared", **NEW, shared=True, verbs=STARTS, faults={"kill": 1, "crash": 1, "cut": 1}),
+    Scenario("starts, shared", **NEW, shared=True, verbs=STARTS, faults={"kill": 1, "crash": 1, "cut": 1, "write": 1}),
     Scenario("stop", **serving(files=MOVED), verbs={"stop a": 1, **STARTS}, faults={"kill": 1, "crash": 1, "cut": 1}),
     Scenario(
         "stop, shared",
