@@ -144,8 +144,8 @@ class Leases:
     def take(self, *, generation_bump: int = 1) -> Lease:
         """Take the lease according to the last query: write it to all files, in the same order in every run.
 
-        Of two concurrent runs, the first file that both write decides: one of them finds it changed. The file of ``me``,
-        which others believe, names it as the holder only at the end: nobody steps down for a run that is refused.
+        Of two concurrent runs, the first file that both write decides: one of them finds it changed. The file of
+        ``me``, which others believe, names it as the holder only at the end: nobody steps down for a refused run.
 
         Raises:
             Refused: another host holds it, or took it first.
