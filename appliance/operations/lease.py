@@ -150,19 +150,21 @@ class Leases:
         )
 
     def take(self, *, generation_bump: int = 1) -> Lease:
-        """Take the lease according to the last query: write it to the files of the others, then to that of ``me``.
+        """Take the lease according to the last query: write it to all files, in the same order in every run.
 
-        Of two concurrent runs, one finds a file changed, or both do. The file of ``me``, which others believe, is
-        written last: before, nobody steps down for a run that is refused.
+        Of two concurrent runs, the first file that both write decides: one of them finds it changed. The file of
+        ``me``, which others believe, names it as the holder only at the end: nobody steps down for a refused run.
 
         Raises:
             Refused: another host holds it, or took it first.
         """
         lease, before = self.check(generation_bump=generation_bump), dict(self.views)
-        written: dict[str, str] = {}
+        mine, written = before[self.me].lease, dict[str, str]()
+        reserved = lease if mine and mine.holder == self.me else replace(lease, holder=None)
         try:
             self.unwritten = {}
-            locked = [name for name in self._others() if not self._write(name, lease, written)]
+            order = sorted(name for name, view in before.items() if view.lease or name == self.me)
+            locked = [name for name in order if not self._write(name, reserved if name == self.me else lease, written)]
             # A host that takes the lease concurrently either sees our file or is found here.
             self._refuse_if_taken(locked + self.unreachable)
             self._write(self.me, lease, written)
@@ -175,9 +177,6 @@ class Leases:
                 self._withdraw(lease, list(written), before)
             raise
         return lease
-
-    def _others(self) -> list[str]:
-        return sorted(name for name, view in self.views.items() if view.lease and name != self.me)
 
     def _write(self, name: str, lease: Lease, written: dict[str, str]) -> bool:
         """Write the lease to a host's file; return False if another run holds the lock of that file.
@@ -236,12 +235,9 @@ class Leases:
             winner = find_holder(before, without=self.without)
         for name in names:
             current = self.views[name].lease
-            if current and (current.holder, current.generation, current.since) == (
-                self.me,
-                lease.generation,
-                lease.since,
-            ):
-                corrected = replace(current, holder=winner.holder if winner else None, last=self.me)
+            ours = current and (current.generation, current.since) == (lease.generation, lease.since)
+            if current and ours and current.holder in (None, self.me):
+                corrected = replace(current, holder=winner.holder if winner else None)
                 with suppress(SmsError):
                     self._swap(name, corrected)
 

@@ -172,7 +172,7 @@ def test_a_host_whose_file_cannot_be_written_is_named_with_the_reason(
     assert leases.unreachable == (["host-b"] if cut else [])
 
 
-def test_unreachable_hosts_are_queried_again_before_the_own_file_is_written(apart: Pair) -> None:
+def test_unreachable_hosts_are_queried_again_after_taking(apart: Pair) -> None:
     """host-b was unreachable during the query of host-a, and took the lease before host-a did."""
     apart.hosts["host-b"].cut = True
     late = apart.leases("host-a")
@@ -180,7 +180,7 @@ def test_unreachable_hosts_are_queried_again_before_the_own_file_is_written(apar
     apart.leases("host-b", without=("host-a",)).take()
     with pytest.raises(Refused, match="host-b took the lease first"):
         late.take()
-    assert apart.files() == {"host-a": (None, 0, ""), "host-b": ("host-b", 1, "host-b")}
+    assert apart.files() == {"host-a": ("host-b", 1, "host-a"), "host-b": ("host-b", 1, "host-b")}
 
 
 def test_stuck_host_may_hold_the_lease(apart: Pair) -> None:
@@ -199,17 +199,14 @@ def test_loser_of_a_race_changes_nothing(apart: Pair) -> None:
     assert apart.files() == {name: ("host-a", 1, name) for name in apart.hosts}
 
 
-def test_loser_of_a_race_has_not_written_its_own_file(apart: Pair) -> None:
-    """host-b has written one of its two files when host-a queries, so that the lease looks free to host-a.
-
-    Its own file is the one that others believe: the guard of host-b would stop the instance there.
-    """
+def test_loser_of_a_race_corrects_its_own_file(apart: Pair) -> None:
+    """host-b has written one of its two files when host-a queries, so that the lease looks free to host-a."""
     late = apart.leases("host-a")
     apart.take("host-b")
     late.views["host-a"] = late.query_host("host-a")
     with pytest.raises(Refused):
         late.take()
-    assert apart.files() == {"host-a": ("host-b", 1, "host-a"), "host-b": ("host-b", 1, "host-b")}
+    assert apart.files() == {"host-a": ("host-b", 2, "host-a"), "host-b": ("host-b", 1, "host-b")}
     with pytest.raises(Refused, match="host-b holds"):
         apart.take("host-a")
 
@@ -222,7 +219,7 @@ def test_only_one_wins_when_the_other_file_cannot_be_written_for_a_moment(
     write = Leases._write
 
     def write_in_between(self: Leases, name: str, *rest: Any) -> Any:
-        if self is late and name == "host-b":
+        if self is late and name == "host-b" and not won:
             take_a()
         other.cut = self is not late and name == "host-b"
         try:
@@ -264,6 +261,22 @@ def test_superseded_host_does_not_get_the_lease_of_a_start_that_withdraws(
     assert apart.files()["host-b"] == ("host-b" if held else None, 1002, "host-b")
 
 
+def test_own_file_names_its_host_only_after_all_others(apart: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard on host-b would step down for a start of host-a that is refused later."""
+    holders, write = list[str | None](), Leases._write
+
+    def write_and_look(self: Leases, name: str, *rest: Any) -> Any:
+        done = write(self, name, *rest)
+        holders.append(apart.files()["host-a"][0])
+        return done
+
+    monkeypatch.setattr(Leases, "_write", write_and_look)
+    apart.take("host-a")
+    assert holders == [None, None, "host-a"]
+    apart.take("host-a")
+    assert holders[3:] == ["host-a", "host-a", "host-a"], "it had the lease already"
+
+
 def test_lease_cannot_be_taken_while_the_instance_starts(apart: Pair) -> None:
     """host-a queried before: neither the lease nor an instance of host-b was there."""
     late = apart.leases("host-a")
@@ -289,8 +302,7 @@ def test_instance_is_not_started_without_the_lease(apart: Pair) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
-def test_at_most_one_of_two_concurrent_runs_wins(tmp_path: Path, shared: bool) -> None:
-    """Exactly one where they share the file; else each may have written the other's file before its own."""
+def test_exactly_one_of_two_concurrent_runs_wins(tmp_path: Path, shared: bool) -> None:
     pair = Pair(tmp_path, shared=shared)
     for _ in range(8):
         both = {name: pair.leases(name) for name in pair.hosts}
@@ -311,10 +323,9 @@ def test_at_most_one_of_two_concurrent_runs_wins(tmp_path: Path, shared: bool) -
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(won) == 2 - len(lost) and (len(won) == 1 if shared else len(won) <= 1)
-        assert {name for name, (holder, _, _) in pair.files().items() if holder == name} == set(won)
-        for name in won:
-            pair.release(name)
+        assert len(won) == 1 and len(lost) == 1
+        assert {holder for holder, _, _ in pair.files().values()} == set(won)
+        pair.release(won[0])
 
 
 def test_standby_may_change_its_own_overlay_but_not_a_shared_one(apart: Pair, together: Pair) -> None:
