@@ -160,7 +160,7 @@ class Leases:
         """
         lease, before = self.check(generation_bump=generation_bump), dict(self.views)
         mine, written = before[self.me].lease, dict[str, str]()
-        reserved = lease if mine and mine.holder == self.me else replace(lease, holder=None)
+        reserved = lease if mine and mine.holder == self.me else replace(lease, holder=None, last=self.me)
         try:
             self.unwritten = {}
             order = sorted(name for name, view in before.items() if view.lease or name == self.me)
@@ -237,7 +237,7 @@ class Leases:
             current = self.views[name].lease
             ours = current and (current.generation, current.since) == (lease.generation, lease.since)
             if current and ours and current.holder in (None, self.me):
-                corrected = replace(current, holder=winner.holder if winner else None)
+                corrected = replace(current, holder=winner.holder if winner else None, last=self.me)
                 with suppress(SmsError):
                     self._swap(name, corrected)
 
