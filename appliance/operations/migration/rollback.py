@@ -181,9 +181,10 @@ def target_serves(migration: Migration, message: str) -> Unverified:
     source, target = migration.source.name, migration.target.name
     if _target_holds(migration) is None:
         return Unverified(
-            f"{message}\n  the services container serves on {target} since the switch, unless it has failed: it cannot be "
-            "reached",
-            hint=f"`sms status --host {target}` shows it, once it can be reached; if it has failed: sms failover {source}",
+            f"{message}\n  the services container serves on {target} since the switch, unless it has failed: "
+            "it cannot be reached",
+            hint=f"`sms status --host {target}` shows it, once it can be reached; if it has failed: "
+            f"sms failover {source}",
         )
     return Unverified(
         f"{message}\n  the services container serves on {target}, but the end of the migration was not confirmed",
