@@ -15,6 +15,7 @@ from appliance.host.base import (
 from appliance.host.stream import LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.history import AppendLine
+from appliance.shared.lease import WRITTEN, SwapLease
 from appliance.shared.requests import Request
 
 Answer = tuple[int, str] | Callable[[tuple[str, ...], bytes | None], tuple[int, str]]
@@ -110,9 +111,13 @@ class Fake(Host):
         yield FakeStream(self.name, argv, lambda given: self._answer(argv, given), LineReader(on_line))
 
     def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
-        """Append to the text of ``files``; other requests are errors of the test."""
+        """Append to the text of ``files``, or replace a lease there; other requests are errors of the test."""
+        if isinstance(request, SwapLease):
+            self.files[request.path] = request.text.encode()
+            return WRITTEN
         assert isinstance(request, AppendLine), f"no answer for {request}"
         self.files[request.path] = self.files.get(request.path, b"") + request.line.encode() + b"\n"
+        return None
 
     def interact(self, *argv: str) -> int:
         return self.run(*argv, ok=None).status
