@@ -56,7 +56,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "lab": {"demo"},
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "overlay"},
-        "services": {"boot", "guarded", "inside", "start", "stop", "unfinished"},
+        "services": {"boot", "generation", "guarded", "inside", "start", "stop", "unfinished"},
         "site": {"ca", "config", "find", "init", "keys"},
         "snapshots": {"list", "restore", "snapshot", "status", "transfer"},
         "vm": {"build", "client", "deferred"},

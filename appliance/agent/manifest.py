@@ -5,6 +5,7 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from appliance.agent.protocol import Problem
+from appliance.shared.lease import LAST_GENERATION, MAX_GENERATION
 from appliance.shared.records import from_value
 from appliance.text import one_line
 from appliance.units import LARGEST_OVERLAY
@@ -12,8 +13,6 @@ from appliance.units import LARGEST_OVERLAY
 FORMAT = 1
 LAST_NUMBER = 999999
 """Six digits, as in the folder names of a store and the archive names of a repository."""
-LAST_GENERATION = 1000000
-"""One start per minute for two years. A larger one would make its snapshot the latest forever."""
 LAST_DAY = 253000000000
 """A time in the year 9987, the largest that can be shown as a date."""
 LONGEST_TEXT = 4000
@@ -43,7 +42,8 @@ class Manifest:
     """Description of a snapshot.
 
     ``taken``: Unix time. ``digests``: SHA-256 of the list of digests, in hex. ``image``: key and SHA-256 of the image
-    that ran. ``came``: origin, number there and time of a snapshot that was received.
+    that ran. ``came``: origin, number there and time of a snapshot that was received. ``sequence``: decides the order
+    within a generation (shared/order.py); those of earlier versions have none.
     """
 
     format: int
@@ -67,6 +67,7 @@ class Manifest:
     notes: List[str]
     reason: str
     came: Optional[Dict[str, Any]] = None
+    sequence: Optional[int] = None
 
     def to_dict(self) -> Dict[str, Any]:
         """Return the JSON object, in the order of its file; it has no null."""
@@ -149,14 +150,13 @@ KEYS: Dict[str, Check] = {
     "reason": _prose,
 }
 """Required keys of a manifest."""
+OPTIONAL: Dict[str, Check] = {"came": CAME, "sequence": _whole(1, MAX_GENERATION)}
 
 
 def find_invalid(manifest: Mapping[str, Any]) -> List[str]:
     """Return the names of keys that are missing or invalid."""
     invalid = [name for name, is_valid in KEYS.items() if name not in manifest or not is_valid(manifest[name])]
-    if "came" in manifest and not CAME(manifest["came"]):
-        invalid.append("came")
-    return invalid
+    return invalid + [name for name, is_valid in OPTIONAL.items() if name in manifest and not is_valid(manifest[name])]
 
 
 def check_manifest(manifest: Any, cluster: str = "") -> Manifest:

@@ -166,8 +166,7 @@ class MigrationTarget:
                 verified = [one for one in store.list()[0] if one.verified]
                 if not verified:
                     return
-                newest = max(verified, key=lambda one: one.manifest.taken)
-                with Reader(newest) as reader:
+                with Reader(verified[-1]) as reader:
                     known = {reader.digest(number): number for number in range(reader.count)}
                     for number in sorted(missing):
                         at = known.get(self._digest(number))

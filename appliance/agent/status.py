@@ -14,6 +14,7 @@ FIELDS = (
     "frozen_ms",
     "host",
     "generation",
+    "sequence",
     "running",
     "reason",
     "new_bytes",
@@ -25,7 +26,8 @@ FIELDS = (
 def brief(request: Dict[str, Any]) -> Dict[str, Any]:
     """Return a summary of the snapshots. Reads manifests and small files only, no chunks and no sizes.
 
-    ``texts`` has the content and the modification time of each requested file that exists.
+    ``texts`` has the content and the modification time of each requested file that exists; ``generations`` are
+    those of all snapshots.
     """
     store = Store(field(request, "store", str))
     found, broken = store.list()
@@ -33,6 +35,7 @@ def brief(request: Dict[str, Any]) -> Dict[str, Any]:
     return {
         "now": time.time(),
         "count": len(found),
+        "generations": sorted({one.manifest.generation for one in found}),
         "damaged": [one.number for one in found if not one.verified],
         "broken": sorted(broken),
         "newest": summarize(good[-1]) if good else None,

@@ -28,6 +28,7 @@ from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import IMMUTABLE_HINT, Busy, Problem
 from appliance.shared.files import free_bytes, remove_file, replace_file, sync_folder, write_at
 from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.order import Place, order
 from appliance.shared.records import from_value
 
 CHUNK = 1 << 16
@@ -73,9 +74,9 @@ class Snapshot(NamedTuple):
         return os.path.join(self.root, FOLDER_NAME % self.number)
 
     @property
-    def order(self) -> Tuple[int, int]:
-        """Sort key: by generation of the lease first, because clocks jump and differ between hosts."""
-        return (self.manifest.generation, self.number)
+    def order(self) -> Place:
+        """Sort key."""
+        return order(vars(self.manifest))
 
     @property
     def verified(self) -> bool:

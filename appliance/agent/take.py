@@ -24,7 +24,9 @@ from appliance.agent.manifest import FORMAT, Manifest
 from appliance.agent.protocol import Busy, Problem, field, read_request
 from appliance.agent.source import Sink, Source, free_chunks
 from appliance.agent.store import Reader, Snapshot, Store, disk_error
+from appliance.shared.lease import advance_sequence
 from appliance.shared.locks import Locked, hold_lock
+from appliance.shared.order import last_place
 
 FICLONERANGE = 0x4020940D
 """ioctl of linux/fs.h."""
@@ -86,9 +88,12 @@ class SnapshotRun:
         self.frozen_s = 0.0
         self.taken = 0.0
         self.running = False
+        self.generation = self.sequence = 0
 
     def run(self) -> Snapshot:
         """Take the snapshot; return it committed."""
+        with host_locked(self.lock):
+            self.generation, self.sequence = assign_place(self.store, self.request)
         self.method = choose_method(field(self.request, "method", str, "auto"), self.overlay, self.folder)
         if self.method != "delta":
             self.image = os.open(
@@ -235,6 +240,8 @@ class SnapshotRun:
         """Return the manifest without what only the check and ``commit`` can fill in."""
         values = dict(
             field(self.request, "facts", dict),
+            generation=self.generation,
+            sequence=self.sequence,
             format=FORMAT,
             uuid=str(uuid.uuid4()),
             number=self.number,
@@ -252,6 +259,31 @@ class SnapshotRun:
             reason=field(self.request, "reason", str, ""),
         )
         return read_request(Manifest, values)
+
+
+def assign_place(store: Store, request: Dict[str, Any]) -> Tuple[int, int]:
+    """Return generation and sequence number of a new snapshot; the lease has the number before the snapshot begins.
+
+    A crash leaves a gap. A full disk of the lease does not prevent a snapshot: its store has the number as well.
+
+    Raises:
+        Problem: another run holds the lease's lock, or the lease is unreadable.
+    """
+    facts, lease = field(request, "facts", dict), field(request, "lease", str, "")
+    generation, used = last_place(facts["host"], facts["generation"], [vars(one.manifest) for one in store.list()[0]])
+    if not lease:
+        return generation, used + 1
+    try:
+        # Without a lock of the host to take, the caller holds that one and the lease's.
+        locked = not field(request, "lock", str)
+        return generation, advance_sequence(lease, used, wait_s=LOCK_WAIT_S, locked=locked)
+    except Locked:
+        raise Busy("another run is at work on the lease")
+    except (ValueError, TypeError) as error:
+        raise Problem("the lease file %s cannot be read: %s" % (lease, error), "sms status", 3)
+    except OSError as error:
+        protocol.note("note: the lease does not have the snapshot's sequence number: %s" % error)
+        return generation, used + 1
 
 
 def file_identity(state: os.stat_result) -> List[int]:

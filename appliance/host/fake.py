@@ -15,6 +15,7 @@ from appliance.host.base import (
 from appliance.host.stream import LineReader, Stream
 from appliance.shared.files import ALWAYS
 from appliance.shared.history import AppendLine
+from appliance.shared.lease import WRITTEN, SwapLease
 from appliance.shared.overlay import MarkOverlay, OverlayMark
 from appliance.shared.records import to_json
 from appliance.shared.requests import Request
@@ -115,6 +116,9 @@ class Fake(Host):
         """Change the contents of ``files``; a request that is not handled here is an error of the test."""
         if isinstance(request, MarkOverlay):
             return self.write(request.path, to_json(OverlayMark(request.cluster, request.generation)))
+        if isinstance(request, SwapLease):
+            self.files[request.path] = request.text.encode()
+            return WRITTEN
         assert isinstance(request, AppendLine), f"no answer for {request}"
         self.files[request.path] = self.files.get(request.path, b"") + request.line.encode() + b"\n"
         return None

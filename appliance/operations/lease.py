@@ -20,6 +20,7 @@ from appliance.plan.migration.lease import (
     has_own_overlay,
     may_take,
     merge_update,
+    raise_above,
     read_lease,
     release,
     take,
@@ -57,6 +58,8 @@ class Leases:
         self.unwritten: dict[str, SmsError] = {}
         """Hosts that answer, but whose files ``take`` could not write, and the reason."""
         self.queried_at = 0.0
+        self.floor = 0
+        """The highest generation known from elsewhere than lease files; a new one is above it."""
         self._data: dict[str, bytes | None] = {}
 
     @property
@@ -145,9 +148,10 @@ class Leases:
             Refused: another host holds it, or runs an instance.
         """
         cluster = self.cluster.site.cluster
-        return may_take(
+        lease = may_take(
             self.me, self.views, cluster, now=time.time(), generation_bump=generation_bump, without=self.without
         )
+        return replace(lease, generation=max(lease.generation, self.floor + generation_bump))
 
     def take(self, *, generation_bump: int = 1) -> Lease:
         """Take the lease according to the last query: write it to all files, in the same order in every run.
@@ -378,6 +382,25 @@ def check_lease(host: Host, cluster: Cluster, *, fenced: Collection[str] = ()) -
     if not has_own_overlay(lease, host.name) and lease.holder not in fenced:
         take(lease, host.name, now=time.time())
     return lease
+
+
+def raise_lease(host: Host, cluster: Cluster, generation: int, *, locked: bool = False) -> None:
+    """Raise the generation of the lease of ``host`` above that of a snapshot, unless another host holds it.
+
+    Snapshots taken later are then newer than that one.
+
+    Args:
+        locked: the caller holds the lock of the lease file (``hold_lease_still``).
+
+    Raises:
+        Refused: another run changes the lease.
+    """
+    path = str(cluster.places.lease)
+    before = host.read(path)
+    raised = raise_above(_read(before, cluster, host), host.name, generation)
+    if raised:
+        swap = SwapLease(path, raised.text().decode(), digest(before), wait_s=OWN_WAIT_S, locked=locked)
+        _check_outcome(agent.perform(host, swap))
 
 
 def restore_lease(host: Host, cluster: Cluster, before: Lease) -> None:

@@ -8,15 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Optional
 
 from appliance.shared.files import ALWAYS, replace_file
 from appliance.shared.locks import Locked, hold_lock
 
 MAX_GENERATION = 1 << 40
-"""Enough for a million failovers a day for three years."""
+"""Enough for a million failovers a day for three years; also the limit of the sequence number."""
+LAST_GENERATION = 1000000
+"""Of a snapshot: one start per minute for two years. A larger one would make its snapshot the latest forever."""
+LAST_RAISING = LAST_GENERATION // 2
+"""Generation up to which a snapshot, a history or a remote copy raises the lease. They may come from another host: what
+this host takes afterwards must remain valid there."""
 MAX_NAME_LENGTH = 255
 """Characters of a name."""
 
@@ -29,9 +34,10 @@ changed; another run holds its lock."""
 class Lease:
     """The contents of a lease file.
 
-    ``holder`` is the name of an admin host, None when the lease is free; ``since`` is Unix time in seconds; ``file`` is
-    the admin host that the file belongs to. A copy in another host's folder has that host's name: the holder's overlay
-    is not in that folder. Empty: not known. ``last`` is the host that released it; empty: not known.
+    ``holder`` is the name of an admin host, None when the lease is free; ``since`` is Unix time in seconds, 0 if it was
+    never taken; ``file`` is the admin host that the file belongs to. A copy in another host's folder has that host's
+    name: the holder's overlay is not in that folder. Empty: not known. ``last`` is the host that released it; empty:
+    not known. ``sequence`` is the number of the last snapshot that the file's host began to take.
     """
 
     cluster: str
@@ -40,6 +46,7 @@ class Lease:
     since: float = 0.0
     file: str = ""
     last: str = ""
+    sequence: int = 0
 
     @property
     def taker(self) -> str:
@@ -49,7 +56,7 @@ class Lease:
     def text(self) -> bytes:
         """Return the contents of the file."""
         facts = asdict(self)
-        for name in ("file", "last"):
+        for name in ("file", "last", "sequence"):
             if not facts[name]:
                 del facts[name]
         return (json.dumps(facts, indent=1) + "\n").encode()
@@ -64,6 +71,8 @@ def parse_lease(data: bytes) -> Lease:
     lease = Lease(**json.loads(data))
     if type(lease.generation) is not int or not 0 <= lease.generation <= MAX_GENERATION:
         raise ValueError(f"generation {str(lease.generation)[:20]!r}")
+    if type(lease.sequence) is not int or not 0 <= lease.sequence <= MAX_GENERATION:
+        raise ValueError(f"sequence {str(lease.sequence)[:20]!r}")
     if not isinstance(lease.since, (int, float)):
         raise TypeError("since is not a time")
     for name in (lease.cluster, lease.file, lease.last, lease.holder or "-"):
@@ -106,11 +115,12 @@ class SwapLease:
     """Replace lease file ``path`` by ``text``, under the file's lock, if it is still as the writer knows it.
 
     A generation is never lowered. An unreadable file counts as generation 0: only a writer that does not require a
-    ``digest``, such as the agent of a migration, replaces it.
+    ``digest``, such as the agent of a migration, replaces it; the file's sequence number is then kept.
 
     ``digest``: that the file must have; empty: any. ``generation``: that the file must have; None: any.
     ``written``: digests of what this run has written for other hosts. A file with one of them is the same file, in a
     folder that hosts share, and only the text of the writer's ``own`` host replaces it. ``wait_s``: for the lock.
+    ``locked``: the caller holds the lock.
     """
 
     path: str
@@ -120,6 +130,7 @@ class SwapLease:
     written: tuple[str, ...] = ()
     own: bool = True
     wait_s: float = 0.0
+    locked: bool = False
 
     def perform(self, may_commit: AbstractContextManager[bool] = ALWAYS) -> str:
         """Return the outcome.
@@ -132,9 +143,11 @@ class SwapLease:
         """
         os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
         try:
-            with hold_lock(self.path + ".lock", wait_s=self.wait_s):
+            with _locked(self.path, wait_s=self.wait_s, by_caller=self.locked):
                 data = read_file(self.path)
                 found, generation, new = digest(data), peek(data)[0], self.text.encode()
+                if not self.digest:
+                    new = _keep_sequence(data, new)
                 if found in self.written and not self.own:
                     return SAME
                 if self.digest and found not in (self.digest, *self.written):
@@ -144,3 +157,41 @@ class SwapLease:
                 return WRITTEN if replace_file(self.path, new, may_commit=may_commit) else BUSY
         except Locked:
             return BUSY
+
+
+def _locked(path: str, *, wait_s: float, by_caller: bool) -> AbstractContextManager[None]:
+    return nullcontext() if by_caller else hold_lock(path + ".lock", wait_s=wait_s)
+
+
+def _keep_sequence(old: bytes | None, new: bytes) -> bytes:
+    """Return the new contents of a file, with the sequence number of the old ones where that is higher."""
+    try:
+        before, after = parse_lease(old or b""), parse_lease(new)
+    except (ValueError, TypeError):
+        return new
+    return replace(after, sequence=before.sequence).text() if before.sequence > after.sequence else new
+
+
+def advance_sequence(path: str, used: int, *, wait_s: float = 0.0, locked: bool = False) -> int:
+    """Return the next sequence number: above that in lease file ``path`` and above ``used``; the file has it then.
+
+    It is on the disk when this returns. Where there is no file none is created: a lost lease must stay recognizable.
+
+    Args:
+        used: the highest one known from snapshots.
+        wait_s: seconds to wait for the file's lock.
+        locked: the caller holds the lock.
+
+    Raises:
+        Locked: another run holds the lock.
+        OSError: the file cannot be written.
+        ValueError, TypeError: it is not a lease.
+    """
+    with _locked(path, wait_s=wait_s, by_caller=locked):
+        data = read_file(path)
+        if data is None:
+            return used + 1
+        lease = parse_lease(data)
+        number = max(lease.sequence, used) + 1
+        replace_file(path, replace(lease, sequence=number).text())
+        return number

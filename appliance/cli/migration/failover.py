@@ -44,6 +44,11 @@ def add(verbs: Verbs) -> None:
     parser.add_argument(
         "--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take to answer (60)"
     )
+    parser.add_argument(
+        "--without-remote",
+        action="store_true",
+        help="start although every lease was lost and a host or repository that may know it does not answer",
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="run all checks and change nothing")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -54,7 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.migration.failover import FailoverOptions, failover, plan_failover
 
     cluster, host, shown = open_target(arguments)
-    options = FailoverOptions(arguments.fenced, arguments.shared, arguments.snapshot, arguments.image, arguments.wait)
+    options = FailoverOptions(
+        arguments.fenced,
+        arguments.shared,
+        arguments.snapshot,
+        arguments.image,
+        arguments.wait,
+        arguments.without_remote,
+    )
     if arguments.dry_run:
         plan = plan_failover(cluster, host, options, shown)
         print_result(arguments, plan, plan.steps)

@@ -30,6 +30,11 @@ def add(verbs: Verbs) -> None:
         "--wait", type=seconds, default=60, metavar="SECONDS", help="how long services may take to answer (60)"
     )
     parser.add_argument("--keep", action="store_true", help="leave it running even if a service does not answer")
+    parser.add_argument(
+        "--without-remote",
+        action="store_true",
+        help="start although every lease was lost and a host or repository that may know it does not answer",
+    )
     parser.add_argument("--boot", action="store_true", help="start only if it ran here at shutdown")
     parser.add_argument("-n", "--dry-run", action="store_true", help="run all checks and change nothing")
     add_json(parser)
@@ -43,11 +48,17 @@ def run(arguments: argparse.Namespace) -> int:
     from appliance.operations.services.start import StartOptions, rehearse_start, start
 
     cluster, host, shown = open_target(arguments)
+    options = StartOptions(
+        arguments.image,
+        arguments.wait,
+        keep=arguments.keep,
+        boot=arguments.boot,
+        without_remote=arguments.without_remote,
+    )
     if arguments.dry_run:
-        commands = rehearse_start(cluster, host, shown, image=arguments.image)
+        commands = rehearse_start(cluster, host, shown, options)
         print_result(arguments, commands, commands)
         return 0
-    options = StartOptions(arguments.image, arguments.wait, keep=arguments.keep, boot=arguments.boot)
     started = start(cluster, host, shown, options)
     if started is None:
         holder = query_lease(host, cluster).holder

@@ -17,11 +17,18 @@ from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.preflight import check_bridges, check_programs
+from appliance.operations.services.generation import find_known
 from appliance.operations.services.start import Started, StartOptions, start
 from appliance.operations.snapshots.list import find_snapshot, list_snapshots
 from appliance.operations.snapshots.restore import restore
 from appliance.plan.machine import inside_argv
-from appliance.plan.migration.failover import OpenFailover, choose_snapshot, find_open_failover, measure_loss
+from appliance.plan.migration.failover import (
+    OpenFailover,
+    choose_snapshot,
+    find_open_failover,
+    has_newer,
+    measure_loss,
+)
 from appliance.plan.migration.lease import GENERATION_BUMP, find_holder, has_own_overlay
 from appliance.plan.snapshots.offsite import LATEST
 from appliance.progress import Progress
@@ -37,6 +44,7 @@ class FailoverOptions:
 
     ``fenced``: the user has verified that the failed host is off. ``shared``: the overlay on this host is that of the
     failed host. ``snapshot``: start from this snapshot, a number or ``latest``, instead of an overlay on this host.
+    ``without_remote``: as for a start.
     """
 
     fenced: bool = False
@@ -44,6 +52,7 @@ class FailoverOptions:
     snapshot: str = ""
     image: Path | None = None
     wait_s: float = 60
+    without_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,12 +150,12 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
         own = leases.views[host.name].lease
         held = own is not None and own.holder == host.name
         interrupted = find_open_failover(read_history(cluster, host), top=top, holds_lease=held)
-        if interrupted and interrupted.taken and not held:
-            newest = choose_snapshot(list_snapshots(cluster, host).snapshots)
-            if newest and newest["taken"] > interrupted.taken:
-                interrupted = None  # this snapshot shows that the services container has run since
+        again = interrupted.snapshot if interrupted and not held else None
+        if again and has_newer(list_snapshots(cluster, host).snapshots, again):
+            interrupted = None
         old = _failed_hosts(leases, interrupted)
         step.detail(f"{', '.join(old)} held the lease")
+        known = find_known(cluster, leases, without=old, without_remote=options.without_remote)
     if not options.fenced:
         for name in old:
             check_fence(_admin(cluster, name))
@@ -165,7 +174,7 @@ def plan_failover(cluster: Cluster, host: Host, options: FailoverOptions, progre
     plan = Plan(
         host.name,
         old,
-        top + GENERATION_BUMP,
+        max(top, known.generation) + GENERATION_BUMP,
         shared,
         snapshot,
         (),
@@ -292,6 +301,7 @@ def _start(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions, p
         keep=True,  # there is no host to roll back to: a partial start is better than none
         fenced=plan.old,
         generation_bump=1 if plan.taken else GENERATION_BUMP,
+        without_remote=options.without_remote,
     )
     started = start(cluster, host, progress, start_options)
     assert started  # None is for a start at boot

@@ -35,6 +35,7 @@ from appliance.operations.overlay.overlay import (
 )
 from appliance.operations.preflight import check_bridges, check_programs, find_instance, lock_host, refuse_taken
 from appliance.operations.services.boot import install_unit
+from appliance.operations.services.generation import Known, find_known
 from appliance.operations.services.guarded import start_guard
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import image_of_unfinished, recover_migration, refuse_interrupted
@@ -102,6 +103,7 @@ class StartOptions:
         unit: install the systemd unit and start the guard.
         fenced: admin hosts that are known to be off: the lease is taken even if they hold it.
         generation_bump: added to the generation of the lease.
+        without_remote: start although every lease was lost and a remote copy of the state does not answer.
     """
 
     image: Path | None = None
@@ -111,6 +113,7 @@ class StartOptions:
     unit: bool = True
     fenced: tuple[str, ...] = ()
     generation_bump: int = 1
+    without_remote: bool = False
 
 
 def start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> Started | None:
@@ -177,7 +180,7 @@ def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progr
         progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")
 
 
-def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: Path | None = None) -> list[str]:
+def rehearse_start(cluster: Cluster, host: Host, progress: Progress, options: StartOptions) -> list[str]:
     """Run all checks of a start and return the commands that it would run. Sends the image, changes nothing else.
 
     Raises:
@@ -189,8 +192,9 @@ def rehearse_start(cluster: Cluster, host: Host, progress: Progress, *, image: P
     with progress.step("check the host"):
         check_bridges(cluster, host)
         refuse_taken(cluster, host)
-    trusted = trust(cluster, host, *deliver(cluster, host, image, progress))
+    trusted = trust(cluster, host, *deliver(cluster, host, options.image, progress))
     leases = query_all_leases(host, cluster)
+    find_known(cluster, leases, without_remote=options.without_remote)
     leases.check()
     refuse_older(cluster, host, leases, set_aside=False)
     exists = check_overlay(cluster, host)
@@ -234,13 +238,16 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
     stopwatch = Stopwatch(parts)
     leases = Leases(host, cluster, without=options.fenced)
     with ThreadPoolExecutor(1) as pool:
-        query = pool.submit(leases.prepare)  # while the image is verified
+        query = pool.submit(_query_known, cluster, leases, options)  # while the image is verified
         with progress.step("check the host"):
             check_bridges(cluster, host)
             check_overlay(cluster, host)
         stopwatch.lap("preflight")
         image = _verify_image(cluster, host, progress, options.image, stopwatch)
-        query.result()
+        known = query.result()
+    for line in known.notes:
+        progress.report(line)
+    leases.floor = known.generation
     with ExitStack() as undo:
         lease = _take_lease(host, leases, progress, undo, generation_bump=options.generation_bump)
         open_mirror(cluster, host, progress, patience_s=DISK_WAIT_S if options.boot else 0)
@@ -257,6 +264,11 @@ def _start(cluster: Cluster, host: Host, progress: Progress, options: StartOptio
         stopwatch.lap("record")
         undo.pop_all()
     return Started(host.name, image.path, image.key, image.signer, lease.generation, parts=parts, services=services)
+
+
+def _query_known(cluster: Cluster, leases: Leases, options: StartOptions) -> Known:
+    leases.prepare()
+    return find_known(cluster, leases, without_remote=options.without_remote)
 
 
 def _verify_image(cluster: Cluster, host: Host, progress: Progress, chosen: Path | None, stopwatch: Stopwatch) -> Image:

@@ -11,7 +11,7 @@ from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.snapshots.list import Listing, Snapshot, list_snapshots, store
-from appliance.plan.snapshots.retention import NEWEST, Candidate, Decision, decide
+from appliance.plan.snapshots.retention import NEWEST, Candidate, Decision, decide, newest_of_hosts
 from appliance.progress import Progress
 from appliance.tools import agent
 
@@ -58,10 +58,10 @@ def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progre
 
     Raises:
         Busy: another run adds or reads snapshots.
-        Refused: there is no such snapshot, or it is the newest verified one.
+        Refused: there is no such snapshot, or it is the newest verified one, of all or of an admin host.
     """
     listing = list_snapshots(cluster, host)
-    decisions = choose(listing, numbers) if numbers else by_rule(cluster, listing)
+    decisions = choose(cluster, listing, numbers) if numbers else by_rule(cluster, listing)
     found = Pruned(host.name, listing.snapshots, tuple(decisions), listing.broken, stored_bytes=listing.stored_bytes)
     # Even without snapshots there may be chunks of a run that was killed.
     if dry_run or not listing.stored_bytes:
@@ -81,29 +81,38 @@ def prune(cluster: Cluster, host: Host, numbers: Sequence[int], progress: Progre
 
 def by_rule(cluster: Cluster, listing: Listing) -> list[Decision]:
     """Decide by the site's retention; snapshots with an unreadable manifest are left alone."""
-    candidates = [
-        Candidate(one["number"], one["taken"], bool(one["health"].get("ok")), one.get("reason", ""))
+    return decide(_candidates(listing), cluster.site.retention, now=time.time())
+
+
+def _candidates(listing: Listing) -> list[Candidate]:
+    return [
+        Candidate(one["number"], one["taken"], bool(one["health"].get("ok")), one.get("reason", ""), one["host"])
         for one in listing.snapshots
     ]
-    return decide(candidates, cluster.site.retention, now=time.time())
 
 
-def choose(listing: Listing, numbers: Sequence[int]) -> list[Decision]:
+def choose(cluster: Cluster, listing: Listing, numbers: Sequence[int]) -> list[Decision]:
     """Decide to remove the given numbers and to keep all others.
 
     Raises:
-        Refused: there is no such snapshot, or it is the newest verified one.
+        Refused: there is no such snapshot, or it is the newest verified one, of all or of an admin host.
     """
     known = [one["number"] for one in listing.snapshots]
     unknown = sorted(set(numbers) - set(known) - set(listing.broken))
     if unknown:
         raise Refused(f"there is no snapshot {unknown[0]} on {listing.host}", hint="`sms overlay list` shows all")
     newest = next((one["number"] for one in reversed(listing.snapshots) if one["health"].get("ok")), None)
+    take = f"take a newer one first: sms overlay snapshot --host {listing.host}"
     if newest in numbers:
-        raise Refused(
-            f"snapshot {newest} is the newest verified one on {listing.host} and is not removed",
-            hint=f"take a newer one first: sms overlay snapshot --host {listing.host}",
-        )
+        raise Refused(f"snapshot {newest} is the newest verified one on {listing.host} and is not removed", hint=take)
+    admins = [admin.name for admin in cluster.site.admin_hosts]
+    for one in newest_of_hosts(_candidates(listing)):
+        if one.number in numbers and one.verified and one.host in admins:
+            push = f"push a newer one first: sms overlay push --host {one.host} --to {listing.host}"
+            raise Refused(
+                f"snapshot {one.number} is the newest verified one of {one.host} and is not removed",
+                hint=take if one.host == listing.host else push,
+            )
     return [
         Decision(
             number, number not in numbers, (NAMED if number in numbers else NEWEST if number == newest else NOT_NAMED,)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from appliance.errors import Refused
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
+from appliance.operations.lease import raise_lease
+from appliance.operations.preflight import lock_host
 from appliance.operations.snapshots.list import Snapshot, list_snapshots
 from appliance.operations.snapshots.push import choose_targets
 from appliance.operations.snapshots.transfer import Offsite, Sent, send
-from appliance.plan.snapshots.offsite import BORG, find, order
+from appliance.plan.snapshots.offsite import BORG, find
 from appliance.plan.snapshots.offsite import archive_name as archive_name  # for the cli, too
 from appliance.progress import Progress
+from appliance.shared.order import order
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def pull(
 ) -> Pulled:
     """Fetch a snapshot into the store of ``host``; it is checked as a new snapshot is.
 
+    The lease of ``host`` is raised above the snapshot's generation before, so that snapshots taken later are newer.
+
     Args:
         source: ``borg`` or an admin host.
         selector: ``latest``, a number, an archive name, or the beginning of a uuid.
@@ -87,6 +92,9 @@ def pull(
         one = find_remote(list_remote(cluster, host, source), source, selector)
         here = [local for local in list_snapshots(cluster, host).snapshots if local["health"].get("ok")]
         same = next((local["number"] for local in here if local["uuid"] == one["uuid"]), 0)
+        if not dry_run:
+            with lock_host(cluster, host):
+                raise_lease(host, cluster, one["generation"])
         if same or dry_run:
             return Pulled(source, one["number"], same, bool(same), 0)
         sent: Sent

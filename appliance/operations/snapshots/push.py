@@ -15,6 +15,7 @@ from appliance.operations.snapshots.prune import by_rule, prune
 from appliance.operations.snapshots.transfer import Offsite, Sent, estimate, send
 from appliance.plan.snapshots.offsite import BORG, LATEST, archive_name, missing
 from appliance.progress import Progress
+from appliance.shared.order import order
 
 PUSHED, PRESENT, WOULD_PUSH, FAILED = "pushed", "present", "would push", "failed"
 REMOVED, WOULD_REMOVE = "removed", "would remove"
@@ -200,8 +201,7 @@ def plan_removals(cluster: Cluster, listing: Listing, incoming: Sequence[Snapsho
         number = one["number"] if one["number"] not in used else max(used) + 1
         used.add(number)
         both.append({**one, "number": number})
-    both.sort(key=lambda one: one["number"])
-    decisions = by_rule(cluster, replace(listing, snapshots=tuple(both)))
+    decisions = by_rule(cluster, replace(listing, snapshots=tuple(sorted(both, key=order))))
     return [one.number for one in decisions if not one.keep and one.number in taken]
 
 

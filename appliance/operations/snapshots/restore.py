@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
-from appliance.operations.lease import check_lease
+from appliance.operations.lease import check_lease, raise_lease
 from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
@@ -55,6 +55,8 @@ def restore(
 ) -> Restored:
     """Replace the overlay by a snapshot; with ``name``, write it to a new file.
 
+    Before it is replaced, the lease is raised above the snapshot's generation.
+
     Args:
         selector: its number, or ``latest``.
         name: a name beside the overlay, or an absolute path.
@@ -72,6 +74,7 @@ def restore(
     with keep_stopped(cluster, host, fenced=fenced) as lease:
         path = real_path(cluster, host)
         kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
+        raise_lease(host, cluster, chosen["generation"], locked=True)
         same = kept is not None and kept.same
         size, seconds = chosen["used_bytes"], 0.0
         if not same:

@@ -13,7 +13,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirror import scrub
 from appliance.operations.overlay.mirrored import find_mirror
-from appliance.operations.preflight import only_one
+from appliance.operations.preflight import find_instance, only_one
 from appliance.operations.snapshots.list import store
 from appliance.operations.snapshots.prune import prune
 from appliance.operations.snapshots.push import FAILED, PushOptions, push, site_targets
@@ -105,7 +105,8 @@ def run_scheduled(cluster: Cluster, host: Host, progress: Progress, options: Sna
     try:
         try:
             lease = query_lease(host, cluster)
-            if lease.holder != host.name:
+            # An instance whose lease was lost still needs snapshots.
+            if lease.holder != host.name and (lease.since or not find_instance(cluster, host)):
                 return None
             work.generation = lease.generation
             work.missed = detect_gap(cluster, host, lease, started)

@@ -178,6 +178,7 @@ def take_snapshot(
         "overlay": str(cluster.places.overlay),
         # The services container must not be stopped during the freeze.
         "lock": str(cluster.places.lock) if running else "",
+        "lease": str(cluster.places.lease),
         "method": options.method or cluster.site.snapshots.method,
         "freeze_limit_s": options.freeze_limit_s,
         "facts": {
@@ -199,8 +200,12 @@ def take_snapshot(
 def _generation(lease: Lease, host: str, note: StartNote | None, running: bool) -> int:
     """Return the generation of the lease under which the overlay was last written.
 
-    Where hosts do not share the overlay, a stopped one has nothing of what another host wrote since.
+    Where hosts do not share the overlay, a stopped one has nothing of what another host wrote since. Where the lease
+    was lost, the note of the last start has it.
     """
-    if running or lease.file != host or not note:
-        return lease.generation
-    return min(lease.generation, note.generation)
+    noted = note.generation if note else 0
+    if running:
+        return max(lease.generation, noted)
+    if not lease.since:
+        return noted
+    return min(lease.generation, noted) if note and lease.file == host else lease.generation

@@ -18,11 +18,11 @@ from appliance.operations.history import note
 from appliance.operations.image.copy import DIGEST_S, HostFile, copy_file, remove_partial
 from appliance.operations.vm.image import deliver_vm, fetch_vm, find_vm_image
 from appliance.operations.vm.live import check_same_image, move_live
-from appliance.operations.vm.snapshots import NOTE, VmSnapshot
+from appliance.operations.vm.snapshots import NOTE, VmSnapshot, list_folder
 from appliance.operations.vm.start import StartOptions, VmNote, check_target, read_note, shares_disks, start_vm
 from appliance.operations.vm.stop import stop_locked
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, find_vm, lock_vm_everywhere, view_hosts
-from appliance.plan.vm.holder import Holder, newest_holder
+from appliance.plan.vm.holder import Holder, newest_holder, read_holder, stale_generation
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.shared.records import to_json
@@ -161,7 +161,8 @@ def _transfer_disks(
                 undo.callback(remove_partial, target, beside)  # the VM goes on with the source's disk
                 found = HostFile(source, path, find_digest(source, path, timeout=DIGEST_S))
                 copy_file(found, target, beside, f"the disk {disk}", progress)
-            _keep_as_snapshot(target, where, "moved over", prefix="before-arrival")
+            generation = stale_generation(target.name, read_holder(target.read(str(where.holder))))
+            _keep_as_snapshot(target, where, "moved over", prefix="before-arrival", generation=generation)
             for disk in DISKS:
                 target.run("mv", "-T", "--", f"{where.disks}/{disk}.arrived", f"{where.disks}/{disk}.qcow2")
             if digest := source.read(str(where.root_image)):
@@ -174,11 +175,16 @@ def _transfer_disks(
         return
     source.write(str(where.holder), to_json(holder), mode=0o600)
     with progress.step(f"keep the disks of {source.name} as a snapshot") as step:
-        step.detail(_keep_as_snapshot(source, where, f"moved to {target.name}", prefix="before-move"))
+        reason = f"moved to {target.name}"
+        step.detail(_keep_as_snapshot(source, where, reason, prefix="before-move", generation=holder.generation - 1))
 
 
-def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str) -> str:
-    """Turn a host's disks into a snapshot. Returns its name; empty if the host had no disks."""
+def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, generation: int) -> str:
+    """Turn a host's disks into a snapshot. Returns its name; empty if the host had no disks.
+
+    Args:
+        generation: under which the disks were written last.
+    """
     present = [path for path in (where.root, where.state, where.root_image) if host.works("test", "-e", str(path))]
     if not {where.root, where.state} & set(present):
         return ""
@@ -188,6 +194,7 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str) 
     # One command: it ends by itself if this process is killed.
     host.run("mv", "-t", f"{where.snapshots}/{kept}", "--", *map(str, present), timeout=4 * 3600)
     host.run("sync", "-f", str(where.disks), timeout=600)
-    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key)
+    sequence = max((one.sequence for one in list_folder(host, where)), default=0) + 1
+    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence)
     host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     return kept

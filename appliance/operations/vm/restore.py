@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.errors import Refused, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.vm.snapshots import NOTE, VmSnapshot, find_snapshot, verify_folder
+from appliance.operations.vm.snapshots import NOTE, VmSnapshot, assign_place, find_snapshot, verify_folder
 from appliance.operations.vm.vm import (
     check_programs,
     find_running,
@@ -18,7 +18,7 @@ from appliance.operations.vm.vm import (
     tidy,
     view_hosts,
 )
-from appliance.plan.vm.holder import check_disks_here
+from appliance.plan.vm.holder import check_disks_here, newest_holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
@@ -61,7 +61,9 @@ def restore_vm(cluster: Cluster, host: Host, progress: Progress, name: str) -> R
                 raise
         kept = f"before-restore-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         with progress.step("exchange the disks") as step:
-            _exchange(host, where, kept)
+            generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
+            about = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore")
+            _exchange(host, where, replace(about, generation=generation, sequence=sequence))
             step.detail(f"the old disks are kept as snapshot {kept}")
         note(cluster, host, "vm restore", "restored", name=snapshot.name, kept=kept)
     return RestoredVm(host.name, snapshot.name, kept, snapshot.taken)
@@ -96,10 +98,9 @@ def check_restore(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
     return snapshot
 
 
-def _exchange(host: Host, where: VmPlaces, kept: str) -> None:
+def _exchange(host: Host, where: VmPlaces, kept: VmSnapshot) -> None:
     """Record the exchange, then run it: after a crash the next run completes it."""
-    now = VmSnapshot(kept, round(time.time(), 3), reason="the disks before a restore", verified=False)
-    host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
-    host.write(f"{where.snapshots}/{kept}/{NOTE}", now.note(), mode=0o600)
-    host.write(str(where.restore), kept.encode(), mode=0o600)
+    host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept.name}")
+    host.write(f"{where.snapshots}/{kept.name}/{NOTE}", kept.note(), mode=0o600)
+    host.write(str(where.restore), kept.name.encode(), mode=0o600)
     finish_restore(host, where)

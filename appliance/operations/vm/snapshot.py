@@ -15,9 +15,16 @@ from appliance.errors import Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note
-from appliance.operations.vm.snapshots import NOTE, VmSnapshot, check_name, remove, verify_folder
+from appliance.operations.vm.snapshots import (
+    NOTE,
+    VmSnapshot,
+    assign_place,
+    check_name,
+    remove,
+    verify_folder,
+)
 from appliance.operations.vm.vm import DISKS, check_programs, find_running, lock_vm_everywhere, tidy, view_hosts
-from appliance.plan.vm.holder import check_disks_here
+from appliance.plan.vm.holder import check_disks_here, newest_holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
 from appliance.tools import files
@@ -78,6 +85,7 @@ def take_locked(
         find = ("find", str(where.snapshots), "-mindepth", "1", "-maxdepth", "1", "-name", "*.part")
         host.run(*find, "-exec", "rm", "-rf", "--", "{}", "+")
         host.run("mkdir", "-m", "0700", part)
+        generation, sequence = assign_place(host, where, newest_holder(view_hosts(cluster, host)))
         taken, frozen_ms = time.time(), 0.0
         with progress.step("copy both disks") as step:
             if running:
@@ -88,6 +96,7 @@ def take_locked(
                     files.copy_sparse(host, str(source), f"{part}/{source.name}", timeout=COPY_S)
                 host.run("sync", "-f", part, timeout=COPY_S)
         snapshot = VmSnapshot(name, round(taken, 3), round(frozen_ms, 1), running, reason, key)
+        snapshot = replace(snapshot, generation=generation, sequence=sequence)
         with progress.step("verify it"):
             verify_folder(host, part)
         snapshot = replace(snapshot, verified=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
 from appliance.operations.context import Cluster
 from appliance.operations.vm.vm import all_hosts, lock_vm_everywhere
+from appliance.plan.vm.holder import Holder
 from appliance.plan.vm.vm import VmPlaces
 from appliance.progress import Progress
-from appliance.shared.records import from_value
+from appliance.shared.order import order
+from appliance.shared.records import from_value, to_json
 from appliance.tools.scripts import script_argv
 
 NOTE = "snapshot.json"
@@ -33,6 +36,8 @@ class VmSnapshot:
         reason: why it was taken, if given.
         key: digest of the manifest of the image that its root is an overlay of; empty if unknown.
         verified: whether both disks and the state's file system were checked without errors.
+        generation, sequence: decide the order (shared/order.py); 0 in records of earlier versions.
+        readable: whether its record could be read.
     """
 
     name: str
@@ -42,12 +47,15 @@ class VmSnapshot:
     reason: str = ""
     key: str = ""
     verified: bool = False
+    generation: int = 0
+    sequence: int = 0
     size_bytes: int = field(default=0, compare=False)
+    readable: bool = field(default=True, compare=False)
 
     def note(self) -> bytes:
         """Return the JSON record that is stored next to the disks."""
         record = asdict(self)
-        del record["size_bytes"], record["name"]
+        del record["size_bytes"], record["name"], record["readable"]
         return json.dumps(record).encode() + b"\n"
 
 
@@ -60,7 +68,12 @@ def check_name(name: str) -> str:
 
 def list_snapshots(cluster: Cluster, host: Host) -> list[VmSnapshot]:
     """Return all snapshots on the host, the oldest first."""
-    listed = host.run(*script_argv("vm-list", str(VmPlaces(cluster.site).snapshots)), ok=None, timeout=120)
+    return list_folder(host, VmPlaces(cluster.site))
+
+
+def list_folder(host: Host, where: VmPlaces) -> list[VmSnapshot]:
+    """Return all snapshots on the host, the oldest first."""
+    listed = host.run(*script_argv("vm-list", str(where.snapshots)), ok=None, timeout=120)
     return read_listed(listed.stdout.decode(errors="replace"))
 
 
@@ -73,8 +86,29 @@ def read_listed(output: str) -> list[VmSnapshot]:
             record = {**json.loads(text), "name": name, "size_bytes": int(kib) << 10}
             found.append(from_value(VmSnapshot, record))
         except (ValueError, TypeError):
-            found.append(VmSnapshot(name, 0, reason="its record cannot be read", size_bytes=int(kib) << 10))
-    return sorted(found, key=lambda one: (one.taken, one.name))
+            unreadable = "its record cannot be read"
+            found.append(VmSnapshot(name, 0, reason=unreadable, size_bytes=int(kib) << 10, readable=False))
+    return sorted(found, key=lambda one: order(vars(one)))
+
+
+def assign_place(host: Host, where: VmPlaces, newest: Holder | None) -> tuple[int, int]:
+    """Return generation and sequence number of a new snapshot of the current disks, after all others on the host.
+
+    The record of the disks' holder has the number when this returns. One that was lost is not created: the next start
+    has to notice that. The caller holds the lock of every host.
+
+    Args:
+        newest: the newest record of all hosts.
+    """
+    there = list_folder(host, where)
+    last = newest or Holder("", 0)
+    place = (
+        max([last.generation, *(one.generation for one in there)]),
+        max([last.sequence, *(one.sequence for one in there)]) + 1,
+    )
+    if newest:
+        host.write(str(where.holder), to_json(replace(newest, sequence=place[1])), mode=0o600)
+    return place
 
 
 def count_elsewhere(cluster: Cluster, host: Host) -> dict[str, int]:
@@ -90,14 +124,14 @@ def count_elsewhere(cluster: Cluster, host: Host) -> dict[str, int]:
 
 
 def find_snapshot(cluster: Cluster, host: Host, name: str) -> VmSnapshot:
-    """Return the snapshot of a name; ``latest`` is the newest one.
+    """Return the snapshot of a name; ``latest`` is the newest verified one, without any verified one the newest.
 
     Raises:
         Refused: there is no such snapshot.
     """
     there = list_snapshots(cluster, host)
     if name == "latest" and there:
-        return there[-1]
+        return ([one for one in there if one.verified] or there)[-1]
     for snapshot in there:
         if snapshot.name == name:
             return snapshot
@@ -134,15 +168,29 @@ def verify_snapshot(cluster: Cluster, host: Host, name: str, progress: Progress)
 def prune_snapshots(
     cluster: Cluster, host: Host, progress: Progress, *, keep: int, dry_run: bool = False
 ) -> list[VmSnapshot]:
-    """Remove all but the newest ``keep`` snapshots, at least one. Returns the removed ones."""
+    """Remove all but the newest ``keep`` snapshots, at least one; return the removed ones.
+
+    The newest verified one is never removed, nor one whose record cannot be read: it may be newer.
+    """
     if keep < 1:
         raise ConfigError("at least one snapshot must be kept", hint="`sms vm snapshot --prune 1`")
     with lock_vm_everywhere(cluster, host):
-        removed = list_snapshots(cluster, host)[:-keep]
+        removed = choose_removed(list_snapshots(cluster, host), keep)
         for snapshot in [] if dry_run else removed:
             with progress.step(f"remove {snapshot.name}"):
                 remove(host, f"{VmPlaces(cluster.site).snapshots}/{snapshot.name}")
     return removed
+
+
+def choose_removed(snapshots: Sequence[VmSnapshot], keep: int) -> list[VmSnapshot]:
+    """Return the snapshots that a prune removes.
+
+    Args:
+        snapshots: oldest first.
+    """
+    readable = [one for one in snapshots if one.readable]
+    verified = [one for one in readable if one.verified]
+    return [one for one in readable[:-keep] if one not in verified[-1:]]
 
 
 def remove(host: Host, folder: str) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 from appliance.errors import Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster
-from appliance.operations.history import note
+from appliance.operations.history import note, read_history
 from appliance.operations.site import ca
 from appliance.operations.vm.client import tls_folder
 from appliance.operations.vm.image import VmImage, deliver_vm
+from appliance.operations.vm.snapshots import list_snapshots
 from appliance.operations.vm.vm import (
     Health,
+    all_hosts,
     check_programs,
     find_running,
     finish_restore,
@@ -27,7 +29,7 @@ from appliance.operations.vm.vm import (
     view_hosts,
     wait_for_health,
 )
-from appliance.plan.vm.holder import Holder, HostView, may_start, newest_holder
+from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, newest_holder
 from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
@@ -193,7 +195,21 @@ def _choose_holder(cluster: Cluster, host: Host, views: list[HostView], options:
     """Return the holder record to write; raises Refused if the disks are on another host."""
     newest = newest_holder(views)
     shared = newest is not None and newest.holder != host.name and shares_disks(cluster, host, newest.holder)
-    return may_start(host.name, views, shared=shared, force=options.force)
+    chosen = may_start(host.name, views, shared=shared, force=options.force)
+    reachable = {view.name for view in views if view.reachable}
+    return follow_known(
+        chosen,
+        newest,
+        max(_known_generation(cluster, one) for one in all_hosts(cluster, host) if one.name in reachable),
+    )
+
+
+def _known_generation(cluster: Cluster, host: Host) -> int:
+    """Return the highest generation of the disks in a host's snapshots and history."""
+    events = [one for one in read_history(cluster, host) if str(one.get("verb")).startswith("vm ")]
+    numbers = [one.get("generation") for one in events]
+    known = [one.generation for one in list_snapshots(cluster, host)]
+    return max([0, *known, *(one for one in numbers if type(one) is int)])
 
 
 def shares_disks(cluster: Cluster, host: Host, other: str) -> bool:

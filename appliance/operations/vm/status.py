@@ -118,7 +118,7 @@ def _status(cluster: Cluster, host: Host, silent: tuple[str, ...]) -> VmStatus:
         written.image,
         written.digest,
         len(snapshots),
-        max((snapshot.taken for snapshot in snapshots), default=0),
+        snapshots[-1].taken if snapshots else 0,
         health.api,
         silent,
         issuer_days(written) if process else 0,

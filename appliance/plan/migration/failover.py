@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.plan.snapshots.retention import RESTORE
+from appliance.shared.order import order
 
 HistoryLine = Mapping[str, Any]
 """One line of the history of a host."""
 
 
 def choose_snapshot(snapshots: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the newest verified snapshot of the highest generation of the lease; None when there is none.
+    """Return the newest verified snapshot; None when there is none.
 
     A snapshot that a restore kept is never chosen: somebody replaced that state on purpose.
     """
     good = [one for one in snapshots if one["health"].get("ok") and not one["reason"].startswith(RESTORE)]
-    return max(good, key=lambda one: (one["generation"], one["taken"]), default=None)
+    return max(good, key=order, default=None)
 
 
 SIGN_S = 10.0
@@ -69,6 +70,15 @@ class OpenFailover:
     restored: bool = False
     generation: int = 0
     taken: float = 0.0
+
+
+def has_newer(snapshots: Sequence[Mapping[str, Any]], number: int) -> bool:
+    """Return whether there is a newer snapshot to start from than that of an interrupted failover.
+
+    It shows that the services container has run since; so does one that remains where that snapshot was pruned.
+    """
+    newest, chosen = choose_snapshot(snapshots), [one for one in snapshots if one["number"] == number]
+    return newest is not None and (not chosen or order(newest) > order(chosen[0]))
 
 
 def find_open_failover(history: Iterable[HistoryLine], *, top: int, holds_lease: bool) -> OpenFailover | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from appliance.errors import Refused, SmsError
-from appliance.shared.lease import Lease, parse_lease
+from appliance.shared.lease import LAST_RAISING, Lease, parse_lease
 
 GENERATION_BUMP = 1000
 """Added to the generation when an unreachable holder is superseded: it may have raised its own a few times."""
@@ -105,7 +105,33 @@ def may_take(
                 hint=f"check that host, then run this again; if it has failed, `sms failover {me}` fences it",
             )
     top = max((view.lease.generation for view in views.values() if view.lease), default=0)
-    return Lease(cluster, top + generation_bump, me, now, me)
+    mine = views[me].lease
+    return Lease(cluster, top + generation_bump, me, now, me, sequence=mine.sequence if mine else 0)
+
+
+def raise_above(mine: Lease, me: str, generation: int) -> Lease | None:
+    """Return the lease file of ``me`` with a generation above ``generation``, so that later snapshots sort after it.
+
+    None where it is above already, or where another host holds the lease: its generation is that host's. A lease that
+    was never taken stays one: the next start still has to query all that may know a higher generation.
+
+    Raises:
+        Refused: the generation is implausible; another host wrote it.
+    """
+    if not 0 <= generation <= LAST_RAISING:
+        raise Refused(
+            f"the snapshot is of generation {str(generation)[:20]}, which is not plausible",
+            hint="choose another one: `sms overlay list`, `sms overlay pull --list`",
+        )
+    if mine.holder not in (None, me) or mine.generation > generation:
+        return None
+    last = me if mine.holder is None and mine.since else mine.last
+    return replace(mine, generation=generation + 1, file=mine.file or me, last=last)
+
+
+def was_taken(views: Views) -> bool:
+    """Whether any reachable host knows a lease; if not, the cluster is new, or every copy of the lease was lost."""
+    return any(view.lease.since > 0 for view in views.values() if view.lease)
 
 
 def _is_reachable(views: Views, name: str | None) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from appliance.config.model import Retention
-from appliance.plan.snapshots.retention import LAST_DAY, Candidate, decide
+from appliance.plan.snapshots.retention import LAST_DAY, RESTORE, Candidate, decide
+from appliance.shared.order import order
 
 Manifest = dict[str, Any]
 """The manifest of a snapshot."""
@@ -34,11 +35,6 @@ def archive_glob(cluster: str) -> str:
     return f"sms-{cluster}-{ANY_NUMBER}-{ANY_UUID}"
 
 
-def order(manifest: Manifest) -> tuple[int, int]:
-    """Return the sort key: the lease's generation first, because clocks jump and differ between hosts."""
-    return (manifest["generation"], manifest["number"])
-
-
 def comment(manifest: Manifest) -> str:
     """Return a manifest as an archive's comment; braces are doubled because borg expands placeholders."""
     kept = {key: value for key, value in manifest.items() if key != "health"}
@@ -56,6 +52,7 @@ def read_comment(text: str, name: str) -> Manifest | None:
             isinstance(manifest[key], kind) and not isinstance(manifest[key], bool) for key, kind in ORDERED_BY.items()
         )
         valid = valid and 0 <= manifest["taken"] <= LAST_DAY and isinstance(manifest.get("reason", ""), str)
+        valid = valid and type(manifest.get("sequence", 0)) is int
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return manifest if valid else None
@@ -91,14 +88,18 @@ def not_kept(there: Sequence[Manifest], retention: Retention, *, now: float) -> 
     The rules are those of ``sms overlay prune``, not of ``borg prune``, which does not know the reasons of snapshots.
     """
     ordered = sorted(there, key=order)
-    candidates = [Candidate(at, one["taken"], True, one.get("reason", "")) for at, one in enumerate(ordered)]
+    candidates = [
+        Candidate(at, one["taken"], True, one.get("reason", ""), one["host"]) for at, one in enumerate(ordered)
+    ]
     return [ordered[one.number] for one in decide(candidates, retention, now=now) if not one.keep]
 
 
 def find(selector: str, there: Sequence[Manifest]) -> list[Manifest]:
     """Return the manifests that an archive name, a number, a uuid prefix or ``latest`` selects."""
     if selector == LATEST:
-        return sorted(there, key=order)[-1:]
+        # As on a host: a snapshot that a restore took holds the state that the user wanted to leave.
+        chosen = [one for one in there if not one.get("reason", "").startswith(RESTORE)]
+        return sorted(chosen or there, key=order)[-1:]
     named = [one for one in there if selector in (archive_name(one), one["uuid"])]
     if named:
         return named

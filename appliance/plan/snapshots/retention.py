@@ -21,12 +21,13 @@ LAST_DAY = 253_000_000_000
 
 @dataclass(frozen=True)
 class Candidate:
-    """The input of the rules for one snapshot; ``taken`` is in Unix seconds."""
+    """The input of the rules for one snapshot; ``taken`` is in Unix seconds. ``host`` took it; empty: not known."""
 
     number: int
     taken: float
     verified: bool
     reason: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def decide(
     """Decide for each snapshot whether it is kept.
 
     Age is given by the order, not by the time: clocks jump. Damaged snapshots do not count towards a rule; one is kept
-    until ``last`` verified ones are newer, because it may be the only one with the latest data.
+    until ``last`` verified ones are newer, because it may be the only one with the latest data. The newest one of each
+    host is always kept, and its newest verified one: however they are ordered, no host loses all of its snapshots.
 
     Args:
         snapshots: oldest first.
@@ -73,9 +75,22 @@ def decide(
     for one in snapshots:
         if _is_protected(one, now):
             kept[one.number].append(one.reason)
+    for one in newest_of_hosts(snapshots):
+        if not kept[one.number]:
+            kept[one.number].append(f"newest of {one.host}")
     return [
         Decision(one.number, bool(kept[one.number]), tuple(kept[one.number]) or (_why_not(one),)) for one in snapshots
     ]
+
+
+def newest_of_hosts(snapshots: Sequence[Candidate]) -> list[Candidate]:
+    """Return the newest snapshot of each host, and its newest verified one.
+
+    Args:
+        snapshots: oldest first.
+    """
+    newest = {(one.host, verified): one for one in snapshots for verified in {False, one.verified} if one.host}
+    return list(newest.values())
 
 
 def _by_count(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.errors import Refused
 from appliance.shared.records import RecordError, from_json
@@ -11,10 +11,14 @@ from appliance.shared.records import RecordError, from_json
 
 @dataclass(frozen=True)
 class Holder:
-    """The host that has the newest disks; ``generation`` grows each time they move to another host."""
+    """The host that has the newest disks; ``generation`` grows each time they move to another host.
+
+    ``sequence`` is the number of the last snapshot that was begun there.
+    """
 
     holder: str
     generation: int
+    sequence: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,27 @@ def read_holder(data: bytes | None) -> Holder | None:
 
 
 def newest_holder(views: Sequence[HostView]) -> Holder | None:
-    """Return the record with the highest generation."""
-    return max((view.holder for view in views if view.holder), key=lambda holder: holder.generation, default=None)
+    """Return the record with the highest generation, and of these the one with the highest sequence number."""
+    found = (view.holder for view in views if view.holder)
+    return max(found, key=lambda holder: (holder.generation, holder.sequence), default=None)
+
+
+def follow_known(holder: Holder, newest: Holder | None, known: int) -> Holder:
+    """Return the record to write, with a generation above the highest ``known`` one if the records were lost.
+
+    Args:
+        newest: the newest record.
+        known: from snapshots and histories; in general not above that of the newest record.
+    """
+    lost = known > (newest.generation if newest else 0)
+    return replace(holder, generation=max(holder.generation, known + 1)) if lost else holder
+
+
+def stale_generation(name: str, record: Holder | None) -> int:
+    """Return the generation of disks that were left on a host, by its own record, before newer ones arrive there."""
+    if record is None:
+        return 0
+    return record.generation if record.holder == name else max(record.generation - 1, 0)
 
 
 def has_disks(here: str, views: Sequence[HostView]) -> bool:

@@ -7,18 +7,16 @@ import signal
 import threading
 import time
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.errors import Refused, SmsError
-from appliance.host.base import CommandTimeout, Host, Result, Stuck, Unreachable
+from appliance.host.base import CommandTimeout, Host
 from appliance.host.local import Local
-from appliance.operations.context import Cluster, open_cluster
 from appliance.operations.history import note, read_history
-from appliance.operations.lease import Leases, check_lease, hold_taken_lease, query_lease, release_lease, take_lease
+from appliance.operations.lease import Leases, check_lease, hold_taken_lease, raise_lease, release_lease, take_lease
 from appliance.operations.migration import failover
 from appliance.operations.services import start
 from appliance.operations.services.guard import Guard
@@ -28,70 +26,7 @@ from appliance.shared.lease import Lease, SwapLease
 from appliance.shared.locks import hold_lock
 from appliance.shared.requests import Request
 from appliance.tools import agent
-from tests.places import DEBIAN_SITE
-
-STATE = "/state-of-this-host"
-ALIVE = "/run/sms/sample.alive"
-
-
-class HostInFolder(Local):
-    """A host whose state folder is a folder of this test; its network can be cut."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        super().__init__(name)
-        self.folder = folder
-        self.cut = False
-        self.stuck = False
-        self.remote = False
-        """Whether the agent performs requests, in a process of its own."""
-
-    def run(self, *argv: str, **options: Any) -> Result:
-        if self.cut:
-            raise Unreachable(f"{self.name}: interrupted")
-        if self.stuck and "query" in argv:
-            raise Stuck(f"{self.name}: no banner")
-        words = (word.replace(STATE, str(self.folder)).replace(ALIVE, str(self.folder / "alive")) for word in argv)
-        return super().run(*words, **options)
-
-    def hold(self, *argv: str, timeout: float = 30) -> AbstractContextManager[str]:
-        return super().hold(*(word.replace(STATE, str(self.folder)) for word in argv), timeout=timeout)
-
-    def perform(self, request: Request, may_commit: AbstractContextManager[bool] = ALWAYS) -> Any:
-        if self.cut:
-            raise Unreachable(f"{self.name}: interrupted")
-        if self.remote:
-            raise NotImplementedError
-        return super().perform(replace(request, path=request.path.replace(STATE, str(self.folder))), may_commit)
-
-
-class Pair:
-    """Two admin hosts."""
-
-    def __init__(self, tmp_path: Path, *, shared: bool) -> None:
-        opened = open_cluster(DEBIAN_SITE, Path(STATE), Silent())
-        admins = opened.site.admin_hosts
-        two = tuple(admins[0].model_copy(update={"name": name, "address": name}) for name in ("host-a", "host-b"))
-        self.cluster = Cluster(opened.site.model_copy(update={"admin_hosts": two}), opened.services, opened.base)
-        folders = {name: tmp_path / ("both" if shared else name) for name in ("host-a", "host-b")}
-        self.hosts = {name: HostInFolder(name, folder) for name, folder in folders.items()}
-
-    def leases(self, name: str, *, query: bool = True, without: tuple[str, ...] = ()) -> Leases:
-        found = Leases(self.hosts[name], self.cluster, without=without)
-        found.hosts |= {other: host for other, host in self.hosts.items() if other in found.hosts}
-        if query:
-            found.query()
-        return found
-
-    def take(self, name: str) -> int:
-        return take_lease(self.hosts[name], self.cluster, leases=self.leases(name)).generation
-
-    def release(self, name: str) -> None:
-        release_lease(self.hosts[name], self.cluster, leases=self.leases(name))
-
-    def files(self) -> dict[str, Any]:
-        """Return holder, generation and owner of each host's lease file."""
-        found = {name: query_lease(host, self.cluster) for name, host in self.hosts.items()}
-        return {name: (lease.holder, lease.generation, lease.file) for name, lease in found.items()}
+from tests.pairs import STATE, Pair
 
 
 @pytest.fixture
@@ -335,6 +270,28 @@ def test_standby_may_change_its_own_overlay_but_not_a_shared_one(apart: Pair, to
     with pytest.raises(Refused, match="host-a holds"):
         check_lease(together.hosts["host-b"], together.cluster)
     assert check_lease(together.hosts["host-b"], together.cluster, fenced=["host-a"]).holder == "host-a"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_raised_above_the_generation_of_a_snapshot(
+    apart: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool
+) -> None:
+    monkeypatch.setattr(agent, "FOLDER", str(tmp_path / "run"))
+    host = apart.hosts["host-b"]
+    host.remote = remote
+    raise_lease(host, apart.cluster, 6)
+    assert apart.files()["host-b"] == (None, 7, "host-b")
+    path = str(apart.cluster.places.lease)
+    with hold_lock(str(host.folder / Path(path).relative_to(STATE)) + ".lock"):
+        raise_lease(host, apart.cluster, 7, locked=True)  # as a restore does, which holds the lock
+    assert apart.files()["host-b"] == (None, 8, "host-b")
+    assert apart.take("host-a") == 9
+    raise_lease(host, apart.cluster, 40)
+    assert apart.files()["host-b"] == ("host-a", 9, "host-b"), "another host holds it"
+    raise_lease(apart.hosts["host-a"], apart.cluster, 40)
+    assert apart.files()["host-a"] == ("host-a", 41, "host-a"), "the holder, while it runs"
+    apart.release("host-a")
+    assert apart.files() == {name: (None, 41, name) for name in apart.hosts}
 
 
 def test_file_without_owner_may_be_shared(apart: Pair) -> None:

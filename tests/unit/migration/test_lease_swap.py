@@ -10,7 +10,7 @@ import pytest
 
 from appliance.agent.endpoint import HostState
 from appliance.agent.protocol import read_request
-from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest, peek
+from appliance.shared.lease import BUSY, LOST_RACE, SAME, WRITTEN, Lease, SwapLease, digest, parse_lease, peek
 from appliance.shared.locks import hold_lock
 from appliance.shared.migration import TargetRequest
 from tests.unit.migration.requests import TARGET
@@ -56,10 +56,32 @@ def test_outcome(tmp_path: Path, before: bytes | None, swap: SwapLease, outcome:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_locked_file_is_busy(tmp_path: Path) -> None:
+def test_a_locked_file_is_busy_unless_the_caller_has_locked_it(tmp_path: Path) -> None:
     path = str(tmp_path / "c.lease")
     with hold_lock(path + ".lock"):
         assert SwapLease(path, NEW.decode()).perform() == BUSY
+        assert SwapLease(path, NEW.decode(), locked=True).perform() == WRITTEN
+
+
+def test_a_writer_that_does_not_know_the_file_keeps_its_sequence_number(tmp_path: Path) -> None:
+    path = tmp_path / "c.lease"
+    path.write_bytes(Lease("c", 5, "a", 1.0, "a", 41).text())
+    assert SwapLease(str(path), NEW.decode()).perform() == WRITTEN
+    assert parse_lease(path.read_bytes()) == Lease("c", 6, "b", 2.0, "b", 41)
+
+
+def test_a_lease_of_version_519381b() -> None:
+    """As that version wrote it; and as long as no snapshot was taken, it can read ours."""
+    written = {"cluster": "c", "generation": 5, "holder": "a", "since": 1.0, "file": "a"}
+    text = (json.dumps(written, indent=1) + "\n").encode()
+    assert parse_lease(text) == Lease("c", 5, "a", 1.0, "a", 0)
+    assert text == OLD
+
+
+@pytest.mark.parametrize("sequence", [-1, True, "1", 1.0, None, 1 << 41])
+def test_invalid_sequence_numbers(sequence: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        parse_lease(json.dumps({"cluster": "c", "sequence": sequence}).encode())
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,13 @@ from appliance.plan.migration.lease import (
     has_own_overlay,
     may_take,
     merge_update,
+    raise_above,
     read_lease,
     release,
     take,
+    was_taken,
 )
-from appliance.shared.lease import Lease, digest
+from appliance.shared.lease import LAST_GENERATION, LAST_RAISING, Lease, digest
 
 FREE = Lease("lab")
 HELD = Lease("lab", 3, "host-a", 100.0)
@@ -192,6 +194,46 @@ def test_leases_of_fenced_hosts_are_ignored() -> None:
     assert (lease.generation, lease.holder) == (1003, "host-b")
     with pytest.raises(Refused, match="host-c holds"):
         may_take("host-b", make_views(b="a3", c="c2"), "lab", now=9.0, without={"host-a"})
+
+
+def test_the_sequence_number_is_that_of_the_own_file() -> None:
+    mine, theirs = Lease("lab", 3, None, 1.0, "host-b", 12), Lease("lab", 3, None, 1.0, "host-a", 99)
+    lease = may_take("host-b", {"host-a": View(theirs), "host-b": View(mine)}, "lab", now=9.0)
+    assert lease == Lease("lab", 4, "host-b", 9.0, "host-b", 12)
+    assert release(lease, "host-b", now=10.0).sequence == 12
+
+
+# A lease file of host-a, the generation of a snapshot, and the generation that the file has then; None: unchanged.
+RAISED: list[tuple[Lease, int, int | None]] = [
+    (FREE, 5, 6),
+    (HELD, 2, None),
+    (HELD, 3, 4),
+    (HELD, 9, 10),
+    (Lease("lab", 3, None, 100.0), 9, 10),
+    (Lease("lab", 3, "host-b", 100.0, "host-a"), 9, None),  # the generation of another holder
+]
+
+
+@pytest.mark.parametrize(("mine", "generation", "raised"), RAISED)
+def test_raise_above(mine: Lease, generation: int, raised: int | None) -> None:
+    found = raise_above(mine, "host-a", generation)
+    assert (found and found.generation) == raised
+    assert found is None or (found.holder, found.since, found.file) == (mine.holder, mine.since, "host-a")
+
+
+@pytest.mark.parametrize("generation", [-1, LAST_RAISING + 1, 1 << 80])
+def test_never_raised_above_an_implausible_generation(generation: int) -> None:
+    """What this host takes afterwards could not be sent to any other one."""
+    with pytest.raises(Refused, match="not plausible"):
+        raise_above(FREE, "host-a", generation)
+    raised = raise_above(FREE, "host-a", LAST_RAISING)
+    assert raised and raised.generation < LAST_GENERATION
+
+
+def test_was_taken() -> None:
+    raised = raise_above(FREE, "host-a", 9)
+    assert not was_taken({"host-a": View(raised), "host-b": View(FREE), "host-c": View(None)})
+    assert was_taken({"host-a": View(FREE), "host-b": View(Lease("lab", 1, None, 5.0))})
 
 
 # The files, and the host that supersedes host-a.

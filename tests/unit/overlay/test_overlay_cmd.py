@@ -171,6 +171,7 @@ def test_request_to_take_a_snapshot() -> None:
         "store": str(places.snapshots),
         "overlay": str(places.overlay),
         "lock": str(places.lock),
+        "lease": str(places.lease),
         "method": "auto",
         "freeze_limit_s": 2,
         "facts": {
@@ -211,6 +212,27 @@ def test_a_note_of_another_start_does_not_give_the_image() -> None:
     fake.files[f"{cluster().places.journal}/sample.json"] = json.dumps({"image": "/old.sif", "key": "k0"}).encode()
     snapshot(cluster(), fake, Silent(), SnapshotOptions())
     assert requests(fake, "take")[0]["facts"]["image"] == {"key": "", "sha256": ""}
+
+
+@pytest.mark.parametrize(
+    ("lease", "running", "generation"),
+    [
+        ({"holder": "host-a"}, True, 7),
+        ({"holder": "host-a", "generation": 9}, True, 9),
+        ({"holder": "host-a", "generation": 5}, True, 7),  # the note of the start is newer: the lease is a stale copy
+        (None, True, 7),  # the lease was lost while it runs
+        ({"file": "host-a", "generation": 9}, False, 7),  # another host has run since, with its own overlay
+        ({"file": "host-b", "generation": 9}, False, 9),  # with this overlay
+        (None, False, 7),
+        ({"generation": 41, "since": 0.0}, False, 7),  # raised above a snapshot that was fetched, and never taken
+    ],
+)
+def test_the_generation_is_that_of_the_last_writer(
+    lease: dict[str, Any] | None, running: bool, generation: int
+) -> None:
+    fake = host({"take": echo}, running=running, lease=lease)
+    snapshot(cluster(), fake, Silent(), SnapshotOptions())
+    assert requests(fake, "take")[0]["facts"]["generation"] == generation
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -382,6 +404,7 @@ def test_a_restore_keeps_what_it_replaces_as_a_snapshot() -> None:
     (taken,), (put,) = requests(fake, "take"), requests(fake, "restore")
     assert taken["reason"] == "before restore of 40" and taken["lock"] == ""
     places = cluster().places
+    assert json.loads(fake.files[str(places.lease)])["generation"] == 8, "above the snapshot's"
     assert put == {"store": str(places.snapshots), "snapshot": "40", "target": str(places.overlay), "replace": True}
     assert json.loads(fake.files[f"{places.overlay}.generation"]) == {"cluster": "sample", "generation": 8}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.agent import transfer
-from appliance.agent.manifest import LAST_GENERATION, LAST_NUMBER, check_manifest
+from appliance.agent.manifest import LAST_NUMBER, check_manifest
 from appliance.agent.protocol import Problem
 from appliance.agent.store import CHUNK, Store
 from appliance.config.model import Retention
@@ -18,6 +18,7 @@ from appliance.errors import SmsError
 from appliance.operations.snapshots import transfer as flow_transfer
 from appliance.plan.snapshots.offsite import archive_name, read_comment
 from appliance.plan.snapshots.retention import Candidate, decide
+from appliance.shared.lease import LAST_GENERATION
 from appliance.units import LARGEST_OVERLAY
 from tests import stores
 
@@ -96,6 +97,9 @@ def test_valid_manifests(manifest: dict[str, Any]) -> None:
         ("reason", "x" * 4001),
         ("came", "host-a"),
         ("came", {"from": "host-a", "number": 10**12, "at": 1.0}),
+        ("sequence", 0),
+        ("sequence", True),
+        ("sequence", (1 << 40) + 1),
     ],
 )
 def test_invalid_values(manifest: dict[str, Any], name: str, value: object) -> None:

@@ -41,6 +41,7 @@ ALL = Retention(last=100, hourly=0, daily=0, weekly=0, monthly=0)
 
 def one(number: int, *, generation: int = 1, taken: float = 0.0, ok: bool = True, **more: Any) -> dict[str, Any]:
     facts = {"cluster": "lab", "number": number, "generation": generation, "taken": taken or 1000.0 * number}
+    facts |= {"host": "host-a", "sequence": number}
     return {
         **facts,
         "uuid": f"{generation:08d}-0000-4000-8000-{number:012d}",
@@ -107,6 +108,12 @@ def test_missing_snapshots() -> None:
 def test_selectors(wanted: str, found: list[int]) -> None:
     there = [one(3, generation=2), one(1), one(2)]
     assert [manifest["number"] for manifest in offsite.find(wanted, there)] == found
+
+
+def test_latest_is_not_what_a_restore_replaced() -> None:
+    kept = one(4, generation=2, reason="before restore of 2")
+    assert offsite.find("latest", [one(3), kept, one(2)]) == [one(3)]
+    assert offsite.find("latest", [kept]) == [kept]
 
 
 def test_snapshots_that_would_be_pruned_are_not_sent() -> None:

@@ -92,6 +92,17 @@ def test_the_newest_verified_one_is_never_removed(cluster: Cluster, dry_run: boo
     assert run(cluster, 3).removed == (3,), "a damaged one that is newer may go"
 
 
+def test_the_newest_verified_one_of_each_host_is_never_removed(cluster: Cluster) -> None:
+    store = stores.Store(str(root(cluster)))
+    for host in ("admin-1", "gone", "admin-1", "other", "other"):
+        stores.add_snapshot(store, [b"x"], generation=9 if host == "other" else 1, host=host)
+    assert run(cluster, 2).removed == (2,), "that of a host that the site no longer has may go when it is named"
+    with pytest.raises(Refused, match="snapshot 3 is the newest verified one of admin-1") as caught:
+        run(cluster, 3)
+    assert "sms overlay snapshot --host admin-1" in caught.value.hint
+    assert run(cluster, 1).removed == (1,)
+
+
 def test_broken_ones_are_removed_by_number_only_and_prevent_the_sweep(cluster: Cluster) -> None:
     store = stores.fill(root(cluster), 5, every_s=86400)
     stores.tear_manifest(store, 3)

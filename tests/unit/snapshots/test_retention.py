@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -138,6 +139,20 @@ def test_which_are_kept(name: str) -> None:
     assert kept(series(*times), rule) == expected
 
 
+def test_the_newest_of_each_host_stays() -> None:
+    """However they are ordered: a host whose lease was lost must not lose all of its snapshots."""
+    made = series("2026-11-15", "!2026-11-16", "2026-11-17", "2026-11-18", "2026-11-21T01:00", "2026-11-21T02:00")
+    hosts = ["host-b", "host-b", "host-c", "host-a", "host-a", "host-a"]
+    snapshots = [replace(one, host=host) for one, host in zip(made, hosts, strict=True)]
+    found = {one.number: one.why for one in decide(snapshots, keep(1), now=NOW.timestamp(), zone=BERLIN) if one.keep}
+    assert found == {
+        1: ("newest of host-b",),  # its newest verified one
+        2: ("newest of host-b",),
+        3: ("newest of host-c",),
+        6: (NEWEST, "last 1"),
+    }
+
+
 def test_each_decision_has_a_reason() -> None:
     snapshots = series("2026-11-19", "2026-11-20T01:00", "!2026-11-20T01:30", "2026-11-20T02:00", "2026-11-21")
     reasons = {one.number: one.why for one in decide(snapshots, keep(1, daily=1), now=NOW.timestamp(), zone=BERLIN)}
@@ -195,7 +210,12 @@ COUNTS = st.integers(0, 4)
 RULES = st.builds(keep, st.integers(1, 4), COUNTS, COUNTS, COUNTS, COUNTS)
 # Within two years around now, mostly increasing, some from a clock that jumped.
 TIMES = st.lists(
-    st.tuples(st.integers(-3000, 9000), st.booleans(), st.sampled_from(["", "", "", "before restore of 1"])),
+    st.tuples(
+        st.integers(-3000, 9000),
+        st.booleans(),
+        st.sampled_from(["", "", "", "before restore of 1"]),
+        st.sampled_from(["", "host-a", "host-b"]),
+    ),
     max_size=60,
 )
 
@@ -205,9 +225,9 @@ def histories(draw: st.DrawFn) -> list[Candidate]:
     """Draw snapshots in order, with mostly increasing times."""
     at = NOW.timestamp() - 300 * 86400
     made = []
-    for number, (minutes, verified, reason) in enumerate(draw(TIMES), 1):
+    for number, (minutes, verified, reason, host) in enumerate(draw(TIMES), 1):
         at += minutes * 60
-        made.append(Candidate(number, at, verified, reason))
+        made.append(Candidate(number, at, verified, reason, host))
     return made
 
 
@@ -219,6 +239,8 @@ def test_invariants(snapshots: list[Candidate], rule: Retention, zone: ZoneInfo)
     assert verified[-1:] == [number for number in verified[-1:] if number in stay], "the newest verified"
     assert set(verified[-rule.last :]) <= set(stay)
     assert {one.number for one in snapshots[-rule.last :]} <= set(stay), "the last, damaged or not"
+    for host in ("host-a", "host-b"):
+        assert set([one.number for one in snapshots if one.host == host][-1:]) <= set(stay), "the newest of each host"
     assert kept(left, rule, zone=zone) == stay, "a second run removes nothing"
 
 

@@ -261,6 +261,19 @@ def test_a_host_without_the_lease_does_nothing(cluster: Cluster, take: Any) -> N
     assert not Path(cluster.places.snapshots).exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_instance_whose_lease_was_lost_still_gets_snapshots(
+    cluster: Cluster, take: Any, monkeypatch: pytest.MonkeyPatch, *, runs: bool
+) -> None:
+    host = Here()
+    take(None)
+    Path(cluster.places.lease).unlink()
+    monkeypatch.setattr(scheduled, "find_instance", lambda *_: runs or None)
+    done = run(cluster, host)
+    assert (done and done.number) == (1 if runs else None)
+
+
 def test_an_unreadable_lease_is_a_failure(cluster: Cluster, take: Any) -> None:
     host = Here()
     Path(cluster.places.lease).write_text("{")

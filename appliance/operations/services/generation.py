@@ -1,0 +1,101 @@
+"""The highest generation known to a cluster: what a start has to exceed after the lease was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from appliance.errors import Refused, SmsError
+from appliance.host.base import Host
+from appliance.operations.context import Cluster
+from appliance.operations.history import read_history
+from appliance.operations.lease import Leases
+from appliance.operations.snapshots.list import store
+from appliance.operations.snapshots.transfer import Offsite
+from appliance.operations.start_note import read_note
+from appliance.plan.migration.lease import was_taken
+from appliance.shared.lease import LAST_RAISING
+from appliance.tools import agent
+
+
+@dataclass(frozen=True)
+class Known:
+    """The highest generation in snapshots, histories and notes, and whether every copy of the lease was lost.
+
+    ``lost`` is also true in a new cluster, where ``generation`` is 0. ``silent``: copies that were not read.
+    """
+
+    generation: int
+    lost: bool = False
+    silent: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What a start reports about it."""
+        lines = []
+        if self.lost and self.generation:
+            lines.append(f"note: every copy of the lease was lost; the highest known generation is {self.generation}")
+        if self.silent:
+            lines.append(f"note: {', '.join(self.silent)} may know a higher generation, but did not answer")
+        return lines
+
+
+def find_known(
+    cluster: Cluster, leases: Leases, *, without: Collection[str] = (), without_remote: bool = False
+) -> Known:
+    """Return the highest generation known on ``leases.me``; where every lease was lost, also of all remote copies.
+
+    Args:
+        leases: queried already.
+        without: hosts that are known to be off; their copies are not read.
+        without_remote: go on although a remote copy does not answer.
+
+    Raises:
+        Refused: every lease was lost, and a remote copy of the state does not answer.
+        SmsError: the own history or store cannot be read.
+    """
+    me = leases.hosts[leases.me]
+    top = query_generation(cluster, me)
+    if was_taken(leases.views):
+        return Known(top)
+    silent: dict[str, str] = {}
+    for name, host in leases.hosts.items():
+        if name == leases.me or name in without:
+            continue
+        try:
+            if name in leases.unreachable:
+                raise SmsError("it cannot be reached")
+            top = max(top, query_generation(cluster, host))
+        except SmsError as error:
+            silent[name] = error.message
+    if borg := cluster.site.snapshots.borg:
+        try:
+            top = max(top, highest(manifest["generation"] for manifest, _ in Offsite(cluster, me).open()))
+        except SmsError as error:
+            silent[borg.repository] = error.message
+    if silent and not without_remote:
+        raise Refused(
+            "no host that answers knows the lease: this cluster is new, or every copy was lost; copies that do not "
+            f"answer may know it: {'; '.join(f'{name} ({why})' for name, why in silent.items())}",
+            hint="make them answer; `--without-remote` starts without them: snapshots there may then count as newer "
+            "than all that follow",
+        )
+    return Known(top, True, tuple(silent))
+
+
+def query_generation(cluster: Cluster, host: Host) -> int:
+    """Return the highest generation in the snapshots, the history and the start note of a host.
+
+    Raises:
+        SmsError, Unreachable: they cannot be read.
+    """
+    snapshots = agent.call(host, "brief", {"store": store(cluster)})["generations"]
+    note = read_note(cluster, host)
+    # Generations of the VM's disks are others.
+    events = [one for one in read_history(cluster, host) if not str(one.get("verb")).startswith("vm ")]
+    return highest([*snapshots, note.generation if note else 0, *(one.get("generation") for one in events)])
+
+
+def highest(generations: Iterable[object]) -> int:
+    """Return the highest one; implausible ones do not count, because another host may have written them."""
+    return max((one for one in generations if type(one) is int and 0 <= one <= LAST_RAISING), default=0)

@@ -1,0 +1,165 @@
+"""Snapshots of the VM: their order, which one is the latest, and which a prune removes; clocks decide nothing."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from appliance.catalog import read_bases
+from appliance.errors import Refused
+from appliance.host.local import Local
+from appliance.operations.context import Cluster
+from appliance.operations.history import note
+from appliance.operations.vm import snapshots
+from appliance.operations.vm.snapshots import (
+    NOTE,
+    VmSnapshot,
+    assign_place,
+    choose_removed,
+    find_snapshot,
+    list_snapshots,
+    prune_snapshots,
+)
+from appliance.operations.vm.start import StartOptions, _choose_holder
+from appliance.plan.vm.holder import Holder, HostView, follow_known, newest_holder, read_holder, stale_generation
+from appliance.plan.vm.vm import VmPlaces
+from appliance.progress import Silent
+from appliance.share import share
+from appliance.shared.records import to_json
+from tests.sites import make_site
+
+DAY = 86400.0
+HOST = Local("a")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(snapshots, "lock_vm_everywhere", lambda *_: nullcontext())  # its locks are below /run
+    base = read_bases(share("definitions", "bases"))["debian-12"]
+    site = make_site(tmp_path, directory=str(tmp_path / "vm"))
+    return Cluster(site.model_copy(update={"state": PurePosixPath(tmp_path / "state")}), (), base)
+
+
+def add(cluster: Cluster, name: str, taken: float, *, holder: Holder | None, verified: bool = True) -> VmSnapshot:
+    """Write the record of a snapshot, as a run at this time does."""
+    where = VmPlaces(cluster.site)
+    generation, sequence = assign_place(HOST, where, holder and (read_holder(HOST.read(str(where.holder))) or holder))
+    made = VmSnapshot(name, taken, verified=verified, generation=generation, sequence=sequence)
+    HOST.write(f"{where.snapshots}/{name}/{NOTE}", made.note())
+    return made
+
+
+def add_old(cluster: Cluster, name: str, taken: float) -> None:
+    """Write a record as version 519381b did."""
+    record = {"taken": taken, "frozen_ms": 0, "running": False, "reason": "", "key": "", "verified": True}
+    HOST.write(f"{VmPlaces(cluster.site).snapshots}/{name}/{NOTE}", json.dumps(record).encode() + b"\n")
+
+
+def names(cluster: Cluster) -> list[str]:
+    return [one.name for one in list_snapshots(cluster, HOST)]
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY])
+def test_clock_jumps_of_a_day_change_nothing(cluster: Cluster, jump: float) -> None:
+    add_old(cluster, "old", 500 * DAY)
+    for number, at in enumerate((400 * DAY, 400 * DAY + jump, 400 * DAY + 60)):
+        add(cluster, f"s{number}", at, holder=Holder("a", 1))
+    assert names(cluster) == ["old", "s0", "s1", "s2"]
+    assert find_snapshot(cluster, HOST, "latest").name == "s2"
+    removed = prune_snapshots(cluster, HOST, Silent(), keep=1)
+    assert [one.name for one in removed] == ["old", "s0", "s1"] and names(cluster) == ["s2"]
+
+
+def test_the_newest_verified_one_is_never_removed(cluster: Cluster) -> None:
+    add(cluster, "good", 1.0, holder=Holder("a", 1))
+    for number in range(3):
+        add(cluster, f"before-restore-{number}", 2.0, holder=Holder("a", 1), verified=False)
+    assert find_snapshot(cluster, HOST, "latest").name == "good"
+    assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == [
+        "before-restore-0",
+        "before-restore-1",
+    ]
+    assert names(cluster) == ["good", "before-restore-2"]
+    assert prune_snapshots(cluster, HOST, Silent(), keep=1) == []
+
+
+def test_one_whose_record_cannot_be_read_stays(cluster: Cluster) -> None:
+    HOST.write(f"{VmPlaces(cluster.site).snapshots}/torn/{NOTE}", b'{"taken": 5')
+    for number in range(2):
+        add(cluster, f"s{number}", 1.0, holder=Holder("a", 1))
+    assert [one.name for one in prune_snapshots(cluster, HOST, Silent(), keep=1)] == ["s0"]
+    assert names(cluster) == ["torn", "s1"]
+
+
+def test_without_a_verified_one_the_newest_is_the_latest(cluster: Cluster) -> None:
+    with pytest.raises(Refused):
+        find_snapshot(cluster, HOST, "latest")
+    for number in range(2):
+        add(cluster, f"s{number}", 1.0, holder=Holder("a", 1), verified=False)
+    assert find_snapshot(cluster, HOST, "latest").name == "s1"
+
+
+def test_the_record_of_the_holder_has_the_sequence_number(cluster: Cluster) -> None:
+    where = VmPlaces(cluster.site)
+    assert assign_place(HOST, where, Holder("a", 3, 41)) == (3, 42)
+    assert read_holder(HOST.read(str(where.holder))) == Holder("a", 3, 42), "also if the snapshot then fails"
+    add(cluster, "one", 1.0, holder=Holder("a", 3))
+    HOST.remove(str(where.holder))
+    assert assign_place(HOST, where, None) == (3, 44), "the record was lost: both follow the snapshots"
+    assert HOST.read(str(where.holder)) is None
+    add(cluster, "two", 1.0, holder=Holder("a", 4))
+    assert [(one.generation, one.sequence) for one in list_snapshots(cluster, HOST)] == [(3, 43), (4, 44)]
+
+
+def test_choose_removed() -> None:
+    made = [VmSnapshot(str(number), 0, verified=number < 2, sequence=number) for number in range(5)]
+    assert [one.name for one in choose_removed(made, 2)] == ["0", "2"]
+    assert choose_removed(made[:1], 1) == choose_removed([], 1) == []
+    assert choose_removed([replace(made[0], readable=False), made[1]], 1) == []
+
+
+def test_records() -> None:
+    views = [HostView("a", holder=Holder("a", 4, 7)), HostView("b", holder=Holder("a", 4, 2)), HostView("c")]
+    assert newest_holder(views) == Holder("a", 4, 7)
+    assert read_holder(to_json(Holder("a", 4, 7))) == Holder("a", 4, 7)
+    assert read_holder(b'{"holder": "a", "generation": 4}') == Holder("a", 4), "as version 519381b wrote it"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "newest", "known", "generation"),
+    [
+        (Holder("a", 1), None, 0, 1),  # a new cluster
+        (Holder("a", 1), None, 1, 2),  # every record was lost
+        (Holder("a", 1), None, 7, 8),
+        (Holder("a", 4), Holder("a", 4), 4, 4),
+        (Holder("a", 4), Holder("a", 4), 7, 8),  # an old copy of the record
+        (Holder("a", 5), Holder("b", 4), 4, 5),
+    ],
+)
+def test_generation_after_the_record_was_lost(
+    chosen: Holder, newest: Holder | None, known: int, generation: int
+) -> None:
+    assert follow_known(chosen, newest, known) == replace(chosen, generation=generation)
+
+
+def test_a_start_exceeds_snapshots_and_history(cluster: Cluster) -> None:
+    """Where every record of who has the disks was lost, and where an old one was put back."""
+    views = [HostView("a")]
+    assert _choose_holder(cluster, HOST, views, StartOptions()) == Holder("a", 1)
+    add(cluster, "one", 1.0, holder=Holder("a", 3))
+    assert _choose_holder(cluster, HOST, views, StartOptions()) == Holder("a", 4)
+    note(cluster, HOST, "start", "started", generation=99)  # of the services container
+    note(cluster, HOST, "vm start", "started", generation=7)
+    assert _choose_holder(cluster, HOST, views, StartOptions()) == Holder("a", 8)
+    assert _choose_holder(cluster, HOST, [HostView("a", holder=Holder("a", 7, 5))], StartOptions()) == Holder("a", 7, 5)
+    assert _choose_holder(cluster, HOST, [HostView("a", holder=Holder("a", 2))], StartOptions()) == Holder("a", 8)
+
+
+def test_generation_of_stale_disks() -> None:
+    assert stale_generation("a", None) == stale_generation("a", Holder("b", 0)) == 0
+    assert stale_generation("a", Holder("a", 3)) == 3
+    assert stale_generation("a", Holder("b", 4)) == 3
