@@ -168,7 +168,8 @@ class Leases:
         try:
             self.unwritten = {}
             order = sorted(name for name, view in before.items() if view.lease or name == self.me)
-            locked = [name for name in order if not self._write(name, reserved if name == self.me else lease, written)]
+            first = order[:-1] if order[-1] == self.me else order
+            locked = [name for name in first if not self._write(name, reserved if name == self.me else lease, written)]
             # A host that takes the lease concurrently either sees our file or is found here.
             self._refuse_if_taken(locked + self.unreachable)
             self._write(self.me, lease, written)

@@ -107,7 +107,7 @@ def test_a_host_whose_file_cannot_be_written_is_named_with_the_reason(
     assert leases.unreachable == (["host-b"] if cut else [])
 
 
-def test_unreachable_hosts_are_queried_again_after_taking(apart: Pair) -> None:
+def test_unreachable_hosts_are_queried_again_before_the_own_file_is_written(apart: Pair) -> None:
     """host-b was unreachable during the query of host-a, and took the lease before host-a did."""
     apart.hosts["host-b"].cut = True
     late = apart.leases("host-a")
@@ -115,7 +115,7 @@ def test_unreachable_hosts_are_queried_again_after_taking(apart: Pair) -> None:
     apart.leases("host-b", without=("host-a",)).take()
     with pytest.raises(Refused, match="host-b took the lease first"):
         late.take()
-    assert apart.files() == {"host-a": ("host-b", 1, "host-a"), "host-b": ("host-b", 1, "host-b")}
+    assert apart.files() == {"host-a": (None, 0, ""), "host-b": ("host-b", 1, "host-b")}
 
 
 def test_stuck_host_may_hold_the_lease(apart: Pair) -> None:

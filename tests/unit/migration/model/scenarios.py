@@ -143,7 +143,7 @@ SCENARIOS = [
             **serving(),
             fenced=fenced,
             verbs={"move b": 1},
-            faults={"cut": 1, "write": 1, "kill": 1},
+            faults={"cut": 1, "write": 1},
             links=("source",),
             excused=w.PARTED | w.TAKEN_OVER,
         )
