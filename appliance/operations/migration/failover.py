@@ -13,7 +13,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.image.deliver import deliver, trust
-from appliance.operations.lease import Leases, query_all_leases
+from appliance.operations.lease import Leases, query_all_leases, query_lease
 from appliance.operations.migration.fence import check_fence, describe_fence, fence
 from appliance.operations.overlay.generation import mark_overlay
 from appliance.operations.preflight import check_bridges, check_programs
@@ -302,7 +302,8 @@ def _restore(cluster: Cluster, host: Host, plan: Plan, result: FailoverResult, p
     """Replace the overlay with the snapshot, if the plan has one; the old overlay is kept as a snapshot."""
     chosen = plan.snapshot
     if not chosen:
-        if plan.restored:
+        # A shared overlay without a known owner of the lease file: the user states that it is shared.
+        if plan.restored or (plan.shared and not query_lease(host, cluster).file):
             mark_overlay(cluster, host, plan.generation - GENERATION_BUMP)
         return
     result.snapshot, result.taken_on, result.taken = chosen["number"], chosen["host"], chosen["taken"]

@@ -178,7 +178,14 @@ def _raise_outcome(migration: Migration, cause: BaseException) -> NoReturn:
 
 def target_serves(migration: Migration, message: str) -> Unverified:
     """Return the error for a migration that was interrupted after the switch: the target commits it on its own."""
-    target = migration.target.name
+    source, target = migration.source.name, migration.target.name
+    if _target_holds(migration) is None:
+        return Unverified(
+            f"{message}\n  the services container serves on {target} since the switch, unless it has failed: "
+            "it cannot be reached",
+            hint=f"`sms status --host {target}` shows it, once it can be reached; if it has failed: "
+            f"sms failover {source}",
+        )
     return Unverified(
         f"{message}\n  the services container serves on {target}, but the end of the migration was not confirmed",
         hint=f"`sms migrate {target}` again verifies and records it; `sms status --host {target}` probes the services",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from appliance.errors import SmsError
-from appliance.host.base import CommandError, CommandTimeout, Host, Unreachable
+from appliance.host.base import CommandError, Host, Unreachable
 from appliance.operations.context import Cluster
 from appliance.operations.lease import QUERY_TIMEOUT_S, Leases, query_all_leases, query_lease
 from appliance.operations.overlay.mirrored import is_linked
@@ -55,24 +54,33 @@ def query_overlay(cluster: Cluster, host: Host) -> OverlayState:
         raise SmsError(f"{host.name}: {mark}: {error.message}", hint=error.hint) from error
 
 
-def query_overlays(cluster: Cluster, hosts: Mapping[str, Host], me: str) -> dict[str, OverlayState | None]:
-    """Query all hosts in parallel; None for one that does not answer.
+def query_overlays(cluster: Cluster, leases: Leases) -> dict[str, OverlayState | None]:
+    """Query all hosts in parallel; None for one that does not answer, or whose lease could not be queried.
 
     Raises:
         SmsError: a mark is not one of this cluster.
-        Unreachable, CommandError: ``me`` cannot be queried.
+        Unreachable, CommandError: ``leases.me`` cannot be queried.
     """
 
     def query(name: str) -> OverlayState | None:
         try:
-            return query_overlay(cluster, hosts[name])
-        except (Unreachable, CommandTimeout, CommandError):
-            if name == me:
+            return None if name in leases.unreachable else query_overlay(cluster, leases.hosts[name])
+        except (Unreachable, CommandError):
+            if name == leases.me:
                 raise
             return None
 
-    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-        return dict(zip(hosts, pool.map(query, hosts), strict=True))
+    with ThreadPoolExecutor(max(1, len(leases.hosts))) as pool:
+        return dict(zip(leases.hosts, pool.map(query, leases.hosts), strict=True))
+
+
+def _find_newer(cluster: Cluster, leases: Leases) -> tuple[OverlayState, Newer | None]:
+    """Return the overlay of ``leases.me``, and why it is not the newest."""
+    overlays = query_overlays(cluster, leases)
+    mine = overlays[leases.me]
+    assert mine
+    files = {name: view.lease for name, view in leases.views.items()}
+    return mine, find_newer_overlay(leases.me, overlays, files)
 
 
 def mark_overlay(cluster: Cluster, host: Host, generation: int) -> None:
@@ -97,10 +105,7 @@ def refuse_older(cluster: Cluster, host: Host, leases: Leases, *, set_aside: boo
         Refused: another host has a newer one.
         SmsError: a mark is not one of this cluster.
     """
-    overlays = query_overlays(cluster, leases.hosts, host.name)
-    newer = find_newer_overlay(host.name, overlays, {name: view.lease for name, view in leases.views.items()})
-    mine = overlays[host.name]
-    assert mine
+    mine, newer = _find_newer(cluster, leases)
     if newer is None:
         return mine.generation
     kept = _set_aside(cluster, host, newer) if set_aside and mine.exists else ""
@@ -115,8 +120,7 @@ def refuse_second(cluster: Cluster, host: Host) -> int:
         SmsError: a mark is not one of this cluster.
     """
     leases = query_all_leases(host, cluster)
-    overlays = query_overlays(cluster, leases.hosts, host.name)
-    newer = find_newer_overlay(host.name, overlays, {name: view.lease for name, view in leases.views.items()})
+    _, newer = _find_newer(cluster, leases)
     if newer and not newer.lost:
         raise refusal(host.name, newer, exists=False)
     return leases.top

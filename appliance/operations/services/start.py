@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from appliance.errors import Refused, RolledBack, SmsError
+from appliance.errors import Busy, Refused, RolledBack, SmsError
 from appliance.host.base import Host
 from appliance.operations.context import Cluster, runtime_files
 from appliance.operations.history import note
@@ -159,8 +159,11 @@ def _is_still_held(cluster: Cluster, host: Host, progress: Progress) -> bool:
 
 def _set_aside_older(cluster: Cluster, host: Host, lease: Lease, progress: Progress) -> None:
     """Set the overlay aside if another host has taken over since, whose guard has written the lease file here."""
-    with lock_host(cluster, host):  # a migration to this host puts its copy in place before it has the lease
-        kept = set_aside_older(cluster, host)
+    try:
+        with lock_host(cluster, host):  # a migration to this host puts its copy in place before it has the lease
+            kept = set_aside_older(cluster, host)
+    except Busy:
+        return  # whoever is at work is responsible; the next start compares again
     if kept:
         note(cluster, host, "start", "gave way", holder=lease.taker, generation=lease.generation, kept=kept)
         progress.report(f"note: the overlay of {host.name} was out of date, and was renamed to {kept}")

@@ -302,7 +302,8 @@ def lose(world: World, monkeypatch: pytest.MonkeyPatch, at: str, *, target: bool
         ("b.up", None, 1, "neither a nor b can be reached; .* serves on one of them", "sms host list"),
         ("b.up", True, 4, "serves on b, but the end .* was not confirmed", "sms migrate b"),
         ("b.up", False, 1, "serves on a again, unless it has failed", "sms failover b"),
-        ("b.commit", None, 4, "serves on b, but the end .* was not confirmed", "sms migrate b"),
+        ("b.commit", True, 4, "serves on b, but the end .* was not confirmed", "sms migrate b"),
+        ("b.commit", None, 4, "serves on b since the switch, unless it has failed", "sms failover a"),
     ],
 )
 def test_a_broken_connection_names_who_serves(
