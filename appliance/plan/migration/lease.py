@@ -125,8 +125,7 @@ def raise_above(mine: Lease, me: str, generation: int) -> Lease | None:
         )
     if mine.holder not in (None, me) or mine.generation > generation:
         return None
-    last = me if mine.holder is None and mine.since else mine.last
-    return replace(mine, generation=generation + 1, file=mine.file or me, last=last)
+    return replace(mine, generation=generation + 1, file=mine.file or me)
 
 
 def was_taken(views: Views) -> bool:
