@@ -65,16 +65,16 @@ def test_a_locked_file_is_busy_unless_the_caller_has_locked_it(tmp_path: Path) -
 
 def test_a_writer_that_does_not_know_the_file_keeps_its_sequence_number(tmp_path: Path) -> None:
     path = tmp_path / "c.lease"
-    path.write_bytes(Lease("c", 5, "a", 1.0, "a", 41).text())
+    path.write_bytes(Lease("c", 5, "a", 1.0, "a", sequence=41).text())
     assert SwapLease(str(path), NEW.decode()).perform() == WRITTEN
-    assert parse_lease(path.read_bytes()) == Lease("c", 6, "b", 2.0, "b", 41)
+    assert parse_lease(path.read_bytes()) == Lease("c", 6, "b", 2.0, "b", sequence=41)
 
 
 def test_a_lease_of_version_519381b() -> None:
     """As that version wrote it; and as long as no snapshot was taken, it can read ours."""
     written = {"cluster": "c", "generation": 5, "holder": "a", "since": 1.0, "file": "a"}
     text = (json.dumps(written, indent=1) + "\n").encode()
-    assert parse_lease(text) == Lease("c", 5, "a", 1.0, "a", 0)
+    assert parse_lease(text) == Lease("c", 5, "a", 1.0, "a", "", 0)
     assert text == OLD
 
 

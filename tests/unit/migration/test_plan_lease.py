@@ -197,9 +197,9 @@ def test_leases_of_fenced_hosts_are_ignored() -> None:
 
 
 def test_the_sequence_number_is_that_of_the_own_file() -> None:
-    mine, theirs = Lease("lab", 3, None, 1.0, "host-b", 12), Lease("lab", 3, None, 1.0, "host-a", 99)
+    mine, theirs = Lease("lab", 3, None, 1.0, "host-b", sequence=12), Lease("lab", 3, None, 1.0, "host-a", sequence=99)
     lease = may_take("host-b", {"host-a": View(theirs), "host-b": View(mine)}, "lab", now=9.0)
-    assert lease == Lease("lab", 4, "host-b", 9.0, "host-b", 12)
+    assert lease == Lease("lab", 4, "host-b", 9.0, "host-b", sequence=12)
     assert release(lease, "host-b", now=10.0).sequence == 12
 
 

@@ -106,7 +106,7 @@ def request(lease: Path | str, *, generation: int = 7, lock: str = "") -> dict[s
 
 def test_the_lease_has_the_sequence_number_before_the_snapshot_begins(store: Store, lease: Path) -> None:
     assert assign_place(store, request(lease)) == (7, 1)
-    assert parse_lease(lease.read_bytes()) == Lease("lab", 7, "host-a", START, "host-a", 1)
+    assert parse_lease(lease.read_bytes()) == Lease("lab", 7, "host-a", START, "host-a", sequence=1)
     assert assign_place(store, request(lease)) == (7, 2), "the first was killed: a gap, and no number twice"
     stores.add_snapshot(store, [b"x"], generation=7, sequence=9)
     assert assign_place(store, request(lease)) == (7, 10)
@@ -122,7 +122,7 @@ def test_a_lost_lease_is_not_created(store: Store, lease: Path) -> None:
 
 
 def test_the_store_is_lost_and_the_lease_is_not(store: Store, lease: Path) -> None:
-    lease.write_bytes(Lease("lab", 7, "host-a", START, "host-a", 41).text())
+    lease.write_bytes(Lease("lab", 7, "host-a", START, "host-a", sequence=41).text())
     assert assign_place(store, request(lease)) == (7, 42)
 
 
