@@ -33,6 +33,7 @@ from appliance.agent.migration_target import MigrationTarget
 from appliance.operations import lease
 from appliance.operations.migration import steps, switch
 from appliance.operations.services import guard, start
+from appliance.plan.migration import failover
 from tests.unit.migration.model.recovery import find_dead_ends
 from tests.unit.migration.model.scenario import Scenario
 from tests.unit.migration.model.scenarios import BLIND, NEW, SCENARIOS, SNAPSHOT, returned, serving, w
@@ -185,6 +186,17 @@ PLANTED = [
         ),
         "a serves (1, 0), acknowledged was (1, 1)",
         full=True,
+    ),
+    Planted(
+        "snapshots in the order of clocks",
+        lambda: replaced(failover, order=lambda one: (one["generation"], one["taken"])),
+        Scenario(
+            "",
+            **serving(guard=False, store=(SNAPSHOT,)),
+            verbs={"failover b": 1},
+            faults={"push": 1, "jump": 1, "crash": 1},
+        ),
+        "an older snapshot was restored",
     ),
     Planted(
         "guard that believes what a killed migration wrote",

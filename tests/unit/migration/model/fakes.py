@@ -176,6 +176,7 @@ def make_cluster() -> Any:
         sign=SIGN,
     )
     site = SimpleNamespace(cluster=CLUSTER, admin_hosts=ADMINS, overlay=SimpleNamespace(size_mb=1))
+    site.snapshots = SimpleNamespace(borg=None)
     cluster = SimpleNamespace(site=site, places=places, services=(), path=None)
     cluster.host = FakeHost
     cluster.find_role = lambda role: None
@@ -345,7 +346,9 @@ def run_command(*argv: str, **_: Any) -> bytes:
 
 
 def call_agent(host: FakeHost, command: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Stands for the agent that resumes a migration on a host."""
+    """Stands for the agent that resumes a migration on a host, or tells the generations of its snapshots."""
+    if command == "brief":
+        return {"generations": effect("brief", host.name)}
     assert command == "resume"
     effect("read_mark", host.name)
     try:

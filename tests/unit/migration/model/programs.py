@@ -23,6 +23,7 @@ from appliance.operations.migration import copy, failover, inspection, migrate, 
 from appliance.operations.migration import start as migration_start
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
 from appliance.operations.overlay import generation, overlay
+from appliance.operations.services import generation as known_generation
 from appliance.operations.services import guard, start, stop, unfinished
 from appliance.operations.services.start import StartOptions
 from appliance.operations.snapshots import restore
@@ -353,6 +354,7 @@ def _exchange_offers(migration: Any) -> None:
 def _restore(cluster: Any, host: Any, selector: str, progress: Any, *, fenced: Any = ()) -> Any:
     chosen = next(one for one in _list_snapshots(cluster, host).snapshots if one["number"] == int(selector))
     with overlay.keep_stopped(cluster, host, fenced=fenced) as held:
+        lease.raise_lease(host, cluster, chosen["generation"], locked=True)
         effect("restore", host.name, int(selector))
         generation.mark_overlay(cluster, host, restore.restored_generation(held, host.name, chosen))
     return SimpleNamespace(kept=None)
@@ -390,10 +392,10 @@ def nothing(*_: Any, **__: Any) -> Any:
 
 
 def _list_snapshots(cluster: Any, host: Any) -> Any:
-    keys = ("number", "generation", "sequence", "taken", "contents")
+    keys = ("number", "generation", "sequence", "taken", "host", "contents")
     found = [dict(zip(keys, one, strict=True)) for one in effect("snapshots", host.name)]
     return SimpleNamespace(
-        snapshots=[{**one, "health": {"ok": True}, "reason": "", "host": "a", "uuid": ""} for one in found],
+        snapshots=[{**one, "health": {"ok": True}, "reason": "", "uuid": ""} for one in found],
         host=host.name,
         broken=(),
     )
@@ -452,6 +454,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, opened=_opened)
         put(generation, time=CLOCK, ThreadPoolExecutor=fakes.Serial, is_linked=lambda *_: False, ext3=TOOLS)
         put(generation, files=TOOLS, agent=TOOLS, start_note_path=lambda cluster: "/note")
+        put(known_generation, agent=TOOLS, store=nothing, read_note=lambda *_: None, read_history=_read_history)
         put(migration_target, MarkOverlay=AgentMark)
         put(guard, Path=fakes.OwnPath, ports=TOOLS, ext3=TOOLS)
         put(failover, check_fence=nothing, fence=lambda admin: effect("fence", admin.name), check_bridges=nothing)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from appliance.host.base import Unreachable
 from appliance.shared.lease import SwapLease, peek
+from appliance.shared.order import last_place
 from appliance.tools.move import Lost
 from tests.unit.migration.model import programs
 from tests.unit.migration.model import world as w
@@ -291,13 +292,21 @@ class Scenario:
                 w.put(fields, folder, files=tuple(changed))
                 fields[w.CURRENT] = written
                 yield f"{name} acknowledges a write", self.tidy(fields)
-            if self.left(state, "push") and host_of(state, other(name))[w.UP]:
+            there, locked = host_of(state, other(name)), host[w.LOCK] or host_of(state, folder)[w.LEASE_LOCK]
+            if self.left(state, "push") and there[w.UP] and not locked:
                 fields = self.spent(state, "push")
-                store = host_of(state, other(name))[w.STORE]
-                generation, number = peek(host_of(state, folder)[w.LEASE])[0], len(store) + 1
-                pushed = (number, generation, number, 10.0 + number + host[w.CLOCK], newest)
-                w.put(fields, other(name), store=(*store, pushed))
+                w.put(fields, other(name), store=(*there[w.STORE], self.snapshot(fields, name, there[w.STORE], newest)))
                 yield f"{name} pushes a snapshot", self.tidy(fields)
+
+    def snapshot(self, fields: Fields, name: str, known: tuple[Any, ...], newest: Any) -> tuple[Any, ...]:
+        """Take a snapshot; return it. ``known``: all before it."""
+        folder, number = self.world.folder(name), len(known) + 1
+        data = host_of(fields, folder)[w.LEASE]
+        own = [{"generation": one[1], "sequence": one[2], "host": one[4]} for one in known]
+        generation, used = last_place(name, peek(data)[0], own)
+        data, sequence = w.advance_file(data, used)
+        w.put(fields, folder, lease=data)
+        return number, generation, sequence, 10.0 + number + host_of(fields, name)[w.CLOCK], name, newest
 
     def cut(self, state: State, link: str) -> Iterator[tuple[Label, State]]:
         """Yield a state in which links are cut, with messages under way lost or not."""

@@ -15,8 +15,8 @@ from tests.unit.migration.model.scenario import Scenario
 WRITTEN = (0, 1)
 """Contents of the overlay at the beginning: one write was acknowledged."""
 BLIND = w.BLIND_A | w.BLIND_B
-SNAPSHOT = (1, 5, 1, 11.0, WRITTEN)
-"""A snapshot of host a: number, generation, sequence number, time, contents."""
+SNAPSHOT = (1, 5, 1, 11.0, "a", WRITTEN)
+"""A snapshot of host a: number, generation, sequence number, time, host that took it, contents."""
 MOVED = (("moved", (0, 0), 9),)
 """What a migration leaves on its source."""
 
@@ -82,6 +82,12 @@ SCENARIOS = [
         verbs={"by-hand b": 2, "start a": 1, "start b": 1},
         faults={"crash": 2, "kill": 1, "write": 1},
         excused=BLIND,
+    ),
+    Scenario(
+        "snapshots and clocks",
+        **serving(guard=False, store=(SNAPSHOT,)),
+        verbs={"failover b": 1},
+        faults={"push": 2, "jump": 1, "write": 2, "crash": 1},
     ),
     Scenario(
         "failover, shared",

@@ -114,6 +114,18 @@ def swap_file(data: bytes | None, request: SwapLease) -> tuple[bytes | None, str
 
 
 @cache
+def advance_file(data: bytes | None, used: int) -> tuple[bytes | None, int]:
+    """Reserve the sequence number of a snapshot by the real code; return what the lease file becomes, and the number."""
+    written: list[bytes] = []
+    with (
+        mock.patch.object(shared_lease, "read_file", lambda path: data),
+        mock.patch.object(shared_lease, "replace_file", lambda path, text: written.append(text)),
+    ):
+        number = shared_lease.advance_sequence("", used, locked=True)
+    return (written[0] if written else data), number
+
+
+@cache
 def mark_text(generation: int) -> bytes:
     """Return a generation mark, as the script prints it."""
     return to_json(OverlayMark("lab", generation)).replace(b"\n", b"")
@@ -162,7 +174,7 @@ class World:
         if not self.reaches(fields, role, name):
             return Failure(Unreachable)
         folder = self.folder(name)
-        if host_of(fields, folder)[LEASE_LOCK] not in (0, role):
+        if host_of(fields, folder)[LEASE_LOCK] != (role if request.locked else 0):
             return BLOCKED if request.wait_s == float("inf") else shared_lease.BUSY
         before = host_of(fields, folder)[LEASE]
         after, outcome = swap_file(before, request)
@@ -326,6 +338,12 @@ class World:
 
     def do_snapshots(self, fields: Fields, role: int, name: str) -> Any:
         return host_of(fields, name)[STORE]
+
+    def do_brief(self, fields: Fields, role: int, name: str) -> Any:
+        """The generations of the snapshots on a host."""
+        if not self.reaches(fields, role, name):
+            return Failure(Unreachable)
+        return tuple(one[1] for one in host_of(fields, name)[STORE])
 
     def do_restore(self, fields: Fields, role: int, name: str, number: int) -> Any:
         """The end of a restore: a file in an epoch of its own."""
