@@ -344,6 +344,25 @@ def test_cloud_init_is_served_to_its_node_only(provd: Provd) -> None:
             assert answer.status == 404, (headers, address, what)
 
 
+def test_the_container_reads_no_private_cloud_init_data(provd: Provd) -> None:
+    """`OU=services` may read the inventory: no path returns what only a node and the admin may have."""
+    cloud = {"user-data": {"p": "geheimnis"}, "meta-data": {"p": "geheimnis"}, "vendor-data": {"p": "geheimnis"}}
+    public = {"public": True, "user-data": {"p": "for all"}}
+    provd.good("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "cloud-init": cloud})
+    provd.good("PUT", PARAMETERS, {"groups": ["gpu"], "cloud-init": public})
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
+    for method, path in provd.world.contract.operations:
+        if method == "GET" and not path.endswith("/wait"):
+            for query in ("", "?name=n1"):
+                answer = provd.ask(method, re.sub(r"\{\w+\}", "n1", path) + query, headers=SERVICES, address=ADDRESS)
+                assert b"geheimnis" not in answer.data, path
+    asked: list[dict[str, Any]] = [{"hosts": ["n1"]}, {"groups": ["gpu"]}]
+    shown = [provd.good("GET", PARAMETERS, each, headers=SERVICES)[0] for each in asked]
+    assert shown[0]["kernel"] == "http://s/k" and "cloud-init" not in shown[0]
+    assert shown[1]["cloud-init"] == public
+    assert provd.good("GET", PARAMETERS, {"hosts": ["n1"]})[0]["cloud-init"] == cloud
+
+
 OPEN = {
     "/boot.ipxe",
     "/boot/v1/bootscript",
