@@ -131,6 +131,12 @@ class Vm:
             process.wait(timeout=20)
         self.processes.clear()
 
+    def reload(self) -> None:
+        """Let nginx read its files again."""
+        for process in self.processes:
+            if self.nginx in process.args:  # type: ignore[operator]
+                process.send_signal(signal.SIGHUP)
+
     @property
     def admin(self) -> Api:
         return Api(self.url, self.ca / "ca.pem", self.ca / "admin.pem", self.ca / "admin.key")
@@ -140,7 +146,7 @@ class Vm:
         store = Store(self.database)
         tables = sa.MetaData()
         tables.reflect(store.engine)
-        node = {"id": name, "name": name, "address": address, "type": "Node"}
+        node = {"id": name, "name": name, "address": address, "type": "Node", "enabled": True}
         with store.write() as connection:
             connection.execute(tables.tables["components"].insert().values(**filled(tables.tables["components"], node)))
             for label in groups:

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.errors import SmsError
 from appliance.provision import contract
-from appliance.provision.access import require_role
-from appliance.provision.contract import Contract, Operation
+from appliance.provision.access import authenticate, require_role
+from appliance.provision.contract import Operation
 from appliance.provision.problem import HttpProblem, answer, not_found
 from appliance.provision.world import World
 
@@ -34,7 +34,7 @@ def make_app(world: World, *, trust: bool = False) -> Starlette:
         exception_handlers={HttpProblem: _handle_problem, SmsError: _handle_sms_error, Exception: _handle_unexpected},
     )
     app.state.trust, app.state.world = trust, world
-    app.add_middleware(ContractMiddleware, contract=world.contract)
+    app.add_middleware(ContractMiddleware, world=world)
     return app
 
 
@@ -59,27 +59,30 @@ def _handle_unexpected(request: Request, error: Exception) -> Response:
 
 
 class ContractMiddleware:
-    """Check operation, role, query and body of each request before its route runs.
+    """Check operation, caller, query and body of each request before its route runs.
 
-    The parsed JSON body is stored in ``request.state.body``; other bodies are left to the route.
+    The caller is stored in ``request.state.caller``, a parsed JSON body in ``request.state.body``; other bodies are
+    left to the route.
     """
 
-    def __init__(self, app: ASGIApp, contract: Contract) -> None:
-        self.app, self.contract = app, contract
+    def __init__(self, app: ASGIApp, world: World) -> None:
+        self.app, self.world = app, world
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         try:
-            operation = self.contract.find(scope["method"], scope["path"])
+            operation = self.world.contract.find(scope["method"], scope["path"])
             if operation is None:
                 raise not_found(f"there is no {scope['path'][:200]}")
-            require_role(Request(scope), *operation.roles)
+            request = Request(scope)
+            scope.setdefault("state", {})["caller"] = await authenticate(request, self.world)
+            require_role(request, *operation.roles)
             contract.check_query(operation, scope["query_string"].decode("latin-1"))
             if operation.json:
                 data = await _read(scope, receive, operation)
-                scope.setdefault("state", {})["body"] = contract.parse_body(operation, data)
+                scope["state"]["body"] = contract.parse_body(operation, data)
                 receive = _replay(data, receive)
         except HttpProblem as problem:
             await answer(problem)(scope, receive, send)
