@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 from typing import Any
@@ -24,6 +25,8 @@ log = logging.getLogger("sms-provd")
 MODULES = ["hsm", "hsm_inventory", "bss", "bootscript", "cloudinit", "sms_routes", "enrol", "sync_routes"]
 MODULES += ["image_routes"]
 """Modules of this package with ``routes(world) -> list[Route]``; the paths of each are in openapi.yaml."""
+BODY_S, SLOWEST_B = 10, 1 << 18
+"""A body must be complete after this many seconds, and one more for each that many bytes of its maximum size."""
 
 
 def make_app(world: World, *, trust: bool = False) -> Starlette:
@@ -91,7 +94,14 @@ class ContractMiddleware:
 
 
 async def _read(scope: Scope, receive: Receive, operation: Operation) -> bytes:
-    """Return the whole body; 413 as soon as it exceeds the limit."""
+    """Return the whole body; 413 as soon as it exceeds the limit, 408 if it takes too long."""
+    try:
+        return await asyncio.wait_for(_read_all(receive, operation), BODY_S + operation.largest_b / SLOWEST_B)
+    except TimeoutError:
+        raise HttpProblem(408, "the body was not received in time") from None
+
+
+async def _read_all(receive: Receive, operation: Operation) -> bytes:
     found, size = [], 0
     while True:
         message = await receive()
