@@ -67,21 +67,22 @@ def identify(request: HTTPConnection) -> Caller:
 async def authenticate(request: HTTPConnection, world: World) -> Caller:
     """Return the caller of a request. Its role is "nobody" without a certificate of this site that counts."""
     caller = _read_caller(request)
+    refusal = ""
     if caller.role != "nobody" and request.headers.get("x-sms-serial", "").upper() in world.revoked.serials():
-        log.warning("refused the revoked certificate of %s from %s", caller.name, caller.address)
-        return replace(caller, role="nobody", refusal="it was revoked")
-    if caller.role != "node":
-        return caller
-    inventory = world.cached_inventory()
-    if inventory is None:
-        inventory = await run_in_threadpool(world.inventory)
-    if refusal := _check_node(world, inventory, caller):
+        refusal = "it was revoked"
+    elif caller.role == "node":
+        inventory = world.cached_inventory()
+        if inventory is None:
+            inventory = await run_in_threadpool(world.inventory)
+        refusal = _check_node(world, inventory, caller)
+    if refusal:
         if world.certificates.refuse(caller.name, caller.address, refusal):
             log.warning("refused a certificate of %s from %s: %s", caller.name, caller.address, refusal)
         return replace(caller, role="nobody", refusal=refusal)
-    certificate = world.certificates.find(caller.uuid, caller.fingerprint)
-    if certificate and world.certificates.is_first_use(certificate):
-        await run_in_threadpool(world.certificates.record_use, certificate)
+    if caller.role == "node":
+        certificate = world.certificates.find(caller.uuid, caller.fingerprint)
+        if certificate and world.certificates.is_first_use(certificate):
+            await run_in_threadpool(world.certificates.record_use, certificate)
     return caller
 
 

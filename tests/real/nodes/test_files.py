@@ -434,21 +434,38 @@ def test_a_disk_that_is_full_loses_nothing(vm: Vm, clients: Callable[..., Client
         subprocess.run(["umount", str(folder)], check=True)
 
 
-async def wait_all(vm: Vm, node: Client, many: int) -> int:
-    """So many clients that wait for a push, and then one; how many received it."""
+def node_address(number: int) -> str:
+    return f"127.2.{number // 200}.{number % 200 + 1}"
+
+
+def node_context(vm: Vm, number: int) -> ssl.SSLContext:
+    """TLS as a node does, with a certificate and a key of its own."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files = vm.folder / "shown.pem", vm.folder / "shown.key"
+    files[0].write_text(issue_node(vm.tls, f"node{number}", key.public_key(), uuid=""))
+    files[1].write_bytes(pem)
     context = ssl.create_default_context(cafile=str(vm.ca / "ca.pem"))
-    tls = node.root / "run/sms/tls"
-    context.load_cert_chain(tls / "cert.pem", tls / "key.pem")
+    context.load_cert_chain(*files)
+    return context
+
+
+async def wait_all(vm: Vm, many: int) -> int:
+    """So many nodes that wait for a push, and then one; how many received it."""
     question = b"GET /sms/v1/sync/wait?after=0&seconds=60 HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"
 
-    async def wait() -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", vm.port, ssl=context)
+    # All before the first connection, which would otherwise be idle for too long.
+    contexts = [node_context(vm, number) for number in range(many)]
+
+    async def wait(number: int) -> bytes:
+        place: Any = {"ssl": contexts[number], "local_addr": (node_address(number), 0)}
+        reader, writer = await asyncio.open_connection("127.0.0.1", vm.port, **place)
         writer.write(question)
         answer = await reader.read()
         writer.close()
         return answer
 
-    waiting = [asyncio.create_task(wait()) for _ in range(many)]
+    waiting = [asyncio.create_task(wait(number)) for number in range(many)]
     for _ in range(300):
         await asyncio.sleep(0.1)
         done = await asyncio.to_thread(vm.admin.request, "GET", "/sms/v1/sync/reports")
@@ -458,10 +475,10 @@ async def wait_all(vm: Vm, node: Client, many: int) -> int:
     return sum(b'{"push":1}' in answer for answer in await asyncio.gather(*waiting))
 
 
-def test_450_clients_wait_at_once(vm: Vm, clients: Callable[..., Client]) -> None:
-    vm.add_node("node1", "127.0.0.1")
+def test_450_clients_wait_at_once(vm: Vm) -> None:
+    vm.add_nodes({f"node{number}": node_address(number) for number in range(450)})
     vm.start()
-    assert asyncio.run(wait_all(vm, clients("node1"), 450)) == 450
+    assert asyncio.run(wait_all(vm, 450)) == 450
 
 
 def test_a_client_that_is_gone_waits_no_more(vm: Vm, clients: Callable[..., Client]) -> None:
