@@ -97,7 +97,7 @@ def open_socket(config: Config) -> socket.socket:
         os.chown(config.socket, -1, grp.getgrnam(config.socket_group).gr_gid)
     except (KeyError, PermissionError):
         logging.getLogger("sms-provd").warning("%s keeps the group of this process", config.socket)
-    server.listen(512)
+    server.listen(4096)
     return server
 
 

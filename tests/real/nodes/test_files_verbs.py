@@ -164,7 +164,7 @@ def test_a_node_that_boots_gets_its_files(
     shown = json.loads(desk.sms("node", "show", "node7", "--json"))
     assert shown["certificate"]["accepted"] and shown["certificate"]["mac"] == MAC and shown["refused"] == []
     # Its entry is made anew: the certificate counts no longer, and it gets another one by itself.
-    desk.sms("node", "remove", "node7")
+    desk.sms("node", "remove", "node7", "--yes")
     desk.sms("node", "add", "node7", "--mac", MAC, "--address", NODE_ADDRESS)
     subprocess.run(
         [*desk.prefix, "curl", "-sSf", *tls, "-H", "Content-Type: application/json", "-d", boot, url], check=True
