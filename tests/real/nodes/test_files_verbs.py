@@ -163,7 +163,7 @@ def test_a_node_that_boots_gets_its_files(
     assert (tmp_path / "etc/motd").read_text() == "node7 of lab\n"
     shown = json.loads(desk.sms("node", "show", "node7", "--json"))
     assert shown["certificate"]["accepted"] and shown["certificate"]["mac"] == MAC and shown["refused"] == []
-    # Its entry is made anew: the certificate counts no longer, and it gets another one by itself.
+    # Its entry is removed and added again: the certificate counts no longer, and it gets another one by itself.
     desk.sms("node", "remove", "node7", "--yes")
     desk.sms("node", "add", "node7", "--mac", MAC, "--address", NODE_ADDRESS)
     subprocess.run(
