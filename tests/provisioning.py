@@ -143,7 +143,7 @@ class Vm:
 
     def add_node(self, name: str, address: str, groups: tuple[str, ...] = ()) -> None:
         """A node, straight into the database."""
-        self.add_nodes({name: address}, groups)
+        Vm.add_nodes(self, {name: address}, groups)
 
     def add_nodes(self, addresses: dict[str, str], groups: tuple[str, ...] = ()) -> None:
         """Nodes by their names, straight into the database."""

@@ -170,7 +170,9 @@ def test_what_changes_reaches_everybody_within_one_look(vm: Vm, clients: Callabl
     put(vm, MOTD, b"{{ node.name }} at {{ node.address }} of {{ cluster }}\n", template=True, services=True)
     put(vm, "/etc/gpu.conf", b"gpu\n", groups=["gpu"])
     put(vm, "/etc/passwd", b"root:x:0:0::/:/bin/evil\nalice:x:2001:2001::/:/bin/sh\n", services=True)
-    one, two, container = (clients(name, interval_s=0.5) for name in ("node1", "node2", "services"))
+    one, container = (clients(name, interval_s=0.5) for name in ("node1", "services"))
+    relay = Cutting(vm.port, "127.0.0.2")
+    two = clients("node2", interval_s=0.5, port=relay.port)
     for client in (one, two, container):
         client.start()
     for client in (one, two, container):
@@ -190,6 +192,7 @@ def test_what_changes_reaches_everybody_within_one_look(vm: Vm, clients: Callabl
     time.sleep(1.2)
     assert all(client.process and client.process.poll() is None for client in (one, two, container))
     assert one.read(CONF) == b"ClusterName=two\n", "with the VM switched off all stays as it is"
+    relay.listener.close()
 
 
 def test_a_push_wakes_everybody_and_tells_who_has_what(vm: Vm, clients: Callable[..., Client]) -> None:
@@ -241,10 +244,10 @@ def test_clients_come_back_with_the_server(vm: Vm, clients: Callable[..., Client
 
 
 class Cutting:
-    """Stands before the server and cuts each connection off after so many bytes of its answers."""
+    """Stands before the server; connects to it from an address, and cuts each connection off after so many bytes."""
 
-    def __init__(self, port: int) -> None:
-        self.target, self.limit = port, 1 << 40
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+        self.target, self.address, self.limit = port, address, 1 << 40
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -255,7 +258,11 @@ class Cutting:
                 client = self.listener.accept()[0]
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target), source_address=(self.address, 0))
+            except OSError:
+                client.close()
+                continue
             threading.Thread(target=self._carry, args=(client, server, 1 << 40), daemon=True).start()
             threading.Thread(target=self._carry, args=(server, client, self.limit), daemon=True).start()
 
@@ -321,8 +328,8 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     vm.stop()
     for path in vm.state.glob("inventory.db*"):
         path.unlink()
-    vm.start()
     vm.add_node("node1", "127.0.0.1")
+    vm.start()
     done = node.once()
     assert (done.returncode, node.read(MOTD)) == (0, b"back\n"), done.stdout
     # Nor while it is filled again, until the first push has ended.
