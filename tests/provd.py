@@ -113,15 +113,16 @@ class Provd:
         """The headers of a node of the inventory, with a new certificate, at its own address if no other is given."""
         node = self.world.inventory().find_node(name)
         assert node is not None
-        made = hashlib.sha1(os.urandom(8)).hexdigest()
+        made = hashlib.sha1(os.urandom(8)).hexdigest().upper()
         known = self.world.certificates
-        known.add(Certificate(made, made, node.uuid, name, node.address or "", "", time.time(), time.time() + 1000))
+        now, address_of = time.time(), node.address or ""
+        known.add(Certificate(made.lower(), made, node.uuid, name, address_of, "", now, now + 1000))
         subject = f"serialNumber={node.uuid},CN={name},OU=node"
         return {
             **ADMIN,
             "X-SMS-Subject": subject,
             "X-SMS-Fingerprint": made,
-            "X-Real-IP": address or node.address or "",
+            "X-Real-IP": address or address_of,
         }
 
     @property

@@ -29,7 +29,6 @@ from appliance.units import format_age
 
 NODES, IMPORT, EXPORT, UNKNOWN = "/sms/v1/nodes", "/sms/v1/import", "/sms/v1/export", "/sms/v1/unknown"
 REPORTS = "/sms/v1/sync/reports"
-CERTIFICATES = "/sms/v1/certificates"
 LONG_S = 300
 LARGEST_B = 64 << 20
 OLD_S = 7 * 86400
@@ -103,12 +102,6 @@ class Inventory:
     def reports(self) -> list[payloads.ClientState]:
         """Return the last report of each client of the master files."""
         return cast("list[payloads.ClientState]", _entries(self.api.request("GET", REPORTS), "clients"))
-
-    def certificates(self, node: str = "") -> payloads.CertificateLog:
-        """Return the certificates issued to nodes and refused requests, latest first; of one node if it is named."""
-        answer = self.api.request("GET", f"{CERTIFICATES}?node={quote(node, safe='')}")
-        issued, refused = _entries(answer, "certificates"), _entries(answer, "refused")
-        return cast("payloads.CertificateLog", {"certificates": issued, "refused": refused, "now": answer["now"]})
 
     def refresh(self) -> None:
         """Request the nodes again after changes, and update the cache."""

@@ -18,6 +18,7 @@ from appliance.operations.nodes.inventory import (
     pick,
     reserved_addresses,
 )
+from appliance.operations.vm.client import open_api, read_certificates
 from appliance.plan.nodes.nodes import choose_groups, clean_mac, find_problems
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
@@ -73,21 +74,20 @@ def show_node(cluster: Cluster, word: str, progress: Progress) -> dict[str, obje
     shown: dict[str, object] = dict(node)
     # A VM of an earlier release has no such log.
     with suppress(SmsError):
-        log = open_inventory(cluster).certificates(node["name"])
-        recent = [one for one in log["certificates"] if not one["renewed"] and one["issued"] > log["now"] - 7 * 86400]
-        if newest := next(iter(log["certificates"]), None):
+        log = read_certificates(open_api(cluster), node["name"])
+        recent = [one for one in log.certificates if not one.renewed and one.issued > log.now - 7 * 86400]
+        if newest := next(iter(log.certificates), None):
             shown["certificate"] = {
-                "serial": newest["serial"],
-                "issued": format_time(newest["issued"]),
-                "until": format_time(newest["ends"]),
-                "address": newest["address"],
-                "mac": newest["mac"],
-                "accepted": newest["accepted"],
+                "serial": newest.serial,
+                "issued": format_time(newest.issued),
+                "until": format_time(newest.ends),
+                "address": newest.address,
+                "mac": newest.mac,
+                "accepted": newest.accepted,
                 "enrolments": len(recent),
             }
         shown["refused"] = [
-            f"{one['count']} from {one['address']}, last at {format_time(one['last'])}: {one['reason']}"
-            for one in log["refused"]
+            f"{one.count} from {one.address}, last at {format_time(one.last)}: {one.reason}" for one in log.refused
         ]
     return shown
 

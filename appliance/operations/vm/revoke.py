@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from appliance.errors import ConfigError, Refused
 from appliance.operations.context import Cluster
 from appliance.operations.site.ca import CLIENTS
 from appliance.operations.site.ca import revoke as revoke_here
 from appliance.operations.site.issued import SERIAL, Revocation, add_revoked, read_issued, read_revoked
-from appliance.operations.vm.client import open_api, tls_folder
+from appliance.operations.vm.client import open_api, read_certificates, tls_folder
 from appliance.operations.vm.start import install_revoked
 from appliance.progress import Progress
-
-CERTIFICATES = "/sms/v1/certificates"
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,11 @@ def read_log(cluster: Cluster, *, nodes: bool = True) -> list[LogEntry]:
         for each in read_issued(folder)
     ]
     if nodes and cluster.site.provisioning:
-        for one in open_api(cluster).request("GET", CERTIFICATES)["certificates"]:
-            what = "renewed" if one["renewed"] else "token"
-            how = f"the VM, to {one['address']} ({one['mac'] or 'MAC unknown'}), {what}"
-            subject, at = f"CN={one['node']},OU=node", revoked.get(one["serial"], 0)
-            found.append(LogEntry(one["issued"], one["serial"], subject, "client", one["ends"], how, at))
+        for one in read_certificates(open_api(cluster)).certificates:
+            what = "renewed" if one.renewed else "token"
+            how = f"the VM, to {one.address} ({one.mac or 'MAC unknown'}), {what}"
+            subject, at = f"CN={one.node},OU=node", revoked.get(one.serial, 0)
+            found.append(LogEntry(one.issued, one.serial, subject, "client", one.ends, how, at))
     return sorted(found, key=lambda each: each.at)
 
 
@@ -89,11 +87,11 @@ def _of_node(cluster: Cluster, name: str) -> list[Revocation]:
         raise ConfigError(
             f"{name[:70]!r} is neither {' nor '.join(CLIENTS)} nor a serial number", hint="sms key ca log"
         )
-    listed = open_api(cluster).request("GET", f"{CERTIFICATES}?node={quote(name, safe='')}")
+    log = read_certificates(open_api(cluster), name)
     found = [
-        Revocation(str(one["serial"]), f"CN={name},OU=node", float(listed["now"]), float(one["ends"]))
-        for one in listed["certificates"]
-        if one["ends"] > listed["now"] and SERIAL.fullmatch(str(one["serial"]))
+        Revocation(one.serial, f"CN={name},OU=node", time.time(), one.ends)
+        for one in log.certificates
+        if one.ends > log.now and SERIAL.fullmatch(one.serial)
     ]
     if not found:
         raise Refused(f"{name[:70]} has no certificate", hint="`sms key ca log` lists them")

@@ -26,7 +26,7 @@ from tests import places
 from tests.bmcs import PASSWORD, ROOT, Answer, Machine, answer, hangs, says, serve, tree
 from tests.front import Front, front
 from tests.ownnet import own_network
-from tests.provd import make_config, running
+from tests.provd import SERVICES, Provd, make_config, running
 from tests.redfish import emulator
 from tests.servers import free_port, server_context
 
@@ -53,6 +53,7 @@ class Cluster:
     port: int
     capsys: pytest.CaptureFixture[str]
     stack: ExitStack
+    provd: Provd
     machines: dict[str, Machine] = field(default_factory=dict)
 
     def bmc(self, number: int, behave: Answer | None = None, **more: Any) -> Machine | None:
@@ -153,7 +154,7 @@ def cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         config = make_config(tmp_path / "vm", address=VM, gateway="", services=services, pool=None, busy_s=5)
         service = stack.enter_context(running(config))
         vm = stack.enter_context(front(tmp_path, VM, service.port))
-        yield Cluster(tmp_path, vm, free_port(BMCS), capsys, stack)
+        yield Cluster(tmp_path, vm, free_port(BMCS), capsys, stack, service)
 
 
 def test_discovery_fills_the_inventory(cluster: Cluster) -> None:
@@ -351,6 +352,30 @@ def test_a_changed_controller_is_confirmed_on_this_machine(cluster: Cluster, mon
     kept.write_text("garbage")
     cluster.sms("power", "status", "node001", status=3)
     assert "cannot read" in cluster.stderr
+
+
+def test_certificates_of_a_node_are_shown_and_revoked(cluster: Cluster) -> None:
+    """No admin host answers to SSH here: the list is kept, and the status says that it is not installed."""
+
+    def key(*words: str, status: int = 0) -> str:
+        cluster.capsys.readouterr()
+        assert main(["-q", "--site", str(cluster.folder / "sms.yaml"), "key", "ca", *words]) == status
+        return cluster.capsys.readouterr().out
+
+    cluster.sms("add", "node001", "--mac", mac(1), "--address", f"{NET}.11")
+    cluster.provd.as_node("node001")
+    serial = json.loads(cluster.sms("show", "node001", "--json"))["certificate"]["serial"]
+    stranger = {**SERVICES, "X-SMS-Subject": "CN=node001,OU=node", "X-Real-IP": f"{NET}.99"}
+    assert cluster.provd.ask("GET", "/sms/v1/sync/manifest.json", headers=stranger).status == 403
+    assert f"1 from {NET}.99" in cluster.sms("show", "node001")
+    assert serial in key("log") and "REVOKED" not in key("log")
+    assert serial in key("revoke", "node001", status=4)
+    assert [one["serial"] for one in json.loads(key("log", "--json")) if one["revoked"]] == [serial]
+    assert "revoked already" in key("revoke", "node001", status=4)
+    key("revoke", "nobody", status=3)
+    with cluster.vm.off():
+        assert "CN=admin,OU=admin" in key("log"), "what was issued here"
+        key("revoke", "node001", status=1)
 
 
 @pytest.mark.parametrize(("lacks", "words"), [("networks", "provisioning.bmc.networks"), ("ca", "provisioning.bmc.ca")])
