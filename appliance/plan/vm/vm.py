@@ -20,6 +20,8 @@ FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 STATE = "/var/lib/sms-provision"
 SECTOR = 512
+REVOKED_MAP = "revoked.map"
+"""Serial numbers of revoked certificates, in the VM's folder of certificates; nginx and the service read it."""
 QEMU_OVERHEAD_MB = 160
 """Memory that QEMU needs in addition to the machine's own."""
 TCG_CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"
@@ -217,7 +219,7 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
     """Return the tar archive that the VM unpacks at each start: configuration, network, certificates. Has secrets.
 
     Args:
-        tls: ca.pem, server.pem, server.key, issuer.pem, issuer.key.
+        tls: ca.pem, server.pem, server.key, issuer.pem, issuer.key, revoked.map.
     """
     settings = need_vm(site)
     names = f"127.0.0.1 localhost\n{settings.address.ip} {settings.hostname}\n"

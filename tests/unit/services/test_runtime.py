@@ -870,6 +870,27 @@ def test_filesync_presents_its_certificate(filesync: ModuleType, provisioning: P
     assert not (root / "etc/slurm").exists()
 
 
+@pytest.mark.parametrize(("status", "renewals"), [(401, 1), (403, 1), (400, 1), (404, 0), (503, 0)])
+def test_filesync_of_a_node_enrols_again_when_its_certificate_is_refused(
+    status: int, renewals: int, filesync: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when it is time to renew it."""
+    started: list[list[str]] = []
+
+    def refuse(*_: object) -> list[str]:
+        raise filesync.smslink.Said(status, "no")
+
+    monkeypatch.setattr(filesync, "run_quietly", lambda argv: started.append(argv) or "")
+    monkeypatch.setattr(filesync, "pull", refuse)
+    (root / "run/sms/tls").mkdir(parents=True)
+    (root / "run/sms/tls/renew").write_text(str(int(time.time()) + 10000))
+    filesync.renew(False)
+    assert started == []
+    assert filesync.look({"server": "https://vm", "node": True}, [])[0] != "synced"
+    filesync.renew(filesync.pull.refused)
+    assert [argv[-1] for argv in started] == ["--renew"] * renewals
+
+
 def test_filesync_trusts_only_the_ca_of_the_site(
     filesync: ModuleType, provisioning: Provisioning, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
