@@ -27,6 +27,7 @@ from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
 from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
+from appliance.agent.in_root import open_in_root
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
@@ -119,6 +120,8 @@ class MigrationSource:
         if len(loops) != 1:
             raise Problem("%s is in use by %d loop devices" % (self.request.overlay, len(loops)), "losetup -l", 3)
         self.loop = loops[0]
+        with open_in_root(self.instance.root, "/"):
+            pass  # a kernel that cannot do that is reported before anything is copied
         self.ports = self.instance.ports(sorted(self.request.bridges))
         self.host_state.save_state("read", ports=self.ports)
         self.source = Source(self.request.overlay)
@@ -184,7 +187,7 @@ class MigrationSource:
                 frozen.hold()
                 many: List[Tuple[int, bytes]] = []
                 held = self.changes.final(lambda number, data: _keep(many, number, data))
-                self.lengths = {path: self._length(path) for path in self.request.tails}
+                self.lengths = {path: self.instance.file_size(path) for path in self.request.tails}
                 frozen.release()
             finally:
                 frozen.close()
@@ -205,12 +208,6 @@ class MigrationSource:
             chunks=len(held) + len(many),
             neighbours=endpoint.read_neighbours(self.instance),
         )
-
-    def _length(self, path: str) -> int:
-        try:
-            return os.stat(self.instance.root + path).st_size
-        except OSError:
-            return 0
 
     def send_connections(self, message: Message) -> None:
         """Send the current connections before the switch: to transfer thousands takes longer than the rest of it."""
@@ -260,18 +257,10 @@ class MigrationSource:
         self.instance.stop_services(self.request.loggers, self.request.stop_wait_s)
         files, parts = [], []
         for path in self.request.tails:
-            data = self._tail(path)
+            data = self.instance.read_from(path, self.lengths.get(path, 0))
             files.append({"path": path, "bytes": len(data)})
             parts.append(data)
         self.channel.send("tails", b"".join(parts), files=files, lost=lost)
-
-    def _tail(self, path: str) -> bytes:
-        try:
-            with open(self.instance.root + path, "rb") as stream:
-                stream.seek(self.lengths.get(path, 0))
-                return stream.read()
-        except OSError:
-            return b""
 
     def finish(self, message: Message) -> None:
         """End the instance here and rename its overlay, which is stale now."""
