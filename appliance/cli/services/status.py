@@ -146,7 +146,7 @@ def view(found: Status) -> RenderableType:
             facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
     if found.mirror:
         facts.append(("mirror", mirror_text(found.mirror)))
-    facts.append(("lease", held if found.lease_problem else f"{held}, generation {lease.generation}"))
+    facts.append(("lease", held if found.lease_problem else f"{escape(held)}, generation {lease.generation}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
     if vm := found.provisioning:
         facts.append(("provisioning", escape(f"{vm.hostname} ({vm.address}) {deferred_text(vm)}")))

@@ -350,10 +350,10 @@ def test_the_console_log_of_a_failed_start_is_kept(tmp_path: Path) -> None:
         read_console(cluster, Local())
     log.write_text("failed")
     keep_console(cluster, Local())
-    assert not log.exists() and read_console(cluster, Local()) == "failed"
+    assert not log.exists() and read_console(cluster, Local()) == b"failed"
     os.utime(VmPlaces(site).console_failed, (1, 1))
     log.write_text("later")
-    assert read_console(cluster, Local()) == "later"
+    assert read_console(cluster, Local()) == b"later"
 
 
 def test_a_start_in_progress_is_detected(tmp_path: Path) -> None:
