@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.site.keys import write_new
+from appliance.shared.files import make_folder, sync_folder
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -91,7 +92,7 @@ def make_ca(folder: Path) -> tuple[Path, ...]:
     for each in names:
         if os.path.lexists(folder / each):
             raise Refused(f"{folder / each} already exists", hint="`sms key ca show` lists the certificates")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(str(folder), 0o700)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
         beside = Path(new)  # mode 0700
         _write_pair(beside / "ca.pem", beside / "ca.key", _self_signed("sms site CA"))
@@ -99,6 +100,7 @@ def make_ca(folder: Path) -> tuple[Path, ...]:
             _write_pair(beside / f"{client}.pem", beside / f"{client}.key", issue_client(beside, client, unit))
         for each in names:
             (beside / each).rename(folder / each)
+        sync_folder(str(folder))
     return tuple(folder / each for each in reversed(names))
 
 
@@ -163,6 +165,7 @@ def renew_clients(folder: Path) -> tuple[Path, ...]:
             done.append(path)
         for path in done[-2:]:
             path.with_name(f".{path.name}.new").replace(path)
+        sync_folder(str(folder))
     return tuple(done)
 
 

@@ -17,6 +17,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
 from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm
+from appliance.shared.records import RecordError
 from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
@@ -102,7 +103,11 @@ def find_running(cluster: Cluster, host: Host) -> Process | None:
 
 
 def view_host(cluster: Cluster, host: Host) -> HostView:
-    """Return whether the VM runs on a host, and the host's record of who has the disks."""
+    """Return whether the VM runs on a host, and the host's record of who has the disks.
+
+    Raises:
+        Refused: that record is invalid.
+    """
     where = VmPlaces(cluster.site)
     try:
         running = find_running(cluster, host) is not None
@@ -110,6 +115,11 @@ def view_host(cluster: Cluster, host: Host) -> HostView:
         return HostView(host.name, True, running, holder)
     except Unreachable:
         return HostView(host.name, reachable=False)
+    except RecordError as error:
+        raise Refused(
+            f"the record of which host has the VM's disks, {where.holder} on {host.name}, is invalid: {error}",
+            hint="write the one of another host there, or remove it where the VM's disks are old",
+        ) from None
 
 
 def all_hosts(cluster: Cluster, first: Host) -> list[Host]:
