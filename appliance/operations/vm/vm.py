@@ -60,6 +60,7 @@ def read_health(text: str) -> Health:
     """Parse the output of ``sms-vm-health``. Pure."""
     services: dict[str, str] = {}
     used = size = 0
+    disk = "not mounted"
     api: Mapping[str, object] = {}
     # The output is shown on a terminal: it must not contain control characters.
     for line in map(printable, text.split("\n")):
@@ -67,8 +68,9 @@ def read_health(text: str) -> Health:
         if kind == "unit":
             name, _, state = rest.partition(" ")
             services[name] = "ok" if state == "active" else state or "unknown"
-        elif kind == "state" and (sizes := re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", rest.strip())):
+        elif kind == "state" and (sizes := re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})( ro)?", rest.strip())):
             used, size = int(sizes[1]), int(sizes[2])
+            disk = "read-only: its file system is damaged" if sizes[3] else "ok"
         elif kind == "https":
             services["https"] = "ok" if rest.strip() not in ("000", "502", "504", "") else f"no answer ({rest})"
         elif kind == "api":
@@ -79,7 +81,7 @@ def read_health(text: str) -> Health:
             except (ValueError, RecursionError):
                 found = {}
             api = found if isinstance(found, dict) and code == "200" else {}
-    services["disk"] = "ok" if size else "not mounted"
+    services["disk"] = disk
     return Health(services, used, size, api)
 
 

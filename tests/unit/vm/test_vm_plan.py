@@ -301,6 +301,7 @@ api 200 {"version": "1"}
         (("", ""), ""),
         (("nginx active", "nginx failed"), "nginx: failed"),
         (("state 100 2000\n", ""), "disk: not mounted"),
+        (("state 100 2000", "state 100 2000 ro"), "disk: read-only: its file system is damaged"),
         (("https 404", "https 000"), "https: no answer (000)"),
         (("https 404", "https 502"), "https: no answer (502)"),
         (('api 200 {"version": "1"}', "api 000 "), "api: no answer (000)"),
