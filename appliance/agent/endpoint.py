@@ -16,11 +16,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from appliance.agent.freeze import find_loops
 from appliance.agent.in_root import by_descriptor, open_in_root
 from appliance.agent.protocol import Problem
-from appliance.shared.files import remove_file, replace_file
+from appliance.shared.files import remove_state, replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
 from appliance.shared.migration import MigrationRequest
-from appliance.shared.records import RecordError, from_value, to_json
+from appliance.shared.records import RecordError, from_json, to_json
 
 Strings = Sequence[str]
 SUPERVISOR_ERRORS = (OSError, http.client.HTTPException, xmlrpc.client.Error)
@@ -307,18 +307,19 @@ class MoveMark:
 
 
 def read_mark(path: str) -> Optional[MoveMark]:
-    """Return the stored state of a migration; None where there is none, or where it is not JSON.
+    """Return the stored state of a migration; None where there is none.
 
     Raises:
-        Problem: it is of an unknown form. The ports of an instance may be detached: it must not count as none.
+        OSError: it cannot be read.
+        Problem: it is invalid. The ports of an instance may be detached: it must not count as none.
     """
     try:
         with open(path, "rb") as stream:
-            value = json.loads(stream.read())
-    except (OSError, ValueError, RecursionError):
+            data = stream.read()
+    except FileNotFoundError:
         return None
     try:
-        return from_value(MoveMark, value)
+        return from_json(MoveMark, data)
     except RecordError as error:
         raise Problem(
             "the state of an interrupted migration is invalid: %s" % error,
@@ -348,7 +349,7 @@ class HostState:
 
     def clear_state(self) -> None:
         """Remove the stored state: there is nothing to recover."""
-        remove_file(self.request.mark)
+        remove_state(self.request.mark)
 
     def generation(self) -> int:
         """Return the generation of the lease stored here; 0 where there is none."""

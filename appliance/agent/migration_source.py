@@ -34,6 +34,7 @@ from appliance.agent.source import Source
 from appliance.agent.store import digest_of
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
+from appliance.shared.files import sync_folder
 from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.shared.wire import Message
 
@@ -300,6 +301,7 @@ class MigrationSource:
             endpoint.wait_until_unused(self.request.overlay, 20)
             if os.path.exists(self.request.overlay):
                 os.rename(self.request.overlay, self.request.overlay + ".moved")
+                sync_folder(os.path.dirname(self.request.overlay))
         self.state = "gone"
         self.host_state.record_event("gone", to=self.request.peer, generation=self.request.generation + 1)
         self.host_state.clear_state()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Optional
 
-from appliance.shared.files import ALWAYS, replace_file
+from appliance.shared.files import ALWAYS, make_folder, replace_file
 from appliance.shared.locks import Locked, hold_lock
 
 MAX_GENERATION = 1 << 40
@@ -123,7 +123,7 @@ class SwapLease:
         Raises:
             OSError: the file cannot be written; it is unchanged.
         """
-        os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+        make_folder(os.path.dirname(self.path), 0o700)
         try:
             with hold_lock(self.path + ".lock", wait_s=self.wait_s):
                 data = read_file(self.path)

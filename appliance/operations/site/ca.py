@@ -29,6 +29,7 @@ from appliance.operations.site.issued import (
     serial_of,
 )
 from appliance.operations.site.keys import write_new
+from appliance.shared.files import make_folder, sync_folder
 from appliance.shared.history import AppendLine
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def make_ca(folder: Path) -> tuple[Path, ...]:
     for each in names:
         if os.path.lexists(folder / each):
             raise Refused(f"{folder / each} already exists", hint="`sms key ca show` lists the certificates")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(str(folder), 0o700)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
         beside = Path(new)  # mode 0700
         root = _self_signed("sms site CA")
@@ -116,6 +117,7 @@ def make_ca(folder: Path) -> tuple[Path, ...]:
             AppendLine(str(folder / LOG), line).perform()
         for each in names:
             (beside / each).rename(folder / each)
+        sync_folder(str(folder))
     return tuple(folder / each for each in reversed(names))
 
 
@@ -181,6 +183,7 @@ def _store(folder: Path, name: str, pair: Pair) -> tuple[Path, ...]:
         write_new(beside, data, mode)
     for path, _, _ in files:
         path.with_name(f".{path.name}.new").replace(path)
+    sync_folder(str(folder))
     return tuple(path for path, _, _ in files)
 
 

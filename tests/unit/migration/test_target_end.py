@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.agent import endpoint
+from appliance.agent.endpoint import read_mark
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import read_request
 from appliance.shared.lease import Lease, peek
@@ -37,3 +38,22 @@ def test_lease_after_a_rollback(
     assert (found == before) == (after == (generation, holder)), "a full disk may refuse a needless write"
     assert not Path(paths["mark"]).exists()
     assert "backed out" in Path(paths["history"]).read_text()
+
+
+def test_an_interrupted_rollback_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host crashed after the copy was renamed back, before the overlay that it had replaced was."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    monkeypatch.setattr(endpoint, "find_instance", lambda name: None)
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    copy, replaced = tmp_path / "overlay.partial", tmp_path / "overlay.past-4"
+    copy.write_bytes(b"copy")
+    replaced.write_bytes(b"before")
+    Path(paths["lease"]).write_bytes(Lease("c", 5, "b", 1.0, "a").text())
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
+    target.host_state.save_state("up", inode=copy.stat().st_ino)
+    saved = read_mark(paths["mark"])
+    assert saved
+    target.recover(saved)
+    assert (tmp_path / "overlay").read_bytes() == b"before" and copy.read_bytes() == b"copy"
+    assert not Path(paths["mark"]).exists()

@@ -636,6 +636,21 @@ def test_seed_keeps_local_changes(root: Path) -> None:
 
 
 @needs_root
+def test_seed_does_not_take_a_damaged_record_for_an_empty_one(root: Path) -> None:
+    """It would replace what somebody has changed."""
+    path = root / "etc/sms/it.conf"
+    seed(root, ("etc/sms/it.conf", b"one", "root", 0o644))
+    path.write_bytes(b"changed by hand")
+    (root / "etc/sms/seeded.json").write_bytes(b'{"/etc/sms/it.conf": "12')
+    done = run_program("sms-seed", root, "mark", input=archive(("etc/sms/it.conf", b"two", "root", 0o644)))
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "sms-seed: /etc/sms/seeded.json cannot be read: restore it from a snapshot, or remove it\n"
+    )
+    assert path.read_bytes() == b"changed by hand"
+
+
+@needs_root
 def test_seed_merges_accounts(root: Path) -> None:
     site = f"root:x:0:0:evil:/:/bin/sh\n{ALICE}\nr\xe9my:x:2002:2002::/:/bin/sh\n".encode("latin-1")
     seed(root, ("etc/passwd", site, "root", 0o644))
@@ -840,6 +855,47 @@ def test_copies_of_similar_paths_are_distinct(
     for path in alike[:3]:
         assert kept.remove(path)
         assert (root / path[1:]).read_text() == f"own {path}"
+
+
+@needs_root
+def test_filesync_does_not_take_a_damaged_record_for_an_empty_one(
+    filesync: ModuleType, provisioning: Provisioning, root: Path
+) -> None:
+    """It would keep the server's own version as what was there before."""
+    provisioning.serve({CONF: b"one"})
+    (root / "etc/slurm").mkdir()
+    (root / CONF[1:]).write_bytes(b"own")
+    pull(filesync, provisioning)
+    (root / "var/lib/sms/filesync.json").write_bytes(b"")
+    provisioning.serve({CONF: b"two"})
+    with pytest.raises(ValueError, match=r"^/var/lib/sms/filesync\.json cannot be read: restore it"):
+        pull(filesync, provisioning)
+    assert (root / CONF[1:]).read_bytes() == b"one"
+
+
+@needs_root
+def test_filesync_restores_the_own_file_after_a_power_failure_in_the_middle(
+    filesync: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is written, its record is not: it is not mistaken for somebody's own."""
+    (root / "etc/slurm").mkdir()
+    (root / CONF[1:]).write_bytes(b"own")
+    smskept = filesync.smskept
+    whole = smskept.Kept._save
+
+    def save(self: object) -> None:
+        if (root / CONF[1:]).read_bytes() == b"one":
+            raise RuntimeError("the power is gone")
+        whole(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(smskept.Kept, "_save", save)
+        with pytest.raises(RuntimeError):
+            smskept.Kept().apply({"path": CONF, "sha256": hashlib.sha256(b"one").hexdigest()}, b"one")
+    kept = smskept.Kept()
+    assert kept.apply({"path": CONF, "sha256": hashlib.sha256(b"two").hexdigest()}, b"two")
+    assert kept.remove(CONF)
+    assert (root / CONF[1:]).read_bytes() == b"own"
 
 
 @needs_root

@@ -62,6 +62,16 @@ def world(url: str, tmp_path: Path) -> Iterator[World]:
     made.store.close()
 
 
+def test_a_commit_is_on_the_disk(tmp_path: Path) -> None:
+    """Not with synchronous=NORMAL: a power failure takes the last commits away, and a used token is valid again."""
+    store = Store(f"sqlite:///{tmp_path}/inventory.db")
+    with store.read() as reader, store.write() as writer:
+        for connection in (reader, writer):
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    store.close()
+
+
 FULL = Inventory(
     components={
         "x1000c0s0b0": Component("x1000c0s0b0", type="NodeBMC", role="", arch="Other"),
