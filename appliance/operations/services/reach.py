@@ -45,7 +45,7 @@ class Reach:
     problems: list[str] = field(default_factory=list)
 
 
-def inspect_links(cluster: Cluster, host: Host, pid: int) -> tuple[Links, str]:
+def inspect_links(host: Host, pid: int) -> tuple[Links, str]:
     """Return the links of the host and of the instance with this process, and why they are not known."""
     try:
         return read_links(host.run(*script_argv("collect-links", str(pid))).text), ""

@@ -121,7 +121,7 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
     with ThreadPoolExecutor(6) as pool:  # a VM that is off is detected only by a timeout
         services = pool.submit(query_services, cluster, host)
         inside = pool.submit(inspect_inside, cluster, host)
-        links = pool.submit(inspect_links, cluster, host, running.pid)
+        links = pool.submit(inspect_links, host, running.pid)
         vm = pool.submit(probe_vm, cluster, host)
         note_query = pool.submit(read_note, cluster, host)
         guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
