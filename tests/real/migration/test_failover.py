@@ -204,7 +204,7 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
 
 
 ON_THE_NETWORK = """
-import os, sys, time
+import os, select, sys, time
 def serves():
     try:
         ports = os.listdir("/sys/class/net/br-prov/brif")
@@ -213,14 +213,14 @@ def serves():
         return False
     return up and any(port.startswith("veth") for port in ports)
 before = None
-while True:
+while not select.select([sys.stdin], [], [], 0.005)[0]:
     now = serves()
     if now != before:
         print(time.monotonic(), int(now), flush=True)
         before = now
-    time.sleep(0.005)
 """
-"""Prints when a host's container begins to be connected to the provisioning network, and when it ceases to be."""
+"""Prints when a host's container begins to be connected to the provisioning network, and when it ceases to be. It ends
+with its input: what nsenter has started survives nsenter."""
 
 
 @contextmanager
@@ -228,17 +228,18 @@ def connected(playground: Playground) -> Iterator[dict[str, list[tuple[float, fl
     """Fill in, at the end, when each host's container was connected: from and until, in monotonic seconds."""
     argv = ("python3", "-c", ON_THE_NETWORK)
     runs = {
-        name: subprocess.Popen([*playground.lab.host(name).prefix, *argv], stdout=subprocess.PIPE, text=True)
+        name: subprocess.Popen([*playground.lab.host(name).prefix, *argv], stdin=-1, stdout=-1, text=True)
         for name in (DEAD, HERE)
     }
     spans: dict[str, list[tuple[float, float]]] = {}
+    first = {name: run.stdout.readline() for name, run in runs.items() if run.stdout}
     try:
         yield spans
     finally:
         ended = time.monotonic()
         for name, run in runs.items():
-            run.kill()
-            changes = [(float(at), state == "1") for at, state in map(str.split, run.communicate()[0].splitlines())]
+            lines = [first[name], *run.communicate()[0].splitlines()]
+            changes = [(float(at), state == "1") for at, state in map(str.split, lines)]
             ends = [at for at, _ in changes[1:]] + [ended]
             spans[name] = [(at, end) for (at, state), end in zip(changes, ends, strict=True) if state]
 
