@@ -68,6 +68,8 @@ def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, st
     links, problem = found
     networks = () if problem else judge_networks(cluster.site, links)
     problems = [problem] if problem else [one for network in networks for one in network.problems]
+    if not inside.processes:
+        problems.append("the processes of the services container cannot be listed")
     stopped = find_stopped(inside.processes)
     problems += [
         f"process {process.name} of the services container is stopped by a signal: "

@@ -57,6 +57,11 @@ def test_a_site_without_a_controller(cluster: Cluster) -> None:
     assert "kill -CONT 5" in found.problems[1]
 
 
+def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:
+    found = inspect_reach(cluster, Fake({}, name="host-a"), 7, BROKEN, Inside())
+    assert found.problems[1:] == ["the processes of the services container cannot be listed"]
+
+
 def test_links_that_cannot_be_read() -> None:
     for answer in ((1, "nsenter: no such process"), (0, "host []\n")):
         links, problem = inspect_links(Fake({("sh",): answer}, name="host-a"), 7)
