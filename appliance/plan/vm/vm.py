@@ -13,6 +13,7 @@ from appliance.config.model import Site
 from appliance.config.provisioning import Provisioning
 from appliance.errors import ConfigError
 from appliance.plan.overlay import seed
+from appliance.plan.services.network import VM_TAP
 
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3")
@@ -87,7 +88,7 @@ def cards(site: Site) -> tuple[Card, ...]:
     provisioning, public = site.networks.provisioning, site.networks.public
     found = [
         Card(
-            f"smsvm-p{tag}",
+            f"{VM_TAP}p{tag}",
             provisioning.bridge,
             settings.mac.lower(),
             str(settings.address.ip),
@@ -100,7 +101,7 @@ def cards(site: Site) -> tuple[Card, ...]:
         place = settings.public
         found.append(
             Card(
-                f"smsvm-x{tag}",
+                f"{VM_TAP}x{tag}",
                 public.bridge,
                 place.mac.lower(),
                 str(place.address.ip),
