@@ -157,11 +157,11 @@ def check_images(root: Path, marks: Marks) -> None:
 
 def kept_of(root: Path) -> tuple[Any, Any]:
     sys.path.insert(0, str(ROOT / "definitions" / "runtime"))
-    import smsfiles
     import smskept
 
-    smsfiles.ROOT = str(root)
-    return smsfiles, smskept.Kept()
+    # That of this module: other tests of the same process import programs that have their own.
+    smskept.smsfiles.ROOT = str(root)
+    return smskept.smsfiles, smskept.Kept()
 
 
 def prepare_kept(root: Path) -> None:

@@ -28,15 +28,24 @@ OPERATIONS = {f"{found.ok().method.upper()} {found.ok().path}": found.ok() for f
 
 def as_role(provd: Provd, role: str) -> dict[str, str]:
     """Return the headers of a client with this role."""
-    return provd.as_node("n1") if role == "node" else SERVICES if role == "services" else ADMIN
+    if role != "node":
+        return SERVICES if role == "services" else ADMIN
+    add_node(provd)  # a request of another test may have removed it
+    return provd.as_node("n1")
+
+
+def add_node(provd: Provd) -> None:
+    """Add node n1, with all that a node can have."""
+    node = {"macs": ["02:00:0a:4d:00:97"], "address": "10.77.0.151", "xname": "x0c0s0b0n0", "groups": ["compute"]}
+    if provd.world.inventory().find_node("n1") is None:
+        provd.good("PUT", "/sms/v1/nodes/n1", {**node, "nid": 7})
 
 
 @pytest.fixture(scope="module")
 def provd() -> Iterator[Provd]:
     with tempfile.TemporaryDirectory() as folder, running(make_config(Path(folder))) as found:
         # Create an object of each kind, so that requests find something.
-        node = {"macs": ["02:00:0a:4d:00:97"], "address": "10.77.0.151", "xname": "x0c0s0b0n0", "groups": ["compute"]}
-        found.good("PUT", "/sms/v1/nodes/n1", {**node, "nid": 7})
+        add_node(found)
         yield found
 
 
