@@ -18,3 +18,10 @@ def printable(text: str, limit: int = 0) -> str:
 def one_line(text: str, limit: int = 0) -> str:
     """Return ``printable`` text with each run of white space, including line breaks, as one space."""
     return printable(" ".join(text.split()), limit)
+
+
+def printable_text(text: str) -> str:
+    """Return ``printable`` text that keeps its line breaks and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter in "\n\t" else printable(letter) for letter in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import ssl
 import threading
@@ -33,11 +34,13 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.connection, ssl.SSLSocket)
         parts: Any = (self.connection.getpeercert() or {}).get("subject", ())
         subject = [pair for part in parts for pair in part]
-        short = {"commonName": "CN", "organizationalUnitName": "OU"}
+        short = {"commonName": "CN", "organizationalUnitName": "OU", "serialNumber": "serialNumber"}
         headers = {
             "X-SMS-Scheme": "https",
             "X-SMS-Verify": "SUCCESS" if subject else "NONE",
             "X-SMS-Subject": ",".join(f"{short.get(key, key)}={value}" for key, value in reversed(subject)),
+            "X-SMS-Fingerprint": hashlib.sha1(self.connection.getpeercert(True) or b"").hexdigest(),
+            "X-SMS-Serial": str((self.connection.getpeercert() or {}).get("serialNumber", "")),
             "X-Real-IP": self.client_address[0],
         }
         if kind := self.headers.get("Content-Type"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from urllib.parse import quote
 import uvicorn
 
 from appliance.provision.app import make_app
+from appliance.provision.certificates import Certificate
 from appliance.provision.config import Config, parse_config
 from appliance.provision.images import Images
 from appliance.provision.peers import UnknownMachines
@@ -28,10 +31,6 @@ from appliance.provision.world import World
 
 ADMIN = {"X-SMS-Scheme": "https", "X-SMS-Verify": "SUCCESS", "X-SMS-Subject": "CN=tester,OU=admin"}
 SERVICES = {**ADMIN, "X-SMS-Subject": "CN=services,OU=services"}
-
-
-def as_node(name: str) -> dict[str, str]:
-    return {**ADMIN, "X-SMS-Subject": f"CN={name},OU=node"}
 
 
 def make_config(folder: Path, **more: Any) -> Config:
@@ -109,6 +108,22 @@ class Provd:
                 each.clear()
         self.world.images, self.world.unknown_machines = Images(self.folder / "no images"), UnknownMachines()
         write_neighbours(self.folder / "arp", {})
+
+    def as_node(self, name: str, address: str = "") -> dict[str, str]:
+        """The headers of a node of the inventory, with a new certificate, at its own address if no other is given."""
+        node = self.world.inventory().find_node(name)
+        assert node is not None
+        made = hashlib.sha1(os.urandom(8)).hexdigest().upper()
+        known = self.world.certificates
+        now, address_of = time.time(), node.address or ""
+        known.add(Certificate(made.lower(), made, node.uuid, name, address_of, "", now, now + 1000))
+        subject = f"serialNumber={node.uuid},CN={name},OU=node"
+        return {
+            **ADMIN,
+            "X-SMS-Subject": subject,
+            "X-SMS-Fingerprint": made,
+            "X-Real-IP": address or address_of,
+        }
 
     @property
     def url(self) -> str:

@@ -131,23 +131,38 @@ class Vm:
             process.wait(timeout=20)
         self.processes.clear()
 
+    def reload(self) -> None:
+        """Let nginx read its files again."""
+        for process in self.processes:
+            if self.nginx in process.args:  # type: ignore[operator]
+                process.send_signal(signal.SIGHUP)
+
     @property
     def admin(self) -> Api:
         return Api(self.url, self.ca / "ca.pem", self.ca / "admin.pem", self.ca / "admin.key")
 
     def add_node(self, name: str, address: str, groups: tuple[str, ...] = ()) -> None:
         """A node, straight into the database."""
+        Vm.add_nodes(self, {name: address}, groups)
+
+    def add_nodes(self, addresses: dict[str, str], groups: tuple[str, ...] = ()) -> None:
+        """Nodes by their names, straight into the database."""
         store = Store(self.database)
         tables = sa.MetaData()
         tables.reflect(store.engine)
-        node = {"id": name, "name": name, "address": address, "type": "Node"}
+        components = tables.tables["components"]
+        nodes = [
+            {"id": name, "name": name, "address": address, "type": "Node", "enabled": True}
+            for name, address in addresses.items()
+        ]
         with store.write() as connection:
-            connection.execute(tables.tables["components"].insert().values(**filled(tables.tables["components"], node)))
+            connection.execute(components.insert(), [filled(components, node) for node in nodes])
             for label in groups:
                 table = tables.tables["groups"]
                 if not connection.execute(sa.select(table).where(table.c.label == label)).first():
                     connection.execute(table.insert().values(**filled(table, {"label": label})))
-                connection.execute(tables.tables["members"].insert().values(label=label, component=name))
+                rows = [{"label": label, "component": name} for name in addresses]
+                connection.execute(tables.tables["members"].insert(), rows)
         store.close()
 
     def make_token(self, node: str, token_s: int = 600) -> str:

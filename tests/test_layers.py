@@ -57,7 +57,7 @@ PUBLIC: dict[str, dict[str, set[str]]] = {
         "nodes": {"image"},
         "overlay": {"generation", "mirror", "mirrored", "overlay"},
         "services": {"boot", "generation", "guarded", "inside", "start", "stop", "unfinished"},
-        "site": {"ca", "config", "find", "init", "keys"},
+        "site": {"ca", "config", "find", "init", "issued", "keys"},
         "snapshots": {"list", "restore", "snapshot", "status", "transfer"},
         "vm": {"build", "client", "deferred"},
     },

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import stat
 import subprocess
 import time
 import xmlrpc.client
@@ -13,12 +14,13 @@ from dataclasses import field as attribute
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from appliance.agent.freeze import find_loops
+from appliance.agent.in_root import by_descriptor, open_in_root
 from appliance.agent.protocol import Problem
-from appliance.shared.files import remove_file, replace_file
+from appliance.shared.files import remove_state, replace_file
 from appliance.shared.history import AppendLine, make_event
 from appliance.shared.lease import WRITTEN, Lease, SwapLease, peek, read_file
 from appliance.shared.migration import MigrationRequest
-from appliance.shared.records import RecordError, from_value, to_json
+from appliance.shared.records import RecordError, from_json, to_json
 
 Strings = Sequence[str]
 SUPERVISOR_ERRORS = (OSError, http.client.HTTPException, xmlrpc.client.Error)
@@ -58,7 +60,7 @@ class Instance:
 
     @property
     def root(self) -> str:
-        """Path of its root file system on this host."""
+        """Path of its root file system on this host. Paths below it are opened by ``open_in_root`` only."""
         return "/proc/%d/root" % self.pid
 
     def argv(self, *argv: str) -> List[str]:
@@ -71,8 +73,28 @@ class Instance:
 
     def supervisor(self) -> Any:
         """Return a client of its supervisor (http://supervisord.org/api.html)."""
-        transport = _Transport(self.root + "/run/sms/supervisor.sock")
-        return xmlrpc.client.ServerProxy("http://localhost", transport=transport).supervisor
+        return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self.root)).supervisor
+
+    def file_size(self, path: str) -> int:
+        """Return the size of a regular file inside; 0 where there is none."""
+        try:
+            with open_in_root(self.root, path) as descriptor:
+                state = os.fstat(descriptor)
+                return state.st_size if stat.S_ISREG(state.st_mode) else 0
+        except OSError:
+            return 0
+
+    def read_from(self, path: str, offset: int) -> bytes:
+        """Return the content of a regular file inside from an offset on; empty where there is none."""
+        try:
+            with open_in_root(self.root, path) as descriptor:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return b""
+                with open(by_descriptor(descriptor), "rb") as stream:
+                    stream.seek(offset)
+                    return stream.read()
+        except OSError:
+            return b""
 
     def stop_services(self, names: Strings, patience_s: float) -> None:
         """Stop services in parallel, and wait until all have ended.
@@ -140,24 +162,28 @@ def _quietly(call: Any, *arguments: Any) -> None:
         pass
 
 
+SUPERVISOR = "/run/sms/supervisor.sock"
+
+
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
+    def __init__(self, root: str) -> None:
         http.client.HTTPConnection.__init__(self, "localhost", timeout=30)
-        self.path = path
+        self.root = root
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self.path)
+        with open_in_root(self.root, SUPERVISOR) as descriptor:
+            self.sock.connect(by_descriptor(descriptor))
 
 
 class _Transport(xmlrpc.client.Transport):
-    def __init__(self, path: str) -> None:
+    def __init__(self, root: str) -> None:
         xmlrpc.client.Transport.__init__(self)
-        self.path = path
+        self.root = root
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        return _Connection(self.path)
+        return _Connection(self.root)
 
 
 def find_instance(name: str) -> Optional[Instance]:
@@ -289,18 +315,19 @@ class MoveMark:
 
 
 def read_mark(path: str) -> Optional[MoveMark]:
-    """Return the stored state of a migration; None where there is none, or where it is not JSON.
+    """Return the stored state of a migration; None where there is none.
 
     Raises:
-        Problem: it is of an unknown form. The ports of an instance may be detached: it must not count as none.
+        OSError: it cannot be read.
+        Problem: it is invalid. The ports of an instance may be detached: it must not count as none.
     """
     try:
         with open(path, "rb") as stream:
-            value = json.loads(stream.read())
-    except (OSError, ValueError, RecursionError):
+            data = stream.read()
+    except FileNotFoundError:
         return None
     try:
-        return from_value(MoveMark, value)
+        return from_json(MoveMark, data)
     except RecordError as error:
         raise Problem(
             "the state of an interrupted migration is invalid: %s" % error,
@@ -330,7 +357,7 @@ class HostState:
 
     def clear_state(self) -> None:
         """Remove the stored state: there is nothing to recover."""
-        remove_file(self.request.mark)
+        remove_state(self.request.mark)
 
     def generation(self) -> int:
         """Return the generation of the lease stored here; 0 where there is none."""

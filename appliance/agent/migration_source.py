@@ -27,11 +27,14 @@ from appliance.agent.channel import PATIENCE_S, Channel, Disconnected
 from appliance.agent.chunk_frames import BATCH, FrameEncoder, chunk_digest
 from appliance.agent.endpoint import HostState, Instance, MoveMark
 from appliance.agent.freeze import Frozen, find_loops, mounted_again, private_mounts
+from appliance.agent.in_root import open_in_root
+from appliance.agent.log_sessions import LogSessions, attach_filter
 from appliance.agent.protocol import Problem, field, read_request
 from appliance.agent.source import Source
 from appliance.agent.store import digest_of
 from appliance.agent.take import FREEZE_CHUNKS, host_locked
 from appliance.agent.transfer import read_bits
+from appliance.shared.files import sync_folder
 from appliance.shared.migration import SourceRequest, TargetRequest
 from appliance.shared.wire import Message
 
@@ -39,6 +42,10 @@ RECLAIM_S = 3.0
 """Longer than ``migration_target.ARMED_S``, by more than two clocks can differ in that time."""
 LEASE_S = 90.0
 """Seconds that the target may take to return the lease of a shared overlay."""
+NOTICE_S = 0.1
+"""Seconds that the switch waits for log senders; one that is down never answers."""
+READ_S = 2.0
+"""Seconds that the log server may take to read what it has received."""
 FREEZE_LIMIT_S = 5.0
 """Seconds that writers wait for a freeze at most."""
 
@@ -77,6 +84,7 @@ class MigrationSource:
         self.changes: Optional[Changes] = None
         self.encoder = FrameEncoder(request.compress)
         self.instance = Instance(request.pid)
+        self.sessions = LogSessions(request.pid, request.stream_ports)
 
     def run(self) -> Dict[str, Any]:
         """Handle messages until the migration has ended."""
@@ -119,6 +127,8 @@ class MigrationSource:
         if len(loops) != 1:
             raise Problem("%s is in use by %d loop devices" % (self.request.overlay, len(loops)), "losetup -l", 3)
         self.loop = loops[0]
+        with open_in_root(self.instance.root, "/"):
+            pass  # a kernel that cannot do that is reported before anything is copied
         self.ports = self.instance.ports(sorted(self.request.bridges))
         self.host_state.save_state("read", ports=self.ports)
         self.source = Source(self.request.overlay)
@@ -184,7 +194,7 @@ class MigrationSource:
                 frozen.hold()
                 many: List[Tuple[int, bytes]] = []
                 held = self.changes.final(lambda number, data: _keep(many, number, data))
-                self.lengths = {path: self._length(path) for path in self.request.tails}
+                self.lengths = {path: self.instance.file_size(path) for path in self.request.tails}
                 frozen.release()
             finally:
                 frozen.close()
@@ -206,15 +216,10 @@ class MigrationSource:
             neighbours=endpoint.read_neighbours(self.instance),
         )
 
-    def _length(self, path: str) -> int:
-        try:
-            return os.stat(self.instance.root + path).st_size
-        except OSError:
-            return 0
-
     def send_connections(self, message: Message) -> None:
         """Send the current connections before the switch: to transfer thousands takes longer than the rest of it."""
         assert self.channel
+        self._close_sessions()
         lines = endpoint.read_connections(self.instance)
         self.sent_connections = {endpoint.without_timeout(line) for line in lines}
         self.channel.send("connections", "\n".join(lines).encode())
@@ -222,6 +227,7 @@ class MigrationSource:
     def release(self, message: Message) -> None:
         """Detach the ports from the bridges; send the connections that ``send_connections`` has not sent."""
         assert self.channel
+        self._close_sessions()
         self._enter("released", "ports detached from the bridges", ports=self.ports)
         began = time.monotonic()
         self.counter = DatagramCounter(
@@ -234,6 +240,17 @@ class MigrationSource:
         text = "\n".join(line for line in lines if endpoint.without_timeout(line) not in self.sent_connections).encode()
         self.channel.send("released", text, down_s=down - began, connections=len(lines))
 
+    def _close_sessions(self) -> None:
+        """Close the TCP sessions of log senders; they send what follows on new ones, which only the target accepts."""
+        try:
+            self.sessions.close()
+        except OSError as error:
+            text = "the TCP sessions of log senders cannot be closed, lines may be lost: %s" % (error.strerror or error)
+            self.host_state.record_event("trouble", why=text)
+            protocol.note("note: " + text)
+            return
+        self.sessions.wait_until_noticed(NOTICE_S)
+
     def hand_over(self, message: Message) -> None:
         """With a shared overlay: end the instance, so that the target can use the overlay."""
         assert self.channel
@@ -242,6 +259,8 @@ class MigrationSource:
         self._enter("stopping", "stopping services that keep state", ports=self.ports)
         for group in self.request.stop:
             self.instance.stop_services(group, self.request.stop_wait_s)
+        self._close_sessions()
+        self.sessions.wait_until_read(READ_S)
         lines, known = endpoint.read_connections(self.instance), endpoint.read_neighbours(self.instance)
         self._enter("ended", "ending the instance, releasing the overlay", ports=self.ports)
         self._end_instance()
@@ -257,21 +276,14 @@ class MigrationSource:
         # First: if this host crashes now, it must not start the instance after its boot.
         self.host_state.write_lease(self.request.peer, self.request.generation + 1)
         lost = self.counter.count() if self.counter else 0
+        self.sessions.wait_until_read(READ_S)
         self.instance.stop_services(self.request.loggers, self.request.stop_wait_s)
         files, parts = [], []
         for path in self.request.tails:
-            data = self._tail(path)
+            data = self.instance.read_from(path, self.lengths.get(path, 0))
             files.append({"path": path, "bytes": len(data)})
             parts.append(data)
         self.channel.send("tails", b"".join(parts), files=files, lost=lost)
-
-    def _tail(self, path: str) -> bytes:
-        try:
-            with open(self.instance.root + path, "rb") as stream:
-                stream.seek(self.lengths.get(path, 0))
-                return stream.read()
-        except OSError:
-            return b""
 
     def finish(self, message: Message) -> None:
         """End the instance here and rename its overlay, which is stale now."""
@@ -289,6 +301,7 @@ class MigrationSource:
             endpoint.wait_until_unused(self.request.overlay, 20)
             if os.path.exists(self.request.overlay):
                 os.rename(self.request.overlay, self.request.overlay + ".moved")
+                sync_folder(os.path.dirname(self.request.overlay))
         self.state = "gone"
         self.host_state.record_event("gone", to=self.request.peer, generation=self.request.generation + 1)
         self.host_state.clear_state()
@@ -386,6 +399,10 @@ class MigrationSource:
             self.host_state.record_event("back", why=why)
             self.host_state.clear_state()
             return
+        try:
+            self.sessions.reopen()
+        except OSError as error:
+            self.host_state.record_event("trouble", why="log senders cannot connect: %s" % (error.strerror or error))
         names = [*(name for group in reversed(self.request.stop) for name in group), *self.request.loggers]
         self.instance.start_services(names)
         self.state = "gone"
@@ -451,13 +468,13 @@ def resume(request: Dict[str, Any]) -> Dict[str, Any]:
         return {"found": saved.state, "side": "leave", "state": source.state}
 
 
-SO_ATTACH_FILTER = 26
-"""asm-generic/socket.h."""
+SOL_PACKET, PACKET_STATISTICS, PACKET_IGNORE_OUTGOING = 263, 6, 23
+"""linux/if_packet.h."""
 ETH_P_ALL = 3
 
 
 class DatagramCounter:
-    """Counts syslog messages over UDP (RFC 5426) to a MAC address that no host has during the switch."""
+    """Counts syslog messages over UDP (RFC 5426) that come in for a MAC address that no host has during the switch."""
 
     def __init__(self, bridge: str, port: str, mac: str) -> None:
         self.sockets: List[socket.socket] = []
@@ -470,9 +487,9 @@ class DatagramCounter:
             try:
                 one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
                 self._filter(one, mac)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+                # The bridge floods a frame to an unknown address: as outgoing ones it would count at every other port.
+                one.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
                 one.bind((name, ETH_P_ALL))
-                one.setblocking(False)
                 self.sockets.append(one)
             except OSError:
                 continue  # an incomplete count must not stop the migration
@@ -506,22 +523,13 @@ class DatagramCounter:
                 false = last - at - 1
             if code == 0x45:
                 true = last - at - 1
-            fixed.append(struct.pack("HBBI", code, true, false, value))
-        buffer = b"".join(fixed)
-        import ctypes
-
-        held = ctypes.create_string_buffer(buffer)
-        one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", len(program), ctypes.addressof(held)))
+            fixed.append((code, true, false, value))
+        attach_filter(one, fixed)
 
     def count(self) -> int:
-        """Close the sockets; return the number of messages."""
+        """Close the sockets; return the number of messages, including those that their buffers had no room for."""
         found = 0
         for one in self.sockets:
-            while True:
-                try:
-                    one.recv(64)
-                    found += 1
-                except OSError:
-                    break
+            found += int(struct.unpack("II", one.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[0])
             one.close()
         return found

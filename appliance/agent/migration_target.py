@@ -12,6 +12,7 @@ import hashlib
 import os
 import signal
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Dict, Optional
 
 from appliance.agent import endpoint, protocol
@@ -72,6 +73,7 @@ class MigrationTarget:
         self.replaced = "%s.past-%d-replaced" % (self.overlay, self.generation)
         self.ports: Dict[str, str] = {}
         self.instance: Optional[Instance] = None
+        self.flushed: "Optional[Future[None]]" = None
 
     def run(self) -> Dict[str, Any]:
         """Handle messages until the migration has ended."""
@@ -230,9 +232,17 @@ class MigrationTarget:
         if os.path.exists(self.overlay):
             # Not left behind by a migration from here: it may hold data that exists nowhere else.
             os.rename(self.overlay, self.replaced)
+            sync_folder(os.path.dirname(self.overlay))
             protocol.note("note: %s had another overlay; it is kept as %s" % (self.request.host, self.replaced))
         os.rename(self.incoming, self.overlay)
+        # The instance starts meanwhile; ``arm`` waits for it.
+        self.flushed = ThreadPoolExecutor(1).submit(self._flush)
         self.channel.send("placed")
+
+    def _flush(self) -> None:
+        """Flush the copy and its name: the lease must not name an overlay that a power failure takes away."""
+        os.fsync(self.descriptor)
+        sync_folder(os.path.dirname(self.overlay))
 
     # The instance
 
@@ -274,6 +284,8 @@ class MigrationTarget:
         lines = self.channel.read_body(message).decode(errors="replace").splitlines()
         self.warning = endpoint.load_connections(self.instance, lines)
         endpoint.load_neighbours(self.instance, field(message, "neighbours", list, []))
+        if self.flushed:
+            self.flushed.result()
         self.armed_at = boot_time()
         self.channel.send("armed")
 
@@ -403,29 +415,32 @@ class MigrationTarget:
                     "apptainer", "instance", "stop", "--force", self.request.instance, ok=range(256), timeout=30
                 )
             endpoint.wait_until_unused(self.overlay, 20)
-        if self.request.shared:
-            if self.state in ("started", "up"):
-                self.host_state.write_lease(self.request.peer, self.generation + 2)
-        elif self.state in ("placed", "started", "up") and self._is_ours():
-            os.rename(self.overlay, self.overlay + ".partial")
-        elif os.path.exists(self.incoming):
-            os.rename(self.incoming, self.overlay + ".partial")
-        if os.path.exists(self.replaced) and not os.path.exists(self.overlay):
-            os.rename(self.replaced, self.overlay)
+        # Before the copy is renamed: a stored state "up" stands for the overlay that this lease names.
         newer = self.host_state.generation() > self.generation
         if not self.request.shared and newer and self.host_state.holder() == self.request.host:
             # This migration wrote the lease, but the instance never served here. An older one is none of its business:
             # the newest of all hosts counts, and a full disk must not prevent the end of this.
             self.host_state.write_lease(self.request.peer, self.host_state.generation())
+        if self.request.shared:
+            if self.state in ("started", "up"):
+                self.host_state.write_lease(self.request.peer, self.generation + 2)
+        elif self.state in ("placed", "started", "up") and self._is_copy(self.overlay):
+            os.rename(self.overlay, self.overlay + ".partial")
+        elif os.path.exists(self.incoming):
+            os.rename(self.incoming, self.overlay + ".partial")
+        if os.path.exists(self.replaced) and not os.path.exists(self.overlay):
+            os.rename(self.replaced, self.overlay)
+        if os.path.isdir(os.path.dirname(self.overlay)):
+            sync_folder(os.path.dirname(self.overlay))
         self._remove_holds()
         self.state = "done"
         self.host_state.record_event("backed out", why=why)
         self.host_state.clear_state()
 
-    def _is_ours(self) -> bool:
-        """Return whether the overlay is this migration's copy; a restore may have replaced it since."""
+    def _is_copy(self, path: str) -> bool:
+        """Return whether a file is this migration's copy; a restore may have replaced the overlay since."""
         try:
-            return os.stat(self.overlay).st_ino == self.inode
+            return os.stat(path).st_ino == self.inode
         except OSError:
             return False
 
@@ -449,4 +464,6 @@ class MigrationTarget:
             ports = self.instance.ports(sorted(self.request.bridges))
             attached = all(endpoint.is_attached(port, self.request.bridges[name]) for name, port in ports.items())
             self.state, self.ports = "up" if attached else "started", ports
+        elif self.state == "up" and self._is_copy(self.overlay + ".partial"):
+            self.state = "started"  # the crash interrupted its rollback
         self.abandon("the migration was killed")

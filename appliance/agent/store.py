@@ -21,7 +21,7 @@ import shutil
 import stat
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from appliance.agent.manifest import FORMAT, Manifest
@@ -200,6 +200,8 @@ class Store:
         self.new_bytes = 0
         self.new: List[bytes] = []
         self._folders: Set[str] = set()
+        self._known: Set[bytes] = set()
+        """Digests of undamaged chunks: a verified snapshot names them, or this run has read or written them."""
         self._names = itertools.count()
         self._guard = threading.Lock()
 
@@ -216,6 +218,7 @@ class Store:
         with self._lock("write.lock", "another run is at work on the snapshots in %s" % self.root):
             self._clear_partials()
             with self._lock("sweep.lock", "snapshots in %s are being removed" % self.root, shared=True):
+                self._known = self._newest_verified()
                 yield
 
     @contextmanager
@@ -336,23 +339,46 @@ class Store:
         except (OSError, ValueError):
             return 0
 
-    def put(self, data: Any) -> bytes:
-        """Store a chunk, unless it is stored already; return its digest."""
+    def _newest_verified(self) -> Set[bytes]:
+        """Return the digests of the newest verified snapshot: the next one shares most of its chunks.
+
+        Those that only older ones name are read again, which costs less than to read the lists of all snapshots.
+        """
+        for one in reversed(self.list()[0]):
+            if one.verified and one.manifest.method == "delta":
+                with suppress(Damage):
+                    found: Set[bytes] = one.chunks()
+                    return found
+        return set()
+
+    def put(self, data: Any, *, flush: bool = False) -> bytes:
+        """Store a chunk, unless it is stored already; return its digest.
+
+        A run that was interrupted by a power failure may have left a file of that name and size with other content:
+        unless a verified snapshot names it, it is read again.
+
+        Args:
+            flush: it replaces a damaged one.
+        """
         digest = digest_of(data)
         path = chunk_path(self.root, digest)
+        known = digest in self._known
         try:
-            # A power failure may have left an empty file of that name.
-            if os.stat(path).st_size == len(data):
+            if os.stat(path).st_size == len(data) and (known or _digest_of_file(path) == digest):
+                self._known.add(digest)
                 return digest
+            flush = True
         except OSError:
-            pass
+            # A verified snapshot names it: from the rename on its content must be on the disk.
+            flush = flush or known
         folder = os.path.dirname(path)
         if folder not in self._folders:
             os.makedirs(folder, 0o700, exist_ok=True)
             self._folders.add(folder)
         beside = "%s.%d-%d.new" % (path, os.getpid(), next(self._names))
-        self.write_file(beside, data)
+        self.write_file(beside, data, flush=flush)
         os.rename(beside, path)
+        self._known.add(digest)
         with self._guard:
             self.new.append(digest)
             self.new_bytes += len(data)
@@ -369,13 +395,15 @@ class Store:
             self.new_bytes += len(data)
         return digest_of(data)
 
-    def write_file(self, path: str, data: Any) -> None:
-        """Write a file of mode 0600, without flushing it to the disk."""
+    def write_file(self, path: str, data: Any, *, flush: bool = False) -> None:
+        """Write a file of mode 0600; without ``flush``, ``sync`` flushes it to the disk."""
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", 0) as stream:
                 view = memoryview(data)
                 while len(view):
                     view = view[stream.write(view) or 0 :]
+                if flush:
+                    os.fsync(stream.fileno())
         except OSError as error:
             remove_file(path)
             raise disk_error(error, path)
@@ -471,11 +499,13 @@ class Store:
                     count += 1
         return count, freed
 
-    def set_aside(self, digest: bytes) -> None:
-        """Move a damaged chunk away: the next snapshot with its content stores it again."""
-        path = chunk_path(self.root, digest)
-        if os.path.exists(path):
-            os.rename(path, os.path.join(self.temporary, digest.hex() + ".bad"))
+    def set_aside(self, digest: bytes) -> bool:
+        """Move a damaged chunk away: the next snapshot with its content stores it again. Return whether it existed."""
+        try:
+            os.rename(chunk_path(self.root, digest), os.path.join(self.temporary, digest.hex() + ".bad"))
+        except FileNotFoundError:
+            return False
+        return True
 
     def stored_bytes(self) -> int:
         """Return the size of the store on disk in bytes."""
@@ -523,6 +553,11 @@ def sync_system(path: str) -> None:
         sync_file_system(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _digest_of_file(path: str) -> bytes:
+    with open(path, "rb", 0) as stream:
+        return digest_of(stream.read(CHUNK + 1))
 
 
 def _remove(path: str) -> None:

@@ -397,8 +397,7 @@ def put_expected(store: Store, frame: Tuple[int, bytes], digest: bytes) -> None:
         Problem: it has another digest.
     """
     data = decompress(*frame)
-    store.set_aside(digest)
-    if store.put(data) != digest:
+    if store.put(data, flush=store.set_aside(digest)) != digest:
         raise damaged()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from appliance import __version__
 from appliance.cli.common import standard_output
+from appliance.cli.edge import guard_standard_streams
 from appliance.errors import SmsError
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open missing standard streams: otherwise the next opened file would take their number."""
+    """Open missing standard streams, or the next opened file would take their number; guard them."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -186,6 +187,7 @@ def _open_standard_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Some locales lack characters such as the micro sign.
         sys.stdout.reconfigure(errors="backslashreplace")
+    guard_standard_streams()
 
 
 def _flush() -> None:

@@ -5,19 +5,42 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.status import Status
 
+from appliance.cli.edge import stream_below
 from appliance.progress import Progress, Silent, Step
+from appliance.text import printable_text
 
-out = Console(highlight=False, emoji=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+
+class Screen(Console):
+    """A console whose text is escaped (see ``edge``), its own colours are not; links are left out."""
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream to write to."""
+        return stream_below(super().file)
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render, with escaped text."""
+        for text, style, control in super().render(renderable, options):
+            plain = style.update_link(None) if style and style.link else style
+            yield Segment(text if control else printable_text(text), plain, control)
+
+
+out = Screen(highlight=False, emoji=False, soft_wrap=True)
+err = Screen(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -75,7 +75,10 @@ class Bmc(Section):
     password_file: File | None = Field(
         None, description="File with the password, mode 0600; $SMS_BMC_PASSWORD overrides it."
     )
-    ca: File | None = Field(None, description="CA that signed their certificates (default: the site's own CA).")
+    networks: tuple[AddressWithPrefix, ...] = Field(
+        (), max_length=100, description="Their networks, such as 10.0.9.0/24; the password is sent to no other address."
+    )
+    ca: File | None = Field(None, description="CA that signed their certificates; needed unless `insecure` is set.")
     insecure: bool = Field(False, description="Accept any certificate; the password can be intercepted.")
 
 

@@ -148,6 +148,7 @@ def site_file(layout: Layout) -> str:
         metal_span=_span(1, layout.metal),
         metal_address_span=_span(151, layout.metal),
         vm=PROVISION_ADDRESSES,
+        bmcs=", ".join(f"{address}/32" for address in (BMC_ADDRESS, *(each.bmc for each in layout.machines))),
         domain=DOMAIN,
     )
 

@@ -29,6 +29,8 @@ class Places:
         self.history = self.journal / f"{site.cluster}.history"
         self.lock = run / f"{site.cluster}.lock"
         self.guard_lock = run / f"{site.cluster}.guard.lock"
+        # The container's ports that the guard has taken off their bridges.
+        self.uplink_mark = run / f"{site.cluster}.uplink"
         self.guard_log = self.journal / f"{site.cluster}.guard.log"
         # Written by the guard of the host that serves, on every other host: when it was last heard from.
         self.sign = run / f"{site.cluster}.alive"

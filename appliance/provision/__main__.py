@@ -6,6 +6,7 @@ import argparse
 import grp
 import logging
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument("--listen", metavar="ADDRESS:PORT", help="a TCP port instead of the socket (tests)")
     parser.add_argument("--trust-headers", action="store_true", help="with --listen: trust the X-SMS-... headers")
     arguments = parser.parse_args()
+    # Each request of nginx is a connection, and those that wait for a push stay open; the usual limit is 1024.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
@@ -93,7 +97,7 @@ def open_socket(config: Config) -> socket.socket:
         os.chown(config.socket, -1, grp.getgrnam(config.socket_group).gr_gid)
     except (KeyError, PermissionError):
         logging.getLogger("sms-provd").warning("%s keeps the group of this process", config.socket)
-    server.listen(512)
+    server.listen(4096)
     return server
 
 

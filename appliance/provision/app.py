@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 from typing import Any
@@ -14,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.errors import SmsError
 from appliance.provision import contract
-from appliance.provision.access import require_role
-from appliance.provision.contract import Contract, Operation
+from appliance.provision.access import authenticate, require_role
+from appliance.provision.contract import Operation
 from appliance.provision.problem import HttpProblem, answer, not_found
 from appliance.provision.world import World
 
@@ -24,6 +25,8 @@ log = logging.getLogger("sms-provd")
 MODULES = ["hsm", "hsm_inventory", "bss", "bootscript", "cloudinit", "sms_routes", "enrol", "sync_routes"]
 MODULES += ["image_routes"]
 """Modules of this package with ``routes(world) -> list[Route]``; the paths of each are in openapi.yaml."""
+BODY_S, SLOWEST_B = 10, 1 << 18
+"""A body must be complete after this many seconds, and one more for each that many bytes of its maximum size."""
 
 
 def make_app(world: World, *, trust: bool = False) -> Starlette:
@@ -34,7 +37,7 @@ def make_app(world: World, *, trust: bool = False) -> Starlette:
         exception_handlers={HttpProblem: _handle_problem, SmsError: _handle_sms_error, Exception: _handle_unexpected},
     )
     app.state.trust, app.state.world = trust, world
-    app.add_middleware(ContractMiddleware, contract=world.contract)
+    app.add_middleware(ContractMiddleware, world=world)
     return app
 
 
@@ -59,27 +62,30 @@ def _handle_unexpected(request: Request, error: Exception) -> Response:
 
 
 class ContractMiddleware:
-    """Check operation, role, query and body of each request before its route runs.
+    """Check operation, caller, query and body of each request before its route runs.
 
-    The parsed JSON body is stored in ``request.state.body``; other bodies are left to the route.
+    The caller is stored in ``request.state.caller``, a parsed JSON body in ``request.state.body``; other bodies are
+    left to the route.
     """
 
-    def __init__(self, app: ASGIApp, contract: Contract) -> None:
-        self.app, self.contract = app, contract
+    def __init__(self, app: ASGIApp, world: World) -> None:
+        self.app, self.world = app, world
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         try:
-            operation = self.contract.find(scope["method"], scope["path"])
+            operation = self.world.contract.find(scope["method"], scope["path"])
             if operation is None:
                 raise not_found(f"there is no {scope['path'][:200]}")
-            require_role(Request(scope), *operation.roles)
+            request = Request(scope)
+            scope.setdefault("state", {})["caller"] = await authenticate(request, self.world)
+            require_role(request, *operation.roles)
             contract.check_query(operation, scope["query_string"].decode("latin-1"))
             if operation.json:
                 data = await _read(scope, receive, operation)
-                scope.setdefault("state", {})["body"] = contract.parse_body(operation, data)
+                scope["state"]["body"] = contract.parse_body(operation, data)
                 receive = _replay(data, receive)
         except HttpProblem as problem:
             await answer(problem)(scope, receive, send)
@@ -88,7 +94,14 @@ class ContractMiddleware:
 
 
 async def _read(scope: Scope, receive: Receive, operation: Operation) -> bytes:
-    """Return the whole body; 413 as soon as it exceeds the limit."""
+    """Return the whole body; 413 as soon as it exceeds the limit, 408 if it takes too long."""
+    try:
+        return await asyncio.wait_for(_read_all(receive, operation), BODY_S + operation.largest_b / SLOWEST_B)
+    except TimeoutError:
+        raise HttpProblem(408, "the body was not received in time") from None
+
+
+async def _read_all(receive: Receive, operation: Operation) -> bytes:
     found, size = [], 0
     while True:
         message = await receive()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 from appliance.provision.problem import HttpProblem, bad_request
-from appliance.shared.files import free_bytes
+from appliance.shared.files import free_bytes, make_folder, sync_folder
 
 RESERVE_B = 64 << 20
 """Bytes of the disk reserved for the inventory."""
@@ -45,7 +45,7 @@ class Blobs:
         beside = path.with_name(f".{digest}.{secrets.token_hex(4)}")
         found, received = hashlib.sha256(), 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(str(path.parent))
             # Blocks are small and arrive at network speed: a thread would not pay off.
             with beside.open("xb") as stream:
                 beside.chmod(0o600)
@@ -60,6 +60,7 @@ class Blobs:
             if received != size or found.hexdigest() != digest:
                 raise bad_request("digest or size does not match: was the transfer interrupted?")
             beside.replace(path)
+            sync_folder(str(path.parent))
         except OSError as error:
             raise disk_full(error) from error
         finally:
@@ -69,7 +70,7 @@ class Blobs:
     def check_space(self, size: int) -> None:
         """Raise 507 if ``size`` more bytes would use up the reserve."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(str(self.folder), 0o700)
             free = free_bytes(self.folder)
         except OSError as error:
             raise disk_full(error) from error

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from appliance.provision import contract, names
+from appliance.provision.access import identify
 from appliance.provision.draft import Draft
 from appliance.provision.model import Boot, Component, Inventory
 from appliance.provision.payloads import BootParameters
@@ -77,10 +78,14 @@ def read_keys(body: BootParameters) -> list[tuple[str, str]]:
     return found
 
 
-def show(boot: Boot) -> dict[str, object]:
-    """Return boot parameters in BSS's form, without empty fields."""
+def show(boot: Boot, *, include_private: bool) -> dict[str, object]:
+    """Return boot parameters in BSS's form, without empty fields.
+
+    Without ``include_private`` only cloud-init data marked ``public`` is included.
+    """
     shown: dict[str, object] = {"params": boot.params, "kernel": boot.kernel, "initrd": boot.initrd}
-    shown["cloud-init"] = boot.cloud_init
+    if include_private or boot.cloud_init.get("public") is True:
+        shown["cloud-init"] = boot.cloud_init
     keys: dict[str, object] = {
         name: [int(boot.key) if scope == "nid" else boot.key] for name, scope in SCOPES.items() if scope == boot.scope
     }
@@ -103,16 +108,18 @@ class Parameters(Views):
         if len(data) > operation.largest_b:
             raise bad_request("the body is too large")
         body = contract.parse_body(operation, data) if data else None
-        return await run_in_threadpool(self._show, body if body else requested)
+        private = identify(request).role == "admin"
+        found = await run_in_threadpool(self._find, body if body else requested)
+        return JSONResponse([show(each, include_private=private) for each in found])
 
-    def _show(self, requested: BootParameters) -> Response:
+    def _find(self, requested: BootParameters) -> list[Boot]:
         boot = self.world.inventory().boot
         if not any(requested.values()):
-            return JSONResponse([show(each) for _, each in sorted(boot.items())])
+            return [each for _, each in sorted(boot.items())]
         found = [boot[key] for key in read_keys(requested) if key in boot]
         if not found:
             raise not_found("there are no boot parameters for this query")
-        return JSONResponse([show(each) for each in found])
+        return found
 
     def post(self, request: Request) -> Response:
         self._put(request.state.body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from appliance.provision.access import Caller, identify
-from appliance.provision.payloads import EnrolRequest
+from appliance.provision.certificates import Certificate
+from appliance.provision.model import Component
+from appliance.provision.payloads import CertificateLog, EnrolRequest
+from appliance.provision.peers import neighbour_mac
 from appliance.provision.problem import HttpProblem, bad_request, forbidden
-from appliance.provision.sync_tables import find_nodes
 from appliance.provision.tokens import RateLimit
 from appliance.provision.world import World
 
-DAYS = 30
-RENEW_DAYS = 10
+DAYS = 7
+RENEW_DAYS = 2
 """The age in days at which a node renews its certificate."""
 log = logging.getLogger("sms-provd")
 
@@ -44,25 +47,53 @@ def routes(world: World) -> list[Route]:
             raise HttpProblem(429, "too many attempts", retry_s=wait)
         _check_port(request, caller)
         public = read_request(body["csr"])
-        if caller.role == "node":
-            name = _renewal_name(world, caller)
-        else:
-            name = world.tokens.use(body.get("token", ""), caller.address)
-        if not name:
+        name = caller.name if caller.role == "node" else world.tokens.use(body.get("token", ""), caller.address)
+        node = world.inventory().find_node(name) if name else None
+        if node is None or not node.enabled:
             log.warning("enrol: %s refused", caller.address)
             raise forbidden(REFUSAL, hint="reboot the node to get a new token")
-        chain = issue_node(world.config.tls, name, public)
-        log.info("enrol: issued a certificate to %s at %s", name, caller.address)
+        if not node.uuid:
+            node = world.add_uuid(node)
+        chain = _issue(world, caller, node, public)
         return JSONResponse({"name": name, "certificate": chain, "renew_s": RENEW_DAYS * 86400})
 
-    return [Route("/sms/v1/enrol", enrol, methods=["POST"])]
+    def issued(request: Request) -> Response:
+        node, known = request.query_params.get("node", ""), world.certificates
+        shown: CertificateLog = {
+            "certificates": known.log(node),
+            "refused": known.refused(node),
+            "now": time.time(),
+        }
+        return JSONResponse(shown)
+
+    return [Route("/sms/v1/enrol", enrol, methods=["POST"]), Route("/sms/v1/certificates", issued)]
 
 
-def _renewal_name(world: World, caller: Caller) -> str:
-    """Return the name of a node whose certificate and address match the inventory; empty otherwise."""
-    with world.store.read() as connection:
-        nodes = find_nodes(connection, caller.name)
-    return caller.name if nodes and nodes[0].address == caller.address else ""
+def _issue(world: World, caller: Caller, node: Component, public: Any) -> str:
+    """Issue and record a certificate, which from now on is the only one of its node; return it as PEM."""
+    name = node.name or node.id
+    chain = issue_node(world.config.tls, name, public, node.uuid)
+    made = x509.load_pem_x509_certificate(chain.encode())
+    now, mac = time.time(), neighbour_mac(caller.address, world.config.neighbours)
+    serial = f"{made.serial_number:X}"
+    new = Certificate(
+        # Not for security by itself: nobody can make another certificate with the fingerprint of an existing one.
+        fingerprint=made.fingerprint(hashes.SHA1()).hex(),  # noqa: S303
+        serial=serial if len(serial) % 2 == 0 else f"0{serial}",
+        uuid=node.uuid,
+        node=name,
+        address=caller.address,
+        mac=mac,
+        issued=now,
+        ends=now + DAYS * 86400,
+        replaces=caller.fingerprint if caller.role == "node" else "",
+    )
+    before = world.certificates.add(new)
+    how = f"renewed the certificate of {name}" if new.replaces else f"issued a certificate to {name}"
+    log.info("enrol: %s at %s (%s): %s", how, caller.address, mac or "MAC unknown", new.serial)
+    if before and not new.replaces:
+        log.warning("enrol: %s enrolled again: its certificate %s is no longer accepted", name, before.serial)
+    return chain
 
 
 def _check_port(request: Request, caller: Caller) -> None:
@@ -93,8 +124,12 @@ def read_request(text: str) -> Any:
     return public
 
 
-def issue_node(tls: Path, name: str, public: Any) -> str:
-    """Issue a node's certificate; return it with the issuer's, as PEM. HttpProblem 503 if the VM has no issuer."""
+def issue_node(tls: Path, name: str, public: Any, uuid: str) -> str:
+    """Issue a node's certificate; return it with the issuer's, as PEM. HttpProblem 503 if the VM has no issuer.
+
+    Args:
+        uuid: of the node's entry in the inventory.
+    """
     try:
         issuer_pem = (tls / "issuer.pem").read_bytes()
         issuer = x509.load_pem_x509_certificate(issuer_pem)
@@ -104,7 +139,11 @@ def issue_node(tls: Path, name: str, public: Any) -> str:
         raise HttpProblem(503, "the VM cannot issue certificates", hint="sms vm stop, then sms vm start") from error
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - required by old releases of the library
     subject = x509.Name(
-        [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, "node"), x509.NameAttribute(NameOID.COMMON_NAME, name)]
+        [
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, "node"),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+            *([x509.NameAttribute(NameOID.SERIAL_NUMBER, uuid)] if uuid else []),
+        ]
     )
     builder = (
         x509.CertificateBuilder()

@@ -21,7 +21,7 @@ from typing import Any
 
 from appliance.provision.blobs import RESERVE_B
 from appliance.provision.problem import HttpProblem, bad_request, conflict, not_found
-from appliance.shared.files import free_bytes, replace_file, sync_folder
+from appliance.shared.files import free_bytes, make_folder, replace_file, sync_folder
 
 FILES = ("vmlinuz", "initrd.img", "root.squashfs")
 SEAL = ("manifest.json", "manifest.sig")
@@ -186,6 +186,7 @@ class Images:
                 raise conflict(f"another upload of {name} is in progress")
             self._writing.add(key)
         try:
+            make_folder(str(self.folder))
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / name).open("r+b" if offset else "wb") as stream:
                 stream.seek(offset)
@@ -244,7 +245,8 @@ class Images:
                 raise not_found(f"no upload of {profile} {digest[:12]} is in progress")
             self._verify_upload(folder, read_manifest(profile, digest, (folder / "manifest.json").read_bytes()))
             target = self.folder / profile / digest
-            target.parent.mkdir(exist_ok=True)
+            make_folder(str(target.parent))
+            sync_folder(str(folder))
             folder.rename(target)
             os.utime(target)
             sync_folder(str(target.parent))
@@ -278,6 +280,9 @@ class Images:
             if found != expected:
                 (folder / name).unlink()
                 raise HttpProblem(422, f"{name} does not match its digest: it is {found[:12]}, not {expected[:12]}")
+        for name in SEAL:
+            with (folder / name).open("rb") as stream:
+                os.fsync(stream.fileno())
         for name in (*SEAL, *FILES):
             (folder / name).chmod(0o644)
         folder.chmod(0o755)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from appliance.errors import Refused
-from appliance.provision.sync_tables import add_tables
+from appliance.provision.sync_tables import add_certificates, add_tables
 
 if TYPE_CHECKING:
     from alembic.operations import Operations
@@ -101,7 +101,7 @@ def first(op: Operations) -> None:
     )
 
 
-MIGRATIONS: list[Callable[[Operations], None]] = [first, add_tables]
+MIGRATIONS: list[Callable[[Operations], None]] = [first, add_tables, add_certificates]
 """The first N migrations lead to version N."""
 
 

@@ -9,7 +9,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Component:
-    """A component of SMD: node, controller or chassis. ``id`` is its xname, or the name of a node without one."""
+    """A component of SMD: node, controller or chassis. ``id`` is its xname, or the name of a node without one.
+
+    ``uuid`` is that of a node's entry, and in the certificate of its machine; World.edit assigns it. Empty: the entry
+    is older than UUIDs, and no machine has enrolled since.
+    """
 
     id: str
     type: str = "Node"
@@ -29,6 +33,7 @@ class Component:
     bmc: str = ""
     profile: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
+    uuid: str = ""
 
 
 @dataclass(frozen=True)

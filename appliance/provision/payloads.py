@@ -370,6 +370,39 @@ class EnrolRequest(TypedDict):
     token: NotRequired[str]
 
 
+class NodeCertificate(TypedDict):
+    """Certificate that was issued to a node. ``issued``, ``ends``: Unix time; ``renewed``: not for a boot's token."""
+
+    node: str
+    serial: str
+    fingerprint: str
+    uuid: str
+    address: str
+    mac: str
+    issued: float
+    ends: float
+    renewed: bool
+    accepted: bool
+
+
+class RefusedRequests(TypedDict):
+    """Requests with a certificate of the site that is not accepted for this node. ``last``: Unix time."""
+
+    node: str
+    address: str
+    reason: str
+    count: int
+    last: float
+
+
+class CertificateLog(TypedDict):
+    """Certificates issued to nodes and refused requests, latest first; ``now``: the VM's clock."""
+
+    certificates: list[NodeCertificate]
+    refused: list[RefusedRequests]
+    now: float
+
+
 class Problem(TypedDict):
     """Error in the form of RFC 7807. ``problems``: all errors of a body."""
 

@@ -20,6 +20,8 @@ from appliance.provision.problem import bad_request, not_found
 from appliance.provision.world import World
 from appliance.shared.files import free_bytes
 
+RECENT_S = 3600
+"""For how many seconds health reports a node whose certificate was refused."""
 FULL_MB = 64
 """Free space of the state disk in MiB below which the service reports itself unhealthy."""
 
@@ -111,6 +113,7 @@ class Views:
         inventory = world.inventory()
         disk = world.config.state if world.config.state.exists() else "/"
         free_mb = free_bytes(disk) >> 20
+        recent = [each for each in world.certificates.refused() if each["last"] > time.time() - RECENT_S]
         body = {
             "healthy": free_mb >= FULL_MB,
             "cluster": world.config.cluster,
@@ -118,6 +121,7 @@ class Views:
             "groups": len(inventory.groups),
             "endpoints": len(inventory.endpoints),
             "unknown": len(world.unknown_machines.rows()),
+            "refused": sorted({each["node"] for each in recent})[:100],
             "database": {"kind": world.store.kind, "version": world.store.version},
             "disk": {"free_mb": free_mb, "total_mb": shutil.disk_usage(disk).total >> 20},
             "up_s": round(time.time() - self.started),

@@ -90,9 +90,10 @@ def _open(url: str, busy_s: float) -> sa.engine.Engine:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # With NORMAL a power failure takes away the last commits: a used token would be valid again.
     # The driver's implicit transactions do not include DDL.
     connection.isolation_level = None
-    for setting in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {setting}")
 
 

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,7 +26,8 @@ from appliance.provision.sync_tables import read_counter
 from appliance.provision.world import World
 
 PATH = r"(/\.?[A-Za-z0-9_+@%-][A-Za-z0-9._+@%-]{0,200}){1,30}"
-MAX_WAITING = 5000
+MAX_WAITING, MAX_WAITING_EACH = 5000, 4
+"""Waiting requests of all clients, and of each: its next one may come before the service has noticed that one broke."""
 DISCONNECT_CHECK_S = 10
 """Seconds between two checks whether a waiting client is still connected."""
 log = logging.getLogger("sms-provd")
@@ -36,7 +38,8 @@ class PushNotifier:
 
     def __init__(self, push: int) -> None:
         self.push = push
-        self.waiting = 0
+        self.waiting: Counter[str] = Counter()
+        """Waiting requests by client."""
         self.closed = False
         self._event: asyncio.Event | None = None
 
@@ -90,12 +93,15 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
         return Response(data, media_type="application/octet-stream")
 
     async def wait(request: Request) -> Response:
-        _require_client(request)
+        caller = _require_client(request)
+        client = f"{caller.role}/{caller.name}"
         query = request.query_params
         after, seconds = int(query.get("after", "0")), int(query.get("seconds", "30"))
-        if notifier.waiting >= MAX_WAITING:
+        if notifier.waiting.total() >= MAX_WAITING:
             raise HttpProblem(503, "too many waiting clients", retry_s=30)
-        notifier.waiting += 1
+        if notifier.waiting[client] >= MAX_WAITING_EACH:
+            raise HttpProblem(429, f"{caller.name} has {MAX_WAITING_EACH} waiting requests already", retry_s=30)
+        notifier.waiting[client] += 1
         try:
             deadline = asyncio.get_running_loop().time() + seconds
             while notifier.push <= after and not notifier.closed:
@@ -104,7 +110,9 @@ def _client_routes(files: Files, notifier: PushNotifier) -> list[Route]:
                     break
                 await notifier.wait(min(left, DISCONNECT_CHECK_S))
         finally:
-            notifier.waiting -= 1
+            notifier.waiting[client] -= 1
+            if not notifier.waiting[client]:
+                del notifier.waiting[client]
         return JSONResponse({"push": notifier.push})
 
     def report(request: Request) -> Response:
@@ -160,13 +168,13 @@ def _admin_routes(files: Files, notifier: PushNotifier) -> list[Route]:
 
     async def push(_request: Request) -> Response:
         number = await run_in_threadpool(files.count_push)
-        waiting = notifier.waiting
+        waiting = notifier.waiting.total()
         notifier.notify(number)
         return JSONResponse({"push": number, "waiting": waiting})
 
     def reports(_request: Request) -> Response:
         with files.store.read() as connection:
-            return JSONResponse({**files.reports(connection), "waiting": notifier.waiting, "now": time.time()})
+            return JSONResponse({**files.reports(connection), "waiting": notifier.waiting.total(), "now": time.time()})
 
     return [
         Route("/sms/v1/files", listed),

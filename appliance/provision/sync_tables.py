@@ -51,6 +51,22 @@ COUNTERS = sa.Table(
     sa.Column("value", sa.Integer, nullable=False),
 )
 
+CERTIFICATES = sa.Table(
+    "certificates",
+    sa.MetaData(),
+    sa.Column("fingerprint", sa.String(40), primary_key=True),
+    sa.Column("serial", sa.String(40), nullable=False),
+    sa.Column("uuid", sa.String(36), nullable=False),
+    sa.Column("node", sa.String(63), nullable=False, index=True),
+    sa.Column("address", sa.String(45), nullable=False),
+    sa.Column("mac", sa.String(17), nullable=False),
+    sa.Column("issued", sa.Float, nullable=False),
+    sa.Column("ends", sa.Float, nullable=False, index=True),
+    sa.Column("replaces", sa.String(40), nullable=False),
+    sa.Column("used", sa.Float),
+)
+"""Certificates issued to nodes; fields as in certificates.py."""
+
 _COMPONENTS = sa.table("components", *map(sa.column, ("id", "name", "xname", "address", "type", "profile")))
 _MEMBERS = sa.table("members", *map(sa.column, ("label", "component")))
 
@@ -59,6 +75,12 @@ def add_tables(op: Operations) -> None:
     """Create these tables (schema migration)."""
     for table in _META.sorted_tables:
         op.create_table(table.name, *[column._copy() for column in table.columns])
+
+
+def add_certificates(op: Operations) -> None:
+    """Create the table of nodes' certificates; add the UUIDs of nodes, which those that exist do not have yet."""
+    op.create_table(CERTIFICATES.name, *[column._copy() for column in CERTIFICATES.columns])
+    op.add_column("components", sa.Column("uuid", sa.String(36), nullable=False, server_default=""))
 
 
 @dataclass(frozen=True)

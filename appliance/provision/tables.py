@@ -21,7 +21,7 @@ def _table(name: str, columns: str) -> Any:
 
 
 _KIND = "role subrole state flag enabled software net_type arch klass"
-COMPONENTS = _table("components", f"id type name xname nid address {_KIND} bmc profile details changed")
+COMPONENTS = _table("components", f"id type name xname nid address {_KIND} bmc profile details changed uuid")
 INTERFACES = _table("interfaces", "mac component position description changed")
 ADDRESSES = _table("addresses", "address mac network")
 GROUPS = _table("groups", "label description exclusive tags")

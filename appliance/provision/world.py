@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+
+import sqlalchemy as sa
 
 from appliance.provision import tables
+from appliance.provision.certificates import Certificates, RevokedSerials
 from appliance.provision.config import Config
 from appliance.provision.contract import Contract, find_contract
 from appliance.provision.draft import Draft
 from appliance.provision.images import Images
-from appliance.provision.model import Inventory
+from appliance.provision.model import Component, Inventory
 from appliance.provision.peers import UnknownMachines
 from appliance.provision.rules import find_problems, refuse
 from appliance.provision.store import Store
@@ -32,6 +37,8 @@ class World:
         self.contract = Contract.read(find_contract())
         self.images = Images(config.state / "images")
         self.tokens = Tokens(self.store, token_s=config.token_s)
+        self.certificates = Certificates(self.store)
+        self.revoked = RevokedSerials(config.tls / "revoked.map")
         self.unknown_machines = UnknownMachines()
         self.on_stop: list[Callable[[], None]] = []
         """Called when the service stops, in the server's event loop."""
@@ -42,11 +49,15 @@ class World:
         self._lock = threading.Lock()
         self._cached: tuple[int, Inventory] | None = None
 
+    def cached_inventory(self) -> Inventory | None:
+        """Return the current inventory if it is in memory."""
+        known = self._cached
+        return known[1] if known is not None and known[0] == self.generation else None
+
     def inventory(self) -> Inventory:
         """Return the current inventory, cached until the next change."""
-        known = self._cached
-        if known is not None and known[0] == self.generation:
-            return known[1]
+        if (known := self.cached_inventory()) is not None:
+            return known
         with self._lock:
             generation = self.generation
             if self._cached is None or self._cached[0] != generation:
@@ -60,17 +71,45 @@ class World:
         with self.store.write() as connection:
             draft = Draft(tables.load(connection))
             yield draft
-            new = draft.inventory()
+            new = assign_uuids(draft.old, draft.inventory())
             refuse([*draft.findings, *find_problems(self.config, draft.old, new)])
             tables.save(connection, draft.old, new)
         self.touch()
         self.unknown_machines.forget(new)
+
+    def add_uuid(self, node: Component) -> Component:
+        """Give a UUID to a node's entry that is older than UUIDs; return the entry."""
+        made = str(uuid.uuid4())
+        columns = tables.COMPONENTS.c
+        with self.store.write() as connection:
+            where = sa.and_(columns.id == node.id, columns.uuid == "")
+            connection.execute(tables.COMPONENTS.update().where(where).values(uuid=made))
+            made = connection.execute(sa.select(columns.uuid).where(columns.id == node.id)).scalar() or made
+        self.touch()
+        return replace(node, uuid=made)
 
     def touch(self) -> None:
         """Invalidate rendered boot scripts: the inventory or an image has changed."""
         self.generation += 1
         for watcher in self.watchers:
             watcher()
+
+
+def assign_uuids(old: Inventory, new: Inventory) -> Inventory:
+    """Return the new inventory, in which each node has another UUID if it is new or stands for another machine.
+
+    It stands for another machine if it has none of the MAC addresses any more that it had.
+    """
+    before = {each.uuid: each for each in old.components.values() if each.uuid}
+    components = dict(new.components)
+    for key, node in new.components.items():
+        there = before.get(node.uuid) or old.components.get(key)
+        if node.type != "Node" or (there == node and new.interfaces_of(key) == old.interfaces_of(key)):
+            continue
+        macs = {each.mac for each in old.interfaces_of(there.id)} if there else set()
+        if there is None or (macs and macs.isdisjoint(each.mac for each in new.interfaces_of(key))):
+            components[key] = replace(node, uuid=str(uuid.uuid4()))
+    return replace(new, components=components)
 
 
 class Views:

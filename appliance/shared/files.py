@@ -18,6 +18,17 @@ def sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: str, mode: int = 0o755) -> None:
+    """Create a folder and its missing parents, unless it exists; a new one is on the disk afterwards."""
+    if not path or os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent)
+    with suppress(FileExistsError):
+        os.mkdir(path, mode)
+    sync_folder(parent or ".")
+
+
 ALWAYS: AbstractContextManager[bool] = nullcontext(True)
 """Allows every commit."""
 
@@ -37,7 +48,7 @@ def replace_file(
         OSError: it could not be written; the old file is unchanged.
     """
     folder = os.path.dirname(path)
-    os.makedirs(folder, 0o755, exist_ok=True)
+    make_folder(folder)
     beside = path + ".new"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -61,6 +72,13 @@ def remove_file(path: str) -> None:
     """Remove a file, if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def remove_state(path: str) -> None:
+    """Remove a state file, if it exists; it does not come back after a power failure."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+        sync_folder(os.path.dirname(path))
 
 
 def create_file(path: str) -> FileIO:

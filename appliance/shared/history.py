@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.shared.files import ALWAYS
+from appliance.shared.files import ALWAYS, make_folder, sync_folder
 
 
 def make_event(host: str, verb: str, event: str, facts: dict[str, Any]) -> str:
@@ -32,7 +32,8 @@ class AppendLine:
         Raises:
             OSError: it cannot be written.
         """
-        os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+        folder = os.path.dirname(self.path)
+        make_folder(folder, 0o700)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -44,5 +45,7 @@ class AppendLine:
             if done < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
             os.fsync(descriptor)
+            if not size:  # perhaps it was created just now
+                sync_folder(folder)
         finally:
             os.close(descriptor)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Optional
 
-from appliance.shared.files import ALWAYS, replace_file
+from appliance.shared.files import ALWAYS, make_folder, replace_file
 from appliance.shared.locks import Locked, hold_lock
 
 MAX_GENERATION = 1 << 40
@@ -141,7 +141,7 @@ class SwapLease:
         Raises:
             OSError: the file cannot be written; it is unchanged.
         """
-        os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+        make_folder(os.path.dirname(self.path), 0o700)
         try:
             with _locked(self.path, wait_s=self.wait_s, by_caller=self.locked):
                 data = read_file(self.path)

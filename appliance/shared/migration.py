@@ -54,6 +54,7 @@ class SourceRequest(MigrationRequest):
         compress: compress chunks.
         frozen_mark: file that exists while the overlay is frozen.
         start_argv: command that starts the instance.
+        stream_ports: TCP ports of the loggers, whose sessions are closed before the switch.
     """
 
     pid: int
@@ -66,6 +67,7 @@ class SourceRequest(MigrationRequest):
     compress: bool
     frozen_mark: str
     start_argv: tuple[str, ...]
+    stream_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

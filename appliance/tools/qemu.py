@@ -146,7 +146,7 @@ def make_state(host: Host, path: str, size_mb: int) -> None:
     raw, new = f"{path}.raw", f"{path}.new"
     try:
         files.make_file(host, raw, size_mb << 20)
-        host.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "sms-state", "-m", "1", raw, timeout=600)
+        host.run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "sms-state", "-m", "1", "-e", "remount-ro", raw, timeout=600)
         files.make_file(host, new)
         host.run("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, new, timeout=600)
         files.place(host, new, path)
@@ -158,7 +158,7 @@ def make_root(host: Host, path: str, image: str) -> None:
     """Create an empty disk with a backing image."""
     new = f"{path}.new"
     make_disk(host, new, backing=image)
-    files.rename(host, new, path, replace=True)
+    files.place(host, new, path)
 
 
 def make_disk(host: Host, path: str, *, backing: str = "", size: int | None = None) -> None:

@@ -75,7 +75,8 @@ class TimedSocket(ssl.SSLSocket):
 class Controller:
     """A management controller. ``url`` may contain the path of one system.
 
-    ``section`` is the section of the site file with these settings, for hints.
+    ``section`` is the section of the site file with these settings, for hints; ``address``: where to connect to, if the
+    name in the URL was resolved and checked before.
     """
 
     url: str
@@ -84,6 +85,7 @@ class Controller:
     ca: Path | None = None
     insecure: bool = False
     section: str = "fence.redfish"
+    address: str = ""
 
     @property
     def name(self) -> str:
@@ -239,7 +241,7 @@ class RedfishClient:
         if not self._connection:
             where = urlsplit(self.controller.url)
             host, port = where.hostname or "", where.port or 443
-            plain = socket.create_connection((host, port), timeout=until - time.monotonic())
+            plain = socket.create_connection((self.controller.address or host, port), timeout=until - time.monotonic())
             try:
                 plain.settimeout(max(until - time.monotonic(), 0.001))
                 safe = self._context.wrap_socket(plain, server_hostname=host)

@@ -130,8 +130,9 @@ def wait_for_certificate(seconds, renewing=False):
             say(str(error) or error.__class__.__name__)
             # A token that is spent, or a certificate that has ended.
             new = ask_token(server) if isinstance(error, smslink.Said) and error.status in (400, 401, 403) else ""
-            if new:
+            if new and (renewing or new != token):
                 token, renewing = new, False
+                continue
         if time.monotonic() >= deadline:
             return 1
         time.sleep(min(3.0, max(0.05, deadline - time.monotonic())))

@@ -1,5 +1,6 @@
 """Files of the site in the container and on nodes: replaced whole, accounts merged. Python 3.6 and later."""
 
+import json
 import os
 import re
 
@@ -53,7 +54,8 @@ def replace(path, data, mode, uid, gid):
                 return False
     except FileNotFoundError:
         pass
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    folder = os.path.dirname(path)
+    make_folder(folder)
     beside = path + ".sms-new"
     if os.path.lexists(beside):
         os.unlink(beside)
@@ -69,7 +71,64 @@ def replace(path, data, mode, uid, gid):
     except OSError:  # a full disk, most of all: what is half written only takes more of it
         os.unlink(beside)
         raise
+    flush(folder)
     return True
+
+
+def rename(path, new):
+    """Rename a file of the container within its folder; the new name is on the disk then."""
+    os.rename(at(path), at(new))
+    flush(os.path.dirname(at(new)))
+
+
+def remove(path):
+    """Remove a file of the container, if it exists; it does not come back after a power failure."""
+    try:
+        os.unlink(at(path))
+    except FileNotFoundError:
+        return
+    flush(os.path.dirname(at(path)))
+
+
+def make_folder(path):
+    """Create a folder of the host, unless it exists, and what is missing above it; new ones are on the disk then."""
+    if path and not os.path.isdir(path):
+        make_folder(os.path.dirname(path))
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            pass
+        flush(os.path.dirname(path) or ".")
+
+
+def flush(folder):
+    """Flush the entries of a folder to the disk: what was created, renamed or removed in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_record(path):
+    """The JSON object in a file that these programs wrote; empty where there is none.
+
+    Raises Unreadable: it is not one. To go on as if nothing were recorded would replace what somebody has changed.
+    """
+    data = read(path)
+    if data is None:
+        return {}
+    try:
+        record = json.loads(data.decode())
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise Unreadable("%s cannot be read: restore it from a snapshot, or remove it" % path)
+    return record
+
+
+class Unreadable(ValueError):
+    """A record is damaged."""
 
 
 def merge_accounts(path, current, site):

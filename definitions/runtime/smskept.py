@@ -84,10 +84,7 @@ class Kept:
     """The record of written files: path to the digest of the server's version and the digest of what was written."""
 
     def __init__(self):
-        try:
-            self.files = json.loads((smsfiles.read(RECORD) or b"{}").decode())
-        except ValueError:
-            self.files = {}
+        self.files = smsfiles.read_record(RECORD)
         for path in sorted(self.files):
             self._rename_old(path)
 
@@ -103,9 +100,9 @@ class Kept:
                 ours = data is not None and _digest(data) == self.files[path]["sha256"]
             else:
                 ours = suffix == PREVIOUS or "before" in self.files[path]
-            there, new = smsfiles.at(old + suffix), smsfiles.at(good_copy(path) + suffix)
-            if ours and os.path.lexists(there) and not os.path.lexists(new):
-                os.rename(there, new)
+            there, new = old + suffix, good_copy(path) + suffix
+            if ours and os.path.lexists(smsfiles.at(there)) and not os.path.lexists(smsfiles.at(new)):
+                smsfiles.rename(there, new)
 
     def digests(self):
         """What is here of the server's, by path."""
@@ -123,16 +120,21 @@ class Kept:
         mode, uid, gid = wanted_owner(entry)
         record = self.files.get(path)
         if path not in smsfiles.ACCOUNTS and there is not None and there != written:
-            if record is None or _digest(there) != record["written"]:
+            if record is None or not _is_ours(record, there):
                 self._keep_before(path, there)
+        if there != written:
+            # Whatever happens from here on, what is written now is not mistaken for somebody's own.
+            self.files.setdefault(path, {"sha256": "", "written": ""})["next"] = _digest(written)
+            self._save()
         changed = smsfiles.replace(path, written, mode, uid, gid)
         good = smsfiles.read(good_copy(path))
         if good is not None and good != data:
             smsfiles.replace(good_copy(path) + PREVIOUS, good, 0o600, 0, 0)
         smsfiles.replace(good_copy(path), data, 0o600, 0, 0)
         now = {"sha256": _digest(data), "written": _digest(written)}
-        if record is None or {key: record.get(key) for key in now} != now:
+        if self.files.get(path) != dict(self.files.get(path, {}), **now) or "next" in self.files[path]:
             self.files.setdefault(path, {}).update(now)
+            self.files[path].pop("next", None)
             self._save()
         return changed
 
@@ -150,21 +152,20 @@ class Kept:
         """
         there = smsfiles.read(path)
         changed = False
-        if there is not None and _digest(there) == self.files[path]["written"]:
+        if there is not None and _is_ours(self.files[path], there):
             before = smsfiles.read(good_copy(path) + BEFORE)
             if before is not None:
                 mode, uid, gid = self.files[path].get("before", (0o600, 0, 0))
                 changed = smsfiles.replace(path, before, mode, uid, gid)
             else:
-                os.unlink(smsfiles.at(path))
+                smsfiles.remove(path)
                 changed = True
-        for suffix in (BEFORE,):
-            if smsfiles.read(good_copy(path) + suffix) is not None:
-                os.unlink(smsfiles.at(good_copy(path) + suffix))
-        if smsfiles.read(good_copy(path)) is not None:
-            os.rename(smsfiles.at(good_copy(path)), smsfiles.at(good_copy(path) + PREVIOUS))
+        # The record first: as long as it has the file, what was there before is needed.
         del self.files[path]
         self._save()
+        smsfiles.remove(good_copy(path) + BEFORE)
+        if smsfiles.read(good_copy(path)) is not None:
+            smsfiles.rename(good_copy(path), good_copy(path) + PREVIOUS)
         return changed
 
     def _keep_before(self, path, data):
@@ -174,6 +175,11 @@ class Kept:
 
     def _save(self):
         smsfiles.replace(RECORD, json.dumps(self.files, sort_keys=True).encode(), 0o600, 0, 0)
+
+
+def _is_ours(record, data):
+    """Whether the content of a file is what was written here last, or was about to be written."""
+    return _digest(data) in (record["written"], record.get("next"))
 
 
 def _digest(data):

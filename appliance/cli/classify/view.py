@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from appliance.cli.screen import Screen
 from appliance.operations.classify.classify import units
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ MAX_LINES = 5
 
 def console_for(width: int) -> Console:
     """Return a console; a terminal narrower than MIN_WIDTH wraps the lines itself."""
-    return Console(width=max(width, MIN_WIDTH), highlight=False, emoji=False)
+    return Screen(width=max(width, MIN_WIDTH), highlight=False, emoji=False)
 
 
 def view_text(found: Classification, *, why: Collection[str] = (), verbose: bool = False) -> str:
     """Return the output for files and pipes: no colours, one fact per line, no trailing spaces."""
-    console = Console(file=StringIO(), width=UNLIMITED_WIDTH, highlight=False, emoji=False, color_system=None)
+    console = Screen(file=StringIO(), width=UNLIMITED_WIDTH, highlight=False, emoji=False, color_system=None)
     with console.capture() as captured:
         console.print(view(found, console, why=why, verbose=verbose, stacked=True))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())

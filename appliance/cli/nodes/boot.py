@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from appliance.cli.common import Verbs, add_json, duration, open_site, print_result, verb
-from appliance.cli.nodes.common import add_nodes, add_yes, confirm, print_outcomes
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, confirm_controllers, print_outcomes
 
 EXAMPLES = """\
   sms node boot node007 --wait 5m           from the network, and wait until its slurmd answers
@@ -64,5 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         wait_s=arguments.wait,
         timeout_s=arguments.timeout,
     )
+    confirm_controllers(cluster, nodes)
     done = boot(cluster, nodes, how, shown)
     return print_outcomes(arguments, done)

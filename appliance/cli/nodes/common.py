@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from appliance.errors import Refused
 
 if TYPE_CHECKING:
+    from appliance.operations.context import Cluster
     from appliance.operations.nodes.power import Outcome
+    from appliance.provision.payloads import Node
 
 WIDE = 240
 NODES = "host lists, @GROUP, @all, or xnames"
@@ -47,6 +49,20 @@ def confirm(question: str, *, yes: bool) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("nothing was changed")
+
+
+def confirm_controllers(cluster: Cluster, nodes: Sequence[Node]) -> None:
+    """Ask on the terminal, `--yes` or not, whether controllers are right that differ from those confirmed before.
+
+    Without a terminal this does nothing, and the nodes are refused.
+    """
+    from appliance.operations.nodes import controllers
+
+    changed = controllers.changed_controllers(cluster, nodes)
+    if changed and sys.stdin.isatty():
+        text = controllers.describe_changes(changed)
+        confirm(f"The inventory has another controller for {text}. Send the password there?", yes=False)
+        controllers.confirm_controllers(cluster, {name: now for name, (_, now) in changed.items()})
 
 
 def print_outcomes(arguments: argparse.Namespace, done: Sequence[Outcome]) -> int:

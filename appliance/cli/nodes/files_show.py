@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from appliance.cli.common import Verbs, add_json, print_result, verb
+from appliance.cli.edge import write_data
 from appliance.cli.nodes.files_common import audience, open_vm
 
 EXAMPLES = """\
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         data = read_content(api, current["sha256"]) if current else None
         if data is None:
             raise Refused(f"{arguments.path} has no content: it was removed", hint="sms files rollback restores it")
-        sys.stdout.buffer.write(data)
+        write_data(data)
         return 0
     lines = [f"{found['path']}{'' if found['current'] else ' (removed)'}"]
     for each in found["versions"]:

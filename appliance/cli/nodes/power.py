@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from appliance.cli.common import Verbs, add_json, duration, open_site, print_result, verb
-from appliance.cli.nodes.common import add_nodes, add_yes, confirm, print_outcomes
+from appliance.cli.nodes.common import add_nodes, add_yes, confirm, confirm_controllers, print_outcomes
 
 EXAMPLES = """\
   sms node power status @all               query every controller
@@ -77,5 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     if len(nodes) > 1 and arguments.operation in ("off", "reset"):
         words = WORDS[arguments.operation].capitalize()
         confirm(f"{words} {len(nodes)} nodes: {names}?", yes=arguments.yes)
+    confirm_controllers(cluster, nodes)
     done = power(cluster, nodes, "soft-off" if arguments.soft else arguments.operation, arguments.timeout, shown)
     return print_outcomes(arguments, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from appliance.cli.common import Verbs, add_host, open_target, verb
 
@@ -25,10 +26,10 @@ def add(verbs: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show a log."""
+    from appliance.cli.edge import data_writer
     from appliance.operations.services.inside import show_log
 
     cluster, host, _ = open_target(arguments)
-    try:
-        return show_log(cluster, host, arguments.name, lines=arguments.lines, follow=arguments.follow)
-    except KeyboardInterrupt:
-        return 0
+    with suppress(KeyboardInterrupt):
+        show_log(cluster, host, arguments.name, lines=arguments.lines, follow=arguments.follow, write=data_writer())
+    return 0

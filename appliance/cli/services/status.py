@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from appliance.operations.vm.deferred import Deferred
 
 EXAMPLES = """\
-  sms status              a table; exit status 4 if a service does not answer
+  sms status              a table; exit status 4 if a service does not answer, or nodes cannot reach it
   sms status --json       the same for scripts
   sms status --watch      refresh every two seconds until Ctrl-C"""
 
@@ -28,8 +28,9 @@ def add(verbs: Verbs) -> None:
     parser = verb(
         verbs,
         "status",
-        "probe every service in its own protocol",
-        "Probe every service in its own protocol; show the image and its signer, the lease and the overlay's use.",
+        "probe every service in its own protocol, and whether nodes reach them",
+        "Probe every service in its own protocol, the container's networks, Slurm's nodes and the guard; show the\n"
+        "image and its signer, the lease, the snapshots and the overlay's use.",
         EXAMPLES,
     )
     add_host(parser)
@@ -111,6 +112,24 @@ def snapshot_facts(snapshots: SnapshotStatus) -> Iterator[tuple[str, str]]:
     yield "schedule", f"every {snapshots.every_minutes} min, by {snapshots.schedule}; {last}"
 
 
+def reach_facts(found: Status) -> Iterator[tuple[str, str]]:
+    """Yield rows about the container's networks and the nodes, in rich markup."""
+    from rich.markup import escape
+
+    for network in found.networks:
+        ways = f"by {', '.join(network.uplinks)}" if network.uplinks else "no uplink"
+        text = escape(f"{network.bridge} {ways}; {network.answering} neighbours, {len(network.silent)} silent")
+        yield f"{network.name} network", text + ("; [red]FAILED[/]" if network.problems else "")
+    if found.nodes:
+        view = found.nodes
+        acknowledged = sum(node.acknowledged for node in view.silent)
+        silent = f", {len(view.silent)} do not respond" if view.silent else ""
+        expected = f" ({acknowledged} of them out of service)" if acknowledged else ""
+        answers = [f"{probe.network} [{'green]ok' if probe.ok else 'red]FAILED'}[/]" for probe in found.probes]
+        parts = ["not known" if view.problem else f"{view.count}{silent}{expected}", *answers]
+        yield "nodes", "; ".join(parts)
+
+
 def deferred_text(vm: Deferred) -> str:
     """Return whether the provisioning VM is up, and what is deferred while it is off."""
     return "is up" if vm.up else f"is off; these wait for it: {', '.join(vm.waits)}"
@@ -146,8 +165,9 @@ def view(found: Status) -> RenderableType:
             facts.append(("overlay", f"{used >> 20} of {size >> 20} MiB used ({used * 100 // size}%)"))
     if found.mirror:
         facts.append(("mirror", mirror_text(found.mirror)))
-    facts.append(("lease", held if found.lease_problem else f"{held}, generation {lease.generation}"))
+    facts.append(("lease", held if found.lease_problem else f"{escape(held)}, generation {lease.generation}"))
     facts += [(name, escape(text)) for name, text in snapshot_facts(found.snapshots)]
+    facts += reach_facts(found)
     if vm := found.provisioning:
         facts.append(("provisioning", escape(f"{vm.hostname} ({vm.address}) {deferred_text(vm)}")))
     head = Table.grid(padding=(0, 2))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from appliance.cli.common import Verbs, add_json, print_result, verb
+from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
+
+STARTED_LATER = "the container's own is installed by the next `sms start`; until then it has its previous one"
 
 EXAMPLES = """\
   sms key create    create the pair that the site file names, the private key with mode 0600
   sms key show      fingerprints of the keys that images are verified with
   sms key ca show   certificates of the authority and its clients, with their expiry dates
-  sms key ca renew  replace the client certificates; the authority is kept"""
+  sms key ca renew  replace the client certificates; the authority is kept
+  sms key ca revoke admin    all certificates of the admin, which gets another one
+  sms key ca revoke node007  those of a node; or a SERIAL of `sms key ca log`"""
 
 
 def add(verbs: Verbs) -> None:
@@ -38,6 +42,12 @@ def add(verbs: Verbs) -> None:
     shown.set_defaults(run=run_ca_show)
     renew = of_ca.add_parser("renew", help="replace certificates and keys of its clients; the authority is kept")
     renew.set_defaults(run=run_ca_renew)
+    log = of_ca.add_parser("log", help="show every certificate that was issued, and which were revoked")
+    add_json(log)
+    log.set_defaults(run=run_ca_log)
+    revoke = of_ca.add_parser("revoke", help="refuse certificates from now on, before they expire")
+    revoke.add_argument("names", nargs="+", metavar="NAME", help="admin, services, a node, or a serial number")
+    revoke.set_defaults(run=run_ca_revoke)
 
 
 def run_create(arguments: argparse.Namespace) -> int:
@@ -77,14 +87,14 @@ def run_ca_create(arguments: argparse.Namespace) -> int:
 
 def run_ca_show(arguments: argparse.Namespace) -> int:
     """Show the certificates, and which are due for renewal."""
-    from appliance.operations.site.ca import SOON_DAYS, ca_folder, show_ca
+    from appliance.operations.site.ca import CLIENTS, SOON_DAYS, ca_folder, show_ca
     from appliance.operations.site.find import find_site
 
     found = show_ca(ca_folder(find_site(arguments.site)))
     lines = []
     for each in found:
         state = f"{each.days_left} days left" if each.days_left >= 0 else "expired"
-        due = "; `sms key ca renew`" if each.days_left < SOON_DAYS and each.file.name != "ca.pem" else ""
+        due = "; `sms key ca renew`" if each.days_left < SOON_DAYS and each.file.stem in CLIENTS else ""
         lines.append(f"{each.file}  {each.subject}  until {each.ends:%Y-%m-%d} ({state}{due})")
     print_result(arguments, found, lines)
     return 0
@@ -98,5 +108,56 @@ def run_ca_renew(arguments: argparse.Namespace) -> int:
 
     for path in renew_clients(ca_folder(find_site(arguments.site))):
         out.print(str(path), markup=False)
-    out.print("the container's own is installed by the next `sms start`", markup=False)
+    out.print(STARTED_LATER, markup=False)
+    out.print("previous certificates stay valid until they expire: `sms key ca log`, `sms key ca revoke`", markup=False)
     return 0
+
+
+def run_ca_log(arguments: argparse.Namespace) -> int:
+    """Show what was issued: here, and by the VM to nodes."""
+    from appliance.cli.screen import err
+    from appliance.errors import SmsError
+    from appliance.operations.vm.revoke import read_log
+    from appliance.text import one_line
+    from appliance.units import format_time
+
+    cluster, _ = open_site(arguments)
+    try:
+        found = read_log(cluster)
+    except SmsError as error:
+        err.print(f"note: without certificates of nodes: {error.message}", markup=False)
+        found = read_log(cluster, nodes=False)
+    lines = []
+    for each in found:
+        state = f"  REVOKED {format_time(each.revoked)}" if each.revoked else ""
+        lines.append(
+            one_line(
+                f"{format_time(each.at)}  {each.serial}  {each.subject}  {each.purpose} by {each.by}"
+                f"  until {format_time(each.ends)[:10]}{state}"
+            )
+        )
+    print_result(arguments, found, lines)
+    return 0
+
+
+def run_ca_revoke(arguments: argparse.Namespace) -> int:
+    """Revoke certificates, and install the list in the VM."""
+    from appliance.cli.screen import out
+    from appliance.operations.site.ca import CLIENTS
+    from appliance.operations.vm.revoke import revoke
+
+    cluster, shown = open_site(arguments)
+    done = revoke(cluster, arguments.names, shown)
+    for each in done.revoked:
+        out.print(f"revoked {each.serial}  {each.subject}", markup=False)
+    if not done.revoked:
+        out.print("they were revoked already", markup=False)
+    if set(CLIENTS) & set(arguments.names):
+        out.print(f"{STARTED_LATER}; copy tls/admin.* to other admin hosts that use it", markup=False)
+    where = (
+        f"the VM on {done.host} refuses them" if done.host else "the VM does not run: its next start installs the list"
+    )
+    out.print(where, markup=False)
+    for name in done.silent:
+        out.print(f"{name} is unreachable: if the VM runs there, revoke them again when it answers", markup=False)
+    return 4 if done.silent and not done.host else 0

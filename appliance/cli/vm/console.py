@@ -28,15 +28,14 @@ def add(actions: Verbs) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Attach to it, or print its log."""
-    import sys
-
+    from appliance.cli.edge import write_data
     from appliance.cli.screen import err
     from appliance.operations.vm.inside import attach_console, find_console, need_running, read_console
     from appliance.operations.vm.vm import find_vm
 
     cluster, _ = open_site(arguments)
     if arguments.log:
-        sys.stdout.write(read_console(cluster, find_console(cluster, arguments.host)))
+        write_data(read_console(cluster, find_console(cluster, arguments.host)))
         return 0
     host = find_vm(cluster, arguments.host)
     need_running(cluster, host)

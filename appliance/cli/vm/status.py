@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from appliance.cli.common import Verbs, add_json, open_site, print_result, verb
 from appliance.cli.vm.common import add_vm_host
+from appliance.text import one_line
 
 if TYPE_CHECKING:
     from appliance.operations.vm.status import VmStatus
@@ -63,6 +64,10 @@ def _lines(found: VmStatus) -> Iterator[str]:
     if found.running and found.issuer_days < ISSUER_SOON_DAYS:
         left = f"nodes get no certificates after {max(0, found.issuer_days)} days"
         facts.append(("WARNING", f"{left}: `sms vm start` gives it a new issuer while it runs"))
+    refused = found.api.get("refused")
+    if isinstance(refused, list) and refused:
+        names = ", ".join(one_line(str(name)) for name in refused[:5]) + (" and others" if len(refused) > 5 else "")
+        facts.append(("WARNING", f"requests with certificates of {names} were refused: `sms node show NODE`"))
     if found.snapshots:
         newest = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.newest_snapshot))
         facts.append(("snapshots", f"{found.snapshots}, the newest of {newest}"))

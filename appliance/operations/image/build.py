@@ -31,6 +31,7 @@ from appliance.plan.image.definition import (
 from appliance.plan.image.sbom import read_packages, sbom
 from appliance.progress import Progress, Step
 from appliance.share import share
+from appliance.shared.files import replace_file, sync_folder
 from appliance.tools import apptainer, apt, rpm
 from appliance.tools.apt import Resolver
 
@@ -268,13 +269,14 @@ def _build_image(cluster: Cluster, made: BuildPlan, image: Path, progress: Progr
             distribution=cluster.base.name,
         )
         for suffix, content in ((".packages", packages), (".cdx.json", text), (".json", made.manifest)):
-            image.with_suffix(suffix).write_text(content)
+            replace_file(str(image.with_suffix(suffix)), content.encode(), 0o644)
         apptainer.add_sbom(host, str(part), str(image.with_suffix(".cdx.json")))
         _sign(cluster, str(part))
         part.chmod(0o600)
         with part.open("rb") as stream:
             os.fsync(stream.fileno())
         part.rename(image)
+        sync_folder(str(image.parent))
 
 
 def remove_left(parent: Path) -> None:
@@ -352,12 +354,11 @@ def make_current(link: Path, name: str) -> None:
     beside.unlink(missing_ok=True)
     beside.symlink_to(name)
     beside.rename(link)
+    sync_folder(str(link.parent))
 
 
 def _write_lock(lock: Path, base: Base, made: BuildPlan) -> None:
     versions = json.loads(made.manifest)["versions"]
     text = json.dumps({"base": base.name, "packages": versions}, indent=1, sort_keys=True) + "\n"
     if not lock.exists() or lock.read_text() != text:
-        beside = lock.with_name(lock.name + ".new")
-        beside.write_text(text)
-        beside.rename(lock)
+        replace_file(str(lock), text.encode(), 0o644)

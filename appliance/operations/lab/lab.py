@@ -65,7 +65,7 @@ def certify_controllers(layout: Layout) -> None:
         return
     row = Layout(layout.name, 0, metal=MAX_METAL).machines  # the certificate covers the maximum number of machines
     addresses = [BMC_ADDRESS, *(machine.bmc for machine in row)]
-    pair = issue_server(authority, hostname=BMC, addresses=addresses)
+    pair = issue_server(authority, hostname=BMC, addresses=addresses, days=825)
     Local().run("mkdir", "-p", "-m", "0700", str(folder))
     for name, data in zip(BMC_PAIR, (pair.certificate, pair.key), strict=True):
         Local().write(str(folder / name), data, mode=0o600)

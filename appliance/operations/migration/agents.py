@@ -13,7 +13,7 @@ from appliance.operations.migration.state import Inspected, Migration, Migration
 from appliance.operations.services.unfinished import mark_path
 from appliance.operations.snapshots.list import store
 from appliance.plan.machine import instance_name, start_argv, stop_argv, stop_timeout
-from appliance.plan.migration.move import stop_groups
+from appliance.plan.migration.move import stop_groups, stream_ports
 from appliance.plan.services.jobs import ASK_NODES
 from appliance.plan.services.network import INTERFACES, isolated_bridges
 from appliance.progress import Progress, Silent
@@ -64,6 +64,7 @@ def source_request(cluster: Cluster, inspected: Inspected, image: Image) -> Sour
         compress=not all(isinstance(host, Local) for host in hosts),
         frozen_mark=f"{store(cluster)}/frozen",
         start_argv=start_argv(cluster.site, image.path),
+        stream_ports=stream_ports([service for service in services if service.live and service.tails]),
     )
 
 

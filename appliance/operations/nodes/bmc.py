@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, ip_address
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from appliance.errors import Refused, SmsError
 from appliance.operations.context import Cluster, read_password
-from appliance.operations.vm.client import tls_folder
 from appliance.plan.vm.vm import need_vm
 from appliance.tools.redfish import Controller
 
 USER, PASSWORD = "SMS_BMC_USER", "SMS_BMC_PASSWORD"
+FOREIGN_HINT = "`sms node show` has the controller of a node; provisioning.bmc.networks has the networks of controllers"
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -25,25 +27,60 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Login:
-    """Credentials for all controllers of the site. The password is never printed."""
+    """Credentials for all controllers of the site. The password is never printed.
+
+    It is sent to addresses in ``networks`` only, and to none of the provisioning VM's (``vm``).
+    """
 
     user: str
     password: str = field(repr=False)
+    networks: tuple[IPv4Network, ...]
+    vm: tuple[IPv4Address, ...]
     ca: Path | None = None
     insecure: bool = False
 
     def controller(self, url: str) -> Controller:
-        """Return the controller at a URL; the URL may include the path of a system."""
-        return Controller(url, self.user, self.password, self.ca, self.insecure, "provisioning.bmc")
+        """Return the controller at a URL; the URL may include the path of a system.
+
+        Raises:
+            Refused: it is not in the controllers' networks, or is the VM.
+            SmsError: its name cannot be resolved.
+        """
+        address = self._find_address(urlsplit(url).hostname or "")
+        section = "provisioning.bmc"
+        return Controller(url, self.user, self.password, self.ca, self.insecure, section=section, address=address)
+
+    def _find_address(self, host: str) -> str:
+        try:
+            found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+        except (OSError, UnicodeError) as error:
+            raise SmsError(f"{host}: no such host", hint="is it the controller's name?") from error
+        for text in found:
+            address = ip_address(text.partition("%")[0])
+            if address in self.vm:
+                raise Refused(f"{host} is the provisioning VM: the password is not sent there", hint=FOREIGN_HINT)
+            if not any(address in network for network in self.networks):
+                raise Refused(
+                    f"{host} is not in the controllers' networks ({', '.join(map(str, self.networks))}): "
+                    "the password is not sent there",
+                    hint=FOREIGN_HINT,
+                )
+        return found[0]
 
 
 def find_login(cluster: Cluster) -> Login:
     """Return the credentials from the environment, else from the site file.
 
     Raises:
-        Refused: neither has a password, others can read the password file, or the CA does not exist.
+        Refused: neither has a password, others can read the password file, the CA does not exist, or the networks of
+            the controllers or their CA are not set.
     """
-    settings = need_vm(cluster.site).bmc
+    settings, vm = need_vm(cluster.site).bmc, need_vm(cluster.site)
+    if not settings.networks:
+        raise Refused(
+            "the networks of the management controllers are not configured",
+            hint="set provisioning.bmc.networks, such as [10.0.9.0/24]: the password is sent to no other address",
+        )
     user = os.environ.get(USER) or settings.user
     password = os.environ.get(PASSWORD, "")
     if not password and settings.password_file is None:
@@ -53,22 +90,28 @@ def find_login(cluster: Cluster) -> Login:
         )
     if not password and settings.password_file:
         password = read_password(settings.password_file)
-    ca = settings.ca or tls_folder(cluster) / "ca.pem"
+    networks = tuple(each.network for each in settings.networks)
+    own = (vm.address.ip, *([vm.public.address.ip] if vm.public else []))
     if settings.insecure:
-        return Login(user, password, None, insecure=True)
-    if not ca.is_file():
+        return Login(user, password, networks, own, insecure=True)
+    if settings.ca is None:
         raise Refused(
-            f"{ca} does not exist: certificates of controllers cannot be verified",
-            hint="set provisioning.bmc.ca to the CA that signed them; `sms key ca` shows the site's own",
+            "the CA of the management controllers is not configured: their certificates cannot be verified",
+            hint="set provisioning.bmc.ca to the CA that signed them",
         )
-    return Login(user, password, ca)
+    if not settings.ca.is_file():
+        raise Refused(
+            f"{settings.ca} does not exist: certificates of controllers cannot be verified",
+            hint="set provisioning.bmc.ca to the CA that signed them",
+        )
+    return Login(user, password, networks, own, settings.ca)
 
 
 def controller_of(node: Mapping[str, object], login: Login) -> Controller:
     """Return the controller of a node.
 
     Raises:
-        Refused: the node has no controller in the inventory.
+        Refused: the node has no controller in the inventory, or the password must not be sent to it.
     """
     url = str(node.get("bmc") or "")
     if urlsplit(url).scheme != "https":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from appliance.plan.nodes.image import (
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.share import share
+from appliance.shared.files import replace_file
 from appliance.tools import mmdebstrap
 from appliance.tools.sealed import check_seal, digest_file, seal
 
@@ -272,12 +272,7 @@ def _find_busybox(root: Path) -> Path:
 
 def _make_current(folder: Path, digest: str) -> None:
     """Make an image the current one, atomically."""
-    beside = folder / f"{CURRENT}.new"
-    with beside.open("w") as stream:
-        stream.write(digest + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.rename(folder / CURRENT)
+    replace_file(str(folder / CURRENT), f"{digest}\n".encode(), 0o644)
 
 
 def read_image(cluster: Cluster, name: str, digest: str) -> NodeImage:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -17,7 +16,8 @@ from appliance.config.hostlist import HostListError, expand
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.local import Local
 from appliance.operations.context import Cluster
-from appliance.operations.vm.client import open_api, tls_folder
+from appliance.operations.nodes.controllers import confirm_controllers, local_path
+from appliance.operations.vm.client import open_api
 from appliance.plan.nodes.nodes import choose_nodes
 from appliance.plan.overlay.seed import named_nodes
 from appliance.plan.vm.vm import need_vm
@@ -37,7 +37,10 @@ OLD_S = 7 * 86400
 
 @dataclass
 class Inventory:
-    """The inventory of a cluster; ``nodes`` are requested once."""
+    """The inventory of a cluster; ``nodes`` are requested once.
+
+    Controllers that this machine writes are confirmed by that.
+    """
 
     cluster: Cluster
     api: Api
@@ -57,24 +60,33 @@ class Inventory:
     def put(self, name: str, node: Mapping[str, Any]) -> None:
         """Create a node."""
         self.api.request("PUT", f"{NODES}/{quote(name, safe='')}", dict(node))
+        self._confirm([{**node, "name": name}])
         self._nodes = None
 
     def patch(self, name: str, change: Mapping[str, Any]) -> None:
         """Change the given keys of a node."""
         self.api.request("PATCH", f"{NODES}/{quote(name, safe='')}", dict(change))
+        self._confirm([{**change, "name": name}])
         self._nodes = None
 
     def delete(self, name: str) -> None:
         """Remove a node."""
         self.api.request("DELETE", f"{NODES}/{quote(name, safe='')}")
+        self._confirm([{"name": name, "bmc": ""}])
         self._nodes = None
 
     def import_document(self, document: Mapping[str, Any], *, replace: bool = False) -> int:
         """Import an export's document in one transaction. Returns the number of its nodes."""
         mode = "?mode=replace" if replace else ""
         answer = self.api.request("POST", f"{IMPORT}{mode}", dict(document), timeout_s=LONG_S)
+        self._confirm(document.get("nodes") or ())
         self._nodes = None
         return int(answer.get("nodes", 0)) if isinstance(answer, Mapping) else 0
+
+    def _confirm(self, nodes: Iterable[Mapping[str, Any]]) -> None:
+        written = {str(node["name"]): str(node["bmc"] or "") for node in nodes if "bmc" in node}
+        if written:
+            confirm_controllers(self.cluster, written)
 
     def export(self) -> payloads.Inventory:
         """Return the whole inventory."""
@@ -119,12 +131,8 @@ def _entries(data: Any, key: str) -> list[Mapping[str, object]]:
 
 
 def cache_path(cluster: Cluster) -> Path:
-    """Return the path of the cache on this machine. It depends on the site's CA: cluster names may not be unique."""
-    try:
-        identity = (tls_folder(cluster) / "ca.pem").read_bytes()
-    except OSError:
-        identity = str(need_vm(cluster.site).address).encode()
-    return cluster.site.state / "nodes" / f"{cluster.site.cluster}-{hashlib.sha256(identity).hexdigest()[:12]}.json"
+    """Return the path of the cache on this machine."""
+    return local_path(cluster, ".json")
 
 
 def cache_nodes(cluster: Cluster, nodes: Sequence[Node]) -> None:

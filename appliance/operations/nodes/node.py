@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
-from appliance.errors import ConfigError, Problem, Refused
+from appliance.errors import ConfigError, Problem, Refused, SmsError
 from appliance.operations.context import Cluster
+from appliance.operations.nodes.controllers import confirm_controllers
 from appliance.operations.nodes.inventory import (
     find_node,
     known_nodes,
@@ -16,10 +18,12 @@ from appliance.operations.nodes.inventory import (
     pick,
     reserved_addresses,
 )
+from appliance.operations.vm.client import open_api, read_certificates
 from appliance.plan.nodes.nodes import choose_groups, clean_mac, find_problems
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
 from appliance.provision.payloads import Node, UnknownMachine
+from appliance.units import format_time
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,32 @@ def list_unknown(cluster: Cluster, words: Sequence[str]) -> list[UnknownMachine]
     return open_inventory(cluster).unknown()
 
 
-def show_node(cluster: Cluster, word: str, progress: Progress) -> Node:
-    """Return the entry of one node."""
-    return find_node(known_nodes(cluster, progress), word)
+def show_node(cluster: Cluster, word: str, progress: Progress) -> dict[str, object]:
+    """Return the entry of one node; unless the VM is off, also its certificate and requests that were refused.
+
+    The certificate (``certificate``) is the newest; ``enrolments`` is the number of tokens that were exchanged for one
+    in the last seven days, about one per boot.
+    """
+    node = find_node(known_nodes(cluster, progress), word)
+    shown: dict[str, object] = dict(node)
+    # A VM of an earlier release has no such log.
+    with suppress(SmsError):
+        log = read_certificates(open_api(cluster), node["name"])
+        recent = [one for one in log.certificates if not one.renewed and one.issued > log.now - 7 * 86400]
+        if newest := next(iter(log.certificates), None):
+            shown["certificate"] = {
+                "serial": newest.serial,
+                "issued": format_time(newest.issued),
+                "until": format_time(newest.ends),
+                "address": newest.address,
+                "mac": newest.mac,
+                "accepted": newest.accepted,
+                "enrolments": len(recent),
+            }
+        shown["refused"] = [
+            f"{one.count} from {one.address}, last at {format_time(one.last)}: {one.reason}" for one in log.refused
+        ]
+    return shown
 
 
 def add_node(cluster: Cluster, name: str, spec: NodeSpec) -> Change:
@@ -120,6 +147,9 @@ def edit_node(cluster: Cluster, word: str, spec: NodeSpec, *, dry_run: bool = Fa
     change = _only(_clean(change), lambda key, value: (node.get(key) or None) != (value or None))
     if change.get("macs") == []:
         raise ConfigError(f"{name} needs a MAC address: it could not boot without", hint="--mac 02:00:0a:4d:00:97")
+    if spec.bmc and not dry_run:
+        # Also if the inventory has it already: this confirms a controller that was changed elsewhere.
+        confirm_controllers(cluster, {name: spec.bmc})
     if change and not dry_run:
         inventory.patch(name, change)
         inventory.refresh()

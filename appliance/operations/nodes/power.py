@@ -11,6 +11,7 @@ from appliance.config.hostlist import fold
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.operations.nodes.bmc import Login, controller_of, find_login, run_parallel
+from appliance.operations.nodes.controllers import check_controllers
 from appliance.operations.nodes.inventory import open_inventory
 from appliance.plan.vm.vm import need_vm
 from appliance.progress import Progress
@@ -53,9 +54,10 @@ def power(
     """Switch nodes on, off or reset them; ``status`` only queries. Returns the outcomes in the order of the nodes.
 
     Raises:
-        Refused: no credentials.
+        Refused: no credentials, or a controller has changed and is not confirmed.
     """
     login = find_login(cluster)
+    check_controllers(cluster, nodes)
 
     def work(node: Node) -> Outcome:
         controller = controller_of(node, login)
@@ -73,7 +75,8 @@ def boot(cluster: Cluster, nodes: Sequence[Node], options: Boot, progress: Progr
 
     Raises:
         ConfigError: options contradict each other.
-        Refused: no credentials, no image for a node, or no address to tell whether a node is up.
+        Refused: no credentials, no image for a node, no address to tell whether a node is up, or a controller has
+            changed and is not confirmed.
     """
     if (options.target == "uefi") != bool(options.path):
         raise ConfigError("only target `uefi` takes a device path, and needs it", hint="--target uefi --path PATH")
@@ -87,6 +90,7 @@ def boot(cluster: Cluster, nodes: Sequence[Node], options: Boot, progress: Progr
     if options.cycle and options.target in ("pxe", "http"):
         _check_images(cluster, nodes)
     login = find_login(cluster)
+    check_controllers(cluster, nodes)
 
     def work(node: Node) -> Outcome:
         return _boot(node, options, login)

@@ -187,7 +187,7 @@ def _make(cluster: Cluster, host: Host, progress: Progress, new: Mirror) -> None
             ext3.check(host, path, whole=True)
     except BaseException:
         if is_linked(cluster, host) and host.works("test", "-f", _before(cluster)):
-            host.run("mv", "-T", _before(cluster), path)
+            files.rename(host, _before(cluster), path, replace=True)
         _clear(cluster, host, new)
         host.remove(_before(cluster))
         raise

@@ -76,7 +76,6 @@ def write_note(cluster: Cluster, host: Host, mirror: Mirror) -> None:
     """Write the mirror's note: the authoritative one beside the overlay, and a copy beside every reachable member."""
     main = str(cluster.places.mirror_note)
     host.write(main, to_json(mirror), mode=0o600)
-    host.run("sync", str(cluster.places.mirror_note.parent))
     for member in mirror.members:
         copy = note_copy(mirror, member.folder)
         # A missing folder is most often a missing disk: do not create the folder on another file system.

@@ -20,10 +20,11 @@ from appliance.operations.overlay.generation import retire_overlay, set_aside_ol
 from appliance.operations.preflight import find_instance, lock_host
 from appliance.operations.services.stop import take_down
 from appliance.operations.services.unfinished import is_interrupted
+from appliance.operations.services.uplink import UplinkWatch
 from appliance.plan.migration.lease import View, find_newer, has_own_overlay
 from appliance.shared.lease import Lease
 from appliance.shared.locks import Locked, hold_lock
-from appliance.tools import ext3, ports
+from appliance.tools import carrier, ext3, ports
 
 OWN_INTERVAL_S = 1
 """Seconds between two reads of this host's lease file, which may be shared with other hosts."""
@@ -106,6 +107,11 @@ class Guard:
             self.leases.views[name] = view
             self._reported.pop(name, None)
             self.publish(name)
+
+    def learn(self, name: str, view: View) -> None:
+        """Take over the view of another host that was queried elsewhere."""
+        if name != self.host.name:
+            self.leases.views[name] = view
 
     def publish(self, name: str) -> None:
         """Copy the lease of this host to another one, which may have been unreachable when it was taken."""
@@ -199,7 +205,7 @@ class Guard:
             self._stopping = self._stopping or time.monotonic()
             with suppress(CommandError):
                 ports.detach(self.host, ports.find_ports(self.host, running.pid).values(), down=True)
-            self._record(
+            self.record(
                 "stale", f"{holder} has taken over (generation {newer.generation}): stopping it on {name}", facts
             )
             if self.is_shared():
@@ -213,14 +219,14 @@ class Guard:
             facts["kept"] = retire_overlay(self.cluster, self.host, newer.generation)
         took = round(time.monotonic() - began, 3) if began is not None else 0.0
         if began is not None:
-            self._record("stopped", f"stopped on {name} after {took:.1f} s", facts)
+            self.record("stopped", f"stopped on {name} after {took:.1f} s", facts)
         self._stopping = None
         self.leases.adopt(newer)
         if began is None and mine and mine.holder == name:
             note(self.cluster, self.host, "guard", "gave way", **facts)
         return SteppedDown(name, holder, newer.generation, began is not None, took)
 
-    def _record(self, event: str, message: str, facts: dict[str, object]) -> None:
+    def record(self, event: str, message: str, facts: dict[str, object]) -> None:
         """Write an event to standard error, syslog and history; a failure to log must not keep the instance running."""
         self.report(message)
         tag = f"sms-guard-{self.cluster.site.cluster}"
@@ -255,6 +261,7 @@ def guard(cluster: Cluster, host: Host, report: Report, *, on_step_down: Callabl
         for name in watcher.leases.hosts:
             if name != host.name:
                 threading.Thread(target=_query_forever, args=(watcher, name), daemon=True).start()
+        threading.Thread(target=_watch_uplinks, args=(watcher,), daemon=True).start()
         while True:
             stepped_down = None
             with watcher.reporting_errors():
@@ -270,3 +277,13 @@ def _query_forever(watcher: Guard, name: str) -> None:
         with watcher.reporting_errors():
             watcher.query(name)
         time.sleep(OTHERS_INTERVAL_S)
+
+
+def _watch_uplinks(watcher: Guard) -> None:
+    watch: UplinkWatch | None = None
+    with watcher.reporting_errors(), carrier.link_events() as wait:
+        while True:
+            with watcher.reporting_errors():
+                watch = watch or UplinkWatch(watcher.cluster, watcher.host, watcher.record, watcher.learn)
+                watch.check()
+            wait(OWN_INTERVAL_S)

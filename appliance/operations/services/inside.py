@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from appliance.errors import ConfigError, Refused
@@ -48,12 +49,26 @@ def log_path(cluster: Cluster, name: str) -> str:
     return f"{LOGS}/{name}.log"
 
 
-def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: bool) -> int:
-    """Show the end of a log, also when the services container does not run."""
+def show_log(
+    cluster: Cluster, host: Host, name: str, *, lines: int, follow: bool, write: Callable[[bytes], None]
+) -> None:
+    """Pass the end of a log to ``write`` as it is read, also when the services container does not run.
+
+    Raises:
+        ConfigError: there is no such log.
+        Refused: nothing to read it from.
+        CommandError: it cannot be read.
+    """
     path = log_path(cluster, name)
     if find_instance(cluster, host):
         tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
-        return host.interact(*inside_argv(cluster.site, *tail))
+        # While it follows a log, what tail reports is shown at once, such as that the log was rotated.
+        report = (lambda line: write(f"{line}\n".encode())) if follow else None
+        with host.stream(*inside_argv(cluster.site, *tail), on_line=report) as stream:
+            while data := stream.read():
+                write(data)
+            stream.result()
+        return
     if follow:
         raise Refused(
             f"the services container does not run on {host.name}", hint="omit --follow to show the log in its overlay"
@@ -65,6 +80,5 @@ def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: boo
                 f"there is no overlay {overlay} on {host.name}",
                 hint="the services container has never run on this host",
             )
-        text = ext3.read_inside(host, overlay, f"/upper{path}").decode(errors="replace")
-    print("\n".join(text.splitlines()[-lines:]))  # noqa: T201 - the log itself is the result
-    return 0
+        data = ext3.read_inside(host, overlay, f"/upper{path}")
+    write(b"".join(data.splitlines(keepends=True)[-lines:]))

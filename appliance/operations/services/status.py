@@ -1,8 +1,9 @@
-"""``sms status``: probes every service in its own protocol; collects lease, image, overlay and snapshots."""
+"""``sms status``: probes every service in its own protocol, and whether nodes reach them; collects all else."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 
@@ -13,12 +14,15 @@ from appliance.operations.lease import query_lease
 from appliance.operations.overlay.mirrored import MirrorState, query_mirror
 from appliance.operations.preflight import find_instance
 from appliance.operations.services.guarded import is_guarded
+from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
 from appliance.operations.services.start import PROBE
 from appliance.operations.services.unfinished import read_last_upgrade
 from appliance.operations.snapshots.status import SnapshotStatus, snapshot_status
 from appliance.operations.start_note import read_note
 from appliance.operations.vm.deferred import Deferred, probe_vm
 from appliance.plan.machine import inside_argv
+from appliance.plan.services.links import NetworkState
+from appliance.plan.services.nodes import NetworkProbe, NodesView, Process
 from appliance.shared.lease import Lease
 
 UNSYNCHRONISED = "stratum 10,"
@@ -43,7 +47,8 @@ class Answer:
 class Status:
     """The services container on one host. Sizes in bytes, times in seconds. ``provisioning``: the VM, or None.
 
-    ``lease_problem``: why the lease could not be read.
+    ``lease_problem``: why the lease could not be read. ``networks``, ``nodes``, ``probes``, ``stopped``: those of
+    ``Reach``. ``guarded``: whether a guard runs, None on the only admin host.
     """
 
     cluster: str
@@ -59,6 +64,11 @@ class Status:
     warnings: list[str] = field(default_factory=list)
     snapshots: SnapshotStatus = field(default_factory=SnapshotStatus)
     provisioning: Deferred | None = None
+    networks: Sequence[NetworkState] = ()
+    nodes: NodesView | None = None
+    probes: Sequence[NetworkProbe] = ()
+    stopped: Sequence[Process] = ()
+    guarded: bool | None = None
     lease_problem: str = ""
 
     def as_dict(self) -> dict[str, object]:
@@ -108,42 +118,58 @@ def _container_status(cluster: Cluster, host: Host, lease: Lease, trouble: list[
         elif lease.holder:
             warnings.append(f"{lease.holder} holds the lease: `sms status --host {lease.holder}`")
         return found
-    with ThreadPoolExecutor(1) as pool:  # a VM that is off is detected only by a timeout
-        vm_query = pool.submit(probe_vm, cluster, host)
-        answers = query_services(cluster, host)
-        vm = vm_query.result()
-    note = read_note(cluster, host)
-    overlay = _overlay_use(cluster, host)
-    if lease.holder != host.name:
-        warnings.append(f"it runs on {host.name}, but {lease.holder or 'no host'} holds the lease")
-    full = bool(overlay) and overlay["used"] * 100 >= FULL_PERCENT * overlay["size"]
-    if full:
-        percent = overlay["used"] * 100 // overlay["size"]
-        warnings.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
-    uptime = int(host.run("ps", "-o", "etimes=", "-p", str(running.pid), ok=None).text or 0)
-    clock = cluster.find_role("clock")
-    unsynchronised = clock and any(
-        answer.name == clock.name and answer.detail.startswith(UNSYNCHRONISED) for answer in answers
-    )
-    if len(cluster.site.admin_hosts) > 1 and not is_guarded(cluster, host):
-        warnings.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
-    if clock and cluster.site.ntp and unsynchronised and uptime > SETTLE_S:
-        warnings.append(f"{clock.name} is not synchronised to any time server of the site")
+    with ThreadPoolExecutor(6) as pool:  # a VM that is off is detected only by a timeout
+        services = pool.submit(query_services, cluster, host)
+        inside = pool.submit(inspect_inside, cluster, host)
+        links = pool.submit(inspect_links, host, running.pid)
+        vm = pool.submit(probe_vm, cluster, host)
+        note_query = pool.submit(read_note, cluster, host)
+        guard = pool.submit(is_guarded, cluster, host) if len(cluster.site.admin_hosts) > 1 else None
+        reach = inspect_reach(cluster, host, running.pid, links.result(), inside.result())
+        answers, note, guarded = services.result(), note_query.result(), guard.result() if guard else None
+    space, uptime = inside.result().space, inside.result().uptime_s()
+    faults = _faults(cluster, host, lease, space, guarded) + reach.problems
     image = {"path": running.image}
     if note and note.image == running.image:
         image |= {"key": note.key, "sha256": note.sha256, "signer": note.signer}
     else:
         warnings.append("the running image is not the one that was recorded at its start")
+    warnings += [*faults, *_unsynchronised(cluster, answers, uptime)]
+    found = replace(found, networks=reach.networks, nodes=reach.nodes, probes=reach.probes, stopped=reach.stopped)
     return replace(
         found,
         running=True,
-        healthy=all(answer.ok for answer in answers) and lease.holder == host.name and not full and not problems,
+        healthy=all(answer.ok for answer in answers) and not faults and not problems,
         services=answers,
         image=image,
-        overlay=overlay,
+        overlay=space,
         uptime_s=uptime,
-        provisioning=vm,
+        provisioning=vm.result(),
+        guarded=guarded,
     )
+
+
+def _faults(cluster: Cluster, host: Host, lease: Lease, space: dict[str, int], guarded: bool | None) -> list[str]:
+    """Return what makes a running container unhealthy although its services answer."""
+    faults = []
+    if lease.holder != host.name:
+        faults.append(f"it runs on {host.name}, but {lease.holder or 'no host'} holds the lease")
+    if space and space["used"] * 100 >= FULL_PERCENT * space["size"]:
+        percent = space["used"] * 100 // space["size"]
+        faults.append(f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger")
+    if guarded is False:
+        faults.append(f"no guard runs on {host.name}: nothing stops it here if another host takes over; sms guard")
+    return faults
+
+
+def _unsynchronised(cluster: Cluster, answers: Sequence[Answer], uptime_s: int) -> list[str]:
+    """Return the warning about a clock that has not chosen a time server in time."""
+    clock = cluster.find_role("clock")
+    if not clock or not cluster.site.ntp or uptime_s <= SETTLE_S:
+        return []
+    if not any(answer.name == clock.name and answer.detail.startswith(UNSYNCHRONISED) for answer in answers):
+        return []
+    return [f"{clock.name} is not synchronised to any time server of the site"]
 
 
 def _interrupted_upgrade(cluster: Cluster, host: Host) -> list[str]:
@@ -188,13 +214,3 @@ def query_services(cluster: Cluster, host: Host) -> list[Answer]:
             f"the services container does not answer: {result.stderr.decode(errors='replace').strip()[-300:]}"
         )
     return [found.get(name) or Answer(name, False, "the image does not have it", 0) for name in names]
-
-
-def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
-    argv = inside_argv(cluster.site, "df", "--block-size=1", "--output=size,used", "/")
-    lines = host.run(*argv, ok=None).text.splitlines()[-1:]
-    try:
-        size, used = (int(value) for value in lines[0].split())
-    except (IndexError, ValueError):
-        return {}
-    return {"size": size, "used": used}

@@ -1,7 +1,8 @@
 """The site's certificate authority: authenticates the provisioning VM and its clients to each other.
 
 Stored in the folder ``tls/`` beside the site file. Its key never leaves the admin host: the VM gets an
-intermediate CA certificate, which can only sign client certificates of nodes.
+intermediate CA certificate, which can only sign client certificates of nodes. The VM's certificates are stored too, so
+that the key is needed for renewals only and can be kept elsewhere between them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import datetime
 import ipaddress
 import os
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from appliance.errors import ConfigError, Refused, SmsError
+from appliance.operations.site.issued import (
+    LOG,
+    SERIAL,
+    Issued,
+    Revocation,
+    add_revoked,
+    log_issued,
+    read_issued,
+    serial_of,
+)
 from appliance.operations.site.keys import write_new
+from appliance.shared.files import make_folder, sync_folder
+from appliance.shared.history import AppendLine
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -28,11 +42,11 @@ FOLDER = "tls"
 """Folder of the CA, relative to the site file."""
 CLIENTS: dict[str, Unit] = {"admin": "admin", "services": "services"}
 """Names of the client certificates created with the CA, and their OU."""
-ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 825, 1825
-"""The intermediate CA is reissued at each start of the VM, so a stolen key is valid for little longer than a node's
-certificate (30 days)."""
+ROOT_DAYS, ISSUER_DAYS, SERVER_DAYS, CLIENT_DAYS = 7300, 90, 90, 365
 ISSUER_SOON_DAYS = 35
-"""With fewer days left, the intermediate CA must be renewed: a node's certificate must not outlive it."""
+"""With fewer days left, the VM's certificates are renewed: a node's certificate must not outlive its issuer's."""
+SERVER, ISSUER = "vm-server", "vm-issuer"
+"""Files of the VM's certificates and keys, without their endings."""
 SOON_DAYS = 60
 """A certificate that expires within this many days is due for renewal."""
 HINT = "`sms key ca create` creates one beside the site file"
@@ -91,19 +105,24 @@ def make_ca(folder: Path) -> tuple[Path, ...]:
     for each in names:
         if os.path.lexists(folder / each):
             raise Refused(f"{folder / each} already exists", hint="`sms key ca show` lists the certificates")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(str(folder), 0o700)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
         beside = Path(new)  # mode 0700
-        _write_pair(beside / "ca.pem", beside / "ca.key", _self_signed("sms site CA"))
+        root = _self_signed("sms site CA")
+        log_issued(beside, _load(root.certificate), "authority")
+        _write_pair(beside / "ca.pem", beside / "ca.key", root)
         for client, unit in CLIENTS.items():
             _write_pair(beside / f"{client}.pem", beside / f"{client}.key", issue_client(beside, client, unit))
+        for line in (beside / LOG).read_text().splitlines():
+            AppendLine(str(folder / LOG), line).perform()
         for each in names:
             (beside / each).rename(folder / each)
+        sync_folder(str(folder))
     return tuple(folder / each for each in reversed(names))
 
 
-def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str]) -> Pair:
-    """Issue a certificate for the VM's web server with its host name and addresses.
+def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str], days: int = SERVER_DAYS) -> Pair:
+    """Issue a certificate for a server, such as the VM's web server, with its host name and addresses.
 
     Raises:
         SmsError: the CA is missing or cannot be read.
@@ -112,9 +131,7 @@ def issue_server(folder: Path, *, hostname: str, addresses: Sequence[str]) -> Pa
 
     names: list[Any] = [x509.DNSName(hostname)]
     names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
-    return _issue(
-        folder, _name(hostname, None), SERVER_DAYS, "SERVER_AUTH", (x509.SubjectAlternativeName(names), False)
-    )
+    return _issue(folder, _name(hostname, None), days, "SERVER_AUTH", (x509.SubjectAlternativeName(names), False))
 
 
 def issue_client(folder: Path, name: str, ou: Unit) -> Pair:
@@ -147,23 +164,125 @@ def show_ca(folder: Path) -> tuple[CertificateInfo, ...]:
     return tuple(_show(path) for path in (folder / "ca.pem", *others))
 
 
-def renew_clients(folder: Path) -> tuple[Path, ...]:
-    """Replace the client certificates and their keys; return the files. The root is not changed."""
-    done: list[Path] = []
-    for client, unit in CLIENTS.items():
-        pair = issue_client(folder, client, unit)
-        # Both files are complete before either is replaced, so that key and certificate always match.
-        for path, data, mode in (
-            (folder / f"{client}.key", pair.key, 0o600),
-            (folder / f"{client}.pem", pair.certificate, 0o644),
-        ):
-            beside = path.with_name(f".{path.name}.new")
-            beside.unlink(missing_ok=True)
-            write_new(beside, data, mode)
-            done.append(path)
-        for path in done[-2:]:
-            path.with_name(f".{path.name}.new").replace(path)
-    return tuple(done)
+def renew_clients(folder: Path, clients: Collection[str] = tuple(CLIENTS)) -> tuple[Path, ...]:
+    """Replace client certificates and their keys; return the files. The root is not changed.
+
+    The previous certificates stay valid until they expire, unless they are revoked.
+    """
+    chosen = [(client, unit) for client, unit in CLIENTS.items() if client in clients]
+    return tuple(path for client, unit in chosen for path in _store(folder, client, issue_client(folder, client, unit)))
+
+
+def _store(folder: Path, name: str, pair: Pair) -> tuple[Path, ...]:
+    """Replace a certificate and its key; return both files, the key first."""
+    files = ((folder / f"{name}.key", pair.key, 0o600), (folder / f"{name}.pem", pair.certificate, 0o644))
+    # Both files are complete before either is replaced, so that key and certificate always match.
+    for path, data, mode in files:
+        beside = path.with_name(f".{path.name}.new")
+        beside.unlink(missing_ok=True)
+        write_new(beside, data, mode)
+    for path, _, _ in files:
+        path.with_name(f".{path.name}.new").replace(path)
+    sync_folder(str(folder))
+    return tuple(path for path, _, _ in files)
+
+
+def has_key(folder: Path) -> bool:
+    """Return whether the authority's key is here: certificates can be renewed."""
+    return (folder / "ca.key").exists()
+
+
+def vm_pairs(folder: Path, *, hostname: str, addresses: Sequence[str], renew: bool = False) -> tuple[Pair, Pair]:
+    """Return the VM's server and issuer; new ones with ``renew``, if there are none, or if they expire soon.
+
+    Unless ``renew`` is set, the present ones are used until they expire if the authority's key is not here.
+
+    Raises:
+        ConfigError: new ones are needed, and the authority's key is not here.
+    """
+    server, issuer = _read_pair(folder, SERVER), _read_pair(folder, ISSUER)
+    if server and issuer and not renew and _is_for(server, hostname, addresses):
+        left = min(_load(pair.certificate).not_valid_after_utc for pair in (server, issuer)) - _now()
+        if left.days >= ISSUER_SOON_DAYS or (left.days >= 0 and not has_key(folder)):
+            return server, issuer
+    server, issuer = issue_server(folder, hostname=hostname, addresses=addresses), issue_issuer(folder)
+    _store(folder, SERVER, server)
+    _store(folder, ISSUER, issuer)
+    return server, issuer
+
+
+def first_end(pairs: Sequence[Pair]) -> float:
+    """Return when the first of these certificates expires, as Unix time."""
+    return min(_load(pair.certificate).not_valid_after_utc for pair in pairs).timestamp()
+
+
+def _read_pair(folder: Path, name: str) -> Pair | None:
+    """Return a stored certificate of this authority and its key; None if they are missing or do not match."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        pair = Pair((folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes())
+        certificate = _load(pair.certificate)
+        key = serialization.load_pem_private_key(pair.key, password=None)
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()))
+    except Exception:  # a file of another authority, or one that a crash has left
+        return None
+    return pair if key.public_key() == certificate.public_key() else None
+
+
+def _is_for(server: Pair, hostname: str, addresses: Sequence[str]) -> bool:
+    from cryptography import x509
+
+    names = _load(server.certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    has = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return has == [hostname, *addresses]
+
+
+def renew_due_clients(folder: Path) -> tuple[Path, ...]:
+    """Replace the client certificates that expire within ``SOON_DAYS``; return the files."""
+    due = [each.file.stem for each in show_ca(folder) if each.file.stem in CLIENTS and each.days_left < SOON_DAYS]
+    return renew_clients(folder, due) if due else ()
+
+
+def revoke(folder: Path, words: Sequence[str]) -> list[Revocation]:
+    """Revoke certificates: all of a client, which gets another one, or single ones by their serial numbers.
+
+    Returns those that were not revoked before. The VM refuses them once the list is installed there.
+
+    Raises:
+        ConfigError: a word is neither, or a serial number is not that of a client; nothing was changed.
+    """
+    now = time.time()
+    named = {each.serial: each for each in read_issued(folder)}
+    chosen = {word.replace(":", "").upper() for word in words if word not in CLIENTS}
+    for serial in sorted(chosen):
+        if not SERIAL.fullmatch(serial):
+            raise ConfigError(
+                f"{serial[:70]!r} is neither {' nor '.join(CLIENTS)} nor a serial number",
+                hint="`sms key ca log` lists the certificates with their serial numbers",
+            )
+        if serial in named and named[serial].purpose != "client":
+            raise ConfigError(
+                f"{serial} is the certificate of the VM or of the authority: nodes do not check a list",
+                hint="those of the VM expire within 90 days; only another authority makes them invalid at once",
+            )
+    for client in [word for word in words if word in CLIENTS]:
+        # Also the one of an earlier release, which is not in the log.
+        present = _load((folder / f"{client}.pem").read_bytes())
+        subject, ends = present.subject.rfc4514_string(), present.not_valid_after_utc.timestamp()
+        named.setdefault(serial_of(present), Issued(0, serial_of(present), subject, "client", ends))
+        chosen |= {each.serial for each in named.values() if each.subject == subject and each.ends > now}
+    renew_clients(folder, words)
+    return add_revoked(
+        folder,
+        [
+            Revocation(serial, named[serial].subject, now, named[serial].ends)
+            if serial in named
+            else Revocation(serial, at=now)
+            for serial in sorted(chosen)
+        ],
+    )
 
 
 def _now() -> datetime.datetime:
@@ -225,6 +344,7 @@ def _issue(
     if days < 1:
         raise SmsError(f"the site's certificate authority expired on {ends:%Y-%m-%d}", hint=HINT)
     signed = _sign(subject, certificate.subject, key.public_key(), authority, extensions, days)
+    log_issued(folder, _load(signed), "issuer" if signs else purpose.partition("_")[0].lower())
     return Pair(signed, _pem(key))
 
 
@@ -254,6 +374,12 @@ def _sign(
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical=critical)
     return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _load(certificate: bytes) -> x509.Certificate:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(certificate)
 
 
 def _read_root(folder: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:

@@ -12,6 +12,7 @@ from appliance.config.wording import nearest
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.site.ca import ca_folder, make_ca
 from appliance.share import share
+from appliance.shared.files import make_folder, sync_folder
 from appliance.text import SHORT, printable
 
 
@@ -43,7 +44,7 @@ def write_site(text: str, path: Path, *, force: bool = False) -> None:
     if not force and os.path.lexists(path):
         raise Refused(f"{path} already exists", hint="choose another file with -o, or replace it with --force")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(str(path.parent))
         replace_file(text, path, force=force)
     except FileExistsError:
         raise Refused(f"{path} already exists", hint="choose another file with -o") from None
@@ -81,6 +82,7 @@ def replace_file(text: str, path: Path, *, force: bool) -> None:
             os.link(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+    sync_folder(str(path.parent))
 
 
 def _copy_ownership(descriptor: int, before: os.stat_result) -> None:

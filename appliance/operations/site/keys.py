@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from appliance.errors import ConfigError, Refused
+from appliance.shared.files import make_folder, sync_folder
 
 
 def create_pair(private: Path, public: Path) -> str:
@@ -30,7 +31,7 @@ def create_pair(private: Path, public: Path) -> str:
     public_pem = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    private.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(str(private.parent), 0o700)
     write_new(private, private_pem, 0o600)
     try:
         write_new(public, public_pem, 0o644)
@@ -41,11 +42,12 @@ def create_pair(private: Path, public: Path) -> str:
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file with ``mode`` and flush it to the disk; FileExistsError if it exists."""
+    """Write a new file with ``mode`` and flush it and its folder to the disk; FileExistsError if it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
+    sync_folder(str(path.parent))
 
 
 def fingerprint(public: Path) -> str:

@@ -14,8 +14,8 @@ from appliance.plan.snapshots.runs import (
     Found,
     Judgement,
     Run,
-    damage_warnings,
     judge,
+    judge_damage,
     limit_minutes,
     read_run,
 )
@@ -69,7 +69,7 @@ def snapshot_status(cluster: Cluster, host: Host, lease: Lease) -> SnapshotStatu
     damaged = sorted([*reply["damaged"], *reply["broken"]])
     if newest:
         newest = {**newest, "age_s": round(reply["now"] - newest["taken"], 1)}
-    judgement = Judgement(True, damage_warnings(len(damaged)))
+    judgement = judge_damage(len(damaged), verified=newest is not None)
     if schedule and lease.holder == host.name:
         at = max(reply["texts"][path]["at"] for path in schedule_files(cluster) if path in texts)
         taken, since = newest["taken"] if newest else None, max(at, lease.since)

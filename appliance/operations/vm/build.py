@@ -26,6 +26,7 @@ from appliance.plan.image.definition import apt_sources, missing_mirrors, reposi
 from appliance.plan.vm.vm import VmPlaces, need_vm
 from appliance.progress import Progress
 from appliance.share import PACKAGE, share
+from appliance.shared.files import sync_folder
 from appliance.tools import apt, files
 from appliance.tools.ansible import Target, run_playbook
 from appliance.tools.mmdebstrap import make_root
@@ -238,6 +239,7 @@ def _build(cluster: Cluster, plan: VmPlan, folder: Path, progress: Progress) -> 
         with (image / DISK).open("rb") as stream:
             os.fsync(stream.fileno())
         image.rename(folder)
+        sync_folder(str(folder.parent))
 
 
 def _make_root(plan: VmPlan, work: Path, progress: Progress) -> None:

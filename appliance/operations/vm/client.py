@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from appliance.config.provisioning import Provisioning
-from appliance.errors import ConfigError, Refused
+from appliance.errors import ConfigError, Refused, SmsError
 from appliance.operations.context import Cluster
 from appliance.plan.vm.vm import need_vm
+from appliance.shared.records import RecordError, from_value
 from appliance.tools.provision import Api
 
+CERTIFICATES = "/sms/v1/certificates"
 PORT = 8443
 """TCP port of its HTTPS server."""
 
@@ -32,6 +36,55 @@ def open_api(cluster: Cluster) -> Api:
     folder = tls_folder(cluster)
     address = _reachable(vm)
     return Api(f"https://{address}:{PORT}", folder / "ca.pem", folder / "admin.pem", folder / "admin.key")
+
+
+@dataclass(frozen=True)
+class NodeCertificate:
+    """A certificate that the VM has issued to a node. Times are Unix times; ``renewed``: not for a boot's token."""
+
+    node: str
+    serial: str
+    address: str
+    mac: str
+    issued: float
+    ends: float
+    renewed: bool
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class RefusedRequests:
+    """Requests with a certificate that the VM does not accept; ``last``: Unix time."""
+
+    node: str
+    address: str
+    reason: str
+    count: int
+    last: float
+
+
+@dataclass(frozen=True)
+class CertificateLog:
+    """Certificates issued to nodes and refused requests, latest first; ``now``: the VM's clock."""
+
+    certificates: list[NodeCertificate]
+    refused: list[RefusedRequests]
+    now: float
+
+
+def read_certificates(api: Api, node: str = "") -> CertificateLog:
+    """Return the VM's log of certificates; of one node if it is named.
+
+    Raises:
+        VmUnreachable: the VM does not answer.
+        SmsError: its answer is invalid.
+    """
+    try:
+        return from_value(CertificateLog, api.request("GET", f"{CERTIFICATES}?node={quote(node, safe='')}"))
+    except RecordError as error:
+        raise SmsError(
+            f"the provisioning VM: its log of certificates is invalid: {error}", hint="sms vm status"
+        ) from None
 
 
 def _reachable(vm: Provisioning) -> str:

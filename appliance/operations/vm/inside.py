@@ -106,7 +106,7 @@ def find_console(cluster: Cluster, name: str | None) -> Host:
         raise
 
 
-def read_console(cluster: Cluster, host: Host) -> str:
+def read_console(cluster: Cluster, host: Host) -> bytes:
     """Return the VM's console output since its last boot, at most the last MiB.
 
     Raises:
@@ -121,4 +121,4 @@ def read_console(cluster: Cluster, host: Host) -> str:
     found = host.run("tail", "-c", str(LAST_BYTES), "--", path, ok=None)
     if found.status:
         raise Refused(f"{host.name} has no log of the VM's console", hint="the VM was never started there")
-    return found.stdout.decode(errors="replace")
+    return found.stdout

@@ -109,7 +109,7 @@ def move_live(cluster: Cluster, source: Host, target: Host, progress: Progress, 
     # QEMU needs the same machine on both sides: the target uses the source's accelerator.
     accel = (written.accel or "tcg", written.why)
     # The VM keeps the issuer that it has.
-    started = make_note(target, image, holder, accel, written.issuer_ends or issuer_end())
+    started = make_note(target, image, holder, accel, written.issuer_ends or issuer_end(cluster))
     handover = Handover(source, target, where, holder)
     with ExitStack() as undo:
         try:

@@ -190,11 +190,12 @@ def _keep_as_snapshot(host: Host, where: VmPlaces, reason: str, *, prefix: str, 
         return ""
     kept = f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     key = (host.read(str(where.root_image)) or b"").decode(errors="replace").strip()[:64]
+    sequence = max((one.sequence for one in list_folder(host, where)), default=0) + 1
     host.run("mkdir", "-p", "-m", "0700", f"{where.snapshots}/{kept}")
+    # First: a folder without it is not listed.
+    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence)
+    host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     # One command: it ends by itself if this process is killed.
     host.run("mv", "-t", f"{where.snapshots}/{kept}", "--", *map(str, present), timeout=4 * 3600)
     host.run("sync", "-f", str(where.disks), timeout=600)
-    sequence = max((one.sequence for one in list_folder(host, where)), default=0) + 1
-    about = VmSnapshot(kept, round(time.time(), 3), reason=reason, key=key, generation=generation, sequence=sequence)
-    host.write(f"{where.snapshots}/{kept}/{NOTE}", about.note(), mode=0o600)
     return kept

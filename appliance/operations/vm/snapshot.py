@@ -104,7 +104,7 @@ def take_locked(
         if key:
             host.write(f"{part}/{where.root_image.name}", key.encode(), mode=0o600)
         host.run("sync", "-f", part, timeout=300)
-        host.run("mv", "-T", "--", part, f"{where.snapshots}/{name}")
+        files.rename(host, part, f"{where.snapshots}/{name}", replace=True)
         undo.pop_all()
     size = query_used(host, f"{where.snapshots}/{name}")
     note(cluster, host, "vm snapshot", "taken", name=name, frozen_ms=snapshot.frozen_ms, running=running)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePosixPath
 
 from appliance.errors import ConfigError, Refused, SmsError
 from appliance.host.base import CommandError, Host
@@ -195,5 +196,6 @@ def choose_removed(snapshots: Sequence[VmSnapshot], keep: int) -> list[VmSnapsho
 
 def remove(host: Host, folder: str) -> None:
     """Remove a snapshot's folder; it is renamed first, so that a partly removed one is never listed."""
-    host.run("mv", "-T", "--", folder, f"{folder}.part", ok=None)
+    if host.works("mv", "-T", "--", folder, f"{folder}.part"):
+        host.run("sync", str(PurePosixPath(folder).parent), timeout=300)
     host.run("rm", "-rf", "--one-file-system", "--", f"{folder}.part", timeout=300)

@@ -14,6 +14,7 @@ from appliance.host.base import Host
 from appliance.operations.context import Cluster
 from appliance.operations.history import note, read_history
 from appliance.operations.site import ca
+from appliance.operations.site.issued import revoked_map
 from appliance.operations.vm.client import tls_folder
 from appliance.operations.vm.image import VmImage, deliver_vm
 from appliance.operations.vm.snapshots import list_snapshots
@@ -29,10 +30,12 @@ from appliance.operations.vm.vm import (
     view_hosts,
     wait_for_health,
 )
+from appliance.plan.overlay import seed
 from appliance.plan.vm.holder import Holder, HostView, follow_known, may_start, newest_holder
 from appliance.plan.vm.vm import (
     FIRMWARE,
     QEMU_OVERHEAD_MB,
+    REVOKED_MAP,
     VARIABLES,
     VmPlaces,
     cards,
@@ -141,7 +144,7 @@ def start_vm(cluster: Cluster, host: Host, progress: Progress, options: StartOpt
         holder = _choose_holder(cluster, host, view_hosts(cluster, host), options)
         check_host(cluster, host, progress)
         image = deliver_vm(cluster, host, progress, chosen=options.image)
-        written = make_note(host, image, holder, qemu.probe_accel(host), issuer_end())
+        written = make_note(host, image, holder, qemu.probe_accel(host), issuer_end(cluster))
         started = _describe(host, written)
         with _undo_on_failure(cluster, started) as undo:
             clock = time.monotonic()
@@ -330,20 +333,59 @@ def renew_certificates(cluster: Cluster, host: Host) -> float:
     Raises:
         SmsError: the VM did not accept them.
     """
-    ends = issuer_end()
+    ends = issuer_end(cluster, renew=True)
+    _install_tls(cluster, host, make_seed(cluster))
+    return ends
+
+
+def issuer_end(cluster: Cluster, *, renew: bool = False) -> float:
+    """Return when the certificates of the VM expire, as Unix time; issue them if that is necessary, or with ``renew``.
+
+    Raises:
+        SmsError: they must be issued, and the site's CA or its key is not on this machine.
+    """
+    return ca.first_end(_vm_pairs(cluster, renew=renew))
+
+
+def _vm_pairs(cluster: Cluster, *, renew: bool = False) -> tuple[ca.Pair, ca.Pair]:
+    hostname, addresses = need_vm(cluster.site).hostname, [card.address for card in cards(cluster.site)]
+    return ca.vm_pairs(tls_folder(cluster), hostname=hostname, addresses=addresses, renew=renew)
+
+
+def install_revoked(cluster: Cluster) -> tuple[str, tuple[str, ...]]:
+    """Install the list of revoked certificates in the running VM, which refuses them from then on.
+
+    Returns:
+        The host that runs the VM, or an empty name: then the next start installs it; and the unreachable admin hosts.
+
+    Raises:
+        SmsError: the VM did not accept it.
+    """
+    views = view_hosts(cluster, cluster.host(cluster.site.admin_hosts[0].name))
+    silent = tuple(view.name for view in views if not view.reachable)
+    name = next((view.name for view in views if view.running), "")
+    if name:
+        data = revoked_map(tls_folder(cluster))
+        archive = seed.seed_archive([seed.Seed(f"etc/sms/tls/{REVOKED_MAP}", data)])
+        _install_tls(cluster, cluster.host(name), archive)
+        with open_guest(cluster.host(name), str(VmPlaces(cluster.site).guest)) as guest:
+            if guest.run(("/bin/grep", "-q", "revoked", "/etc/nginx/nginx.conf")).status:
+                raise SmsError(
+                    f"the VM on {name} runs an older image, which checks no revoked certificates",
+                    hint="`sms vm build`, `sms vm stop`, `sms vm start`",
+                )
+    return name, silent
+
+
+def _install_tls(cluster: Cluster, host: Host, archive: bytes) -> None:
+    """Unpack the files of ``etc/sms/tls`` of an archive in the running VM; nginx and the service use them at once."""
     with open_guest(host, str(VmPlaces(cluster.site).guest)) as guest:
-        ran = guest.run(UNPACK_TLS, input=make_seed(cluster))
+        ran = guest.run(UNPACK_TLS, input=archive)
         if not ran.status:
             ran = guest.run(("/bin/systemctl", "reload", "nginx"))
     if ran.status:
         output = ran.stderr.decode(errors="replace").strip()[-300:]
         raise SmsError(f"the VM rejected new certificates: {output}", hint="`sms vm stop`, then `sms vm start`")
-    return ends
-
-
-def issuer_end() -> float:
-    """Return when an issuer expires that is created now, as Unix time."""
-    return round(time.time()) + ca.ISSUER_DAYS * 86400.0
 
 
 def _take_disks(cluster: Cluster, host: Host, progress: Progress, holder: Holder, undo: ExitStack) -> None:
@@ -455,21 +497,22 @@ def stop_and_clean(cluster: Cluster, host: Host) -> None:
 
 
 def make_seed(cluster: Cluster) -> bytes:
-    """Return the seed archive: the VM's configuration, and certificates issued for this start.
+    """Return the seed archive: the VM's configuration, and its certificates.
 
     Raises:
         SmsError: the site's CA is not on this machine, or the database file cannot be read.
     """
     settings, folder = need_vm(cluster.site), tls_folder(cluster)
-    addresses = [card.address for card in cards(cluster.site)]
-    server = ca.issue_server(folder, hostname=settings.hostname, addresses=addresses)
-    issuer = ca.issue_issuer(folder)
+    if ca.has_key(folder):
+        ca.renew_due_clients(folder)
+    server, issuer = _vm_pairs(cluster)
     tls = {
         "ca.pem": (folder / "ca.pem").read_bytes(),
         "server.pem": server.certificate,
         "server.key": server.key,
         "issuer.pem": issuer.certificate,
         "issuer.key": issuer.key,
+        REVOKED_MAP: revoked_map(folder),
     }
     database = ""
     if settings.database:

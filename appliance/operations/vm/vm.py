@@ -17,6 +17,7 @@ from appliance.operations.context import Cluster
 from appliance.operations.preflight import only_one
 from appliance.plan.vm.holder import HostView, has_disks, newest_holder, read_holder
 from appliance.plan.vm.vm import PROGRAMS, VmPlaces, cards, machine_name, need_vm
+from appliance.shared.records import RecordError
 from appliance.text import printable
 from appliance.tools.guest import open_guest
 from appliance.tools.programs import find_missing
@@ -59,6 +60,7 @@ def read_health(text: str) -> Health:
     """Parse the output of ``sms-vm-health``. Pure."""
     services: dict[str, str] = {}
     used = size = 0
+    disk = "not mounted"
     api: Mapping[str, object] = {}
     # The output is shown on a terminal: it must not contain control characters.
     for line in map(printable, text.split("\n")):
@@ -66,8 +68,9 @@ def read_health(text: str) -> Health:
         if kind == "unit":
             name, _, state = rest.partition(" ")
             services[name] = "ok" if state == "active" else state or "unknown"
-        elif kind == "state" and (sizes := re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", rest.strip())):
+        elif kind == "state" and (sizes := re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})( ro)?", rest.strip())):
             used, size = int(sizes[1]), int(sizes[2])
+            disk = "read-only: its file system is damaged" if sizes[3] else "ok"
         elif kind == "https":
             services["https"] = "ok" if rest.strip() not in ("000", "502", "504", "") else f"no answer ({rest})"
         elif kind == "api":
@@ -78,7 +81,7 @@ def read_health(text: str) -> Health:
             except (ValueError, RecursionError):
                 found = {}
             api = found if isinstance(found, dict) and code == "200" else {}
-    services["disk"] = "ok" if size else "not mounted"
+    services["disk"] = disk
     return Health(services, used, size, api)
 
 
@@ -102,7 +105,11 @@ def find_running(cluster: Cluster, host: Host) -> Process | None:
 
 
 def view_host(cluster: Cluster, host: Host) -> HostView:
-    """Return whether the VM runs on a host, and the host's record of who has the disks."""
+    """Return whether the VM runs on a host, and the host's record of who has the disks.
+
+    Raises:
+        Refused: that record is invalid.
+    """
     where = VmPlaces(cluster.site)
     try:
         running = find_running(cluster, host) is not None
@@ -110,6 +117,11 @@ def view_host(cluster: Cluster, host: Host) -> HostView:
         return HostView(host.name, True, running, holder)
     except Unreachable:
         return HostView(host.name, reachable=False)
+    except RecordError as error:
+        raise Refused(
+            f"the record of which host has the VM's disks, {where.holder} on {host.name}, is invalid: {error}",
+            hint="write the one of another host there, or remove it where the VM's disks are old",
+        ) from None
 
 
 def all_hosts(cluster: Cluster, first: Host) -> list[Host]:

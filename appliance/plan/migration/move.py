@@ -53,6 +53,12 @@ def stop_groups(services: Sequence[Service]) -> list[list[str]]:
     return groups
 
 
+def stream_ports(services: Sequence[Service]) -> tuple[int, ...]:
+    """Return the TCP ports of services, in their order."""
+    found = [port.removeprefix("tcp/") for service in services for port in service.ports if port.startswith("tcp/")]
+    return tuple(int(port) for port in found)
+
+
 def predict_parts(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the seconds of each part of a migration: the median of recent measurements, else a default."""
     found = {part: [one[part] for one in measured if part in one] for part in PARTS}

@@ -12,6 +12,8 @@ CNI_FOLDER = "/etc/apptainer/network"
 
 INTERFACES = ("eth0", "eth1")
 """Interfaces of the container on the provisioning and on the public network."""
+VM_TAP = "smsvm-"
+"""Prefix of the interfaces through which provisioning VMs are on the same bridges."""
 
 
 def network_names(site: Site, *, isolated: bool = False) -> tuple[str, str]:

@@ -240,12 +240,19 @@ def judge(found: Found) -> Judgement:
         warnings.append(
             f"no scheduled snapshot has run {how_long}, one is due every {every} min: does cron or systemd run there?"
         )
-    healthy = not warnings
-    return Judgement(healthy, (*warnings, *damage_warnings(found.damaged)))
+    damage = judge_damage(found.damaged, verified=newest_taken is not None)
+    return Judgement(not warnings and damage.healthy, (*warnings, *damage.warnings))
 
 
-def damage_warnings(damaged: int) -> tuple[str, ...]:
+def judge_damage(damaged: int, *, verified: bool) -> Judgement:
+    """Judge snapshots without a schedule; ``verified``: whether one of them is undamaged."""
+    return Judgement(not damaged or verified, damage_warnings(damaged, verified=verified))
+
+
+def damage_warnings(damaged: int, *, verified: bool) -> tuple[str, ...]:
     """Return the warning about damaged snapshots, if there are any."""
+    if damaged and not verified:
+        return ("every snapshot is damaged: `sms overlay snapshot` takes another one, `sms overlay pull` fetches one",)
     what = "a snapshot is" if damaged == 1 else f"{damaged} snapshots are"
     return (f"{what} damaged: `sms overlay list` shows which",) if damaged else ()
 

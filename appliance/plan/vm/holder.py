@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from appliance.errors import Refused
-from appliance.shared.records import RecordError, from_json
+from appliance.shared.records import from_json
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class HostView:
 
 
 def read_holder(data: bytes | None) -> Holder | None:
-    """Parse a record; None if there is none, or it cannot be read."""
-    try:
-        return from_json(Holder, data or b"")
-    except RecordError:
-        return None
+    """Parse a record; None if there is none.
+
+    Raises:
+        RecordError: it is invalid. The host may have the newest disks: it must not count as none.
+    """
+    return None if data is None else from_json(Holder, data)
 
 
 def newest_holder(views: Sequence[HostView]) -> Holder | None:

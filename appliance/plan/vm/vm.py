@@ -13,6 +13,7 @@ from appliance.config.model import Site
 from appliance.config.provisioning import Provisioning
 from appliance.errors import ConfigError
 from appliance.plan.overlay import seed
+from appliance.plan.services.network import VM_TAP
 
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "qemu-img", "mke2fs", "e2fsck", "ip", "arping", "flock", "python3")
@@ -20,6 +21,8 @@ FIRMWARE = "/usr/share/OVMF/OVMF_CODE_4M.fd"
 VARIABLES = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 STATE = "/var/lib/sms-provision"
 SECTOR = 512
+REVOKED_MAP = "revoked.map"
+"""Serial numbers of revoked certificates, in the VM's folder of certificates; nginx and the service read it."""
 QEMU_OVERHEAD_MB = 160
 """Memory that QEMU needs in addition to the machine's own."""
 TCG_CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,-svm"
@@ -85,7 +88,7 @@ def cards(site: Site) -> tuple[Card, ...]:
     provisioning, public = site.networks.provisioning, site.networks.public
     found = [
         Card(
-            f"smsvm-p{tag}",
+            f"{VM_TAP}p{tag}",
             provisioning.bridge,
             settings.mac.lower(),
             str(settings.address.ip),
@@ -98,7 +101,7 @@ def cards(site: Site) -> tuple[Card, ...]:
         place = settings.public
         found.append(
             Card(
-                f"smsvm-x{tag}",
+                f"{VM_TAP}x{tag}",
                 public.bridge,
                 place.mac.lower(),
                 str(place.address.ip),
@@ -217,7 +220,7 @@ def seed_archive(site: Site, tls: Mapping[str, bytes], *, database: str = "") ->
     """Return the tar archive that the VM unpacks at each start: configuration, network, certificates. Has secrets.
 
     Args:
-        tls: ca.pem, server.pem, server.key, issuer.pem, issuer.key.
+        tls: ca.pem, server.pem, server.key, issuer.pem, issuer.key, revoked.map.
     """
     settings = need_vm(site)
     names = f"127.0.0.1 localhost\n{settings.address.ip} {settings.hostname}\n"

@@ -273,6 +273,123 @@ def test_a_failover_that_is_killed_is_finished_by_the_next(both: Playground) -> 
     wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
 
 
+ON_THE_NETWORK = """
+import os, select, sys, time
+def serves():
+    try:
+        ports = os.listdir("/sys/class/net/br-prov/brif")
+        up = open("/sys/class/net/prov0/carrier").read().strip() == "1"
+    except OSError:
+        return False
+    return up and any(port.startswith("veth") for port in ports)
+before = None
+while not select.select([sys.stdin], [], [], 0.005)[0]:
+    now = serves()
+    if now != before:
+        print(time.monotonic(), int(now), flush=True)
+        before = now
+"""
+"""Prints when a host's container begins to be connected to the provisioning network, and when it ceases to be. It ends
+with its input: what nsenter has started survives nsenter."""
+
+
+@contextmanager
+def connected(playground: Playground) -> Iterator[dict[str, list[tuple[float, float]]]]:
+    """Fill in, at the end, when each host's container was connected: from and until, in monotonic seconds."""
+    argv = ("python3", "-c", ON_THE_NETWORK)
+    runs = {
+        name: subprocess.Popen([*playground.lab.host(name).prefix, *argv], stdin=-1, stdout=-1, text=True)
+        for name in (DEAD, HERE)
+    }
+    spans: dict[str, list[tuple[float, float]]] = {}
+    first = {name: run.stdout.readline() for name, run in runs.items() if run.stdout}
+    try:
+        yield spans
+    finally:
+        ended = time.monotonic()
+        for name, run in runs.items():
+            lines = [first[name], *run.communicate()[0].splitlines()]
+            changes = [(float(at), state == "1") for at, state in map(str.split, lines)]
+            ends = [at for at, _ in changes[1:]] + [ended]
+            spans[name] = [(at, end) for (at, state), end in zip(changes, ends, strict=True) if state]
+
+
+def both_s(spans: dict[str, list[tuple[float, float]]], *, since: float) -> float:
+    """Seconds after ``since`` in which both hosts' containers were connected."""
+    pairs = [(one, two) for one in spans[DEAD] for two in spans[HERE]]
+    return sum(max(0.0, min(one[1], two[1]) - max(one[0], two[0], since)) for one, two in pairs)
+
+
+def off_the_bridge(playground: Playground) -> bool:
+    return not playground.host(DEAD).run("sh", "-c", "ls /sys/class/net/br-prov/brif | grep veth || true").text
+
+
+def fail_over_without_fencing(playground: Playground, site: str) -> None:
+    playground.sms("--site", site, "-q", "failover", HERE, "--i-have-fenced", on=HERE)
+
+
+def test_a_cable_that_is_plugged_in_again_after_a_false_statement(both: Playground) -> None:
+    """Nobody has fenced the old host: its cables were out, and are plugged in after the other one has taken over."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    with connected(both) as spans:
+        with cut(both):
+            wait_until(lambda: off_the_bridge(both), "the guard", 15)
+            fail_over_without_fencing(both, site)
+        healed = time.monotonic()
+        wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
+        stopped_s = time.monotonic() - healed
+    took = both_s(spans, since=healed)
+    print(f"both on the network for {took:.2f} s; the old one stopped after {stopped_s:.1f} s")
+    assert took <= 0.5 and spans[DEAD] and spans[HERE]
+    assert ("guard", "uplink lost") in history(both, DEAD) and ("guard", "uplink back") not in history(both, DEAD)
+
+
+def test_a_cable_that_was_out_and_nobody_took_over(both: Playground) -> None:
+    """The container is back once the other host's lease has been read, also if the guard was killed meanwhile."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    with cut(both):
+        wait_until(lambda: off_the_bridge(both), "the guard", 15)
+        both.host(DEAD).run("sh", "-c", 'kill -KILL "$(cat /run/sms/lab.guard.lock)"')
+    assert off_the_bridge(both), "nobody has read the lease"
+    both.sms("--site", site, "-q", "start", on=DEAD)
+    wait_until(lambda: not off_the_bridge(both), "its return", 60)
+    assert both.sms("--site", site, "status", on=DEAD).status == 0
+    with cut(both):
+        wait_until(lambda: off_the_bridge(both), "the guard", 15)
+    began = time.monotonic()
+    wait_until(lambda: not off_the_bridge(both), "its return", 60)
+    print(f"back after {time.monotonic() - began:.1f} s")
+    assert history(both, DEAD)[-1] == ("guard", "uplink back")
+
+
+@pytest.mark.full
+def test_a_partition_beyond_the_switch_has_a_window(both: Playground) -> None:
+    """Carriers stay, so nothing shows the old host that it was cut: the window is measured, not closed."""
+    site = both.variant("small.yaml", small)
+    begin_on_the_host_that_dies(both, site)
+    both.sms("--site", site, "-q", "overlay", "snapshot", on=DEAD)
+    both.sms("--site", site, "-q", "overlay", "push", "--to", HERE, on=DEAD)
+    switch = f"sms-{both.lab.name}-switch"
+    pairs = [(f"p-{DEAD}", "br-prov"), (f"u-{DEAD}", "br-pub")]
+    with connected(both) as spans:
+        try:
+            for port, _ in pairs:
+                subprocess.run(["ip", "-n", switch, "link", "set", port, "nomaster"], check=True)
+            fail_over_without_fencing(both, site)
+        finally:
+            for port, bridge in pairs:
+                subprocess.run(["ip", "-n", switch, "link", "set", port, "master", bridge], check=True)
+        healed = time.monotonic()
+        wait_until(lambda: not both.instances(DEAD), "the old host stepped down")
+    took = both_s(spans, since=healed)
+    print(f"both on the network for {took:.2f} s after a partition beyond the switch")
+    assert took <= 40, "docs/failover.md"
+
+
 def test_a_shared_overlay_is_started_as_it_is(both: Playground) -> None:
     def shared(document: dict[str, Any]) -> None:
         small(document)

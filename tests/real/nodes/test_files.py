@@ -97,7 +97,7 @@ class Client:
             pem = key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
-            chain = issue_node(self.vm.tls, self.name, key.public_key()).encode()
+            chain = issue_node(self.vm.tls, self.name, key.public_key(), uuid="").encode()
             self.vm.trust(self.root, "run/sms/tls", chain, pem)
         return self
 
@@ -170,7 +170,9 @@ def test_what_changes_reaches_everybody_within_one_look(vm: Vm, clients: Callabl
     put(vm, MOTD, b"{{ node.name }} at {{ node.address }} of {{ cluster }}\n", template=True, services=True)
     put(vm, "/etc/gpu.conf", b"gpu\n", groups=["gpu"])
     put(vm, "/etc/passwd", b"root:x:0:0::/:/bin/evil\nalice:x:2001:2001::/:/bin/sh\n", services=True)
-    one, two, container = (clients(name, interval_s=0.5) for name in ("node1", "node2", "services"))
+    one, container = (clients(name, interval_s=0.5) for name in ("node1", "services"))
+    relay = Cutting(vm.port, "127.0.0.2")
+    two = clients("node2", interval_s=0.5, port=relay.port)
     for client in (one, two, container):
         client.start()
     for client in (one, two, container):
@@ -190,6 +192,7 @@ def test_what_changes_reaches_everybody_within_one_look(vm: Vm, clients: Callabl
     time.sleep(1.2)
     assert all(client.process and client.process.poll() is None for client in (one, two, container))
     assert one.read(CONF) == b"ClusterName=two\n", "with the VM switched off all stays as it is"
+    relay.listener.close()
 
 
 def test_a_push_wakes_everybody_and_tells_who_has_what(vm: Vm, clients: Callable[..., Client]) -> None:
@@ -241,10 +244,10 @@ def test_clients_come_back_with_the_server(vm: Vm, clients: Callable[..., Client
 
 
 class Cutting:
-    """Stands before the server and cuts each connection off after so many bytes of its answers."""
+    """Stands before the server; connects to it from an address, and cuts each connection off after so many bytes."""
 
-    def __init__(self, port: int) -> None:
-        self.target, self.limit = port, 1 << 40
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+        self.target, self.address, self.limit = port, address, 1 << 40
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -255,7 +258,11 @@ class Cutting:
                 client = self.listener.accept()[0]
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target), source_address=(self.address, 0))
+            except OSError:
+                client.close()
+                continue
             threading.Thread(target=self._carry, args=(client, server, 1 << 40), daemon=True).start()
             threading.Thread(target=self._carry, args=(server, client, self.limit), daemon=True).start()
 
@@ -321,8 +328,8 @@ def test_what_is_removed_at_the_master_goes_everywhere(vm: Vm, clients: Callable
     vm.stop()
     for path in vm.state.glob("inventory.db*"):
         path.unlink()
-    vm.start()
     vm.add_node("node1", "127.0.0.1")
+    vm.start()
     done = node.once()
     assert (done.returncode, node.read(MOTD)) == (0, b"back\n"), done.stdout
     # Nor while it is filled again, until the first push has ended.
@@ -356,8 +363,8 @@ def test_a_node_gets_its_certificate_once(vm: Vm, tmp_path: Path, need: Callable
         assert stat.S_IMODE((node.root / "run/sms/tls" / name).stat().st_mode) == 0o600
         assert (node.root / "etc/sms/tls" / name).is_symlink()
     shown = x509.load_pem_x509_certificate((node.root / "run/sms/tls/cert.pem").read_bytes())
-    assert shown.subject.rfc4514_string() == "CN=node1,OU=node"
-    assert (shown.not_valid_after_utc - shown.not_valid_before_utc).days <= 31
+    assert shown.subject.rfc4514_string().endswith(",CN=node1,OU=node"), "behind the UUID"
+    assert (shown.not_valid_after_utc - shown.not_valid_before_utc).days <= 8
     assert "status 403" in node.run("sms-enroll").stdout, "a token that has been used"
     assert node.once().returncode == 0
     assert node.read(MOTD) == b"for node1\n"
@@ -434,21 +441,38 @@ def test_a_disk_that_is_full_loses_nothing(vm: Vm, clients: Callable[..., Client
         subprocess.run(["umount", str(folder)], check=True)
 
 
-async def wait_all(vm: Vm, node: Client, many: int) -> int:
-    """So many clients that wait for a push, and then one; how many received it."""
+def node_address(number: int) -> str:
+    return f"127.2.{number // 200}.{number % 200 + 1}"
+
+
+def node_context(vm: Vm, number: int) -> ssl.SSLContext:
+    """TLS as a node does, with a certificate and a key of its own."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files = vm.folder / "shown.pem", vm.folder / "shown.key"
+    files[0].write_text(issue_node(vm.tls, f"node{number}", key.public_key(), uuid=""))
+    files[1].write_bytes(pem)
     context = ssl.create_default_context(cafile=str(vm.ca / "ca.pem"))
-    tls = node.root / "run/sms/tls"
-    context.load_cert_chain(tls / "cert.pem", tls / "key.pem")
+    context.load_cert_chain(*files)
+    return context
+
+
+async def wait_all(vm: Vm, many: int) -> int:
+    """So many nodes that wait for a push, and then one; how many received it."""
     question = b"GET /sms/v1/sync/wait?after=0&seconds=60 HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"
 
-    async def wait() -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", vm.port, ssl=context)
+    # All before the first connection, which would otherwise be idle for too long.
+    contexts = [node_context(vm, number) for number in range(many)]
+
+    async def wait(number: int) -> bytes:
+        place: Any = {"ssl": contexts[number], "local_addr": (node_address(number), 0)}
+        reader, writer = await asyncio.open_connection("127.0.0.1", vm.port, **place)
         writer.write(question)
         answer = await reader.read()
         writer.close()
         return answer
 
-    waiting = [asyncio.create_task(wait()) for _ in range(many)]
+    waiting = [asyncio.create_task(wait(number)) for number in range(many)]
     for _ in range(300):
         await asyncio.sleep(0.1)
         done = await asyncio.to_thread(vm.admin.request, "GET", "/sms/v1/sync/reports")
@@ -458,10 +482,10 @@ async def wait_all(vm: Vm, node: Client, many: int) -> int:
     return sum(b'{"push":1}' in answer for answer in await asyncio.gather(*waiting))
 
 
-def test_450_clients_wait_at_once(vm: Vm, clients: Callable[..., Client]) -> None:
-    vm.add_node("node1", "127.0.0.1")
+def test_450_clients_wait_at_once(vm: Vm) -> None:
+    vm.add_nodes({f"node{number}": node_address(number) for number in range(450)})
     vm.start()
-    assert asyncio.run(wait_all(vm, clients("node1"), 450)) == 450
+    assert asyncio.run(wait_all(vm, 450)) == 450
 
 
 def test_a_client_that_is_gone_waits_no_more(vm: Vm, clients: Callable[..., Client]) -> None:

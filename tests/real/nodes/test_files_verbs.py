@@ -145,7 +145,8 @@ def test_a_node_that_boots_gets_its_files(
     words = f"sms.server=https://{ADDRESS}:8443 sms.node=node7 sms.token={'0' * 32} BOOTIF=01-{MAC.replace(':', '-')}"
     (tmp_path / "proc/cmdline").write_text(words)
     node = ("nsenter", "-t", str(holders[1]), "-n")
-    for argv in (["sms-enroll", "--wait", "30"], ["sms-filesync", "--once"]):
+
+    def run(*argv: str, status: int = 0) -> str:
         done = subprocess.run(
             [*node, sys.executable, str(RUNTIME / argv[0]), *argv[1:]],
             env=client_environment(tmp_path),
@@ -154,8 +155,29 @@ def test_a_node_that_boots_gets_its_files(
             timeout=60,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr + desk.vm.said()[-2000:]
+        assert done.returncode == status, done.stdout + done.stderr + desk.vm.said()[-2000:]
+        return done.stdout
+
+    run("sms-enroll", "--wait", "30")
+    run("sms-filesync", "--once")
     assert (tmp_path / "etc/motd").read_text() == "node7 of lab\n"
+    shown = json.loads(desk.sms("node", "show", "node7", "--json"))
+    assert shown["certificate"]["accepted"] and shown["certificate"]["mac"] == MAC and shown["refused"] == []
+    # Its entry is removed and added again: the certificate counts no longer, and it gets another one by itself.
+    desk.sms("node", "remove", "node7", "--yes")
+    desk.sms("node", "add", "node7", "--mac", MAC, "--address", NODE_ADDRESS)
+    subprocess.run(
+        [*desk.prefix, "curl", "-sSf", *tls, "-H", "Content-Type: application/json", "-d", boot, url], check=True
+    )
+    assert "another machine had the name node7" in run("sms-filesync", "--once", status=1)
+    run("sms-enroll", "--renew")
+    run("sms-filesync", "--once")
+    # Revoked: refused by the web server, too.
+    serial = json.loads(desk.sms("node", "show", "node7", "--json"))["certificate"]["serial"]
+    (desk.vm.tls / "revoked.map").write_text(f"{serial} 1;\n")
+    assert "it was revoked" in run("sms-filesync", "--once", status=1)
+    run("sms-enroll", "--renew")
+    run("sms-filesync", "--once")
 
 
 def differences(said: str) -> dict[str, str]:

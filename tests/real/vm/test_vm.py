@@ -229,6 +229,24 @@ def test_a_start_gives_new_certificates_when_it_is_time(world: World) -> None:
     assert status["healthy"] and status["issuer_days"] > 80
 
 
+def test_a_revoked_certificate_is_refused_at_once(world: World) -> None:
+    """The admin's is replaced, the running VM refuses the previous one; so it does after its next start."""
+    admin, host = world.host("admin"), world.host("host-a")
+    sms = ("sms", "-q", "--site", "/etc/sms/sms.yaml")
+    host.run("sh", "-c", "cp /etc/sms/tls/admin.pem /root/old.pem && cp /etc/sms/tls/admin.key /root/old.key")
+    curl = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", "/etc/sms/tls/ca.pem"]
+    url = f"https://{ADDRESS}:8443/sms/v1/nodes"
+    old = [*curl, "--cert", "/root/old.pem", "--key", "/root/old.key", url]
+    assert host.run(*old).text == "200"
+    said = admin.run(*sms, "key", "ca", "revoke", "admin").text
+    assert "revoked" in said and "the VM on host-a refuses them" in said
+    assert host.run(*old).text == "403"
+    assert host.run(*curl, "--cert", "/etc/sms/tls/admin.pem", "--key", "/etc/sms/tls/admin.key", url).text == "200"
+    log = json.loads(host.run(*sms, "key", "ca", "log", "--json").stdout)
+    assert [bool(one["revoked"]) for one in log if one["subject"] == "CN=admin,OU=admin"] == [True, False]
+    assert world.inside("wc -l </etc/sms/tls/revoked.map") == "1"
+
+
 def test_it_runs_once(world: World) -> None:
     """Here it is there already, elsewhere it is refused."""
     again = json.loads(world.vm("start", "--host", "host-a", "--json", "--wait", WAIT).stdout)

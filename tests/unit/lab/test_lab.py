@@ -114,7 +114,8 @@ def test_the_site_file_of_a_lab_with_machines_has_a_provisioning_vm(nodes: int, 
     assert [node.name for node in site.slurm.nodes] == names
     assert site.provisioning
     assert str(site.provisioning.address) == "10.77.0.2/24"
-    assert site.provisioning.bmc.password_file
+    assert site.provisioning.bmc.password_file and site.provisioning.bmc.ca
+    assert [str(each) for each in site.provisioning.bmc.networks][:2] == ["10.77.0.90/32", "10.77.0.191/32"]
     assert "provisioning:\n  address: 10.77.0.2" not in render.site_file(Layout("x", nodes))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appliance.agent.endpoint import HostState, MoveMark, read_mark
-from appliance.agent.migration_source import MigrationSource
+from appliance.agent.migration_source import MigrationSource, resume
 from appliance.agent.migration_target import MigrationTarget
 from appliance.agent.protocol import Problem, read_request
 from appliance.shared.migration import SourceRequest, TargetRequest
@@ -59,25 +59,30 @@ def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
     assert read_mark(str(path)) is None
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"side": "leave"'])
-def test_one_that_is_not_json_counts_as_none(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "c.move"
-    path.write_bytes(data)
-    assert read_mark(str(path)) is None
-
-
 @pytest.mark.parametrize(
     ("data", "error"),
     [
+        (b"", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b'{"side": "leave"', "it is not JSON"),
         (b"{}", "side is missing"),
         (b"[]", "it is not an object"),
         (b'{"side": "leave", "state": "read", "pid": "1", "request": {}}', "pid is not a int"),
         (b'{"side": "leave", "state": "read", "pid": 1, "request": {}, "ports": [1]}', "ports is not a dict"),
     ],
 )
-def test_one_of_an_unknown_form_is_reported(tmp_path: Path, data: bytes, error: str) -> None:
+def test_an_invalid_one_is_reported(tmp_path: Path, data: bytes, error: str) -> None:
     """Ports may be detached: it does not count as none."""
     path = tmp_path / "c.move"
     path.write_bytes(data)
-    with pytest.raises(Problem, match=error):
+    with pytest.raises(Problem, match=error) as caught:
         read_mark(str(path))
+    assert str(path) in caught.value.hint
+    with pytest.raises(Problem, match=error):
+        resume({"mark": str(path), "lock": str(tmp_path / "lock")})
+    assert path.read_bytes() == data
+
+
+def test_one_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_mark(str(tmp_path))

@@ -317,6 +317,9 @@ def test_a_broken_connection_names_who_serves(
 # The requests
 
 
+ADDED = {"leave": ["stream_ports"], "arrive": []}
+
+
 @pytest.mark.parametrize(
     ("command", "kind", "keys"), [("leave", SourceRequest, SOURCE), ("arrive", TargetRequest, TARGET)]
 )
@@ -325,8 +328,9 @@ def test_requests_have_the_keys_that_the_first_version_wrote(
 ) -> None:
     move(world)
     sent = json.loads(json.dumps(asdict(world.requests[command])))
-    assert list(sent) == list(keys)
+    assert list(sent) == [*keys, *ADDED[command]]
     assert read_request(kind, sent) == world.requests[command]
+    assert read_request(kind, keys), "also without what was added since"
     assert (sent["host"], sent["peer"]) == (("a", "b") if command == "leave" else ("b", "a"))
     assert (sent["mark"], sent["generation"]) == ("/var/lib/sms/journal/sample.move", 4)
 

@@ -122,3 +122,22 @@ def test_commands_are_shown_without_the_way_into_the_instance() -> None:
     assert endpoint.shown(instance.argv("/opt/sms/bin/sms-probe", "--wait")) == "/opt/sms/bin/sms-probe --wait"
     assert endpoint.shown(instance.network("conntrack", "-R", "-")) == "conntrack -R -"
     assert endpoint.shown(("ip", "-force", "-batch", "-", "x")) == "ip -force -batch -"
+
+
+def test_an_interrupted_rollback_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host crashed after the copy was renamed back, before the overlay that it had replaced was."""
+    paths = {name: str(tmp_path / name) for name in ("overlay", "lease", "history", "mark", "lock")}
+    monkeypatch.setattr(endpoint, "run", lambda *argv, **more: b"")
+    monkeypatch.setattr(endpoint, "find_instance", lambda name: None)
+    monkeypatch.setattr(endpoint, "wait_until_unused", lambda *_: None)
+    copy, replaced = tmp_path / "overlay.partial", tmp_path / "overlay.past-4-replaced"
+    copy.write_bytes(b"copy")
+    replaced.write_bytes(b"before")
+    Path(paths["lease"]).write_bytes(Lease("c", 5, "b", 1.0, "a").text())
+    target = MigrationTarget(read_request(TargetRequest, {**TARGET, **paths}), None)
+    target.host_state.save_state("up", inode=copy.stat().st_ino)
+    saved = endpoint.read_mark(paths["mark"])
+    assert saved
+    target.recover(saved)
+    assert (tmp_path / "overlay").read_bytes() == b"before" and copy.read_bytes() == b"copy"
+    assert not Path(paths["mark"]).exists()

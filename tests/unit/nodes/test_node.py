@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 from collections.abc import Callable, Iterator
@@ -20,11 +21,12 @@ from appliance.operations.context import open_cluster
 from appliance.operations.nodes.power import Boot
 from appliance.operations.nodes.power import boot as boot_nodes
 from appliance.progress import Silent
+from appliance.tools.provision import Api
 from tests import places
 from tests.bmcs import PASSWORD, ROOT, Answer, Machine, answer, hangs, says, serve, tree
 from tests.front import Front, front
 from tests.ownnet import own_network
-from tests.provd import make_config, running
+from tests.provd import SERVICES, Provd, make_config, running
 from tests.redfish import emulator
 from tests.servers import free_port, server_context
 
@@ -51,6 +53,7 @@ class Cluster:
     port: int
     capsys: pytest.CaptureFixture[str]
     stack: ExitStack
+    provd: Provd
     machines: dict[str, Machine] = field(default_factory=dict)
 
     def bmc(self, number: int, behave: Answer | None = None, **more: Any) -> Machine | None:
@@ -86,11 +89,23 @@ class Cluster:
         assert not report or bool(report["problems"]) == (status == 4), report
         return report
 
+    def inventory(self, method: str, path: str, body: Any) -> None:
+        """Change the inventory as root in the VM can."""
+        tls = self.vm.tls
+        Api(f"https://{VM}:8443", tls / "ca.pem", tls / "admin.pem", tls / "admin.key").request(method, path, body)
+
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["name"]: node for node in json.loads(self.sms("list", "--json"))}
 
 
 SILENT = object()
+
+
+class Terminal(io.StringIO):
+    """Standard input that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Impatient(Silent):
@@ -114,7 +129,12 @@ def write_site(folder: Path) -> None:
         "address": f"{VM}/24",
         "mac": "02:00:0a:4d:00:02",
         "profiles": {"compute": {}, "gpu": {"groups": ["gpu"]}},
-        "bmc": {"user": "root", "password_file": "bmc.password"},
+        "bmc": {
+            "user": "root",
+            "password_file": "bmc.password",
+            "networks": [f"{NET}.0/24", "127.0.0.1/32"],
+            "ca": "tls/ca.pem",
+        },
     }
     (folder / "sms.yaml").write_text(yaml.safe_dump(document))
     (folder / "bmc.password").write_text(f"{PASSWORD}\n")
@@ -134,7 +154,7 @@ def cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         config = make_config(tmp_path / "vm", address=VM, gateway="", services=services, pool=None, busy_s=5)
         service = stack.enter_context(running(config))
         vm = stack.enter_context(front(tmp_path, VM, service.port))
-        yield Cluster(tmp_path, vm, free_port(BMCS), capsys, stack)
+        yield Cluster(tmp_path, vm, free_port(BMCS), capsys, stack, service)
 
 
 def test_discovery_fills_the_inventory(cluster: Cluster) -> None:
@@ -275,6 +295,99 @@ def test_power_of_many(cluster: Cluster) -> None:
     cluster.sms("add", "bare", "--mac", mac(60))
     shown = cluster.sms("power", "status", "node001", "bare", status=1)
     assert "bare has no controller" in shown and "sms node edit bare --bmc" in shown and "node001" in shown
+
+
+def read(machine: Machine | None) -> int:
+    """Return how many requests a controller has had."""
+    assert machine
+    return len(machine.asked)
+
+
+def test_the_password_goes_to_controllers_networks_only(cluster: Cluster) -> None:
+    """Root in the VM has a certificate of the site's CA and can name any URL; nothing is sent to a foreign one."""
+    spy = Machine(tree({"1": [mac(1)]}))
+    cluster.start(VM, spy)
+    cluster.start(f"{NET}.11", spy)
+    (cluster.folder / "sms.yaml").write_text(
+        (cluster.folder / "sms.yaml").read_text().replace(f"{NET}.0/24", f"{NET}.96/27")
+    )
+    for number, address in enumerate((VM, f"{NET}.11", f"[::ffff:{VM}]", "127.0.0.9")):
+        name = f"spied{number}"
+        cluster.sms("add", name, "--mac", mac(70 + number))
+        cluster.inventory("PATCH", f"/sms/v1/nodes/{name}", {"bmc": f"https://{address}:{cluster.port}{SYSTEM}"})
+        shown = cluster.sms("power", "status", name, status=1)
+        assert "the password is not sent there" in shown, address
+        assert "the password is not sent there" in cluster.sms("boot", name, "--no-cycle", "--target", "disk", status=1)
+    found = cluster.discover(VM, f"{NET}.11", status=4)
+    assert [one["message"].rpartition(": ")[2] for one in found["broken"]] == ["the password is not sent there"] * 2
+    assert spy.asked == []
+
+
+def test_a_changed_controller_is_confirmed_on_this_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, spy = cluster.bmc(0), cluster.bmc(1)
+    cluster.discover(BMCS[0])
+    url = f"https://{BMCS[1]}:{cluster.port}{SYSTEM}"
+    cluster.sms("power", "status", "node001")
+    seen = read(machine), read(spy)
+    cluster.inventory("PATCH", "/sms/v1/nodes/node001", {"bmc": url})
+    for words in (("power", "off"), ("power", "status"), ("boot", "--target", "disk")):
+        cluster.sms(*words, "node001", "--yes", status=3)
+        assert f"another controller for node001: {url} (before: https://{BMCS[0]}" in cluster.stderr
+        assert f"sms node edit node001 --bmc {url}" in cluster.stderr
+    assert (read(machine), read(spy)) == seen
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdin", Terminal("n\n"))
+        cluster.sms("power", "status", "node001", "--yes", status=3)
+        assert (read(machine), read(spy)) == seen
+        patched.setattr("sys.stdin", Terminal("y\n"))
+        cluster.sms("power", "status", "node001")
+    cluster.sms("power", "status", "node001")
+    assert read(spy) > seen[1]
+    cluster.inventory("PATCH", "/sms/v1/nodes/node001", {"bmc": url.replace(BMCS[1], BMCS[0])})
+    cluster.sms("power", "status", "node001", status=3)
+    cluster.sms("edit", "node001", "--bmc", url.replace(BMCS[1], BMCS[0]))
+    cluster.sms("power", "status", "node001")
+    (kept,) = (cluster.folder / "state" / "nodes").glob("lab-*.controllers")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    kept.write_text("garbage")
+    cluster.sms("power", "status", "node001", status=3)
+    assert "cannot read" in cluster.stderr
+
+
+def test_certificates_of_a_node_are_shown_and_revoked(cluster: Cluster) -> None:
+    """No admin host answers to SSH here: the list is kept, and the status says that it is not installed."""
+
+    def key(*words: str, status: int = 0) -> str:
+        cluster.capsys.readouterr()
+        assert main(["-q", "--site", str(cluster.folder / "sms.yaml"), "key", "ca", *words]) == status
+        return cluster.capsys.readouterr().out
+
+    cluster.sms("add", "node001", "--mac", mac(1), "--address", f"{NET}.11")
+    cluster.provd.as_node("node001")
+    serial = json.loads(cluster.sms("show", "node001", "--json"))["certificate"]["serial"]
+    stranger = {**SERVICES, "X-SMS-Subject": "CN=node001,OU=node", "X-Real-IP": f"{NET}.99"}
+    assert cluster.provd.ask("GET", "/sms/v1/sync/manifest.json", headers=stranger).status == 403
+    assert f"1 from {NET}.99" in cluster.sms("show", "node001")
+    assert serial in key("log") and "REVOKED" not in key("log")
+    assert serial in key("revoke", "node001", status=4)
+    assert [one["serial"] for one in json.loads(key("log", "--json")) if one["revoked"]] == [serial]
+    assert "revoked already" in key("revoke", "node001", status=4)
+    key("revoke", "nobody", status=3)
+    with cluster.vm.off():
+        assert "CN=admin,OU=admin" in key("log"), "what was issued here"
+        key("revoke", "node001", status=1)
+
+
+@pytest.mark.parametrize(("lacks", "words"), [("networks", "provisioning.bmc.networks"), ("ca", "provisioning.bmc.ca")])
+def test_networks_and_ca_of_controllers_must_be_set(lacks: str, words: str, cluster: Cluster) -> None:
+    """The site's own CA is not a default: the VM has certificates of it."""
+    site = cluster.folder / "sms.yaml"
+    document = yaml.safe_load(site.read_text())
+    del document["provisioning"]["bmc"][lacks]
+    site.write_text(yaml.safe_dump(document))
+    cluster.sms("add", "node001", "--mac", mac(1), "--bmc", f"https://{BMCS[0]}")
+    cluster.sms("power", "status", "node001", status=3)
+    assert words in cluster.stderr
 
 
 def test_power_while_the_vm_is_off(cluster: Cluster) -> None:

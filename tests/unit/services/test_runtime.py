@@ -636,6 +636,21 @@ def test_seed_keeps_local_changes(root: Path) -> None:
 
 
 @needs_root
+def test_seed_does_not_take_a_damaged_record_for_an_empty_one(root: Path) -> None:
+    """It would replace what somebody has changed."""
+    path = root / "etc/sms/it.conf"
+    seed(root, ("etc/sms/it.conf", b"one", "root", 0o644))
+    path.write_bytes(b"changed by hand")
+    (root / "etc/sms/seeded.json").write_bytes(b'{"/etc/sms/it.conf": "12')
+    done = run_program("sms-seed", root, "mark", input=archive(("etc/sms/it.conf", b"two", "root", 0o644)))
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "sms-seed: /etc/sms/seeded.json cannot be read: restore it from a snapshot, or remove it\n"
+    )
+    assert path.read_bytes() == b"changed by hand"
+
+
+@needs_root
 def test_seed_merges_accounts(root: Path) -> None:
     site = f"root:x:0:0:evil:/:/bin/sh\n{ALICE}\nr\xe9my:x:2002:2002::/:/bin/sh\n".encode("latin-1")
     seed(root, ("etc/passwd", site, "root", 0o644))
@@ -843,6 +858,47 @@ def test_copies_of_similar_paths_are_distinct(
 
 
 @needs_root
+def test_filesync_does_not_take_a_damaged_record_for_an_empty_one(
+    filesync: ModuleType, provisioning: Provisioning, root: Path
+) -> None:
+    """It would keep the server's own version as what was there before."""
+    provisioning.serve({CONF: b"one"})
+    (root / "etc/slurm").mkdir()
+    (root / CONF[1:]).write_bytes(b"own")
+    pull(filesync, provisioning)
+    (root / "var/lib/sms/filesync.json").write_bytes(b"")
+    provisioning.serve({CONF: b"two"})
+    with pytest.raises(ValueError, match=r"^/var/lib/sms/filesync\.json cannot be read: restore it"):
+        pull(filesync, provisioning)
+    assert (root / CONF[1:]).read_bytes() == b"one"
+
+
+@needs_root
+def test_filesync_restores_the_own_file_after_a_power_failure_in_the_middle(
+    filesync: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is written, its record is not: it is not mistaken for somebody's own."""
+    (root / "etc/slurm").mkdir()
+    (root / CONF[1:]).write_bytes(b"own")
+    smskept = filesync.smskept
+    whole = smskept.Kept._save
+
+    def save(self: object) -> None:
+        if (root / CONF[1:]).read_bytes() == b"one":
+            raise RuntimeError("the power is gone")
+        whole(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(smskept.Kept, "_save", save)
+        with pytest.raises(RuntimeError):
+            smskept.Kept().apply({"path": CONF, "sha256": hashlib.sha256(b"one").hexdigest()}, b"one")
+    kept = smskept.Kept()
+    assert kept.apply({"path": CONF, "sha256": hashlib.sha256(b"two").hexdigest()}, b"two")
+    assert kept.remove(CONF)
+    assert (root / CONF[1:]).read_bytes() == b"own"
+
+
+@needs_root
 def test_failed_removal_does_not_block_other_files(
     filesync: ModuleType, provisioning: Provisioning, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -868,6 +924,27 @@ def test_filesync_presents_its_certificate(filesync: ModuleType, provisioning: P
     with pytest.raises(OSError):
         pull(filesync, provisioning)
     assert not (root / "etc/slurm").exists()
+
+
+@pytest.mark.parametrize(("status", "renewals"), [(401, 1), (403, 1), (400, 1), (404, 0), (503, 0)])
+def test_filesync_of_a_node_enrols_again_when_its_certificate_is_refused(
+    status: int, renewals: int, filesync: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when it is time to renew it."""
+    started: list[list[str]] = []
+
+    def refuse(*_: object) -> list[str]:
+        raise filesync.smslink.Said(status, "no")
+
+    monkeypatch.setattr(filesync, "run_quietly", lambda argv: started.append(argv) or "")
+    monkeypatch.setattr(filesync, "pull", refuse)
+    (root / "run/sms/tls").mkdir(parents=True)
+    (root / "run/sms/tls/renew").write_text(str(int(time.time()) + 10000))
+    filesync.renew(False)
+    assert started == []
+    assert filesync.look({"server": "https://vm", "node": True}, [])[0] != "synced"
+    filesync.renew(filesync.pull.refused)
+    assert [argv[-1] for argv in started] == ["--renew"] * renewals
 
 
 def test_filesync_trusts_only_the_ca_of_the_site(

@@ -1,4 +1,4 @@
-"""`sms status` with a full overlay."""
+"""What makes `sms status` unhealthy, its JSON and its table."""
 
 from __future__ import annotations
 
@@ -16,29 +16,57 @@ from appliance.operations import preflight
 from appliance.operations.context import open_cluster
 from appliance.operations.overlay.mirrored import MirrorState
 from appliance.operations.services import status
+from appliance.operations.services.reach import Reach
 from appliance.operations.snapshots.status import SnapshotStatus
 from appliance.operations.start_note import StartNote
 from appliance.operations.vm.deferred import Deferred
+from appliance.plan.services.links import Links, NetworkState
+from appliance.plan.services.nodes import Inside, NetworkProbe, NodesView, Process, SilentNode
 from appliance.plan.snapshots.runs import Run
 from appliance.progress import Silent
 from appliance.shared.lease import Lease
 from appliance.tools.apptainer import Instance
 from tests.places import DEBIAN_SITE
 
+FULL = "the overlay is {}% full; `sms overlay grow +1G` makes it larger"
+UNGUARDED = "no guard runs on host-a: nothing stops it here if another host takes over; sms guard"
 
-@pytest.mark.parametrize(("percent", "full"), [(79, False), (80, True), (97, True)])
-def test_nearly_full_overlay_is_unhealthy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int, full: bool
+
+@pytest.mark.parametrize(
+    ("percent", "guarded", "problems", "warning"),
+    [
+        (79, True, [], ""),
+        (80, True, [], FULL.format(80)),
+        (97, True, [], FULL.format(97)),
+        (1, False, [], UNGUARDED),
+        (1, True, ["bridge br-prov does not exist"], "bridge br-prov does not exist"),
+    ],
+)
+def test_what_is_unhealthy_although_services_answer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    percent: int,
+    guarded: bool,
+    problems: list[str],
+    warning: str,
 ) -> None:
     cluster = open_cluster(DEBIAN_SITE, tmp_path, Silent())
-    output = f"1B-blocks Used\n{100 << 20} {percent << 20}\n"
-    host = Fake({("apptainer",): (0, output), ("ps",): (0, "5"), ("test",): (1, "")}, name="host-a")
+    site = cluster.site
+    cluster = replace(cluster, site=site.model_copy(update={"admin_hosts": site.admin_hosts * 2}))
+    inside = Inside({"size": 100 << 20, "used": percent << 20})
+    host = Fake({}, name="host-a")
     monkeypatch.setattr(preflight.apptainer, "find_instance", lambda *_: Instance("sms-sample", 7, "/i.sif"))
     monkeypatch.setattr(status, "query_services", lambda *_: [])
+    monkeypatch.setattr(status, "inspect_inside", lambda *_: inside)
+    monkeypatch.setattr(status, "inspect_links", lambda *_: (Links(), ""))
+    monkeypatch.setattr(status, "inspect_reach", lambda *_: Reach(problems=problems))
+    monkeypatch.setattr(status, "is_guarded", lambda *_: guarded)
+    monkeypatch.setattr(status, "query_mirror", lambda *_: None)
+    monkeypatch.setattr(status, "probe_vm", lambda *_: None)
     monkeypatch.setattr(status, "read_note", lambda *_: StartNote("/i.sif", "", "", "", 1, "host-a", 0.0))
     found = status._container_status(cluster, host, Lease(cluster.site.cluster, 1, "host-a", 0.0), [], "")
-    warning = f"the overlay is {percent}% full; `sms overlay grow +1G` makes it larger"
-    assert (found.healthy, found.warnings) == (not full, [warning] if full else [])
+    assert (found.healthy, found.warnings) == (not warning, [warning] if warning else [])
+    assert found.guarded is guarded
 
 
 def test_json_and_table() -> None:
@@ -50,14 +78,36 @@ def test_json_and_table() -> None:
     vm = Deferred("vm", "10.77.0.2", False, ("nodes that boot",))
     answers = [status.Answer("chrony", True, "stratum 3", 1.5)]
     found = status.Status("c", "host-a", True, True, lease, answers, {"path": "/i"}, {"size": 2, "used": 1}, state)
-    found = replace(found, snapshots=snapshots, provisioning=vm, warnings=["w"])
+    found = replace(found, snapshots=snapshots, provisioning=vm, warnings=["w"], guarded=True)
+    found = replace(
+        found,
+        networks=(NetworkState("public", "br-pub", "veth1", (), 2, ("10.0.0.9",), ("p",)),),
+        nodes=NodesView(4, (SilentNode("n1", "down+not_responding", "Not responding", False),)),
+        probes=(NetworkProbe("10.0.0.0/16", ("n1",), 6818, False, "d"),),
+        stopped=(Process(9, 1, "T", 1.0, "master"),),
+    )
     shown = json.loads(json.dumps(found.as_dict()))
     facts = {"cluster": "c", "generation": 4, "holder": "host-a", "since": 5.0}
     facts |= {"file": "host-a", "last": "", "sequence": 0}
     assert list(shown) == [
         *("cluster", "host", "running", "healthy", "lease", "services", "image", "overlay", "mirror", "uptime_s"),
-        *("warnings", "snapshots", "provisioning"),
+        *("warnings", "snapshots", "provisioning", "networks", "nodes", "probes", "stopped", "guarded"),
     ]
+    assert shown["networks"] == [
+        {
+            "name": "public",
+            "bridge": "br-pub",
+            "port": "veth1",
+            "uplinks": [],
+            "answering": 2,
+            "silent": ["10.0.0.9"],
+            "problems": ["p"],
+        }
+    ]
+    silent = [{"name": "n1", "state": "down+not_responding", "reason": "Not responding", "acknowledged": False}]
+    assert shown["nodes"] == {"count": 4, "silent": silent, "problem": ""}
+    assert shown["probes"] == [{"network": "10.0.0.0/16", "nodes": ["n1"], "port": 6818, "ok": False, "detail": "d"}]
+    assert shown["stopped"] == [{"pid": 9, "parent": 1, "state": "T", "age_s": 1.0, "name": "master"}]
     assert shown["lease"] == facts
     assert shown["mirror"]["members"] == [{"file": "/a", "state": "whole"}] and shown["mirror"]["problems"] == ["x"]
     assert list(shown["snapshots"]) == [
@@ -77,5 +127,13 @@ def test_json_and_table() -> None:
     output = StringIO()
     for one in (found, broken):
         Console(file=output, width=200).print(view(one))
-    for words in ("/a whole", "7, 60 s ago, by trace", "vm (10.77.0.2) is off", "generation 4", "not known"):
+    for words in (
+        "/a whole",
+        "7, 60 s ago, by trace",
+        "vm (10.77.0.2) is off",
+        "generation 4",
+        "not known",
+        "br-pub no uplink",
+        "4, 1 do",
+    ):
         assert words in output.getvalue(), words

@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -16,21 +17,29 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from appliance.cli import main
 from appliance.config.filled import fill_provisioning
 from appliance.config.read import read_site_text
-from appliance.errors import ConfigError, Refused
+from appliance.errors import ConfigError, Refused, SmsError
+from appliance.operations.site import ca
 from appliance.operations.site.ca import (
+    CLIENT_DAYS,
     ISSUER_DAYS,
     ISSUER_SOON_DAYS,
+    SOON_DAYS,
+    first_end,
     issue_client,
     issue_issuer,
     issue_server,
     make_ca,
     renew_clients,
+    renew_due_clients,
+    revoke,
     show_ca,
+    vm_pairs,
 )
 from appliance.operations.site.init import read_profile
+from appliance.operations.site.issued import read_issued, revoked_map
 from appliance.provision.enrol import DAYS, issue_node
 
-NAMES = {"ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services.key"}
+NAMES = {"ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services.key", "issued.log"}
 
 
 def verified(root: Path, certificate: bytes, purpose: str, tmp_path: Path, *options: str) -> bool:
@@ -47,7 +56,7 @@ def test_ca_and_the_certificates_that_it_signs(tmp_path: Path, need: Callable[[s
     assert make_ca(folder)[0] == folder / "ca.pem"
     assert {path.name for path in folder.iterdir()} == NAMES
     assert {path.name for path in folder.iterdir() if stat.S_IMODE(path.stat().st_mode) == 0o600} == {
-        name for name in NAMES if name.endswith(".key")
+        name for name in NAMES if name.endswith((".key", ".log"))
     }
     root = folder / "ca.pem"
     server = issue_server(folder, hostname="sms-provision", addresses=["10.77.0.2"])
@@ -60,6 +69,10 @@ def test_ca_and_the_certificates_that_it_signs(tmp_path: Path, need: Callable[[s
     assert not verified(root, client.certificate, "sslserver", tmp_path)
     assert issue_issuer(folder).certificate.startswith(b"-----BEGIN CERTIFICATE-----")
     assert DAYS < ISSUER_SOON_DAYS < ISSUER_DAYS <= 90
+    for pair, days in ((server, 90), (client, 365)):
+        assert x509.load_pem_x509_certificate(pair.certificate).not_valid_after_utc < (
+            datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days + 1)
+        )
     assert x509.load_pem_x509_certificate(issue_issuer(folder).certificate).not_valid_after_utc < (
         datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=ISSUER_DAYS + 1)
     )
@@ -84,7 +97,7 @@ def test_nodes_stay_trusted_when_the_vm_gets_another_issuer(tmp_path: Path, need
         pair = issue_issuer(folder)
         (vm / "issuer.pem").write_bytes(pair.certificate)
         (vm / "issuer.key").write_bytes(pair.key)
-        chains.append(issue_node(vm, "n1", ec.generate_private_key(ec.SECP256R1()).public_key()))
+        chains.append(issue_node(vm, "n1", ec.generate_private_key(ec.SECP256R1()).public_key(), "5f0c"))
     for chain in chains:
         own, _, issuer = chain.partition("-----END CERTIFICATE-----\n")
         (tmp_path / "between.pem").write_text(issuer)
@@ -103,7 +116,128 @@ def test_ca_is_never_replaced(tmp_path: Path) -> None:
     renew_clients(tmp_path)
     changed = {path.name for path, data in before.items() if path.read_bytes() != data}
     assert changed == NAMES - {"ca.pem", "ca.key"}
+    assert (tmp_path / "issued.log").read_bytes().startswith(before[tmp_path / "issued.log"])
     assert {path.name for path in tmp_path.iterdir()} == NAMES
+
+
+def serial(path: Path) -> str:
+    """Return the serial number of a certificate as openssl prints it."""
+    argv = ["openssl", "x509", "-noout", "-serial", "-in", str(path)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip().removeprefix("serial=")
+
+
+def test_every_certificate_is_logged(tmp_path: Path, need: Callable[[str], str]) -> None:
+    need("openssl")
+    make_ca(tmp_path)
+    server = issue_server(tmp_path, hostname="sms-provision", addresses=["10.77.0.2"])
+    issue_issuer(tmp_path)
+    (tmp_path / "asked.pem").write_bytes(server.certificate)
+    log = read_issued(tmp_path)
+    assert [(each.subject, each.purpose) for each in log] == [
+        ("CN=sms site CA", "authority"),
+        ("CN=admin,OU=admin", "client"),
+        ("CN=services,OU=services", "client"),
+        ("CN=sms-provision", "server"),
+        ("CN=sms node issuer", "issuer"),
+    ]
+    assert [log[at].serial for at in (0, 1, 3)] == [
+        serial(tmp_path / name) for name in ("ca.pem", "admin.pem", "asked.pem")
+    ]
+    assert all("@" in each.by and each.at > 0 for each in log)
+    with (tmp_path / "issued.log").open("ab") as file:
+        file.write(b'{"at": 12')  # a power cut
+    issue_issuer(tmp_path)
+    assert len(read_issued(tmp_path)) == 6
+
+
+def test_a_certificate_that_cannot_be_logged_is_not_issued(tmp_path: Path) -> None:
+    make_ca(tmp_path)
+    (tmp_path / "issued.log").unlink()
+    (tmp_path / "issued.log").mkdir()
+    with pytest.raises(SmsError, match="cannot write"):
+        issue_client(tmp_path, "admin", "admin")
+
+
+def test_revoking_a_client_replaces_its_certificate(tmp_path: Path, need: Callable[[str], str]) -> None:
+    """All that it ever had are revoked, also those of an authority that kept no log; the new one is not."""
+    need("openssl")
+    make_ca(tmp_path)
+    (tmp_path / "issued.log").unlink()
+    first = serial(tmp_path / "admin.pem")
+    renew_clients(tmp_path)
+    second = serial(tmp_path / "admin.pem")
+    issue_client(tmp_path, "admin", "admin")
+    done = revoke(tmp_path, ["admin"])
+    third = serial(tmp_path / "admin.pem")
+    assert second in {each.serial for each in done} and len(done) == 2, "one was issued by hand"
+    assert third not in revoked_map(tmp_path).decode() and second in revoked_map(tmp_path).decode()
+    assert all(each.subject == "CN=admin,OU=admin" and each.ends > each.at for each in done)
+    lower = ":".join(first.lower()[at : at + 2] for at in range(0, len(first), 2))
+    assert [each.serial for each in revoke(tmp_path, [lower])] == [first], "by its number, as openssl prints it"
+    assert revoke(tmp_path, [first]) == []
+    assert revoked_map(tmp_path).decode().splitlines() == sorted(
+        f"{each} 1;" for each in (first, *(one.serial for one in done))
+    )
+    assert serial(tmp_path / "services.pem") not in revoked_map(tmp_path).decode()
+
+
+def test_what_cannot_be_revoked(tmp_path: Path) -> None:
+    make_ca(tmp_path)
+    issue_issuer(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for words, why in (
+        (["admin", "nobody"], "neither admin nor services nor a serial"),
+        (["admin", read_issued(tmp_path)[-1].serial], "nodes do not check a list"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            revoke(tmp_path, words)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "revoked.json").write_text("garbage")
+    for use in (lambda: revoked_map(tmp_path), lambda: revoke(tmp_path, ["12" * 10])):
+        with pytest.raises(ConfigError, match="cannot read"):
+            use()
+
+
+def test_clients_are_renewed_when_they_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_ca(tmp_path)
+    assert renew_due_clients(tmp_path) == ()
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=CLIENT_DAYS - SOON_DAYS + 1)
+    monkeypatch.setattr(ca, "_now", lambda: later)
+    assert {path.name for path in renew_due_clients(tmp_path)} == NAMES - {"ca.pem", "ca.key", "issued.log"}
+    assert renew_due_clients(tmp_path) == ()
+
+
+def test_the_key_is_needed_for_renewals_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The VM's certificates are kept; without the key they are used until they expire, and never renewed."""
+    make_ca(tmp_path)
+    names: Any = {"hostname": "sms-provision", "addresses": ["10.77.0.2", "10.78.0.3"]}
+    first = vm_pairs(tmp_path, **names)
+    assert vm_pairs(tmp_path, **names) == first
+    assert {stat.S_IMODE((tmp_path / f"{name}.key").stat().st_mode) for name in ("vm-server", "vm-issuer")} == {0o600}
+    (tmp_path / "ca.key").rename(tmp_path / "elsewhere")
+    assert vm_pairs(tmp_path, **names) == first
+    for use in (
+        lambda: vm_pairs(tmp_path, **names, renew=True),
+        lambda: vm_pairs(tmp_path, hostname="other", addresses=["10.77.0.2"]),
+    ):
+        with pytest.raises(ConfigError, match=r"ca\.key"):
+            use()
+    real = ca._now
+    monkeypatch.setattr(ca, "_now", lambda: real() + datetime.timedelta(days=ISSUER_DAYS - ISSUER_SOON_DAYS + 1))
+    assert vm_pairs(tmp_path, **names) == first, "soon, but the key is not here"
+    (tmp_path / "elsewhere").rename(tmp_path / "ca.key")
+    second = vm_pairs(tmp_path, **names)
+    assert second[0] != first[0] and second[1] != first[1]
+    # A crash between the two files of a pair, and files of another authority.
+    (tmp_path / "vm-server.key").write_bytes(first[0].key)
+    assert vm_pairs(tmp_path, **names)[0] not in (first[0], second[0])
+    monkeypatch.undo()
+    for name in ("ca.pem", "ca.key", "admin.pem", "admin.key", "services.pem", "services.key"):
+        (tmp_path / name).unlink()
+    make_ca(tmp_path)
+    third = vm_pairs(tmp_path, **names)
+    assert vm_pairs(tmp_path, **names) == third
+    assert first_end(third) < (real() + datetime.timedelta(days=91)).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +264,7 @@ def test_init_creates_a_ca_and_key_ca_shows_it(tmp_path: Path, capsys: pytest.Ca
     assert main(["--site", str(site), "key", "ca", "show", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [Path(each["file"]).name for each in shown] == ["ca.pem", "admin.pem", "services.pem"]
-    assert all(each["days_left"] > 1000 for each in shown)
+    assert all(each["days_left"] >= 364 for each in shown)
     assert [path.name for path, _ in zip((each.file for each in show_ca(tmp_path / "tls")), shown, strict=True)]
     root = (tmp_path / "tls/ca.pem").read_bytes()
     assert main(["init", "--profile", "lab", "-o", str(site), "--force"]) == 0

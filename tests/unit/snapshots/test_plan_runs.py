@@ -20,6 +20,7 @@ from appliance.plan.snapshots.runs import (
     count_postponed,
     find_gap,
     judge,
+    judge_damage,
     limit_minutes,
     log_line,
     mail_text,
@@ -171,6 +172,7 @@ FINE = {
         ({"run": run(T + 86400), "since": T + 86400}, False, "since the clock was set back"),
         ({"damaged": 2}, True, "2 snapshots are damaged: `sms overlay list` shows which"),
         ({"damaged": 1}, True, "a snapshot is damaged"),
+        ({"damaged": 2, "newest_taken": None, "since": T - 60}, False, "every snapshot is damaged"),
     ],
 )
 def test_judgement(changed: dict[str, object], healthy: bool, words: str) -> None:
@@ -179,6 +181,11 @@ def test_judgement(changed: dict[str, object], healthy: bool, words: str) -> Non
     assert words in " | ".join(found.warnings)
     assert bool(found.warnings) is bool(words)
     assert len(found.warnings) < 2
+
+
+@pytest.mark.parametrize(("damaged", "verified", "healthy"), [(0, False, True), (2, True, True), (2, False, False)])
+def test_without_a_schedule(damaged: int, verified: bool, healthy: bool) -> None:
+    assert judge_damage(damaged, verified=verified).healthy is healthy
 
 
 def test_the_limit() -> None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from appliance.provision import access
 from appliance.provision.tokens import ISSUES, Tokens
-from tests.provd import ADMIN, SERVICES, Provd, as_node, make_config, running, write_neighbours
+from tests.provd import ADMIN, SERVICES, Provd, make_config, running, write_neighbours
 
 PARAMETERS = "/boot/v1/bootparameters"
 MAC, ADDRESS = "02:00:0a:4d:00:97", "10.77.0.151"
@@ -314,13 +314,13 @@ def test_cloud_init_is_served_to_its_node_only(provd: Provd) -> None:
     ):
         provd.good("PUT", PARAMETERS, {**whom, "cloud-init": data})
     write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
-    user = provd.ask("GET", "/cloud-init/user-data", headers=as_node("n1"))
+    user = provd.ask("GET", "/cloud-init/user-data", headers=provd.as_node("n1"))
     assert user.text == "#cloud-config\na: node\nb: group\nc: default\npassword: geheimnis\n"
-    assert provd.ask("GET", "/user-data", headers=as_node("n1")).data == user.data
+    assert provd.ask("GET", "/user-data", headers=provd.as_node("n1")).data == user.data
     assert provd.ask("GET", "/user-data?name=n1").data == user.data
     own = "cluster-name: test\ninstance-id: n1\nlocal-hostname: n1\n"
-    assert provd.ask("GET", "/meta-data", headers=as_node("n1")).text == own + "rack: 3\n"
-    assert provd.ask("GET", "/vendor-data", headers=as_node("n1")).text == "#!/bin/sh\nexit\n"
+    assert provd.ask("GET", "/meta-data", headers=provd.as_node("n1")).text == own + "rack: 3\n"
+    assert provd.ask("GET", "/vendor-data", headers=provd.as_node("n1")).text == "#!/bin/sh\nexit\n"
     # Any user of the node can send this request: only public data is served, also over TLS.
     for headers in (NOBODY, {"X-SMS-Scheme": "https", "X-SMS-Verify": "NONE"}):
         for top in ("/cloud-init", ""):
@@ -333,15 +333,35 @@ def test_cloud_init_is_served_to_its_node_only(provd: Provd) -> None:
     public = provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS)
     assert public.text == "#cloud-config\na: group\nb: group\n"
     assert provd.ask("GET", "/meta-data", headers=NOBODY, address=ADDRESS).text == own + "rack: 3\n"
-    assert provd.ask("GET", "/user-data", headers=as_node("n1")).data == user.data
+    assert provd.ask("GET", "/user-data", headers=provd.as_node("n1")).data == user.data
     assert provd.ask("PATCH", PARAMETERS, {"groups": ["gpu"], "cloud-init": {"public": "yes"}}).status == 400
     provd.good("PATCH", PARAMETERS, {"groups": ["gpu"], "cloud-init": {"public": False}})
     assert provd.ask("GET", "/user-data", headers=NOBODY, address=ADDRESS).text == "#cloud-config\n"
     write_neighbours(provd.folder / "arp", {ADDRESS: "02:00:0a:4d:00:66"})
-    for headers, address in ((NOBODY, ADDRESS), (NOBODY, "10.77.0.99"), (SERVICES, ""), (as_node("n2"), ADDRESS)):
+    stranger = {**ADMIN, "X-SMS-Subject": "CN=n2,OU=node"}
+    for headers, address in ((NOBODY, ADDRESS), (NOBODY, "10.77.0.99"), (SERVICES, ""), (stranger, ADDRESS)):
         for what in ("user-data", "meta-data", "vendor-data"):
             answer = provd.ask("GET", f"/cloud-init/{what}?name=n1", headers=headers, address=address)
             assert answer.status == 404, (headers, address, what)
+
+
+def test_the_container_reads_no_private_cloud_init_data(provd: Provd) -> None:
+    """`OU=services` may read the inventory: no path returns what only a node and the admin may have."""
+    cloud = {"user-data": {"p": "geheimnis"}, "meta-data": {"p": "geheimnis"}, "vendor-data": {"p": "geheimnis"}}
+    public = {"public": True, "user-data": {"p": "for all"}}
+    provd.good("PUT", PARAMETERS, {"hosts": ["n1"], "kernel": "http://s/k", "cloud-init": cloud})
+    provd.good("PUT", PARAMETERS, {"groups": ["gpu"], "cloud-init": public})
+    write_neighbours(provd.folder / "arp", {ADDRESS: MAC})
+    for method, path in provd.world.contract.operations:
+        if method == "GET" and not path.endswith("/wait"):
+            for query in ("", "?name=n1"):
+                answer = provd.ask(method, re.sub(r"\{\w+\}", "n1", path) + query, headers=SERVICES, address=ADDRESS)
+                assert b"geheimnis" not in answer.data, path
+    asked: list[dict[str, Any]] = [{"hosts": ["n1"]}, {"groups": ["gpu"]}]
+    shown = [provd.good("GET", PARAMETERS, each, headers=SERVICES)[0] for each in asked]
+    assert shown[0]["kernel"] == "http://s/k" and "cloud-init" not in shown[0]
+    assert shown[1]["cloud-init"] == public
+    assert provd.good("GET", PARAMETERS, {"hosts": ["n1"]})[0]["cloud-init"] == cloud
 
 
 OPEN = {
@@ -389,7 +409,7 @@ def test_no_secret_without_authentication(provd: Provd) -> None:
     [
         (ADMIN, 200),
         (SERVICES, 200),
-        (as_node("n1"), 403),
+        ({**ADMIN, "X-SMS-Subject": "CN=n1,OU=node"}, 403),
         ({**ADMIN, "X-SMS-Verify": "FAILED:self-signed certificate"}, 401),
         ({**ADMIN, "X-SMS-Verify": "NONE"}, 401),
         ({**ADMIN, "X-SMS-Scheme": "http"}, 401),
@@ -406,17 +426,19 @@ def test_who_may_read_nodes(headers: dict[str, str], status: int, provd: Provd) 
 
 
 SUBJECTS = {
-    "CN=n1,OU=node": ("n1", "node"),
-    "OU=node,CN=n1": ("n1", "node"),
-    "CN=n1, OU=node, O=x": ("n1", "node"),
-    "CN=n1\\,OU\\=admin,OU=node": ("n1,OU=admin", "node"),
-    "CN=n1,OU=node,OU=admin": ("", ""),
-    "CN=n1,CN=n2,OU=node": ("", ""),
-    "CN=n1": ("", ""),
-    "CN=n1+OU=admin,OU=node": ("", ""),
-    "nonsense": ("", ""),
-    "/CN=n1/OU=admin": ("", ""),
-    "CN=n1,OU=node,": ("", ""),
+    "CN=n1,OU=node": ("n1", "node", ""),
+    "OU=node,CN=n1": ("n1", "node", ""),
+    "CN=n1, OU=node, O=x": ("n1", "node", ""),
+    "serialNumber=5-a,CN=n1,OU=node": ("n1", "node", "5-a"),
+    "CN=n1\\,OU\\=admin,OU=node": ("n1,OU=admin", "node", ""),
+    "CN=n1,OU=node,OU=admin": ("", "", ""),
+    "CN=n1,CN=n2,OU=node": ("", "", ""),
+    "serialNumber=5,CN=n1,OU=node,serialNumber=6": ("", "", ""),
+    "CN=n1": ("", "", ""),
+    "CN=n1+OU=admin,OU=node": ("", "", ""),
+    "nonsense": ("", "", ""),
+    "/CN=n1/OU=admin": ("", "", ""),
+    "CN=n1,OU=node,": ("", "", ""),
 }
 
 

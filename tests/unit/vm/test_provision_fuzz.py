@@ -16,7 +16,7 @@ import yaml
 from schemathesis import GenerationMode
 
 from appliance.provision.contract import find_contract
-from tests.provd import ADMIN, Provd, make_config, running
+from tests.provd import ADMIN, SERVICES, Provd, make_config, running
 
 pytestmark = pytest.mark.slow
 
@@ -24,15 +24,28 @@ EXAMPLES = [pytest.param(20, marks=pytest.mark.full)]
 """Examples of each kind, valid and invalid, per operation."""
 SCHEMA = schemathesis.openapi.from_dict(yaml.safe_load(find_contract().read_text()))
 OPERATIONS = {f"{found.ok().method.upper()} {found.ok().path}": found.ok() for found in SCHEMA.get_all_operations()}
-ROLE = {"admin": "OU=admin", "services": "OU=services", "node": "OU=node", "nobody": "OU=admin"}
+
+
+def as_role(provd: Provd, role: str) -> dict[str, str]:
+    """Return the headers of a client with this role."""
+    if role != "node":
+        return SERVICES if role == "services" else ADMIN
+    add_node(provd)  # a request of another test may have removed it
+    return provd.as_node("n1")
+
+
+def add_node(provd: Provd) -> None:
+    """Add node n1, with all that a node can have."""
+    node = {"macs": ["02:00:0a:4d:00:97"], "address": "10.77.0.151", "xname": "x0c0s0b0n0", "groups": ["compute"]}
+    if provd.world.inventory().find_node("n1") is None:
+        provd.good("PUT", "/sms/v1/nodes/n1", {**node, "nid": 7})
 
 
 @pytest.fixture(scope="module")
 def provd() -> Iterator[Provd]:
     with tempfile.TemporaryDirectory() as folder, running(make_config(Path(folder))) as found:
         # Create an object of each kind, so that requests find something.
-        node = {"macs": ["02:00:0a:4d:00:97"], "address": "10.77.0.151", "xname": "x0c0s0b0n0", "groups": ["compute"]}
-        found.good("PUT", "/sms/v1/nodes/n1", {**node, "nid": 7})
+        add_node(found)
         yield found
 
 
@@ -41,7 +54,7 @@ def provd() -> Iterator[Provd]:
 def test_no_request_causes_a_500(name: str, examples: int, provd: Provd) -> None:
     operation = OPERATIONS[name]
     role = operation.definition.raw.get("x-roles", ["admin"])[0]
-    headers = {**ADMIN, "X-SMS-Subject": f"CN=n1,{ROLE[role]}"}
+    headers = as_role(provd, role)
     session = requests.Session()
     statuses: list[int] = []
 
@@ -88,7 +101,7 @@ def test_repeated_parameters_are_rejected(name: str, provd: Provd) -> None:
     method, _, path = name.partition(" ")
     operation = provd.world.contract.operations[method, path]
     role = operation.roles[0]
-    headers = {**ADMIN, "X-SMS-Subject": f"CN=n1,{ROLE[role]}"}
+    headers = as_role(provd, role)
     filled = re.sub(r"\{\w+\}", "n1", path)
     for parameter in operation.query.keys() - operation.many:
         schema = operation.query[parameter].schema["allOf"][0]

@@ -59,6 +59,13 @@ def test_templates_are_rendered_for_every_distribution(name: str, family: str) -
         assert f"user {'nginx' if family == 'RedHat' else 'www-data'};" in text
 
 
+def test_damaged_disks_become_read_only() -> None:
+    system = yaml.safe_load(share("playbooks", "roles", "vm_system", "tasks", "main.yml").read_text())
+    (fstab,) = [task for task in system if task["name"] == "Configure file systems"]
+    options = [line.split()[3].split(",") for line in fstab["ansible.builtin.copy"]["content"].splitlines()]
+    assert len(options) == 2 and all("errors=remount-ro" in each for each in options)
+
+
 def test_every_unit_is_installed() -> None:
     """Every unit file is copied by a role."""
     tasks = share("playbooks", "roles", "vm_services", "tasks", "main.yml").read_text()

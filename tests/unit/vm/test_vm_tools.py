@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -111,6 +112,9 @@ def test_the_states_disk_is_an_empty_file_system(tmp_path: Path, need: Need) -> 
     info = image_info(Local(), str(disk))
     assert info and info["virtual-size"] == 600 << 20 and info["format"] == "qcow2"
     assert [path.name for path in tmp_path.iterdir()] == ["state.qcow2"]
+    subprocess.run(["qemu-img", "convert", "-O", "raw", str(disk), str(tmp_path / "raw")], check=True)
+    shown = subprocess.run(["dumpe2fs", "-h", str(tmp_path / "raw")], check=True, capture_output=True, text=True).stdout
+    assert re.search(r"^Errors behavior: +Remount read-only$", shown, re.MULTILINE)
     assert image_info(Local(), str(tmp_path / "none")) is None
 
 

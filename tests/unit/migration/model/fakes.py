@@ -296,6 +296,7 @@ class AgentFiles:
 
     def __init__(self) -> None:
         self.path = SimpleNamespace(exists=self._exists, dirname=lambda path: path, normpath=lambda path: path)
+        self.path.isdir = lambda path: True
 
     def _exists(self, path: str) -> bool:
         return bool(effect("exists", *split(path)))

@@ -150,6 +150,7 @@ def request_of(agent: str, name: str, generation: int, pid: int) -> Any:
         tails=(),
         compress=False,
         frozen_mark="/frozen",
+        stream_ports=(),
         start_argv=("start-instance", f"{name}:"),
     )
 
@@ -417,6 +418,7 @@ TOOLS = SimpleNamespace(
     call=fakes.call_agent,
     note=fakes.note,
 )
+SESSIONS = SimpleNamespace(close=nothing, reopen=nothing, wait_until_noticed=nothing, wait_until_read=nothing)
 
 
 @contextmanager
@@ -477,12 +479,13 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(Instance, start_services=lambda one, names: _services(one, names, run=True))
         put(HostState, record_event=_record_event)
         put(endpoint, replace_file=lambda path, data: effect("mark", path.partition(":")[0], data))
-        put(endpoint, remove_file=lambda path: effect("mark", path.partition(":")[0], None))
+        put(endpoint, remove_state=lambda path: effect("mark", path.partition(":")[0], None))
         stack.enter_context(mock.patch.object(endpoint, "open", _open_mark, create=True))
         put(migration_source, time=AGENT_CLOCK, os=FILES, DatagramCounter=nothing, private_mounts=nothing)
-        put(migration_source, host_locked=_lock_agent, ThreadPoolExecutor=fakes.Serial)
+        put(migration_source, host_locked=_lock_agent, ThreadPoolExecutor=fakes.Serial, sync_folder=nothing)
+        put(migration_source, LogSessions=lambda *_: SESSIONS)
         put(migration_target, boot_time=lambda: 10.0 * effect("clock"), os=FILES, sync_folder=nothing)
-        put(migration_target, time=fakes.PollClock())
+        put(migration_target, time=fakes.PollClock(), ThreadPoolExecutor=fakes.Serial)
         for module in (migration_source, migration_target):
             put(module, protocol=SimpleNamespace(step=nothing, note=nothing))
         put(endpoint, SwapLease=AgentSwap)

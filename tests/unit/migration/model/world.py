@@ -115,7 +115,7 @@ def swap_file(data: bytes | None, request: SwapLease) -> tuple[bytes | None, str
 
 @cache
 def advance_file(data: bytes | None, used: int) -> tuple[bytes | None, int]:
-    """Reserve the sequence number of a snapshot by the real code; return what the lease file becomes, and the number."""
+    """Reserve a sequence number by the real code; return what the lease file becomes, and the number."""
     written: list[bytes] = []
     with (
         mock.patch.object(shared_lease, "read_file", lambda path: data),

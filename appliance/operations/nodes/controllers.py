@@ -1,0 +1,107 @@
+"""Which controller belongs to which node, as confirmed on this admin host.
+
+The inventory is in the VM: root there can name any URL as a node's controller. A URL that was confirmed here, and that
+the inventory gives differently now, must be confirmed again before a password is sent there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from appliance.errors import Refused, SmsError
+from appliance.operations.context import Cluster
+from appliance.operations.vm.client import tls_folder
+from appliance.plan.vm.vm import need_vm
+from appliance.provision.payloads import Node
+from appliance.shared.files import replace_file
+from appliance.text import one_line
+
+
+def local_path(cluster: Cluster, suffix: str) -> Path:
+    """Return the path of a file about the site's nodes on this machine.
+
+    It depends on the site's CA: cluster names may not be unique.
+    """
+    try:
+        identity = (tls_folder(cluster) / "ca.pem").read_bytes()
+    except OSError:
+        identity = str(need_vm(cluster.site).address).encode()
+    name = f"{cluster.site.cluster}-{hashlib.sha256(identity).hexdigest()[:12]}{suffix}"
+    return cluster.site.state / "nodes" / name
+
+
+def confirmed_path(cluster: Cluster) -> Path:
+    """Return the path of the confirmed controllers."""
+    return local_path(cluster, ".controllers")
+
+
+def read_confirmed(cluster: Cluster) -> dict[str, str]:
+    """Return the confirmed controller of each node, by name; empty if none was confirmed on this machine yet.
+
+    Raises:
+        Refused: the file cannot be read.
+    """
+    path = confirmed_path(cluster)
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or not all(isinstance(url, str) for url in found.values()):
+            raise ValueError("it is not a table of URLs")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"cannot read {path}: {error}",
+            hint="it has the confirmed controllers of nodes; if it is lost, remove it and check `sms node list`",
+        ) from error
+    return found
+
+
+def confirm_controllers(cluster: Cluster, urls: Mapping[str, str]) -> None:
+    """Record these controllers as confirmed; an empty URL removes a node's.
+
+    Raises:
+        SmsError: the file cannot be written.
+    """
+    before = read_confirmed(cluster)
+    after = {name: url for name, url in {**before, **urls}.items() if url}
+    if after == before:
+        return
+    path = confirmed_path(cluster)
+    try:
+        replace_file(str(path), json.dumps(after, indent=1, sort_keys=True).encode())
+    except OSError as error:
+        raise SmsError(f"cannot write {path}: {error.strerror}", hint="this must be run as root") from error
+
+
+def changed_controllers(cluster: Cluster, nodes: Sequence[Node]) -> dict[str, tuple[str, str]]:
+    """Return the nodes whose controller differs from the confirmed one: its URL before, and now."""
+    known = read_confirmed(cluster)
+    pairs = {node["name"]: (known.get(node["name"], ""), str(node.get("bmc") or "")) for node in nodes}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before and now and before != now}
+
+
+def describe_changes(changed: Mapping[str, tuple[str, str]]) -> str:
+    """Return one line that names the changes, at most three of them."""
+    some = [f"{name}: {one_line(now)} (before: {before})" for name, (before, now) in list(changed.items())[:3]]
+    return "; ".join(some) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
+
+
+def check_controllers(cluster: Cluster, nodes: Sequence[Node]) -> None:
+    """Check that no controller has changed since it was confirmed; confirm those that are seen for the first time.
+
+    Raises:
+        Refused: the inventory names other controllers than those confirmed.
+    """
+    if changed := changed_controllers(cluster, nodes):
+        name, (_, now) = next(iter(changed.items()))
+        raise Refused(
+            f"the inventory has another controller for {describe_changes(changed)}",
+            hint=f"if that is right, confirm it on this machine: sms node edit {name} --bmc {one_line(now)}",
+        )
+    known = read_confirmed(cluster)
+    confirm_controllers(
+        cluster, {node["name"]: str(node.get("bmc") or "") for node in nodes if node["name"] not in known}
+    )

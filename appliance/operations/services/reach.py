@@ -1,0 +1,107 @@
+"""Whether nodes can reach the services container: queries of its links, of Slurm's controller and of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from appliance.errors import SmsError
+from appliance.host.base import Host, Unreachable
+from appliance.operations.context import Cluster
+from appliance.plan.machine import inside_argv
+from appliance.plan.overlay.seed import node_addresses
+from appliance.plan.services.links import Links, NetworkState, judge_networks, read_links
+from appliance.plan.services.nodes import (
+    NODES,
+    Inside,
+    NetworkProbe,
+    NodesView,
+    Process,
+    choose_targets,
+    find_stopped,
+    is_address,
+    read_inside,
+    read_probes,
+    view_nodes,
+)
+from appliance.text import one_line
+from appliance.tools.scripts import script_argv
+
+SETTLE_S = 60
+"""Seconds after its start within which the controller may not have heard of all nodes."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How the container is connected, its nodes, and its processes that a signal has stopped.
+
+    ``problems``: why it is unhealthy. ``nodes``: None without a controller.
+    """
+
+    networks: tuple[NetworkState, ...] = ()
+    nodes: NodesView | None = None
+    probes: tuple[NetworkProbe, ...] = ()
+    stopped: tuple[Process, ...] = ()
+    problems: list[str] = field(default_factory=list)
+
+
+def inspect_links(host: Host, pid: int) -> tuple[Links, str]:
+    """Return the links of the host and of the instance with this process, and why they are not known."""
+    try:
+        return read_links(host.run(*script_argv("collect-links", str(pid))).text), ""
+    except Unreachable:
+        raise
+    except (SmsError, ValueError) as error:
+        return Links(), f"the network of {host.name} cannot be inspected: {one_line(str(error), 200)}"
+
+
+def inspect_inside(cluster: Cluster, host: Host) -> Inside:
+    """Return what the running container knows of itself, and its controller of the nodes."""
+    controller = cluster.find_role("controller")
+    argv = script_argv("inspect-inside", *(NODES if controller else ()))
+    result = host.run(*inside_argv(cluster.site, *argv), ok=None)
+    return read_inside(result.stdout.decode(errors="replace"), controller.user if controller else "")
+
+
+def inspect_reach(cluster: Cluster, host: Host, pid: int, found: tuple[Links, str], inside: Inside) -> Reach:
+    """Connect to nodes from the network of a process of the instance, and judge everything."""
+    links, problem = found
+    networks = () if problem else judge_networks(cluster.site, links)
+    problems = [problem] if problem else [one for network in networks for one in network.problems]
+    if not inside.processes:
+        problems.append("the processes of the services container cannot be listed")
+    stopped = find_stopped(inside.processes)
+    problems += [
+        f"process {process.name} of the services container is stopped by a signal: "
+        f"`sms exec -- kill -CONT {process.pid}`"
+        for process in stopped
+    ]
+    controller = cluster.find_role("controller")
+    if controller is None:
+        return Reach(networks, stopped=stopped, problems=problems)
+    nodes = view_nodes(inside)
+    probes = probe_nodes(cluster, host, pid, links, inside)
+    # Nodes register with a controller that has just started within seconds, and it queries them.
+    if inside.age_s(PurePosixPath(controller.run[0]).name) >= SETTLE_S:
+        problems += [nodes.warning(controller.name)] if nodes.warning(controller.name) else []
+        problems += [
+            f"no node of {probe.network} accepts connections from the services container: {probe.detail}"
+            for probe in probes
+            if not probe.ok
+        ]
+    return Reach(networks, nodes, probes, stopped, problems)
+
+
+def probe_nodes(cluster: Cluster, host: Host, pid: int, links: Links, inside: Inside) -> tuple[NetworkProbe, ...]:
+    """Connect from the container to slurmd on nodes of each network, all at the same time."""
+    known = {name: address for address, name in node_addresses(cluster.site)}
+    targets = choose_targets(inside.nodes, links.routes, known)
+    chosen = [(known.get(node.address, node.address), node.port) for nodes in targets.values() for node in nodes]
+    if not chosen:
+        return ()
+    argv = script_argv("connect-each", *(word for address, port in chosen for word in (address, str(port))))
+    if all(is_address(address) for address, _ in chosen):
+        argv = ("nsenter", f"--net=/proc/{pid}/ns/net", *argv)  # faster than a start of apptainer
+    else:
+        argv = inside_argv(cluster.site, *argv)  # where names are resolved as they are for the controller
+    return read_probes(targets, host.run(*argv, ok=None).stdout.decode(errors="replace"))

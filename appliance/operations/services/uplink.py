@@ -1,0 +1,135 @@
+"""Part of the guard: a container whose uplink lost its carrier is back on the network only after the leases were read.
+
+While the cable is out, another host may have taken over; when it is plugged in again, both would have the address.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.errors import Busy, SmsError
+from appliance.host.base import CommandError, Host
+from appliance.operations.context import Cluster
+from appliance.operations.lease import Leases
+from appliance.operations.preflight import find_instance, lock_host
+from appliance.plan.migration.lease import View, find_newer
+from appliance.plan.services.network import INTERFACES, VM_TAP
+from appliance.shared.files import replace_file
+from appliance.tools import carrier, ports
+
+INSTANCE_INTERVAL_S = 5
+"""Seconds between two queries for an instance while none is known."""
+PATIENCE_S = 35
+"""Seconds to wait for other hosts after the carrier is back: a switch port with spanning tree forwards after 30 s."""
+
+Record = Callable[[str, str, dict[str, object]], None]
+"""Record an event of the history: its name, a message and facts."""
+
+
+class UplinkWatch:
+    """The container's ports, and those that were taken off their bridges."""
+
+    def __init__(self, cluster: Cluster, host: Host, record: Record, learn: Callable[[str, View], None]) -> None:
+        """``learn`` receives the leases that were read."""
+        self.cluster = cluster
+        self.host = host
+        self.record = record
+        self.learn = learn
+        self.kept_off: dict[str, str] = self._load()
+        """Bridge by port."""
+        self._ports: dict[str, str] = {}
+        self._had_uplink: set[str] = set()
+        self._leases: Leases | None = None
+        self._back_at: float | None = None
+        self._looked_at = -INSTANCE_INTERVAL_S * 1.0
+
+    def check(self) -> None:
+        """Take ports off bridges that lost their uplink; put them back if it is there again and nobody took over."""
+        for port in [port for port in self.kept_off if not carrier.exists(port)]:
+            del self.kept_off[port]  # the instance has ended
+            self._save()
+        for bridge, port in self._find_ports().items():
+            if self.has_uplink(bridge, port):
+                self._had_uplink.add(bridge)
+            elif bridge in self._had_uplink and (port not in self.kept_off or carrier.is_port(bridge, port)):
+                self._take_off(port, bridge)
+        ready = {port: bridge for port, bridge in self.kept_off.items() if self.has_uplink(bridge, port)}
+        if not ready:
+            self._back_at = None
+        elif self._may_return():
+            self._put_back(ready)
+
+    def has_uplink(self, bridge: str, port: str) -> bool:
+        """Return whether a bridge has a port with a carrier besides the container's and the provisioning VM's."""
+        return any(name != port and not name.startswith(VM_TAP) for name in carrier.live_ports(bridge))
+
+    def _find_ports(self) -> dict[str, str]:
+        """Return the instance's port by bridge; empty without an instance."""
+        if self._ports and all(carrier.exists(port) for port in self._ports.values()):
+            return self._ports
+        self._ports, now = {}, time.monotonic()
+        if now - self._looked_at >= INSTANCE_INTERVAL_S:
+            self._looked_at = now
+            running = find_instance(self.cluster, self.host)
+            found = ports.find_ports(self.host, running.pid) if running else {}
+            networks = (self.cluster.site.networks.provisioning, self.cluster.site.networks.public)
+            pairs = zip(networks, INTERFACES, strict=True)
+            self._ports = {network.bridge: found[name] for network, name in pairs if name in found}
+        return self._ports
+
+    def _take_off(self, port: str, bridge: str) -> None:
+        with suppress(Busy), lock_host(self.cluster, self.host):  # another sms is at work here: with the next check
+            self.kept_off[port] = bridge
+            self._save()  # first: a guard that is started after this one was killed puts it back
+            with suppress(CommandError):  # it has ended meanwhile
+                ports.detach(self.host, [port])
+            # With connections of its own: those of before may wait for long until they send again.
+            self._leases, self._back_at = Leases(self.host, replace(self.cluster)), None
+            message = f"{bridge} has lost its uplink: {port} is off the bridge until the leases have been read again"
+            self.record("uplink lost", message, {"bridge": bridge})
+
+    def _may_return(self) -> bool:
+        """Read the leases of all hosts; return whether no other one has taken over."""
+        if self._back_at is None:
+            self._back_at = time.monotonic()
+        self._leases = self._leases or Leases(self.host, replace(self.cluster))
+        views = self._leases.query()
+        for name, view in views.items():
+            if view.lease:
+                self.learn(name, view)
+        if find_newer(self.host.name, views):
+            return False  # the guard stops the instance
+        return not self._leases.unreachable or time.monotonic() - self._back_at > PATIENCE_S
+
+    def _put_back(self, ready: dict[str, str]) -> None:
+        with suppress(Busy), lock_host(self.cluster, self.host):
+            with suppress(CommandError):
+                ports.attach(self.host, ready)
+            self.kept_off = {port: bridge for port, bridge in self.kept_off.items() if port not in ready}
+            self._save()
+            unread = ", ".join(self._leases.unreachable) if self._leases else ""
+            without = f"; {unread} could not be reached" if unread else ""
+            for port, bridge in ready.items():
+                message = f"{bridge} has its uplink again: {port} is back on the bridge{without}"
+                self.record("uplink back", message, {"bridge": bridge, "unreachable": unread})
+            self._leases = self._back_at = None
+
+    def _load(self) -> dict[str, str]:
+        try:
+            found = json.loads(Path(self.cluster.places.uplink_mark).read_bytes())
+            return {str(port): str(bridge) for port, bridge in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError) as error:
+            raise SmsError(
+                f"{self.cluster.places.uplink_mark} cannot be read: {error}",
+                hint="`sms status` shows whether the container's ports are on their bridges; then remove the file",
+            ) from error
+
+    def _save(self) -> None:
+        replace_file(str(self.cluster.places.uplink_mark), json.dumps(self.kept_off).encode())

@@ -1,0 +1,185 @@
+"""Whether the container is connected: bridge, port, uplink and neighbours of each of its two networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Any
+
+from appliance.config.model import Network, PublicNetwork, Site
+from appliance.plan.services.network import INTERFACES, VM_TAP
+from appliance.text import one_line
+
+SILENT = ("FAILED", "INCOMPLETE")
+"""States of a neighbour that did not answer ARP requests."""
+NAME_LENGTH = 15
+"""Characters of an interface's name."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network interface. ``peer``: index of a veth pair's other end, 0 for others; ``master``: its bridge.
+
+    ``fault``: why it transports no frames, empty if it is up, has a carrier and its bridge forwards.
+    """
+
+    name: str
+    index: int
+    peer: int
+    kind: str
+    master: str
+    up: bool
+    fault: str
+    addresses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Links:
+    """Interfaces of the host, and of the instance with its neighbours (address to state) and routes."""
+
+    host: tuple[Link, ...] = ()
+    inside: tuple[Link, ...] = ()
+    neighbours: tuple[tuple[str, str, str], ...] = ()
+    """Interface, address and state of each neighbour of the instance."""
+    routes: tuple[IPv4Network, ...] = ()
+
+
+@dataclass(frozen=True)
+class NetworkState:
+    """How the container is connected to one of its networks.
+
+    ``port``: the host's end of its interface; ``uplinks``: the usable other ports of the bridge, except for those of
+    the provisioning VM. ``answering``: number of its neighbours that are not ``silent``, addresses that did not answer
+    ARP requests. ``problems``: why it is not connected.
+    """
+
+    name: str
+    bridge: str
+    port: str
+    uplinks: tuple[str, ...]
+    answering: int
+    silent: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def read_links(output: str) -> Links:
+    """Parse the output of ``definitions/scripts/collect-links``.
+
+    Raises:
+        ValueError: it lacks a part, or one is not the JSON that iproute2 prints.
+    """
+    parts = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+    try:
+        found = {name: json.loads(parts[name] or "[]") for name in ("host", "inside", "neighbours", "routes")}
+        return Links(
+            tuple(_read_link(one) for one in found["host"] if one),
+            tuple(_read_link(one) for one in found["inside"] if one),
+            tuple((str(one["dev"]), str(one["dst"]), _state(one)) for one in found["neighbours"] if one),
+            tuple(_read_route(str(one["dst"])) for one in found["routes"] if one),
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not the output of ip: {type(error).__name__} {error}") from error
+
+
+def _read_link(one: dict[str, Any]) -> Link:
+    flags, info = one["flags"], one.get("linkinfo", {})
+    slave = info.get("info_slave_data", {}) if info.get("info_slave_kind") == "bridge" else {}
+    fault = ""
+    if "UP" not in flags:
+        fault = "is down"
+    elif "LOWER_UP" not in flags:
+        fault = "has no carrier"
+    elif slave.get("state", "forwarding") != "forwarding":
+        fault = f"does not forward: its spanning tree state is {_name(slave['state'])}"
+    return Link(
+        _name(one["ifname"]),
+        int(one["ifindex"]),
+        int(one.get("link_index") or 0),
+        str(info.get("info_kind", "")),
+        _name(one.get("master", "")),
+        "UP" in flags,
+        fault,
+        frozenset(str(entry.get("local")) for entry in one.get("addr_info", ())),
+    )
+
+
+def _name(value: object) -> str:
+    return one_line(str(value), NAME_LENGTH)
+
+
+def _state(neighbour: dict[str, Any]) -> str:
+    return str((neighbour.get("state") or [""])[0])
+
+
+def _read_route(destination: str) -> IPv4Network:
+    return IPv4Network("0.0.0.0/0" if destination == "default" else destination, strict=False)
+
+
+def judge_networks(site: Site, links: Links) -> tuple[NetworkState, ...]:
+    """Judge both networks of the container."""
+    names = ("provisioning", "public")
+    networks = (site.networks.provisioning, site.networks.public)
+    return tuple(_judge(*one, links) for one in zip(names, networks, INTERFACES, strict=True))
+
+
+def _judge(name: str, network: Network, interface: str, links: Links) -> NetworkState:
+    inside = next((link for link in links.inside if link.name == interface), None)
+    # Both ends must refer to each other: one index may belong to a peer in another namespace.
+    port = next(
+        (link for link in links.host if inside and (link.index, link.peer) == (inside.peer, inside.index)), None
+    )
+    problems = [*_bridge_problems(network.bridge, links.host), *_port_problems(network, interface, inside, port)]
+    ports = [link for link in links.host if link.master == network.bridge and link != port]
+    uplinks = [link for link in ports if not link.name.startswith(VM_TAP)]
+    usable = tuple(link.name for link in uplinks if not link.fault)
+    if not usable and any(link.name == network.bridge for link in links.host):
+        faults = "; ".join(f"{link.name} {link.fault}" for link in uplinks) or "none of its ports leads out of the host"
+        problems.append(f"bridge {network.bridge} has no uplink: {faults}")
+    neighbours = {address: state for device, address, state in links.neighbours if device == interface}
+    silent = tuple(sorted(address for address, state in neighbours.items() if state in SILENT))
+    problems += _neighbour_problems(network, interface, silent, len(neighbours))
+    return NetworkState(
+        name,
+        network.bridge,
+        port.name if port else "",
+        usable,
+        len(neighbours) - len(silent),
+        tuple(one_line(address, 45) for address in silent),
+        tuple(problems),
+    )
+
+
+def _bridge_problems(bridge: str, links: Sequence[Link]) -> list[str]:
+    found = next((link for link in links if link.name == bridge), None)
+    if found is None:
+        return [f"bridge {bridge} does not exist"]
+    if found.kind != "bridge":
+        return [f"{bridge} is not a bridge"]
+    return [] if found.up else [f"bridge {bridge} is down"]
+
+
+def _port_problems(network: Network, interface: str, inside: Link | None, port: Link | None) -> list[str]:
+    if inside is None:
+        return [f"the container has no interface {interface}"]
+    if port is None:
+        return [f"{interface} of the container leads to no port of this host"]
+    problems = []
+    if port.master != network.bridge:
+        problems.append(f"{port.name}, the port of the container's {interface}, is not on bridge {network.bridge}")
+    elif port.fault:
+        problems.append(f"{port.name}, the port of the container's {interface}, {port.fault}")
+    if not inside.up:
+        problems.append(f"{interface} of the container is down")
+    if str(network.address.ip) not in inside.addresses:
+        problems.append(f"{interface} of the container has lost its address {network.address.ip}")
+    return problems
+
+
+def _neighbour_problems(network: Network, interface: str, silent: Sequence[str], count: int) -> list[str]:
+    if isinstance(network, PublicNetwork) and str(network.gateway) in silent:
+        return [f"the gateway {network.gateway} does not answer on {network.bridge}"]
+    if silent and len(silent) == count:
+        return [f"no neighbour of the container's {interface} answers on {network.bridge} ({count} known)"]
+    return []

@@ -1,0 +1,277 @@
+"""Slurm's nodes as their controller sees them, which of them to connect to, and processes of the container."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
+
+from appliance.config.hostlist import fold
+from appliance.text import one_line, printable
+
+NAME, ADDRESS, PORT, STATE, USER = 65, 254, 8, 200, 33
+"""Width of the columns of ``NODES``; the reason follows them."""
+NODES = (
+    *("timeout", "15", "sinfo", "--all", "--noheader", "--Node"),
+    f"--Format=NodeList:{NAME},NodeAddr:{ADDRESS},Port:{PORT},StateComplete:{STATE},User:{USER},Reason:200",
+)
+"""Prints each node of each partition: columns, because a reason may contain any separator."""
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+ADDRESS_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
+STATE_FORM = re.compile(r"[a-z0-9_+*~#!%$@^-]+")
+NOT_RESPONDING = "not_responding"
+EXPECTED = {
+    *("drain", "drained", "draining", "maint", "maintenance", "future"),
+    *("powered_down", "powering_down", "power_down", "powering_up", "power_up"),
+    *("reboot", "reboot_issued", "reboot_requested"),
+}
+"""Parts of a state in which a node is expected not to respond."""
+PER_NETWORK = 3
+"""Number of nodes of a network to connect to: one of them may just be restarting."""
+MOST_NETWORKS = 16
+TIMED_OUT = 124
+"""Exit status of timeout(1)."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node as Slurm's controller sees it.
+
+    ``acknowledged``: an administrator took it out of service, or it is off or booting: it need not respond.
+    """
+
+    name: str
+    address: str
+    port: int
+    state: str
+    reason: str
+    silent: bool
+    acknowledged: bool
+
+
+@dataclass(frozen=True)
+class SilentNode:
+    """A node that does not respond to the controller."""
+
+    name: str
+    state: str
+    reason: str
+    acknowledged: bool
+
+
+@dataclass(frozen=True)
+class NodesView:
+    """The controller's view of its nodes. ``problem``: why it is not known."""
+
+    count: int = 0
+    silent: tuple[SilentNode, ...] = ()
+    problem: str = ""
+
+    def warning(self, controller: str) -> str:
+        """Return what is wrong, empty if nothing is: nodes that do not respond, and the first one's reason."""
+        if self.problem:
+            return f"the nodes' state is not known: {self.problem}"
+        faulty = [node for node in self.silent if not node.acknowledged]
+        if not faulty:
+            return ""
+        names = one_line(fold(node.name for node in faulty), 120)
+        reason = next((node.reason for node in faulty if node.reason), "no reason is recorded")
+        return (
+            f"{len(faulty)} of {self.count} nodes do not respond to {controller}: {names} ({reason}); "
+            "repair them, or drain them with `scontrol update`"
+        )
+
+
+@dataclass(frozen=True)
+class NetworkProbe:
+    """Connections from the container to nodes of one network. ``detail``: why none of them was accepted."""
+
+    network: str
+    nodes: tuple[str, ...]
+    port: int
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the container; ``pid`` is valid inside."""
+
+    pid: int
+    parent: int
+    state: str
+    age_s: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What was collected inside the container. ``space``: size and use of its file system in bytes.
+
+    ``problem``: why the nodes are not known.
+    """
+
+    space: dict[str, int] = field(default_factory=dict)
+    processes: tuple[Process, ...] = ()
+    nodes: tuple[NodeState, ...] = ()
+    problem: str = ""
+
+    def age_s(self, name: str) -> float:
+        """Return since when the oldest process of that name runs, in seconds; 0 without one."""
+        ages = (process.age_s for process in self.processes if process.name == name)
+        return max(ages, default=0.0)
+
+    def uptime_s(self) -> int:
+        """Return since when the container runs, in seconds."""
+        return int(next((process.age_s for process in self.processes if process.pid == 1), 0.0))
+
+
+def read_inside(output: str, user: str) -> Inside:
+    """Parse the output of ``definitions/scripts/inspect-inside``; what does not have its form is ignored.
+
+    Args:
+        user: the controller's user, which sets the reasons of nodes that stopped responding.
+    """
+    parts: dict[str, list[str]] = {}
+    for line in output.split("\n"):
+        name, _, rest = line.partition(" ")
+        parts.setdefault(name, []).append(rest)
+    space = re.fullmatch(r"\s*(\d{1,19})\s+(\d{1,19})\s*", next(iter(parts.get("space", ())), ""))
+    uptime = re.match(r"\d{1,12}\.\d\d", next(iter(parts.get("uptime", ())), ""))
+    lines = parts.get("node", ())
+    nodes = _read_nodes(lines, user)
+    problem = "; ".join(parts.get("error", ())) or ("the output of sinfo has an unknown form" if lines else "")
+    return Inside(
+        {"size": int(space[1]), "used": int(space[2])} if space else {},
+        tuple(_read_processes("\n".join(parts.get("process", ())), float(uptime[0]) if uptime else 0.0)),
+        nodes,
+        "" if nodes else one_line(problem, 200),
+    )
+
+
+STAT = re.compile(r"^(\d{1,10}) \(((?s:.{0,64}?))\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,60})$", re.MULTILINE)
+"""A line of /proc/PID/stat (proc(5)); the name may contain anything."""
+TICKS = 100
+"""USER_HZ of Linux on all architectures in use: the unit of times in /proc."""
+
+
+def _read_processes(text: str, uptime: float) -> Iterator[Process]:
+    for pid, name, state, parent, rest in STAT.findall(text):
+        age = max(0.0, uptime - int(rest.split()[17]) / TICKS)
+        yield Process(int(pid), int(parent), state, age, one_line(name, 32))
+
+
+def _read_nodes(lines: Sequence[str], user: str) -> tuple[NodeState, ...]:
+    found: dict[str, NodeState] = {}
+    for line in lines:
+        node = _read_node(line, user)
+        # A line that a reason forged cannot hide a fault: of several lines on a node the worst counts.
+        if node and (node.name not in found or (node.silent and not node.acknowledged)):
+            found[node.name] = node
+    return tuple(found.values())
+
+
+def _read_node(line: str, user: str) -> NodeState | None:
+    columns = []
+    for width in (NAME, ADDRESS, PORT, STATE, USER):
+        columns.append(line[:width].strip())
+        line = line[width:]
+    name, address, port, text, reason_user = columns
+    state = text.lower()
+    valid = NAME_FORM.fullmatch(name) and ADDRESS_FORM.fullmatch(address) and re.fullmatch(r"[0-9]{1,5}", port)
+    if not valid or not STATE_FORM.fullmatch(state) or not 0 < int(port) < 65536:
+        return None
+    parts = set(state.split("+"))
+    taken_out = "down" in parts and reason_user not in (user, "", "Unknown", "none", "(null)", "N/A")
+    reason = one_line(line, 200)
+    return NodeState(
+        name,
+        address,
+        int(port),
+        state,
+        "" if reason == "none" else reason,
+        NOT_RESPONDING in parts,
+        bool(parts & EXPECTED) or taken_out,
+    )
+
+
+def view_nodes(inside: Inside) -> NodesView:
+    """Return the controller's view."""
+    silent = tuple(SilentNode(one.name, one.state, one.reason, one.acknowledged) for one in inside.nodes if one.silent)
+    return NodesView(len(inside.nodes), silent, inside.problem)
+
+
+def choose_targets(
+    nodes: Sequence[NodeState], routes: Sequence[IPv4Network], addresses: Mapping[str, str]
+) -> dict[str, list[NodeState]]:
+    """Return up to ``PER_NETWORK`` nodes of each network, preferring those that respond to the controller.
+
+    Args:
+        routes: of the container; each leads to a network of its own.
+        addresses: IPv4 address by name, of nodes whose address is not one.
+    """
+    networks: dict[str, list[NodeState]] = {}
+    for node in nodes:
+        if not node.acknowledged:
+            address = addresses.get(node.address, node.address)
+            networks.setdefault(_find_network(address, routes), []).append(node)
+    chosen = {}
+    for network, members in sorted(networks.items())[:MOST_NETWORKS]:
+        some = [node for node in members if not node.silent] or members
+        spread = (some[0], some[len(some) // 2], some[-1])
+        chosen[network] = list(dict.fromkeys(spread))[:PER_NETWORK]
+    return chosen
+
+
+def is_address(text: str) -> bool:
+    """Return whether it is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _find_network(address: str, routes: Sequence[IPv4Network]) -> str:
+    if not is_address(address):  # a name that only the container resolves
+        return "other addresses"
+    parsed = ipaddress.IPv4Address(address)
+    leading = [route for route in routes if parsed in route]
+    return str(max(leading, key=lambda route: route.prefixlen)) if leading else "no route"
+
+
+def read_probes(targets: Mapping[str, Sequence[NodeState]], output: str) -> tuple[NetworkProbe, ...]:
+    """Return the result for each network from the output of ``definitions/scripts/connect-each``."""
+    results: dict[int, tuple[int, str]] = {}
+    for line in output.splitlines():
+        if found := re.match(r"(\d{1,4}) (\d{1,3})(?: (.*))?$", line):
+            results[int(found[1])] = (int(found[2]), found[3] or "")
+    probes, number = [], 0
+    for network, nodes in targets.items():
+        details = []
+        accepted = False
+        for node in nodes:
+            number += 1
+            status, message = results.get(number, (-1, "no result"))
+            accepted = accepted or status == 0
+            reason = "no answer within 2 s" if status == TIMED_OUT else message.rpartition(": ")[2]
+            details.append(f"{node.name}: {printable(reason, 80)}")
+        names = tuple(node.name for node in nodes)
+        probes.append(NetworkProbe(network, names, nodes[0].port, accepted, "" if accepted else "; ".join(details)))
+    return tuple(probes)
+
+
+def find_stopped(processes: Sequence[Process]) -> tuple[Process, ...]:
+    """Return the processes below the first one, without those of `sms shell` or `exec`, that a signal has stopped."""
+    parents = {process.pid: process.parent for process in processes}
+
+    def is_service(pid: int) -> bool:
+        seen: set[int] = set()
+        while pid != 1 and pid in parents and pid not in seen:
+            seen.add(pid)
+            pid = parents[pid]
+        return pid == 1
+
+    return tuple(process for process in processes if process.state == "T" and is_service(process.pid))

@@ -1,0 +1,54 @@
+"""Ports of this machine's bridges that have a carrier, from /sys; changes of interfaces, from rtnetlink(7)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NETWORK = Path("/sys/class/net")
+RTMGRP_LINK = 1
+"""Multicast group of messages about interfaces (linux/rtnetlink.h)."""
+
+
+def live_ports(bridge: str, *, network: Path = NETWORK) -> set[str]:
+    """Return the ports of a bridge that are up and have a carrier; none if there is no such bridge."""
+    with suppress(OSError):
+        return {path.name for path in (network / bridge / "brif").iterdir() if _has_carrier(network / path.name)}
+    return set()
+
+
+def _has_carrier(interface: Path) -> bool:
+    try:
+        return (interface / "carrier").read_text().strip() == "1"
+    except OSError:  # it is down, or gone
+        return False
+
+
+def is_port(bridge: str, interface: str, *, network: Path = NETWORK) -> bool:
+    """Return whether an interface is a port of a bridge."""
+    return (network / bridge / "brif" / interface).exists()
+
+
+def exists(interface: str, *, network: Path = NETWORK) -> bool:
+    """Return whether there is an interface of this name."""
+    return (network / interface).exists()
+
+
+@contextmanager
+def link_events() -> Iterator[Callable[[float], None]]:
+    """Yield a function that returns when an interface has changed since its last call, or after that many seconds."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+        sock.bind((0, RTMGRP_LINK))
+
+        def wait(timeout_s: float) -> None:
+            # A message that did not fit (ENOBUFS) is a change as well.
+            with suppress(OSError):
+                sock.settimeout(timeout_s)
+                sock.recv(1 << 16)
+                sock.setblocking(False)
+                while True:
+                    sock.recv(1 << 16)
+
+        yield wait

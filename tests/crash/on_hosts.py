@@ -1,0 +1,392 @@
+"""What verbs and agents write on admin hosts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from appliance.agent import endpoint, snapshots
+from appliance.agent.endpoint import HostState, read_mark
+from appliance.agent.migration_source import MigrationSource
+from appliance.agent.migration_target import MigrationTarget
+from appliance.agent.protocol import Problem, read_request
+from appliance.agent.remove import remove
+from appliance.agent.store import CHUNK, Reader, Store, chunk_path, digest_of
+from appliance.agent.transfer import PLAIN, put_expected
+from appliance.host.local import Local
+from appliance.operations.site.init import write_site
+from appliance.operations.site.keys import create_pair, fingerprint
+from appliance.shared.history import AppendLine
+from appliance.shared.lease import WRITTEN, Lease, SwapLease, parse_lease, read_file
+from appliance.shared.migration import SourceRequest, TargetRequest
+from tests.crash.workload import Mark, Marks, Workload, chunk, nothing
+from tests.stores import add_snapshot
+from tests.unit.migration.requests import SOURCE, TARGET
+
+# The lease: appliance/shared/lease.py
+
+
+def write_lease(root: Path, generation: int) -> str:
+    text = Lease("c", generation, "a", 1.0, "a").text().decode()
+    return SwapLease(str(root / "lib" / "leases" / "c"), text).perform()
+
+
+def run_lease(root: Path, mark: Mark) -> None:
+    for generation in (5, 6):
+        assert write_lease(root, generation) == WRITTEN
+        mark(str(generation))
+
+
+def check_lease(root: Path, marks: Marks) -> None:
+    data = read_file(str(root / "lib" / "leases" / "c"))
+    if data is None:
+        assert not marks and not (root / "lib" / "leases" / "was").exists()
+    else:
+        least = max([4 if (root / "lib" / "leases" / "was").exists() else 0, *map(int, marks)])
+        assert least <= parse_lease(data).generation <= 6
+    assert write_lease(root, 7) == WRITTEN
+
+
+def prepare_lease(root: Path) -> None:
+    write_lease(root, 4)
+    (root / "lib" / "leases" / "was").touch()
+
+
+# The mark of a migration: appliance/agent/endpoint.py
+
+
+def host_state(root: Path) -> HostState:
+    paths = {name: str(root / "journal" / name) for name in ("lease", "history", "mark")}
+    return HostState(read_request(TargetRequest, {**TARGET, **paths}), "arrive")
+
+
+def run_mark(root: Path, mark: Mark) -> None:
+    state = host_state(root)
+    for name in ("copy", "up"):
+        state.save_state(name, ports={"eth0": "veth1"}, inode=5)
+        mark(name)
+    state.clear_state()
+    mark("")
+
+
+def check_mark(root: Path, marks: Marks) -> None:
+    found = read_mark(host_state(root).request.mark)
+    order = ["none", "copy", "up", ""]
+    now = order[len(marks)], order[min(len(marks) + 1, 3)]
+    assert (found.state if found else "") in [name if name != "none" else "" for name in now]
+
+
+# The history: appliance/shared/history.py
+
+
+def run_history(root: Path, mark: Mark) -> None:
+    for number in range(3):
+        AppendLine(str(root / "journal" / "c.log"), json.dumps({"number": number})).perform()
+        mark(str(number))
+
+
+def check_history(root: Path, marks: Marks) -> None:
+    path = root / "journal" / "c.log"
+    AppendLine(str(path), json.dumps({"number": 9})).perform()
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            found.append(str(json.loads(line)["number"]))
+        except (ValueError, TypeError):
+            continue  # as read_history does
+    assert found[-1] == "9" and set(marks) <= set(found)
+
+
+# Snapshots: appliance/agent/store.py
+
+
+def store_of(root: Path) -> Store:
+    return Store(str(root / "store"))
+
+
+def contents(store: Store) -> dict[int, list[bytes]]:
+    """Read all verified snapshots."""
+    found, _ = store.list()
+    result = {}
+    for one in found:
+        if one.verified:
+            with Reader(one) as reader:
+                result[one.number] = [reader.read(number) for number in range(reader.count)]
+    return result
+
+
+def prepare_store(root: Path) -> None:
+    add_snapshot(store_of(root), [chunk("a"), chunk("b")])
+
+
+def take(root: Path, chunks: list[bytes]) -> None:
+    """As the agent does: what a failed run has stored is removed."""
+    store = store_of(root)
+    try:
+        add_snapshot(store, chunks)
+    except BaseException:
+        for folder in Path(store.root).glob("*.partial"):
+            store.drop_new(str(folder))
+        raise
+
+
+def run_store(root: Path, mark: Mark) -> None:
+    take(root, [chunk("a"), chunk("c")])
+    mark("2")
+    remove({"store": store_of(root).root, "numbers": [1]})
+    mark("1 is removed")
+    take(root, [chunk("b"), b"", chunk("c")])
+    mark("3")
+
+
+def check_store(root: Path, marks: Marks) -> None:
+    store = store_of(root)
+    expected = {1: ["a", "b"], 2: ["a", "c"], 3: ["b", "", "c"]}
+    there = contents(store)
+    assert ("2" not in marks or 2 in there) and ("3" not in marks or 3 in there)
+    assert 1 in there or "2" in marks, "the only verified one"
+    # All chunks once more: what the failure left of them is not relied upon.
+    new = add_snapshot(store, [chunk(name) for name in "abc"]).number
+    assert new > max([0, *there, *(int(mark) for mark in marks if mark.isdigit())])
+    expected[new] = list("abc")
+    for number, read in contents(store).items():
+        assert read == [chunk(name) if name else bytes(CHUNK) for name in expected[number]]
+    remove({"store": store.root, "numbers": []})
+    assert new in contents(store)
+
+
+def prepare_damaged(root: Path) -> None:
+    prepare_store(root)
+    for name in "ab":
+        Path(chunk_path(store_of(root).root, digest_of(chunk(name)))).write_bytes(b"half of it")
+
+
+def run_damaged(root: Path, mark: Mark) -> None:
+    """A snapshot, and one that is received, replace damaged chunks of a verified one."""
+    store = store_of(root)
+    with store.writing():
+        put_expected(store, (PLAIN, chunk("b")), digest_of(chunk("b")))
+    add_snapshot(store_of(root), [chunk("a"), chunk("b")])
+    mark("2")
+
+
+def check_damaged(root: Path, marks: Marks) -> None:
+    store = store_of(root)
+    for number in ["2"] if "2" in marks else []:
+        with Reader(store.find(number)) as reader:
+            assert [reader.read(at) for at in range(2)] == [chunk("a"), chunk("b")]
+    new = add_snapshot(store, [chunk("a"), chunk("b")])
+    with Reader(new) as reader:
+        assert [reader.read(at) for at in range(2)] == [chunk("a"), chunk("b")]
+
+
+def prepare_restore(root: Path) -> None:
+    prepare_store(root)
+    (root / "overlays").mkdir()
+    (root / "overlays" / "c.img").write_bytes(b"before")
+
+
+def run_restore(root: Path, mark: Mark) -> None:
+    snapshots.run_e2fsck = lambda *argv: (0, "")
+    request = {"store": store_of(root).root, "snapshot": "1", "replace": True}
+    snapshots.restore({**request, "target": str(root / "overlays" / "c.img")})
+    mark("restored")
+
+
+def check_restore(root: Path, marks: Marks) -> None:
+    found = (root / "overlays" / "c.img").read_bytes()
+    assert found == chunk("a") + chunk("b") or (found == b"before" and not marks)
+
+
+# The overlay that a migration brings: appliance/agent/migration_target.py
+
+OLD, NEW = b"old".ljust(CHUNK, b"-"), [chunk("a"), chunk("b")]
+
+
+class Script:
+    """The coordinator's side of a migration."""
+
+    def __init__(self, mark: Mark) -> None:
+        self.mark = mark
+        self.body = b""
+
+    def read_body(self, message: dict[str, Any]) -> bytes:
+        return self.body
+
+    def send(self, kind: str, *_: Any, **more: Any) -> None:
+        self.mark(kind)
+
+
+def target_paths(root: Path) -> dict[str, str]:
+    folders = {"overlay": "overlays/c.img", "lease": "leases/c", "history": "journal/c.log", "mark": "journal/c.move"}
+    return {**{name: str(root / path) for name, path in folders.items()}, "store": str(root / "none")}
+
+
+def target_of(root: Path, channel: Any = None) -> MigrationTarget:
+    endpoint.run = lambda *argv, **more: b""
+    endpoint.find_instance = lambda name: None
+    endpoint.load_connections = lambda *_: ""
+    endpoint.load_neighbours = lambda *_: None
+    endpoint.set_bridges = lambda *_, **more: None
+    return MigrationTarget(read_request(TargetRequest, {**TARGET, **target_paths(root), "holds": []}), channel)
+
+
+def prepare_target(root: Path) -> None:
+    paths = target_paths(root)
+    for name in ("overlay", "lease", "history"):
+        Path(paths[name]).parent.mkdir(exist_ok=True)
+    Path(paths["overlay"]).write_bytes(OLD)
+    SwapLease(paths["lease"], Lease("c", 4, "b", 1.0, "a").text().decode()).perform()
+
+
+def run_target(root: Path, mark: Mark, *, late: bool = False) -> None:
+    from appliance.agent.chunk_frames import FrameEncoder
+
+    channel = Script(mark)
+    target = target_of(root, channel)
+    digests = b"".join(map(digest_of, NEW))
+    try:
+        channel.body = digests
+        target.build({"size": len(NEW) * CHUNK})
+        encoder = FrameEncoder(False)
+        channel.body = encoder.encode(0, NEW[0], digests[:32])
+        target.store_chunks({})
+        target.verify = lambda message: os.fsync(target.descriptor)  # type: ignore[method-assign]
+        target.verify({})
+        channel.body = encoder.encode(1, NEW[1], digests[32:])
+        target.store_chunks({})
+        target.put_in_place({"digests": hashlib.sha256(digests).hexdigest()})
+        target._save_state("started")
+        target.state, target.instance = "started", SimpleNamespace(announce=lambda *_: None)  # type: ignore[assignment]
+        channel.body = b""
+        target.arm({})
+        target.armed_at -= 60 if late else 0
+        target.take_over({})
+        target.instance = None
+        target.commit({})
+    except BaseException:
+        target.instance = None
+        target.abandon("it failed")
+        raise
+
+
+def run_late(root: Path, mark: Mark) -> None:
+    """It is rolled back after it has written the lease."""
+    try:
+        run_target(root, mark, late=True)
+    except Problem as problem:
+        assert "came too late" in problem.message
+        mark("rolled back")
+
+
+def check_target(root: Path, marks: Marks) -> None:
+    """A lease of this host names the new overlay; without one the old overlay is there, perhaps set aside."""
+    paths = target_paths(root)
+    if saved := read_mark(paths["mark"]):
+        # The copy of the state has other inode numbers.
+        files = [Path(paths["overlay"] + name) for name in ("", ".incoming", ".partial")]
+        inodes = [path.stat().st_ino for path in files if path.exists() and path.read_bytes() != OLD]
+        target_of(root).recover(replace(saved, inode=inodes[0] if saved.inode and inodes else 0))
+    lease = parse_lease(read_file(paths["lease"]) or b"")
+    ours = (lease.generation, lease.holder) == (5, TARGET["host"])
+    assert ours or "up" not in marks
+    overlay, aside = Path(paths["overlay"]), Path(paths["overlay"] + ".past-4-replaced")
+    if ours:
+        assert overlay.read_bytes() == b"".join(NEW)
+    else:
+        assert OLD in (overlay.read_bytes(), aside.read_bytes() if aside.exists() else b"")
+    assert "rolled back" not in marks or overlay.read_bytes() == OLD
+    assert read_mark(paths["mark"]) is None
+
+
+# The overlay that a migration leaves: appliance/agent/migration_source.py
+
+
+def source_of(root: Path) -> MigrationSource:
+    endpoint.find_instance = lambda name: None
+    endpoint.wait_until_unused = lambda *_: None
+    return MigrationSource(read_request(SourceRequest, {**SOURCE, **target_paths(root)}), None)
+
+
+def prepare_source(root: Path) -> None:
+    prepare_target(root)
+    SwapLease(target_paths(root)["lease"], Lease("c", 4, "a", 1.0, "a").text().decode()).perform()
+
+
+def run_source(root: Path, mark: Mark) -> None:
+    source = source_of(root)
+    source._enter("given", "b serves")
+    mark("given")
+    source._finish()
+    mark("gone")
+
+
+def check_source(root: Path, marks: Marks) -> None:
+    paths = target_paths(root)
+    if saved := read_mark(paths["mark"]):
+        source_of(root).recover(saved)
+    lease = parse_lease(read_file(paths["lease"]) or b"")
+    overlay, moved = Path(paths["overlay"]), Path(paths["overlay"] + ".moved")
+    gone = (lease.generation, lease.holder) == (5, "b")
+    assert gone or (not marks and (lease.generation, lease.holder) == (4, "a"))
+    assert (moved if gone else overlay).read_bytes() == OLD and not (gone and overlay.exists())
+
+
+# What verbs write on a host: WRITE_ATOMIC in appliance/host/base.py
+
+
+def run_write(root: Path, mark: Mark) -> None:
+    for number in (1, 2):
+        Local().write(str(root / "var" / "journal" / "c.json"), b"%d" % number * 300, mode=0o600)
+        mark(str(number))
+
+
+def check_write(root: Path, marks: Marks) -> None:
+    path = root / "var" / "journal" / "c.json"
+    found = path.read_bytes() if path.exists() else b""
+    assert found in [b"", b"1" * 300, b"2" * 300][len(marks) :]
+
+
+# The site file and its keys: appliance/operations/site/
+
+
+def run_site(root: Path, mark: Mark) -> None:
+    folder = root / "etc" / "sms"
+    for number in (1, 2):
+        write_site(f"version {number}\n", folder / "sms.yaml", force=True)
+        mark(str(number))
+    for name in ("key.pem", "key.pub"):
+        (folder / name).unlink(missing_ok=True)
+    create_pair(folder / "key.pem", folder / "key.pub")
+    mark("key")
+
+
+def check_site(root: Path, marks: Marks) -> None:
+    path = root / "etc" / "sms" / "sms.yaml"
+    found = path.read_text() if path.exists() else ""
+    done = len([mark for mark in marks if mark.isdigit()])
+    assert found in ["", "version 1\n", "version 2\n"][done:]
+    if "key" in marks:
+        assert fingerprint(path.with_name("key.pub"))
+        assert b"PRIVATE KEY" in path.with_name("key.pem").read_bytes()
+
+
+HOSTS = {
+    "lease": Workload(prepare_lease, run_lease, check_lease, again=False),
+    "first lease": Workload(nothing, run_lease, check_lease, again=False),
+    "move mark": Workload(nothing, run_mark, check_mark),
+    "history": Workload(nothing, run_history, check_history),
+    "store": Workload(prepare_store, run_store, check_store, again=False),
+    "damaged store": Workload(prepare_damaged, run_damaged, check_damaged),
+    "restore": Workload(prepare_restore, run_restore, check_restore),
+    "migration target": Workload(prepare_target, run_target, check_target, again=False),
+    "rollback on the target": Workload(prepare_target, run_late, check_target, again=False),
+    "migration source": Workload(prepare_source, run_source, check_source, again=False),
+    "records of verbs": Workload(nothing, run_write, check_write),
+    "site file and keys": Workload(nothing, run_site, check_site),
+}

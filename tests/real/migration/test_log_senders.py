@@ -1,0 +1,139 @@
+"""Nodes that log over TCP lose no line in a migration, whether they log all the time or hardly ever."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from appliance.lab import Lab
+from appliance.operations.image.build import Built
+from appliance.operations.lab.demo import wait_idle
+from tests.real.conftest import NODES, Playground
+from tests.real.moves import CARRIERS, OVERLAY, Hosts, other
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+MOVES = 3
+EVERY_S = 0.05
+BUSY, IDLE = ("node1", "node2"), ("node3", "node4")
+NUMBERED = """\
+n=0
+while [ ! -e "/run/end $2" ]; do n=$((n+1)); logger $1 -t numbered "$2 $n of them"; echo $n; sleep $3; done
+rm "/run/end $2"
+"""
+DEFAULTS = """\
+module(load="imuxsock" SysSock.Use="off")
+input(type="imuxsock" Socket="/run/defaults.sock")
+*.* @@10.77.0.1:514
+"""
+"""Of a sender without a queue of its own and without retries."""
+SOCKETS = {"queue": "", "defaults": "-u/run/defaults.sock"}
+"""How `logger` reaches each sender of a node; the lab's own has a queue."""
+
+
+@pytest.fixture(scope="module")
+def hosts(playground: Playground, built: Built) -> Iterator[Hosts]:
+    """The services container runs on host-a; afterwards it does so again."""
+    found = Hosts(playground.lab)
+    for host in CARRIERS:
+        found.sms("-q", "stop", on=host)
+        found.host(host).remove(f"/var/lib/sms/overlays/lab.img{'' if host == 'host-b' else '.moved'}")
+    found.sms("-q", "start", "--host", "host-a", on="admin")
+    wait_idle(found.host("node1"), NODES)
+    yield found
+    for host in CARRIERS:
+        found.sms("-q", "stop", on=host)
+        found.host(host).run("sh", "-c", "rm -rf /var/lib/sms/overlays/lab.img.* /var/lib/sms/snapshots")
+    found.host("host-b").remove(OVERLAY)
+    found.sms("-q", "start", "--host", "host-a", on="admin")
+
+
+@contextmanager
+def sender_with_defaults(lab: Lab, node: str) -> Iterator[None]:
+    """A second rsyslogd on a node."""
+    host = lab.host(node)
+    host.write("/run/defaults.conf", DEFAULTS.encode())
+    argv = [*host.prefix, "rsyslogd", "-n", "-f", "/run/defaults.conf", "-i", "/run/defaults.pid"]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: host.works("test", "-S", "/run/defaults.sock"), "its socket")
+        try:
+            yield
+        finally:
+            host.run("sh", "-c", "kill $(cat /run/defaults.pid)", ok=None)
+            process.wait(10)
+
+
+@contextmanager
+def numbered_lines(lab: Lab, node: str, sender: str) -> Iterator[list[int]]:
+    """Lines are logged on a node all the time; yields a list, which has their count afterwards."""
+    name = f"{sender} {node}"
+    argv = [*lab.host(node).prefix, "sh", "-c", NUMBERED, "numbered", SOCKETS[sender], name, str(EVERY_S)]
+    logged: list[int] = []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield logged
+        finally:
+            lab.host(node).write(f"/run/end {name}", b"")
+            logged += [int(line) for line in (process.stdout or ()) if line.endswith("\n")][-1:]
+
+
+def log_once(hosts: Hosts, text: str) -> set[str]:
+    """Each silent sender logs one line; returns the lines."""
+    found = set()
+    for node in IDLE:
+        for sender, path in SOCKETS.items():
+            line = f"{sender} {node} {text}"
+            hosts.host(node).run("logger", *filter(None, [path]), "-t", "numbered", line)
+            found.add(line)
+    return found
+
+
+def lines_on(hosts: Hosts, host: str) -> list[str]:
+    """The numbered lines in the log of all nodes."""
+    script = "sed -n 's/.* numbered: //p' /var/log/messages"
+    return hosts.sms("exec", "--", "sh", "-c", script, on=host).text.splitlines()
+
+
+def move(hosts: Hosts, target: str) -> dict[str, Any]:
+    """Migrate; what `--json` prints."""
+    told: dict[str, Any] = json.loads(hosts.sms("-q", "migrate", "--force", "--json", target, on="admin").stdout)
+    return told
+
+
+def test_no_line_over_tcp_is_lost_in_three_moves(hosts: Hosts) -> None:
+    where, expected, logged = "host-a", set(), {}
+    with ExitStack() as senders:
+        for node in (*BUSY, *IDLE):
+            senders.enter_context(sender_with_defaults(hosts.lab, node))
+        expected |= log_once(hosts, "before")
+        with ExitStack() as lines:
+            for node in BUSY:
+                for sender in SOCKETS:
+                    name = f"{sender} {node}"
+                    logged[name] = lines.enter_context(numbered_lines(hosts.lab, node, sender))
+            for number in range(MOVES):
+                time.sleep(2)
+                where = other(where)
+                told = move(hosts, where)
+                print(f"move {number + 1}: outage {told['outage']}; over UDP {told['lost_datagrams']} lost")
+                expected |= log_once(hosts, f"after move {number + 1}")
+            time.sleep(2)
+        for name, (count,) in logged.items():
+            assert count > 100, f"{name} logged for some seconds"
+            expected |= {f"{name} {number} of them" for number in range(1, count + 1)}
+
+        def missing() -> set[str]:
+            return expected - set(lines_on(hosts, where))
+
+        with suppress(AssertionError):
+            wait_until(lambda: not missing(), "all lines", 60, 1)
+    arrived = lines_on(hosts, where)
+    print(f"{len(expected)} lines; {len(arrived) - len(set(arrived))} of them twice")
+    assert sorted(expected - set(arrived)) == []

@@ -1,0 +1,233 @@
+"""Faults that keep every daemon running and yet nodes from being served: `sms status` sees each of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from appliance.operations.lab import demo
+from tests.real.conftest import Playground, give_image
+from tests.real.labs import build_image, fresh_lab
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.real
+
+HOST, NODES = "host-a", 2
+SLURMD_TIMEOUT_S = 30
+"""The controller queries its nodes each third of it."""
+Status = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Playground]:
+    """One lab and one start for all tests; its nodes are registered, and the start is long enough ago."""
+
+    def quick(document: dict[str, Any]) -> None:
+        document["slurm"]["extra"] = [f"SlurmdTimeout={SLURMD_TIMEOUT_S}"]
+
+    with fresh_lab("t-status", NODES) as lab:
+        playground = Playground(lab)
+        playground.variant("sms.yaml", quick)
+        give_image(playground, build_image(lab))
+        playground.sms("-q", "start")
+        demo.wait_idle(playground.host("node1"), NODES)
+        assert playground.status()["healthy"], "a start alone must not count"
+        wait_until(lambda: playground.status()["uptime_s"] > 62, "the time that nodes have to register")
+        yield playground
+
+
+def looked(playground: Playground) -> Status:
+    """The status, after a check that exit status and JSON agree."""
+    result = playground.sms("status", "--json", ok=(0, 4))
+    found: Status = json.loads(result.stdout)
+    assert (result.status == 0) is found["healthy"], found
+    return found
+
+
+@contextmanager
+def fault(playground: Playground, *, within_s: float = 0) -> Iterator[Callable[[str], Status]]:
+    """Healthy before and after; yield a function that waits for a warning with these words."""
+    wait_until(lambda: looked(playground)["healthy"], "health before")
+
+    def seen(words: str) -> Status:
+        began = time.monotonic()
+        while True:
+            found = looked(playground)
+            took = time.monotonic() - began
+            if any(words in warning for warning in found["warnings"]) and not found["healthy"]:
+                print(f"{words!r}: seen after {took:.1f} s")
+                return found
+            assert took < within_s, f"not seen within {within_s} s: {words!r} in {found['warnings']}"
+
+    yield seen
+    wait_until(lambda: looked(playground)["healthy"], "health afterwards")
+
+
+def test_nothing_is_wrong(served: Playground) -> None:
+    found = looked(served)
+    assert found["healthy"] and found["warnings"] == []
+    prov, pub = found["networks"]
+    assert (prov["bridge"], prov["uplinks"], prov["problems"]) == ("br-prov", ["prov0"], [])
+    assert (pub["bridge"], pub["uplinks"], pub["problems"]) == ("br-pub", ["pub0"], [])
+    assert prov["port"].startswith("veth") and prov["answering"] >= NODES and prov["silent"] == []
+    assert found["nodes"] == {"count": NODES, "silent": [], "problem": ""}
+    (probe,) = found["probes"]
+    assert (probe["network"], probe["nodes"], probe["port"]) == ("10.77.0.0/24", ["node1", "node2"], 6818)
+    assert probe["ok"] and found["stopped"] == [] and found["guarded"] is True
+
+
+@pytest.mark.parametrize("network", [0, 1])
+def test_the_port_off_the_bridge(served: Playground, network: int) -> None:
+    state = served.status()["networks"][network]
+    host = served.host(HOST)
+    with fault(served) as seen:
+        host.run("ip", "link", "set", state["port"], "nomaster")
+        try:
+            found = seen(f"is not on bridge {state['bridge']}")
+            assert found["networks"][network]["problems"] and all(one["ok"] for one in found["services"] if not network)
+        finally:
+            host.run("ip", "link", "set", state["port"], "master", state["bridge"])
+
+
+def test_the_uplink_off_the_bridge(served: Playground) -> None:
+    host = served.host(HOST)
+    with fault(served) as seen:
+        host.run("ip", "link", "set", "prov0", "nomaster")
+        try:
+            assert seen("bridge br-prov has no uplink")["networks"][0]["uplinks"] == []
+        finally:
+            host.run("ip", "link", "set", "prov0", "master", "br-prov")
+
+
+def switch(playground: Playground, port: str, state: str) -> None:
+    argv = ["ip", "-n", playground.lab.layout.namespace("switch"), "link", "set", port, state]
+    subprocess.run(argv, check=True)
+
+
+def test_the_uplink_without_a_carrier(served: Playground) -> None:
+    with fault(served) as seen:
+        switch(served, f"p-{HOST}", "down")
+        try:
+            seen("bridge br-prov has no uplink: prov0 has no carrier")
+        finally:
+            switch(served, f"p-{HOST}", "up")
+
+
+def test_the_bridge_deleted(served: Playground) -> None:
+    host, port = served.host(HOST), served.status()["networks"][0]["port"]
+    (lines,) = (host.run("ip", "-json", "address", "show", "br-prov").stdout,)
+    (shown,) = json.loads(lines)
+    address = next(one for one in shown["addr_info"] if one["family"] == "inet")
+    with fault(served) as seen:
+        host.run("ip", "link", "delete", "br-prov")
+        try:
+            seen("bridge br-prov does not exist")
+        finally:
+            batch = f"""link add br-prov address {shown["address"]} type bridge stp_state 0 forward_delay 0
+                link set prov0 master br-prov up
+                link set {port} master br-prov up
+                link set br-prov up
+                address add {address["local"]}/{address["prefixlen"]} dev br-prov
+            """
+            host.run("ip", "-batch", "-", input=batch.encode())
+
+
+def test_a_partition_beyond_the_switch(served: Playground) -> None:
+    """All is well on the host: only connections to nodes show it, at once, and later the controller."""
+    nodes = [f"p-node{number}" for number in range(1, NODES + 1)]
+    with fault(served, within_s=SLURMD_TIMEOUT_S / 3 + 30) as seen:
+        for port in nodes:
+            switch(served, port, "down")
+        try:
+            found = looked(served)
+            assert not found["healthy"] and not found["probes"][0]["ok"]
+            assert any("no node of 10.77.0.0/24 accepts connections" in warning for warning in found["warnings"])
+            silent = seen(f"{NODES} of {NODES} nodes do not respond to slurmctld: node[1-2]")["nodes"]["silent"]
+            assert [one["name"] for one in silent] == ["node1", "node2"]
+            assert all("not_responding" in one["state"] and not one["acknowledged"] for one in silent)
+        finally:
+            for port in nodes:
+                switch(served, port, "up")
+
+
+def test_a_wrong_munge_key_on_a_node(served: Playground) -> None:
+    node = served.host("node2")
+
+    def munged(key: str) -> None:
+        node.run("sh", "-c", 'cat "$1" >/etc/munge/munge.key', "key", key)
+        node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "munged")
+
+    node.run("cp", "-p", "/etc/munge/munge.key", "/etc/munge/munge.key.kept")
+    node.run("sh", "-c", "head -c 1024 /dev/urandom >/root/wrong.key")
+    with fault(served, within_s=SLURMD_TIMEOUT_S / 3 + 30) as seen:
+        munged("/root/wrong.key")
+        try:
+            found = seen("1 of 2 nodes do not respond to slurmctld: node2")
+            assert all(service["ok"] for service in found["services"]), "no probe sees it"
+            assert found["probes"][0]["ok"], "nor a connection"
+            # Down, with the controller's own reason.
+            seen("node2 (Not responding)")
+        finally:
+            munged("/etc/munge/munge.key.kept")
+            # The controller does not query a node again that it has marked DOWN: the node has to register.
+            node.run("supervisorctl", "-c", "/lab/supervisord.conf", "restart", "slurmd")
+
+
+def test_a_node_that_is_drained_is_no_fault_and_its_reason_stays_text(served: Playground) -> None:
+    update = ("exec", "--", "scontrol", "update", "nodename=node2")
+    served.sms(*update, "state=drain", "reason=\x1b[2J\nnode1" + " " * 60 + "x")
+    switch(served, "p-node2", "down")
+    try:
+        wait_until(lambda: served.status()["nodes"]["silent"], "the controller's view")
+        found = looked(served)
+        (silent,) = found["nodes"]["silent"]
+        text = served.sms("status").text
+        assert all(letter.isprintable() or letter == "\n" for letter in text) and "1 of them out of service" in text
+        assert silent["name"] == "node2" and silent["acknowledged"] and silent["reason"].isprintable()
+        assert found["healthy"], found["warnings"]
+    finally:
+        switch(served, "p-node2", "up")
+        served.sms(*update, "state=resume")
+
+
+def test_a_stopped_daemon(served: Playground) -> None:
+    """Postfix under SIGSTOP greets nevertheless: the kernel accepts connections, or a child of it does."""
+    master = served.sms("exec", "--", "pidof", "-s", "master").text
+    with fault(served) as seen:
+        served.sms("exec", "--", "kill", "-STOP", master)
+        try:
+            (stopped,) = seen("process master of the services container is stopped")["stopped"]
+            assert stopped["pid"] == int(master)
+        finally:
+            served.sms("exec", "--", "kill", "-CONT", master)
+
+
+def test_no_guard(served: Playground) -> None:
+    with fault(served, within_s=5) as seen:
+        served.host(HOST).run("sh", "-c", 'kill "$(cat /run/sms/lab.guard.lock)"')
+        try:
+            assert seen("no guard runs on host-a")["guarded"] is False
+        finally:
+            served.sms("-q", "start")
+
+
+def test_every_snapshot_damaged(served: Playground) -> None:
+    served.sms("-q", "overlay", "snapshot")
+    assert served.status()["healthy"]
+    folder = "/var/lib/sms/snapshots/lab/000001"
+    host = served.host(HOST)
+    with fault(served) as seen:
+        host.run("cp", "-p", f"{folder}/digests", "/root/digests")
+        host.run("sh", "-c", 'printf x | dd of="$1" bs=1 seek=7 conv=notrunc status=none', "spoil", f"{folder}/digests")
+        served.sms("overlay", "verify", "--all", ok=None)
+        try:
+            assert seen("every snapshot is damaged")["snapshots"]["damaged"] == [1]
+        finally:
+            host.run("cp", "-p", "/root/digests", f"{folder}/digests")
+            served.sms("-q", "overlay", "verify", "--all")

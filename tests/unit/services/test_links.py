@@ -1,0 +1,170 @@
+"""Whether the container is connected, from the JSON of iproute2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+
+from appliance.config.model import Site
+from appliance.operations.context import open_cluster
+from appliance.plan.services.links import judge_networks, read_links
+from appliance.progress import Silent
+from tests.places import DEBIAN_SITE
+
+UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
+Parts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return open_cluster(DEBIAN_SITE, None, Silent()).site
+
+
+def link(index: int, name: str, kind: str = "veth", *, master: str = "", peer: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {"ifindex": index, "ifname": name, "flags": list(UP), "linkinfo": {"info_kind": kind}}
+    if peer:
+        found["link_index"] = peer
+    if master:
+        found["master"] = master
+        found["linkinfo"] |= {"info_slave_kind": "bridge", "info_slave_data": {"state": "forwarding"}}
+    return found
+
+
+def connected(site: Site) -> Parts:
+    """What a host prints where all is well; a VM's tap is on the bridge, too."""
+    prov, pub = site.networks.provisioning, site.networks.public
+    inside = [link(2, "eth0", peer=20), link(3, "eth1", peer=21)]
+    for one, network in zip(inside, (prov, pub), strict=True):
+        one["addr_info"] = [{"local": str(network.address.ip)}, {"local": "fe80::1"}]
+    return {
+        "host": [
+            {},
+            link(1, "lo", ""),
+            link(10, prov.bridge, "bridge"),
+            link(11, pub.bridge, "bridge"),
+            link(12, "ens1", "", master=prov.bridge),
+            link(13, "ens2", "", master=pub.bridge),
+            link(14, "smsvm-p0a1b2c", "tun", master=prov.bridge),
+            link(20, "veth20", master=prov.bridge, peer=2),
+            link(21, "veth21", master=pub.bridge, peer=3),
+        ],
+        "inside": inside,
+        "neighbours": [
+            {"dst": "10.0.0.101", "dev": "eth0", "lladdr": "02:00:00:00:00:01", "state": ["REACHABLE"]},
+            {"dst": "10.0.0.102", "dev": "eth0", "state": ["FAILED"]},
+        ],
+        "routes": [{"dst": "default", "gateway": "192.0.2.1", "dev": "eth1"}, {"dst": "10.0.0.0/16", "dev": "eth0"}],
+    }
+
+
+def printed(parts: Parts) -> str:
+    return "".join(f"{name} {json.dumps(value)}\n" for name, value in parts.items())
+
+
+def find(parts: Parts, name: str, where: str = "host") -> dict[str, Any]:
+    return next(one for one in parts[where] if one.get("ifname") == name)
+
+
+def problems(site: Site, parts: Parts) -> list[str]:
+    return [problem for one in judge_networks(site, read_links(printed(parts))) for problem in one.problems]
+
+
+def test_connected(site: Site) -> None:
+    links = read_links(printed(connected(site)))
+    prov, pub = judge_networks(site, links)
+    assert (prov.port, prov.uplinks, prov.answering, prov.silent) == ("veth20", ("ens1",), 1, ("10.0.0.102",))
+    assert (pub.port, pub.uplinks, pub.answering, pub.silent) == ("veth21", ("ens2",), 0, ())
+    assert prov.problems == pub.problems == ()
+    assert links.routes == (IPv4Network("0.0.0.0/0"), IPv4Network("10.0.0.0/16"))
+
+
+def off_the_bridge(parts: Parts, name: str) -> None:
+    find(parts, name).pop("master")
+
+
+def without(parts: Parts, name: str, where: str = "host") -> None:
+    parts[where].remove(find(parts, name, where))
+
+
+def delete_bridge(parts: Parts) -> None:
+    bridge = parts["host"][2]["ifname"]
+    parts["host"] = [one for one in parts["host"] if one.get("ifname") != bridge]
+    for one in parts["host"]:
+        if one.get("master") == bridge:
+            one.pop("master")
+
+
+def flags(parts: Parts, name: str, value: list[str], where: str = "host") -> None:
+    find(parts, name, where)["flags"] = value
+
+
+def block(parts: Parts, name: str) -> None:
+    find(parts, name)["linkinfo"]["info_slave_data"]["state"] = "listening"
+
+
+def silence(parts: Parts) -> None:
+    parts["neighbours"][0]["state"] = ["INCOMPLETE"]
+
+
+def gateway(parts: Parts) -> None:
+    parts["neighbours"] += [{"dst": GATEWAY, "dev": "eth1", "state": ["FAILED"]}]
+    parts["neighbours"] += [{"dst": "192.0.2.77", "dev": "eth1", "state": ["REACHABLE"]}]
+
+
+GATEWAY = str(open_cluster(DEBIAN_SITE, None, Silent()).site.networks.public.gateway)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda parts: off_the_bridge(parts, "veth20"), ["veth20, the port of the container's eth0, is not on bridge"]),
+        (lambda parts: off_the_bridge(parts, "ens1"), ["has no uplink: none of its ports leads out of the host"]),
+        (delete_bridge, ["does not exist", "veth20, the port of the container's eth0, is not on bridge"]),
+        (lambda parts: flags(parts, "ens1", ["UP"]), ["has no uplink: ens1 has no carrier"]),
+        (lambda parts: flags(parts, "ens2", []), ["has no uplink: ens2 is down"]),
+        (lambda parts: block(parts, "ens1"), ["ens1 does not forward: its spanning tree state is listening"]),
+        (lambda parts: flags(parts, "veth21", []), ["veth21, the port of the container's eth1, is down"]),
+        (lambda parts: without(parts, "veth20"), ["eth0 of the container leads to no port of this host"]),
+        (lambda parts: without(parts, "eth0", "inside"), ["the container has no interface eth0"]),
+        (lambda parts: flags(parts, "eth0", [], "inside"), ["eth0 of the container is down"]),
+        (lambda parts: find(parts, "eth1", "inside").pop("addr_info"), ["eth1 of the container has lost its address"]),
+        (lambda parts: parts["host"][2]["flags"].remove("UP"), ["is down"]),
+        (lambda parts: parts["host"][2]["linkinfo"].clear(), ["is not a bridge"]),
+        (silence, ["no neighbour of the container's eth0 answers"]),
+        (gateway, ["the gateway"]),
+    ],
+)
+def test_each_fault_is_named(site: Site, change: Callable[[Parts], object], words: list[str]) -> None:
+    parts = connected(site)
+    change(parts)
+    found = problems(site, parts)
+    assert len(found) == len(words), found
+    for problem, part in zip(found, words, strict=True):
+        assert part in problem
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "host []\n",
+        "host {\ninside []\nneighbours []\nroutes []\n",
+        'host ["x"]\ninside []\nneighbours []\nroutes []\n',
+        'host []\ninside []\nneighbours []\nroutes [{"dst": "1.2.3.4/99"}]\n',
+        "host " + "[" * 100_000 + "\ninside []\nneighbours []\nroutes []\n",
+    ],
+)
+def test_other_output_is_an_error(output: str) -> None:
+    with pytest.raises(ValueError):
+        read_links(output)
+
+
+def test_names_are_printable(site: Site) -> None:
+    parts = connected(site)
+    find(parts, "ens1")["ifname"] = "\x1b]0;x\x07"
+    prov, _ = judge_networks(site, read_links(printed(parts)))
+    assert "".join(prov.uplinks).isprintable()

@@ -1,0 +1,68 @@
+"""What `sms status` runs to see whether nodes are served, and since when that counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.host.fake import Fake
+from appliance.operations.context import Cluster, open_cluster
+from appliance.operations.services.reach import inspect_inside, inspect_links, inspect_reach
+from appliance.plan.services.links import Links
+from appliance.plan.services.nodes import Inside, NodeState, Process
+from appliance.progress import Silent
+from tests.places import DEBIAN_SITE
+
+BROKEN: tuple[Links, str] = (Links(), "the network of host-a cannot be inspected: x")
+GONE = NodeState("n1", "10.0.0.9", 6818, "down+not_responding", "Not responding", True, False)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return open_cluster(DEBIAN_SITE, tmp_path, Silent())
+
+
+def inside(*nodes: NodeState, age_s: float = 61, state: str = "S") -> Inside:
+    return Inside(processes=(Process(1, 0, "S", 900, "appinit"), Process(5, 1, state, age_s, "slurmctld")), nodes=nodes)
+
+
+@pytest.mark.parametrize(("age_s", "faults"), [(59, 0), (61, 2)])
+def test_nodes_count_some_time_after_the_controllers_start(cluster: Cluster, age_s: float, faults: int) -> None:
+    host = Fake({("nsenter",): (0, "1 124 \n")}, name="host-a")
+    found = inspect_reach(cluster, host, 7, (Links(), ""), inside(GONE, age_s=age_s))
+    about_nodes = [problem for problem in found.problems if "node" in problem]
+    assert len(about_nodes) == faults, found.problems
+    assert found.nodes and len(found.nodes.silent) == 1 and not found.probes[0].ok, "it is shown at once"
+
+
+def test_names_are_resolved_in_the_container(cluster: Cluster) -> None:
+    host = Fake({("nsenter",): (0, "1 0 \n"), ("apptainer",): (0, "1 0 \n")}, name="host-a")
+    one = inspect_reach(cluster, host, 7, BROKEN, inside(replace(GONE, silent=False, state="idle")))
+    two = inspect_reach(cluster, host, 7, BROKEN, inside(replace(GONE, address="n1.example.org")))
+    assert one.probes[0].ok and two.probes[0].ok
+    assert [argv[0] for argv in host.asked] == ["nsenter", "apptainer"]
+    assert host.asked[0][:2] == ("nsenter", "--net=/proc/7/ns/net") and host.asked[0][-2:] == ("10.0.0.9", "6818")
+    assert one.problems == [BROKEN[1]] and one.networks == ()
+
+
+def test_a_site_without_a_controller(cluster: Cluster) -> None:
+    services = tuple(service for service in cluster.services if service.role != "controller")
+    host = Fake({("apptainer",): (0, "space 4 1\n")}, name="host-a")
+    without = replace(cluster, services=services)
+    assert inspect_inside(without, host).space == {"size": 4, "used": 1} and "sinfo" not in host.asked[0]
+    found = inspect_reach(without, host, 7, BROKEN, inside(state="T"))
+    assert (found.nodes, found.probes) == (None, ()) and [process.pid for process in found.stopped] == [5]
+    assert "kill -CONT 5" in found.problems[1]
+
+
+def test_a_container_that_shows_nothing_is_a_problem(cluster: Cluster) -> None:
+    found = inspect_reach(cluster, Fake({}, name="host-a"), 7, BROKEN, Inside())
+    assert found.problems[1:] == ["the processes of the services container cannot be listed"]
+
+
+def test_links_that_cannot_be_read() -> None:
+    for answer in ((1, "nsenter: no such process"), (0, "host []\n")):
+        links, problem = inspect_links(Fake({("sh",): answer}, name="host-a"), 7)
+        assert links == Links() and problem.startswith("the network of host-a cannot be inspected: ")
