@@ -112,6 +112,7 @@ def failover(cluster: Cluster, host: Host, options: FailoverOptions, progress: P
     plan = plan_failover(cluster, host, options, progress)
     if not options.fenced and not plan.taken:
         _fence(cluster, plan, progress)
+        plan = _choose_again(cluster, host, plan, options)
     snapshot = plan.snapshot and plan.snapshot["number"]
     event = "resumed" if plan.restored else "begun"
     facts = {"old": plan.old, "shared": plan.shared, "snapshot": snapshot, "by_hand": options.fenced}
@@ -264,6 +265,14 @@ def _choose_origin(
             f"`sms overlay list --host {host.name}` shows all",
         )
     return False, dict(chosen)
+
+
+def _choose_again(cluster: Cluster, host: Host, plan: Plan, options: FailoverOptions) -> Plan:
+    """Return the plan with the newest snapshot: the failed host may have pushed one until it was fenced."""
+    if not plan.snapshot or options.snapshot not in ("", LATEST):
+        return plan
+    newest = choose_snapshot(list_snapshots(cluster, host).snapshots)
+    return replace(plan, snapshot=dict(newest)) if newest else plan
 
 
 def is_shared(mine: Lease, me: str) -> bool:

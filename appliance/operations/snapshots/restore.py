@@ -16,6 +16,7 @@ from appliance.operations.overlay.overlay import check_stopped, keep_stopped
 from appliance.operations.preflight import check_programs
 from appliance.operations.snapshots.list import Snapshot, find_snapshot, list_snapshots, store
 from appliance.operations.snapshots.snapshot import OverlayUse, SnapshotOptions, take_snapshot
+from appliance.plan.migration.lease import check_plausible
 from appliance.progress import Progress
 from appliance.shared.lease import Lease
 from appliance.tools import agent
@@ -55,12 +56,13 @@ def restore(
 ) -> Restored:
     """Replace the overlay by a snapshot; with ``name``, write it to a new file.
 
-    Before it is replaced, the lease is raised above the snapshot's generation.
+    Before it is replaced, the lease is raised above the snapshot's generation. A failover raises it when it takes it:
+    if it is interrupted before that, the overlay of the failed host is still the newest one, and may be used again.
 
     Args:
         selector: its number, or ``latest``.
         name: a name beside the overlay, or an absolute path.
-        fenced: admin hosts known to be off; leases that they hold are ignored.
+        fenced: of a failover, admin hosts known to be off; leases that they hold are ignored.
 
     Raises:
         Refused: the services container runs, another host has the lease, there is no such snapshot, or the name is
@@ -74,24 +76,27 @@ def restore(
     with keep_stopped(cluster, host, fenced=fenced) as lease:
         path = real_path(cluster, host)
         kept = _keep_overlay(cluster, host, chosen, lease, path, progress)
-        raise_lease(host, cluster, chosen["generation"], locked=True)
+        if fenced:
+            check_plausible(chosen["generation"])
+        else:
+            raise_lease(host, cluster, chosen["generation"], locked=True)
         same = kept is not None and kept.same
         size, seconds = chosen["used_bytes"], 0.0
         if not same:
             size, seconds = _request_restore(cluster, host, chosen, path, True, progress)
-        mark_overlay(cluster, host, restored_generation(lease, host.name, chosen))
+        mark_overlay(cluster, host, restored_generation(lease, host.name, chosen, failover=bool(fenced)))
         if same:
             return Restored(host.name, chosen["number"], path, size, seconds, kept)
     return Restored(host.name, chosen["number"], path, size, seconds, kept, other_image(cluster, host, chosen))
 
 
-def restored_generation(lease: Lease, me: str, chosen: Snapshot) -> int:
+def restored_generation(lease: Lease, me: str, chosen: Snapshot, *, failover: bool = False) -> int:
     """Return the generation of the mark of a restored overlay.
 
     It is the newest one, because somebody has decided to use it; unless another host holds the lease and goes on: then
-    it is older than that host's.
+    it is older than that host's, as in a failover until that has marked it.
     """
-    if lease.holder not in (None, me):
+    if failover or lease.holder not in (None, me):
         return max(lease.generation - 1, 0)
     return max(lease.generation, int(chosen["generation"]) + 1)
 

@@ -118,14 +118,19 @@ def raise_above(mine: Lease, me: str, generation: int) -> Lease | None:
     Raises:
         Refused: the generation is implausible; another host wrote it.
     """
+    check_plausible(generation)
+    if mine.holder not in (None, me) or mine.generation > generation:
+        return None
+    return replace(mine, generation=generation + 1, file=mine.file or me)
+
+
+def check_plausible(generation: int) -> None:
+    """Raise Refused unless snapshots that are newer than one of this generation are possible."""
     if not 0 <= generation <= LAST_RAISING:
         raise Refused(
             f"the snapshot is of generation {str(generation)[:20]}, which is not plausible",
             hint="choose another one: `sms overlay list`, `sms overlay pull --list`",
         )
-    if mine.holder not in (None, me) or mine.generation > generation:
-        return None
-    return replace(mine, generation=generation + 1, file=mine.file or me)
 
 
 def was_taken(views: Views) -> bool:

@@ -31,12 +31,14 @@ from appliance.agent import endpoint, migration_source
 from appliance.agent.migration_source import MigrationSource
 from appliance.agent.migration_target import MigrationTarget
 from appliance.operations import lease
+from appliance.operations.migration import failover as migration_failover
 from appliance.operations.migration import steps, switch
+from appliance.operations.overlay import generation
 from appliance.operations.services import guard, start
 from appliance.plan.migration import failover
 from tests.unit.migration.model.recovery import find_dead_ends
 from tests.unit.migration.model.scenario import Scenario
-from tests.unit.migration.model.scenarios import BLIND, NEW, SCENARIOS, SNAPSHOT, returned, serving, w
+from tests.unit.migration.model.scenarios import BLIND, NEW, SCENARIOS, SNAPSHOT, UNUSED, returned, serving, w
 
 SAMPLE = 4000
 """States of each scenario in every run."""
@@ -124,6 +126,11 @@ def roll_back_always(target: MigrationTarget, message: Any) -> None:
     target.channel.send("aborted")  # type: ignore[union-attr]
 
 
+def trust_any_overlay(cluster: Any, host: Any, leases: Any, **_: Any) -> int:
+    """An overlay that exists counts as the newest."""
+    return 0 if generation.query_overlay(cluster, host).exists else generation.refuse_older(cluster, host, leases)
+
+
 @dataclass(frozen=True)
 class Planted:
     """A fault in the real code, where the model shall find it, and what it shall report."""
@@ -146,7 +153,7 @@ PLANTED = [
     Planted(
         "start without a last look at the lease",
         lambda: replaced(start, hold_taken_lease=lambda *_: nullcontext()),
-        Scenario("", **NEW, verbs={"start a": 2, "start b": 1}, faults={"kill": 1, "cut": 1}, excused=BLIND),
+        Scenario("", **UNUSED, verbs={"start a": 2, "start b": 1}, faults={"kill": 1, "cut": 1}, excused=BLIND),
         "two instances serve",
         full=True,
     ),
@@ -176,8 +183,8 @@ PLANTED = [
         "guards leave none of two, not b",
     ),
     Planted(
-        "start that does not look again for an interrupted migration",
-        lambda: replaced(start, refuse_interrupted=lambda *_: None),
+        "start that looks neither again for an interrupted migration nor how old its overlay is",
+        lambda: replaced(start, refuse_interrupted=lambda *_: None, refuse_older=trust_any_overlay),
         Scenario(
             "",
             **returned(),
@@ -196,6 +203,12 @@ PLANTED = [
             verbs={"failover b": 1},
             faults={"push": 1, "jump": 1, "crash": 1},
         ),
+        "an older snapshot was restored",
+    ),
+    Planted(
+        "failover that restores the snapshot that was the newest one before it fenced the host",
+        lambda: replaced(migration_failover, _choose_again=lambda cluster, host, plan, options: plan),
+        Scenario("", **serving(guard=False, store=(SNAPSHOT,)), verbs={"failover b": 1}, faults={"cut": 1, "push": 1}),
         "an older snapshot was restored",
     ),
     Planted(

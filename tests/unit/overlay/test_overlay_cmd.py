@@ -420,6 +420,15 @@ def test_a_restored_overlay_is_the_newest_unless_another_host_goes_on(
     assert found == mark
 
 
+def test_a_failover_that_is_interrupted_after_its_restore_changes_nothing_elsewhere() -> None:
+    """It takes the lease later; until then the failed host may return, and has the newest overlay."""
+    fake = host({"list": LISTED, "take": echo, "restore": restored}, lease={"generation": 7})
+    restore(cluster(), fake, "40", Silent(), fenced=["host-b"])
+    places = cluster().places
+    assert json.loads(fake.files[str(places.lease)])["generation"] == 7
+    assert json.loads(fake.files[f"{places.overlay}.generation"])["generation"] == 6
+
+
 def test_a_restore_holds_the_locks_of_host_and_lease() -> None:
     """No host can start it between the snapshot of the old overlay and its replacement."""
     held: list[str] = []

@@ -174,6 +174,8 @@ def make_cluster() -> Any:
         journal="/journal",
         start_note="/note",
         sign=SIGN,
+        images="/images",
+        public_keys="/keys",
     )
     site = SimpleNamespace(cluster=CLUSTER, admin_hosts=ADMINS, overlay=SimpleNamespace(size_mb=1))
     site.snapshots = SimpleNamespace(borg=None)

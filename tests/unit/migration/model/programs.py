@@ -22,7 +22,7 @@ from appliance.operations import lease, preflight
 from appliance.operations.migration import copy, failover, inspection, migrate, rollback, steps, switch
 from appliance.operations.migration import start as migration_start
 from appliance.operations.migration.state import Inspected, Migration, MigrationResult
-from appliance.operations.overlay import generation, overlay
+from appliance.operations.overlay import create, generation, overlay
 from appliance.operations.services import generation as known_generation
 from appliance.operations.services import guard, start, stop, unfinished
 from appliance.operations.services.start import StartOptions
@@ -62,6 +62,11 @@ def _do_start(cluster: Any, host: Any, options: StartOptions) -> None:
 def run_stop(name: str) -> str:
     """`sms stop`."""
     return run_verb(lambda: str(stop.stop(make_cluster(), FakeHost(name), Steps())) and "")  # type: ignore[arg-type]
+
+
+def run_create(name: str) -> str:
+    """`sms overlay create`."""
+    return run_verb(lambda: create.create(make_cluster(), FakeHost(name), Steps()) and "")  # type: ignore[arg-type]
 
 
 def run_failover(name: str, by_hand: bool) -> str:
@@ -239,6 +244,7 @@ programs.update(
     {
         "start": run_start,
         "stop": run_stop,
+        "create": run_create,
         "failover": run_failover,
         "migrate": run_migrate,
         "guard": run_guard,
@@ -355,9 +361,9 @@ def _exchange_offers(migration: Any) -> None:
 def _restore(cluster: Any, host: Any, selector: str, progress: Any, *, fenced: Any = ()) -> Any:
     chosen = next(one for one in _list_snapshots(cluster, host).snapshots if one["number"] == int(selector))
     with overlay.keep_stopped(cluster, host, fenced=fenced) as held:
-        lease.raise_lease(host, cluster, chosen["generation"], locked=True)
         effect("restore", host.name, int(selector))
-        generation.mark_overlay(cluster, host, restore.restored_generation(held, host.name, chosen))
+        marked = restore.restored_generation(held, host.name, chosen, failover=bool(fenced))
+        generation.mark_overlay(cluster, host, marked)
     return SimpleNamespace(kept=None)
 
 
@@ -440,7 +446,7 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
             put(module, check_programs=nothing)
         for module in (start, stop, guard, failover):
             put(module, note=fakes.note)
-        for module in (start, stop, guard, overlay, inspection, unfinished):
+        for module in (start, stop, guard, overlay, inspection, unfinished, create):
             put(module, find_instance=fakes.find_instance)
         put(lease, agent=TOOLS, instance_name=lambda site: "sms")
         put(unfinished, agent=TOOLS)
@@ -454,6 +460,8 @@ def surroundings(*, shared: bool, fenced: bool = True) -> Any:
         put(stop, stop_guard=lambda cluster, host: effect("stop_guard", host.name), close_mirror=nothing)
         put(stop, stop_argv=lambda *_: ("stop-instance",), stop_timeout=lambda services: 1, ext3=TOOLS)
         put(overlay, is_linked=lambda *_: False, need_space=nothing, ext3=TOOLS, opened=_opened)
+        put(create, check_programs=nothing, opened=_opened, trust=nothing, deliver=lambda *_: (), seeded_with=nothing)
+        put(create, overlay_mark=nothing, archive_for=nothing, ready_overlay=_ready_overlay)
         put(generation, time=CLOCK, ThreadPoolExecutor=fakes.Serial, is_linked=lambda *_: False, ext3=TOOLS)
         put(generation, files=TOOLS, agent=TOOLS, start_note_path=lambda cluster: "/note")
         put(known_generation, agent=TOOLS, store=nothing, read_note=lambda *_: None, read_history=_read_history)

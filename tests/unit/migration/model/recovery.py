@@ -11,7 +11,8 @@ from tests.unit.migration.model.engine import State
 from tests.unit.migration.model.scenario import Scenario, contents
 from tests.unit.migration.model.world import host_of
 
-VERBS = ("start a", "start b", "stop a", "stop b", "move a", "move b", "failover a", "failover b")
+WORDS = ("start", "stop", "move", "failover", "create")
+VERBS = tuple(f"{word} {name}" for word in WORDS for name in "ab")
 DEPTH = 3
 """How many verbs a way out may have."""
 

@@ -18,8 +18,9 @@ from tests.unit.migration.model.engine import Failure, Found, Node, State, explo
 from tests.unit.migration.model.world import Fields, World, host_of, other
 
 FUSED = {
-    *("send", "reply", "find_instance", "exists", "in_use", "stale", "clock", "contents", "history", "snapshots"),
-    *("now", "taken", "takes_over", "ended", "close", "read_mark", "unlock", "services", "settle"),
+    *("send", "reply", "find_instance", "exists", "in_use", "stale", "clock", "contents"),
+    *("history", "snapshots", "brief", "now", "taken", "takes_over", "ended", "close"),
+    *("read_mark", "unlock", "services", "settle"),
 }
 """Effects that happen together with the one before them. They read what only the holder of the host's lock changes, or
 no other process sees whether they have happened."""
@@ -220,8 +221,8 @@ class Scenario:
             fields = self.spent(state, verb)
             if word == "start":
                 yield self.begin(fields, role, verb, "start", name, False)
-            elif word == "stop":
-                yield self.begin(fields, role, verb, "stop", name)
+            elif word in ("stop", "create"):
+                yield self.begin(fields, role, verb, word, name)
             elif word == "move":
                 yield self.begin(fields, role, verb, "migrate", name)
             elif word == "failover":

@@ -21,9 +21,9 @@ MOVED = (("moved", (0, 0), 9),)
 """What a migration leaves on its source."""
 
 
-def lease(holder: str | None, file: str, generation: int = 5) -> bytes:
+def lease(holder: str | None, file: str, generation: int = 5, *, last: str = "") -> bytes:
     """Return a lease file."""
-    return Lease(CLUSTER, generation, holder, 1e9, file).text()
+    return Lease(CLUSTER, generation, holder, 1e9, file, last).text()
 
 
 def mark(generation: int) -> tuple[str, Any, int]:
@@ -39,6 +39,12 @@ def serving(*, shared: bool = False, guard: bool = True, **more: Any) -> dict[st
     return {"host_a": host_a, "host_b": {**({} if shared else {"lease": copied}), **more}}
 
 
+def stopped(**more: Any) -> dict[str, Any]:
+    """Return both hosts after a stop on a; ``more``: fields of host b."""
+    host_a = {"lease": lease(None, "a", last="a"), "files": (mark(5), ("img", WRITTEN, 1))}
+    return {"host_a": host_a, "host_b": {"lease": lease(None, "b", last="a"), **more}}
+
+
 def returned() -> dict[str, Any]:
     """Return both hosts after a failover to b, when a has been switched on again."""
     host_a = {"lease": lease("b", "a", 1005), "files": (("past-1005", WRITTEN, 1),)}
@@ -47,6 +53,8 @@ def returned() -> dict[str, Any]:
 
 
 NEW: dict[str, Any] = {"host_a": {}, "host_b": {}}
+UNUSED: dict[str, Any] = {f"host_{name}": {"lease": lease(None, name, last="a")} for name in "ab"}
+"""The lease was released by a before there was an overlay."""
 STARTS = {"start a": 2, "start b": 2}
 MOVE_LINKS = ("ca", "cb", "ssh")
 
@@ -81,6 +89,13 @@ SCENARIOS = [
         **serving(guard=False, store=(SNAPSHOT,)),
         verbs={"by-hand b": 2, "start a": 1, "start b": 1},
         faults={"crash": 2, "kill": 1, "write": 1},
+        excused=BLIND,
+    ),
+    Scenario(
+        "failover of a free lease",
+        **stopped(store=(SNAPSHOT,)),
+        verbs={"failover b": 2, "start a": 1},
+        faults={"cut": 1, "kill": 1, "write": 1},
         excused=BLIND,
     ),
     Scenario(
