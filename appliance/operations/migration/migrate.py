@@ -146,11 +146,14 @@ def finish(
         lease = query_lease(inspected.target, cluster)
         record_start(cluster, inspected.target, image, lease)
         query_all_leases(inspected.target, cluster).publish(lease)
-        stop_guard(cluster, inspected.source)
         install_unit(cluster, inspected.target, progress)
         start_guard(cluster, inspected.target, progress)
     except SmsError as error:
         notes.append(f"the migration to {inspected.target.name} could not be recorded: {error.message}")
+    try:
+        stop_guard(cluster, inspected.source)
+    except SmsError as error:  # it may have failed meanwhile
+        notes.append(f"the guard on {inspected.source.name} could not be stopped: {error.message}")
     facts = {
         "from": result.source,
         "to": result.target,

@@ -40,6 +40,7 @@ def full(playground: Playground) -> Iterator[Full]:
     for host in ("host-a", "host-b"):
         playground.sms("-q", "stop", on=host)
     made.sms("-q", "start", "--host", "host-a", "--wait", "120", on="admin")
+    made.sms("-q", "start")  # with this site file: its guard
     demo.wait_idle(playground.host("node1"), NODES)
     try:
         yield made
