@@ -53,10 +53,6 @@ class Instance:
         """Path of its root file system on this host."""
         return "/proc/%d/root" % self.pid
 
-    def argv(self, *argv: str) -> List[str]:
-        """Return the command line that runs ``argv`` inside the container."""
-        return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "env", "-i", PATH, *argv]
-
     def network(self, *argv: str) -> List[str]:
         """Return the command line that runs a program of this host in its network namespace."""
         return ["nsenter", "--net=/proc/%d/ns/net" % self.pid, *argv]
@@ -119,9 +115,6 @@ class Instance:
             argv = self.network("arping", "-q", "-U", "-c", "5", "-I", interface, address)
             null = subprocess.DEVNULL
             subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True)
-
-
-PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec"
 
 
 def _quietly(call: Any, *arguments: Any) -> None:

@@ -31,7 +31,7 @@ def need_running(cluster: Cluster, host: Host) -> None:
 def run_inside(cluster: Cluster, host: Host, argv: tuple[str, ...]) -> int:
     """Run a command in the services container on the user's terminal; return its exit status."""
     need_running(cluster, host)
-    return host.interact(*inside_argv(cluster.site, *argv))
+    return host.interact(*inside_argv(cluster.site, cluster.services, *argv))
 
 
 def log_path(cluster: Cluster, name: str) -> str:
@@ -53,7 +53,7 @@ def show_log(cluster: Cluster, host: Host, name: str, *, lines: int, follow: boo
     path = log_path(cluster, name)
     if find_instance(cluster, host):
         tail = ("tail", "-n", str(lines), *(("-F",) if follow else ()), path)
-        return host.interact(*inside_argv(cluster.site, *tail))
+        return host.interact(*inside_argv(cluster.site, cluster.services, *tail))
     if follow:
         raise Refused(
             f"the services container does not run on {host.name}", hint="omit --follow to show the log in its overlay"

@@ -175,7 +175,7 @@ def _mirror(cluster: Cluster, host: Host) -> tuple[MirrorState | None, list[str]
 def query_services(cluster: Cluster, host: Host) -> list[Answer]:
     """Probe all services; return one answer per service, in starting order."""
     names = [service.name for service in cluster.services]
-    result = host.run(*inside_argv(cluster.site, PROBE, *names), ok=None, timeout=90)
+    result = host.run(*inside_argv(cluster.site, cluster.services, PROBE, *names), ok=None, timeout=90)
     found: dict[str, Answer] = {}
     for line in result.stdout.decode(errors="replace").splitlines():
         try:
@@ -191,7 +191,7 @@ def query_services(cluster: Cluster, host: Host) -> list[Answer]:
 
 
 def _overlay_use(cluster: Cluster, host: Host) -> dict[str, int]:
-    argv = inside_argv(cluster.site, "df", "--block-size=1", "--output=size,used", "/")
+    argv = inside_argv(cluster.site, cluster.services, "df", "--block-size=1", "--output=size,used", "/")
     lines = host.run(*argv, ok=None).text.splitlines()[-1:]
     try:
         size, used = (int(value) for value in lines[0].split())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from appliance.catalog import Service
 from appliance.plan.render import Templates
+from appliance.plan.services.confinement import NUMBERS
 
 HEADER = """\
 ; Written by sms. Every program waits itself for what it needs (sms-run), so that a service that
@@ -67,6 +68,8 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
             service.name: {
                 "run": [templates.text(word) for word in service.run],
                 "user": service.user,
+                "groups": list(service.groups),
+                "capabilities": sorted(NUMBERS[name] for name in service.capabilities),
                 "setup": templates.text(service.setup),
                 "running": service.running,
                 "needs": [need for need in (*service.needs, *service.after) if need in names],
@@ -81,7 +84,7 @@ def services_json(services: Sequence[Service], templates: Templates) -> dict[str
 def _probe(service: Service, templates: Templates) -> dict[str, object]:
     assert service.probe
     given = service.probe.model_dump(exclude_none=True, exclude={"outside"})
-    kind = next(name for name in ("exec", "ntp", "smtp", "syslog", "http", "fresh") if name in given)
+    kind = next(name for name in ("exec", "ntp", "smtp", "syslog", "routed", "http", "fresh") if name in given)
     if kind == "exec":
         given["exec"] = [[templates.text(word) for word in argv] for argv in given["exec"]]
     else:

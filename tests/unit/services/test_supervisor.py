@@ -78,7 +78,7 @@ def test_nat_probe_pings_the_gateway_or_the_configured_address() -> None:
         public = SITE.networks.public.model_copy(update={"probe": probe})
         site = SITE.model_copy(update={"networks": SITE.networks.model_copy(update={"public": public})})
         made = services_json([CATALOG["nat"]], Templates(share("overlays"), site=site))["services"]["nat"]
-        word: str = made["probe"]["exec"][0][-1]
+        word: str = made["probe"]["routed"]
         return word
 
     assert asked(None) == "192.0.2.1"
