@@ -44,16 +44,26 @@ stopwaitsecs={stop_wait}
 killasgroup=true
 redirect_stderr=true
 stdout_logfile=/var/log/sms/{name}.log
-stdout_logfile_maxbytes=10MB
+stdout_logfile_maxbytes={log_bytes}
 stdout_logfile_backups=3
 """
+LOG_FILES = 4
+LARGEST_LOG = 10 << 20
 
 
-def supervisor_conf(services: Sequence[Service]) -> str:
-    """Return supervisord.conf for services in starting order; they are stopped in reverse order."""
+def supervisor_conf(services: Sequence[Service], overlay_mb: int) -> str:
+    """Return supervisord.conf for services in starting order; they are stopped in reverse order.
+
+    Their logs take a sixteenth of the overlay at most: a client that makes them long must not fill it.
+    """
+    log_bytes = min(LARGEST_LOG, (overlay_mb << 20) // 16 // (LOG_FILES * max(1, len(services))))
     programs = [
         PROGRAM.format(
-            name=service.name, priority=number * 10, stop_signal=service.stop_signal, stop_wait=service.stop_wait_s
+            name=service.name,
+            priority=number * 10,
+            stop_signal=service.stop_signal,
+            stop_wait=service.stop_wait_s,
+            log_bytes=log_bytes,
         )
         for number, service in enumerate(services, 1)
     ]
