@@ -75,6 +75,9 @@ def prepare_confinement(cluster: Cluster, host: Host) -> Confinement:
     confinement = query_confinement(cluster, host)
     host.run("mkdir", "-p", confinement.empty)
     host.write(confinement.seccomp, share("definitions", "seccomp.json").read_bytes())
+    if any(name.startswith("net.netfilter.") for service in cluster.services for name in service.sysctl):
+        # The kernel has these parameters once the module is loaded: built in, or by this.
+        host.run("modprobe", "-q", "nf_conntrack", ok=None)
     return confinement
 
 
