@@ -77,7 +77,7 @@ def prepare_confinement(cluster: Cluster, host: Host) -> Confinement:
     host.write(confinement.seccomp, share("definitions", "seccomp.json").read_bytes())
     if any(name.startswith("net.netfilter.") for service in cluster.services for name in service.sysctl):
         # The kernel has these parameters once the module is loaded: built in, or by this.
-        host.run("modprobe", "-q", "nf_conntrack", ok=None)
+        host.run("env", "modprobe", "-q", "nf_conntrack", ok=None)  # env: it may be missing
     return confinement
 
 
