@@ -13,13 +13,13 @@ FLOOD = """
 import os, socket, time
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sock.connect(("10.77.0.1", 514))
-end = time.monotonic() + 20
+end = time.monotonic() + 6
 while time.monotonic() < end:
     for _ in range(50):
         sock.send(b"<13>flood: " + os.urandom(700).hex().encode())
     time.sleep(0.002)
 """
-"""Some 30 MB/s that cannot be compressed much: far more than the lab's overlay of 512 MiB in its time."""
+"""Some 200 MB that cannot be compressed much; the lab's overlay has 512 MiB."""
 LOGS = "cat /var/log/messages* /var/spool/rsyslog/* | wc -c"
 
 
